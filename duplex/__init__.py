@@ -1,0 +1,3 @@
+"""Duplex: compositional zero-shot learning over cached CLIP features."""
+
+__version__ = "0.1.0"

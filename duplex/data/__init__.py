@@ -1,0 +1,1 @@
+"""Pictures and labels, from wherever they come, as one manifest table."""

@@ -1,0 +1,144 @@
+"""States, objects and their compositions as integers.
+
+A composition `c = (s_m, o_n)` is the number `m * N + n`, so that state and object of any array of compositions
+are one division away and no table of all `M * N` pairs is ever built from Python objects. States and objects are
+separate name spaces: a word may be both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duplex.errors import DuplexError, pick
+
+SPLITS = ("train", "val", "test")
+World = Literal["closed", "open"]
+WORLDS: tuple[World, ...] = ("closed", "open")
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+def prompt_name(label: str) -> str:
+    """The text of a label in a prompt: `Faux.Fur` -> `faux fur`. The label's key stays the raw name."""
+    return " ".join(label.replace(".", " ").replace("_", " ").lower().split())
+
+
+@dataclass(frozen=True)
+class LabelSpace:
+    """`M` states, `N` objects and the compositions that each split lists."""
+
+    states: tuple[str, ...]
+    objects: tuple[str, ...]
+    pairs: Mapping[str, Ints]  # split -> sorted compositions it lists; "train" lists the seen ones
+    _state_index: dict[str, int] = field(init=False, repr=False, compare=False)
+    _object_index: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for kind, names in (("state", self.states), ("object", self.objects)):
+            if not names:
+                raise DuplexError(f"the data set has no {kind}s")
+            if len(set(names)) != len(names):
+                raise DuplexError(f"a {kind} is listed twice")
+        for split, pairs in self.pairs.items():
+            pick(split, SPLITS, "split")
+            if pairs.size and not (pairs[0] >= 0 and pairs[-1] < self.size):
+                raise DuplexError(f"{split} lists a composition outside of {self.size}")
+        object.__setattr__(self, "_state_index", {name: m for m, name in enumerate(self.states)})
+        object.__setattr__(self, "_object_index", {name: n for n, name in enumerate(self.objects)})
+
+    @classmethod
+    def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
+        """Build from named (state, object) pairs of each split; the primitives are all that occur, sorted."""
+        listed = {split: list(dict.fromkeys(pairs.get(split, ()))) for split in SPLITS}
+        every = [pair for split in SPLITS for pair in listed[split]]
+        states, objects = sorted({s for s, _ in every}), sorted({o for _, o in every})
+        state_index, object_index = ({name: i for i, name in enumerate(names)} for names in (states, objects))
+        rows = {
+            split: np.array(sorted(state_index[s] * len(objects) + object_index[o] for s, o in named), dtype=np.int64)
+            for split, named in listed.items()
+        }
+        return cls(tuple(states), tuple(objects), rows)
+
+    # -- sizes and index arithmetic ---------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """`M * N`, the number of compositions that exist."""
+        return len(self.states) * len(self.objects)
+
+    def state_of(self, compositions: Ints) -> Ints:
+        return compositions // len(self.objects)
+
+    def object_of(self, compositions: Ints) -> Ints:
+        return compositions % len(self.objects)
+
+    def composition(self, states: Ints, objects: Ints) -> Ints:
+        return states * len(self.objects) + objects
+
+    def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
+        """Compositions of two columns of names."""
+        return self.composition(
+            _look_up(self._state_index, states, "state"), _look_up(self._object_index, objects, "object")
+        )
+
+    def name(self, composition: int) -> str:
+        """`striped heart`: what a person reads and a prompt says."""
+        n = len(self.objects)
+        return f"{prompt_name(self.states[composition // n])} {prompt_name(self.objects[composition % n])}"
+
+    # -- sets of compositions -----------------------------------------------------------------------------------
+
+    @property
+    def seen(self) -> Bools:
+        """[M*N] True where a composition labels training images."""
+        mask = np.zeros(self.size, dtype=bool)
+        mask[self.pairs["train"]] = True
+        return mask
+
+    def target(self, world: str, split: str) -> Ints:
+        """`C_tgt`, sorted. Closed world: the seen pairs and those that `split` lists; `train` stands for all that
+        any split lists, which is what refinement may touch. Open world: all `M * N`."""
+        pick(world, WORLDS, "world")
+        pick(split, SPLITS, "split")
+        if world == "open":
+            return np.arange(self.size, dtype=np.int64)
+        splits = SPLITS if split == "train" else ("train", split)
+        return np.unique(np.concatenate([self.pairs[name] for name in splits]))
+
+    # -- on disk ----------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "states": list(self.states),
+            "objects": list(self.objects),
+            "pairs": {split: rows.tolist() for split, rows in self.pairs.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> LabelSpace:
+        pairs = {split: np.asarray(rows, dtype=np.int64) for split, rows in record["pairs"].items()}
+        return cls(tuple(record["states"]), tuple(record["objects"]), pairs)
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(self.to_dict(), ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> LabelSpace:
+        return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _look_up(index: Mapping[str, int], names: Sequence[str], kind: str) -> Ints:
+    """Indices of a column of names: each distinct name is looked up once."""
+    distinct, inverse = np.unique(np.asarray(names, dtype=object), return_inverse=True)
+    try:
+        found = np.array([index[name] for name in distinct], dtype=np.int64)
+    except KeyError as error:
+        raise DuplexError(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from None
+    return found[inverse] if len(distinct) else np.empty(0, dtype=np.int64)
