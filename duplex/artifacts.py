@@ -1,0 +1,74 @@
+"""Where every file of a run lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one data set x method x seed."""
+
+    root: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint.safetensors"
+
+    @property
+    def history(self) -> Path:
+        return self.root / "history.csv"
+
+    @property
+    def timing(self) -> Path:
+        return self.root / "timing.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.json"
+
+    @property
+    def curve(self) -> Path:
+        return self.root / "curve.csv"
+
+    @property
+    def predictions(self) -> Path:
+        return self.root / "predictions.csv"
+
+
+@dataclass(frozen=True)
+class ArtifactPaths:
+    """The layout of `artifacts/`."""
+
+    root: Path = Path("artifacts")
+
+    def manifest(self, dataset: str) -> Path:
+        return self.root / dataset / "manifest.csv"
+
+    def labels(self, dataset: str) -> Path:
+        return self.root / dataset / "labels.json"
+
+    def statistics(self, dataset: str) -> Path:
+        return self.root / dataset / "statistics.json"
+
+    def features(self, dataset: str) -> Path:
+        return self.root / dataset / "features.h5"
+
+    def extraction(self, dataset: str) -> Path:
+        return self.root / dataset / "extraction.json"
+
+    def run(self, dataset: str, method: str, seed: int) -> RunPaths:
+        return RunPaths(self.root / dataset / method / str(seed))
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.json"
+
+    @property
+    def plots(self) -> Path:
+        return self.root / "plots"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"

@@ -1,0 +1,30 @@
+"""The `duplex` command. Each group of commands is a module here; heavy imports happen inside commands only."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import typer
+
+from duplex.errors import DuplexError
+
+GROUPS = ("data", "features", "methods", "score", "report")
+
+app = typer.Typer(
+    help="Compositional zero-shot learning over cached CLIP features.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for group in GROUPS:
+    importlib.import_module(f"duplex.cli.{group}").register(app)
+
+
+def main() -> None:
+    """Run a command; a person's mistake is one line on stderr."""
+    try:
+        app()
+    except DuplexError as error:
+        print(f"duplex: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,210 @@
+"""params.yaml as frozen typed objects. An unknown key or a wrong type is one sentence that names the key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from duplex.errors import UsageError, pick
+from duplex.labels import World
+from duplex.model.options import Options
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*$")]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A part of params.yaml: frozen, and strict about what it holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class RunParams(Section):
+    """What `dvc repro` runs: every data set x method x seed."""
+
+    datasets: tuple[Name, ...] = Field(min_length=1)
+    methods: tuple[Name, ...] = Field(min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+
+
+class SplitParams(Section):
+    """The compositional split made for a data set that comes without one: shares of the pairs that become unseen."""
+
+    seed: int = 0
+    val_unseen: Share = 0.15
+    test_unseen: Share = 0.15
+    val_images: Share = 0.1  # of each seen pair's images
+    test_images: Share = 0.2
+
+
+class SourceParams(Section):
+    """Where a data set's pictures and labels come from."""
+
+    kind: Literal["shapes", "standard", "table", "folder"]
+    root: Path
+    table: Path | None = None
+    seed: int = 7
+    split: SplitParams = SplitParams()
+
+
+class EncoderParams(Section):
+    """Which frozen encoder a data set is seen through."""
+
+    name: str
+    weights: str | None = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+
+
+class TrainingParams(Section):
+    """The optimiser's settings for one data set (the paper's Tab. 2 for the benchmarks)."""
+
+    learning_rate: float = Field(gt=0)
+    batch_size: Positive
+    epochs: Positive
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.5
+    decay_every: Positive = 5
+    patience: Positive | None = None  # stop after so many epochs without a better validation AUC
+    accumulate: Positive = 1  # batches an optimiser step; text is encoded once for all of them
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the text tower and matrix products; logits stay fp32
+
+
+class DatasetParams(Section):
+    source: SourceParams
+    encoder: EncoderParams
+    training: TrainingParams
+
+
+class ExtractionParams(Section):
+    batch_size: Positive = 64
+    num_workers: Annotated[int, Field(ge=0)] = 2
+    max_bad: Share = 0.01
+    tokens: Literal["none", "patch"] = "none"
+
+
+class EvaluationParams(Section):
+    worlds: tuple[World, ...] = Field(default=("closed", "open"), min_length=1)
+    protocol: Literal["exact", "sampled"] = "exact"
+    k: tuple[Positive, ...] = Field(default=(1,))
+    thresholds: Positive = 50
+    word_vectors: Path | None = None  # GloVe-format file; None: the encoder's own text tower
+    bootstrap: Positive = 1000
+
+
+class Params(Section):
+    """All of params.yaml."""
+
+    run: RunParams
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    extraction: ExtractionParams
+    evaluation: EvaluationParams
+    datasets: dict[Name, DatasetParams]
+    methods: dict[str, Options] = {}
+    ablations: dict[str, Options] = {}
+
+    def dataset(self, name: str) -> DatasetParams:
+        return self.datasets[pick(name, self.datasets, "data set")]
+
+    def method(self, name: str) -> Options:
+        rows = {**self.methods, **self.ablations}
+        return rows[pick(name, rows, "method")]
+
+
+def load_params(path: Path = Path("params.yaml")) -> Params:
+    """Read and check params.yaml."""
+    record = _read(path)
+    methods = _table("methods", record.pop("methods", None))
+    ablations = _table("ablations", record.pop("ablations", None) or {})
+    rows = {
+        "methods": {name: _options(f"methods.{name}", row) for name, row in methods.items()},
+        "ablations": {name: _ablation(name, row, methods) for name, row in ablations.items()},
+    }
+    try:
+        params = Params.model_validate_json(json.dumps(record, default=str)).model_copy(update=rows)
+    except ValidationError as error:
+        raise UsageError(f"{path}: {_first_fault(error, Params)}") from None
+    _check_run(params)
+    return params
+
+
+def _check_run(params: Params) -> None:
+    """What `run:` names exists, and nothing is named twice."""
+    for name in params.run.datasets:
+        pick(name, params.datasets, "data set in params.yaml, run.datasets:")
+    for name in params.run.methods:
+        pick(name, params.methods, "method in params.yaml, run.methods:")
+    for key, values in params.run:
+        if len(set(values)) != len(values):
+            raise UsageError(f"params.yaml: run.{key} names a value twice: {list(values)}")
+    both = sorted(set(params.methods) & set(params.ablations))
+    if both:
+        raise UsageError(f"params.yaml: {both[0]!r} is both a method and an ablation; give one another name")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist here; run from the project's folder") from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    return dict(_table(str(path), record))
+
+
+def _table(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"params.yaml: {key} is {value!r}; it must be a table of keys and values")
+    strange = [name for name in value if not isinstance(name, str)]
+    if strange:
+        raise UsageError(f"params.yaml: {key} has the key {strange[0]!r}; keys are words")
+    return value
+
+
+def _ablation(name: str, row: Any, methods: Mapping[str, Any]) -> Options:
+    """An ablation is a method with some options changed: `{of: duplex, momentum: 1.0}`."""
+    changes = dict(_table(f"ablations.{name}", row))
+    base = changes.pop("of", None)
+    if base not in methods:
+        raise UsageError(f"params.yaml: ablations.{name}.of is {base!r}; known methods: {', '.join(methods)}")
+    return _options(f"ablations.{name}", {**_table(f"methods.{base}", methods[base]), **changes})
+
+
+def _options(place: str, row: Any) -> Options:
+    try:
+        return TypeAdapter(Options).validate_json(json.dumps(dict(_table(place, row)), default=str), strict=True)
+    except ValidationError as error:
+        raise UsageError(f"params.yaml: {place}.{_first_fault(error, Options)}") from None
+    except UsageError as error:
+        raise UsageError(f"params.yaml: {place}: {error}") from None
+
+
+def _first_fault(error: ValidationError, table: type) -> str:
+    """`datasets.shapes.training.epochs: input should be greater than 0 (it is 0)`."""
+    unknown = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_property")
+    faults = error.errors(include_url=False)
+    fault = next((one for one in faults if one["type"] in unknown), faults[0])
+    place = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] in unknown:
+        return f"{place}: unknown key; known: {', '.join(_known_keys(table, fault['loc'][:-1]))}"
+    if fault["type"].startswith("missing"):
+        return f"{place}: missing"
+    return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]} (it is {fault['input']!r})"
+
+
+def _known_keys(table: Any, place: tuple[int | str, ...]) -> list[str]:
+    """The keys allowed at a place of params.yaml, found by walking the sections' own types."""
+    if is_dataclass(table):
+        return [entry.name for entry in fields(table)]
+    for part in place:
+        entry = table.model_fields.get(part)
+        if entry:
+            inner = [entry.annotation, *getattr(entry.annotation, "__args__", ())]
+            table = next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, Section)), table)
+    return list(table.model_fields)
