@@ -14,7 +14,7 @@ from ruamel.yaml.error import YAMLError
 
 from duplex.errors import UsageError, pick
 from duplex.labels import World
-from duplex.model.options import Options
+from duplex.model.options import Options, TrainingOptions
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*$")]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -63,23 +63,10 @@ class EncoderParams(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
 
 
-class TrainingParams(Section):
-    """The optimiser's settings for one data set (the paper's Tab. 2 for the benchmarks)."""
-
-    learning_rate: float = Field(gt=0)
-    batch_size: Positive
-    epochs: Positive
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.5
-    decay_every: Positive = 5
-    patience: Positive | None = None  # stop after so many epochs without a better validation AUC
-    accumulate: Positive = 1  # batches an optimiser step; text is encoded once for all of them
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the text tower and matrix products; logits stay fp32
-
-
 class DatasetParams(Section):
     source: SourceParams
     encoder: EncoderParams
-    training: TrainingParams
+    training: TrainingOptions
 
 
 class ExtractionParams(Section):
@@ -200,11 +187,9 @@ def _first_fault(error: ValidationError, table: type) -> str:
 
 def _known_keys(table: Any, place: tuple[int | str, ...]) -> list[str]:
     """The keys allowed at a place of params.yaml, found by walking the sections' own types."""
-    if is_dataclass(table):
-        return [entry.name for entry in fields(table)]
     for part in place:
-        entry = table.model_fields.get(part)
+        entry = getattr(table, "model_fields", {}).get(part)
         if entry:
             inner = [entry.annotation, *getattr(entry.annotation, "__args__", ())]
-            table = next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, Section)), table)
-    return list(table.model_fields)
+            table = next((kind for kind in inner if hasattr(kind, "model_fields") or is_dataclass(kind)), table)
+    return [entry.name for entry in fields(table)] if is_dataclass(table) else list(table.model_fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -22,9 +23,14 @@ for group in GROUPS:
 
 
 def main() -> None:
-    """Run a command; a person's mistake is one line on stderr."""
+    """The console script."""
+    guarded(app)
+
+
+def guarded(work: Callable[[], object]) -> None:
+    """Do some work; a person's mistake is one line on stderr and an exit code, never a traceback."""
     try:
-        app()
+        work()
     except DuplexError as error:
         print(f"duplex: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -1,4 +1,4 @@
-"""A method is a row of options: CLIP, CoOp, CSP, the three-path baseline, Duplex and every ablation are rows of this table."""
+"""A method is a row of options: CLIP, CoOp, CSP, three paths, Duplex and every ablation are rows of this table."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class Options:
             (book or "ch" not in self.inference, "inference ch needs a codebook"),
             (book or not self.graph, "graph: true needs a codebook"),
             (three or not self.graph, "graph: true needs paths: cso"),
+            (not self.losses or self._trains(), f"losses {list(self.losses)} reach nothing that can be trained here"),
             (not self.graph or self.messages, "graph: true needs at least one of messages"),
             (0.0 <= self.momentum <= 1.0, f"momentum is {self.momentum}; it lies in [0, 1]"),
             (0.0 <= self.adapter_dropout < 1.0, f"adapter_dropout is {self.adapter_dropout}; it lies in [0, 1)"),
@@ -75,9 +76,49 @@ class Options:
             if not holds:
                 raise UsageError(sentence)
 
+    def _trains(self) -> bool:
+        """Whether some loss reaches some parameter."""
+        learned = self.context == "learned" or self.vocabulary == "learned"
+        adapted = self.adapter == "feature"
+        reach = {
+            "s": self.paths == "cso",
+            "o": self.paths == "cso",
+            "ct": learned or adapted,
+            "ch": adapted or self.codebook == "trainable" or (self.graph and self.momentum < 1),
+        }
+        return any(reach[name] for name in self.losses)
+
     def to_dict(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Options:
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in record.items()})
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The optimiser's settings: Adam, step decay (the paper's Tab. 2 gives the first three for the benchmarks)."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    learning_rate: float
+    batch_size: int
+    epochs: int
+    decay: float = 0.5
+    decay_every: int = 5  # epochs
+    patience: int | None = None  # stop after so many epochs without a better validation AUC
+    accumulate: int = 1  # batches an optimiser step; text is encoded once for all of them
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the text tower; logits are fp32 always
+    checkpointing: bool = False  # recompute the text tower's activations in the backward pass: less memory, more time
+
+    def __post_init__(self) -> None:
+        for key in ("batch_size", "epochs", "decay_every", "accumulate"):
+            if getattr(self, key) < 1:
+                raise UsageError(f"{key} is {getattr(self, key)}; it is at least 1")
+        if self.patience is not None and self.patience < 1:
+            raise UsageError(f"patience is {self.patience}; it is at least 1, or null")
+        if not 0 < self.learning_rate < 10:
+            raise UsageError(f"learning_rate is {self.learning_rate}; it lies between 0 and 10")
+        if not 0 < self.decay <= 1:
+            raise UsageError(f"decay is {self.decay}; it lies in (0, 1]")

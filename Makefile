@@ -1,0 +1,19 @@
+# The two commands a newcomer needs: `make repro` and `make test`. Needs git, make and Python 3.10 or later.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(abspath $(VENV))/bin
+
+.PHONY: repro test
+
+repro: $(VENV)/.ready
+	@$(BIN)/duplex params --check
+	@PATH="$(BIN):$$PATH" $(BIN)/dvc repro
+	@$(BIN)/duplex metrics
+
+test: $(VENV)/.ready
+	@PATH="$(BIN):$$PATH" $(BIN)/python -m pytest $(ARGS)
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,97 @@
+"""One step of the local graph: from a batch's factors to refined visual prototypes (Eq. 12-18, Algorithm 1).
+
+The graph is bipartite: messages go only into the prototypes of the batch's candidate compositions, from each image's
+state factor, each image's object factor and each counterfactual. Their sums factor by state, by object and by cell of
+the (state x object) grid, so no matrix over the graph's nodes is ever built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from duplex.model.factors import Fusion
+from duplex.model.options import Message
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the graph needs of a mini-batch of `B` images."""
+
+    z_s: Tensor  # state factors [B, d]
+    z_o: Tensor  # object factors [B, d]
+    p_s: Tensor  # p(s | x) [B, M]
+    p_o: Tensor  # p(o | x) [B, N]
+    states: Tensor  # m_i [B]
+    objects: Tensor  # n_i [B]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """`C_cand = (S(B) x O(B)) & C_tgt` as the kept cells of a small grid (Eq. 12-13)."""
+
+    states: Tensor  # S(B), sorted [S]
+    objects: Tensor  # O(B), sorted [O]
+    state_of: Tensor  # place of each image's state in S(B) [B]
+    object_of: Tensor  # place of each image's object in O(B) [B]
+    kept: Tensor  # [S, O] bool
+    compositions: Tensor  # the kept cells as m * N + n, sorted [C]
+
+    @classmethod
+    def of(cls, states: Tensor, objects: Tensor, is_target: Tensor, n_objects: int) -> Candidates:
+        """`is_target [M*N]` is the target set as a mask."""
+        distinct_s, state_of = states.unique(return_inverse=True)
+        distinct_o, object_of = objects.unique(return_inverse=True)
+        grid = distinct_s[:, None] * n_objects + distinct_o[None]  # [S, O]
+        kept = is_target[grid]
+        return cls(distinct_s, distinct_o, state_of, object_of, kept, grid[kept])
+
+
+def aggregate(batch: Batch, candidates: Candidates, fusion: Fusion, messages: tuple[Message, ...]) -> Tensor:
+    """`h_hat = sum(weight * message) / sum(weight)` of every candidate [C, d] (Eq. 15-16)."""
+    kept, rows = candidates.kept, candidates.kept.nonzero()
+    m, n = rows[:, 0], rows[:, 1]  # place of each candidate in the grid [C]
+    total = batch.z_s.new_zeros(len(rows), batch.z_s.shape[1])
+    weight = batch.z_s.new_zeros(len(rows), 1)
+    if "state" in messages:
+        p = batch.p_s[:, candidates.states] / kept.sum(1).clamp(min=1)  # p(s_m|x_i) / |O_cand(m)|  [B, S]
+        total = total + (p.T @ batch.z_s)[m]
+        weight = weight + p.sum(0)[m, None]
+    if "object" in messages:
+        p = batch.p_o[:, candidates.objects] / kept.sum(0).clamp(min=1)  # p(o_n|x_j) / |S_cand(n)|  [B, O]
+        total = total + (p.T @ batch.z_o)[n]
+        weight = weight + p.sum(0)[n, None]
+    if "counterfactual" in messages:
+        sums, weights = _counterfactuals(batch, candidates, fusion)
+        total, weight = total + sums, weight + weights
+    return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
+
+
+def _counterfactuals(batch: Batch, candidates: Candidates, fusion: Fusion) -> tuple[Tensor, Tensor]:
+    """Weighted sums of the counterfactuals with each candidate's own label [C, d], and of their weights [C, 1].
+
+    A pair `(i, j)` is kept when its label is a candidate; its weight is `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`.
+    """
+    i, j = candidates.kept[candidates.state_of][:, candidates.object_of].nonzero(as_tuple=True)  # kept pairs [P]
+    place = torch.full_like(candidates.kept, -1, dtype=torch.long)
+    place[candidates.kept] = torch.arange(len(candidates.compositions), device=place.device)
+    cell = place[candidates.state_of[i], candidates.object_of[j]]  # [P]
+    own_s = batch.p_s.gather(1, batch.states[:, None])[:, 0]  # [B]
+    own_o = batch.p_o.gather(1, batch.objects[:, None])[:, 0]  # [B]
+    weight = (own_s[i] * own_o[j])[:, None]  # [P, 1]
+    projected_s, projected_o = fusion.project(batch.z_s, batch.z_o)
+    message = fusion.join(projected_s.index_select(0, i), projected_o.index_select(0, j))  # z^cf [P, d]
+    count = len(candidates.compositions)
+    sums = message.new_zeros(count, message.shape[1]).index_add(0, cell, weight * message)
+    return sums, weight.new_zeros(count, 1).index_add(0, cell, weight)
+
+
+def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
+    """`h' = lambda h + (1 - lambda) h_hat`, re-normalised (Eq. 17-18). At lambda = 1 the rows stay as they are."""
+    if momentum == 1.0:
+        return rows
+    mixed = momentum * rows + (1.0 - momentum) * aggregated
+    return normalize(mixed, dim=-1) if renormalise else mixed

@@ -1,0 +1,88 @@
+"""The state of an unfinished run, kept as one safetensors file: a killed run goes on where its last epoch ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from duplex.errors import DuplexError
+from duplex.model.network import Network
+
+
+@dataclass
+class State:
+    """Everything that the next epoch depends on. `key` names what the run depends on: options, data, seed."""
+
+    key: str
+    network: Network
+    optimiser: torch.optim.Optimizer
+    schedule: LRScheduler
+    order: torch.Generator  # of the images
+    epoch: int = 0
+    best_epoch: int = 0
+    best_auc: float = -1.0
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)  # the best epoch's tensors
+
+    def save(self, path: Path) -> None:
+        """The file is replaced whole or not at all."""
+        moments = self.optimiser.state_dict()
+        tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
+        for row, state in moments["state"].items():
+            tensors |= {f"optimiser.{row}.{name}": tensor for name, tensor in state.items()}
+        tensors |= {"random.order": self.order.get_state(), "random.cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            tensors["random.cuda"] = torch.cuda.get_rng_state()
+        record = {
+            **{name: getattr(self, name) for name in ("key", "epoch", "best_epoch", "best_auc", "history")},
+            "groups": moments["param_groups"],
+            "schedule": self.schedule.state_dict(),
+        }
+        scratch = path.with_name(path.name + ".writing")
+        whole = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        save_file(whole, scratch, {"duplex": json.dumps(record)})
+        os.replace(scratch, path)
+
+    def load(self, path: Path) -> bool:
+        """Go back to a saved state. False, with nothing changed, where it is of a run with another key."""
+        try:
+            with safe_open(path, "pt") as file:
+                record = json.loads(file.metadata()["duplex"])
+                if record["key"] != self.key:
+                    return False
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise DuplexError(f"{path} cannot be read ({error}); delete it to start afresh") from error
+        device = self.network.target.device
+        self.network.load_state_dict(_under("network.", tensors))
+        self._load_optimiser(_under("optimiser.", tensors), record)
+        self.best = {name: tensor.to(device) for name, tensor in _under("best.", tensors).items()}
+        self.order.set_state(tensors["random.order"])
+        torch.set_rng_state(tensors["random.cpu"])
+        if "random.cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors["random.cuda"])
+        self.epoch, self.best_epoch = record["epoch"], record["best_epoch"]
+        self.best_auc, self.history = record["best_auc"], record["history"]
+        return True
+
+    def _load_optimiser(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            row, key = name.split(".")
+            moments.setdefault(int(row), {})[key] = tensor
+        self.optimiser.load_state_dict({"state": moments, "param_groups": record["groups"]})
+        self.schedule.load_state_dict(record["schedule"])
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

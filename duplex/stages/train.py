@@ -1,0 +1,71 @@
+"""Manifest, feature cache and text tower -> checkpoint and history."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+
+import pandas as pd
+import torch
+
+from duplex.artifacts import ArtifactPaths
+from duplex.assessment import validation_auc
+from duplex.checkpoint import Record, save_checkpoint
+from duplex.model.codebook import initial_rows
+from duplex.model.factors import unit
+from duplex.model.network import Network
+from duplex.params import Params
+from duplex.stages.inputs import Inputs, load_inputs, pick_device
+from duplex.training import Outcome, Run, train
+
+
+def run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths | None = None) -> Outcome:
+    """Train one method on one data set with one seed, and keep its best epoch by validation AUC."""
+    paths = paths or ArtifactPaths()
+    options, settings = params.method(method), params.dataset(dataset).training
+    device = pick_device(params.device)
+    inputs = load_inputs(params, dataset, paths, precision=settings.precision)
+    make_deterministic()
+    torch.manual_seed(seed)
+    network = build(inputs, params, method).to(device)
+    val = inputs.examples["val"].to(device)
+    out = paths.run(dataset, method, seed)
+    out.root.mkdir(parents=True, exist_ok=True)
+    partial = out.root / "training.partial"
+    key = {"options": options.to_dict(), "settings": asdict(settings), "seed": seed, "inputs": inputs.identity}
+    outcome = train(
+        network,
+        inputs.examples["train"].to(device),
+        settings,
+        seed,
+        lambda trained: validation_auc(trained, val, inputs.labels),
+        Run(f"{dataset} {method} seed {seed}", partial, _digest(key)),
+    )
+    record = Record(options, inputs.labels, inputs.encoder, seed, outcome.best_epoch, outcome.best_auc)
+    save_checkpoint(out.checkpoint, network, record)
+    pd.DataFrame(outcome.history).to_csv(out.history, index=False, lineterminator="\n")
+    out.timing.write_text(json.dumps(outcome.timing, indent=2) + "\n", encoding="utf-8")
+    partial.unlink(missing_ok=True)
+    return outcome
+
+
+def build(inputs: Inputs, params: Params, method: str) -> Network:
+    """A fresh network; its codebook starts from the training images' features."""
+    options, rows = params.method(method), None
+    if options.codebook != "none":
+        examples = inputs.examples["train"]
+        rows = initial_rows(options, inputs.labels, unit(examples.z), examples.compositions)
+    return Network(options, inputs.labels, inputs.tower, rows)
+
+
+def make_deterministic() -> None:
+    """The same seed gives the same checkpoint, on a GPU too."""
+    import os
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
+def _digest(key: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()

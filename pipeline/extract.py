@@ -1,0 +1,11 @@
+"""dvc repro extract@shapes  ==  python pipeline/extract.py shapes"""
+
+import sys
+
+from duplex.stages.extract import extract
+
+from duplex.cli import guarded
+from duplex.params import load_params
+
+if __name__ == "__main__":
+    guarded(lambda: extract(load_params(), sys.argv[1]))
