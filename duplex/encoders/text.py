@@ -1,0 +1,153 @@
+"""A frozen text tower that turns prompts of token embeddings into semantic prototypes (the paper's Eq. 2 and 7).
+
+Training re-encodes every prompt at every step, with gradients to the learned tokens. The tower therefore encodes a
+`PromptTree`: matrix products run once for each distinct prefix, attention runs over each prefix's own ancestors, and
+the last layer runs for the prompts' ends alone. `docs/text.md` has the argument and the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint as recompute
+
+from duplex.encoders import text_plain
+from duplex.encoders.prompt_tree import Prompts, PromptTree, blocks, padded
+from duplex.encoders.text_attention import attend
+from duplex.encoders.text_layout import Attention, Layout
+from duplex.encoders.text_parts import TextParts
+from duplex.encoders.text_vocabulary import Vocabulary
+from duplex.errors import DuplexError
+
+
+class TextTower:
+    """Prompts of token embeddings to features `[P, dim]`, not normalised, differentiable in the embeddings alone.
+
+    A prompt is a list of rows of a *lexicon* `[V, width]`: start token, context, names, end token, frozen or learned.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, *, precision: str = "fp32") -> None:
+        """`model` is an open_clip model; only its text part is kept. `tokenizer` is CLIP's own unless given."""
+        self.parts = TextParts.of(model, precision)
+        self.vocabulary = Vocabulary(self.parts.table, tokenizer)
+        self.width, self.dim = self.parts.width, self.parts.dim
+        self.context_length, self.logit_scale = self.parts.context_length, self.parts.logit_scale
+        self.shares_prefixes = self.parts.shares_prefixes
+        self._layouts: WeakKeyDictionary[PromptTree, dict[torch.device, Layout]] = WeakKeyDictionary()
+
+    # -- words ------------------------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> int:
+        """Id of the token that begins every text."""
+        return _single(self.vocabulary.frame.opening, "start")
+
+    @property
+    def end(self) -> int:
+        """Id of the token that ends every text."""
+        return _single(self.vocabulary.frame.closing, "end")
+
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of a text, without start and end."""
+        return self.vocabulary.tokens(text)
+
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        """A text's ids with whatever this tower's tokenizer puts before and after them."""
+        return [*self.vocabulary.frame.opening, *ids, *self.vocabulary.frame.closing]
+
+    def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """[n, width] frozen token embeddings."""
+        return self.vocabulary.embedding(ids)
+
+    # -- prompts ----------------------------------------------------------------------------------------------
+
+    def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
+        """[P, dim] each prompt's feature. `checkpoint` recomputes layers in the backward pass to keep less."""
+        if not self.shares_prefixes:
+            return self.encode_plain(tree.sequences(), lexicon)
+        self._check(tree.length, int(tree.rows.max()), lexicon)
+        layout = self._layout(tree, lexicon.device)
+        x = F.embedding(layout.entry_rows, lexicon).to(self.parts.positions.dtype)
+        x = x + self.parts.positions[layout.entry_depths]  # [E, width]
+        last = len(self.parts.blocks) - 1
+        for number, block in enumerate(self.parts.blocks):
+            spread = layout.entries if number == 0 else None
+            plan = layout.final if number == last else layout.every
+            if checkpoint and x.requires_grad:
+                x = recompute(self._layer, block, x, plan, spread, use_reentrant=False)
+            else:
+                x = self._layer(block, x, plan, spread)
+        return F.embedding(layout.ends, self.parts.finish(x))
+
+    def encode_plain(self, sequences: Prompts, lexicon: Tensor) -> Tensor:
+        """[P, dim] the same, every prompt by itself through the tower's own blocks."""
+        rows = padded(sequences)
+        self._check(rows.shape[1], int(rows.max()), lexicon)
+        free = self.parts.causal and self.parts.pools_end
+        return text_plain.encode(self.parts, rows, lexicon, None if free else self._padding())
+
+    @torch.no_grad()
+    def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
+        """[P, dim] without gradients, `block` prompts at a time: memory beside the result does not grow with P."""
+        rows = padded(sequences)
+        out = lexicon.new_empty((len(rows), self.dim), dtype=self.parts.positions.dtype)
+        for chosen, tree in blocks(rows, block):
+            out[torch.from_numpy(chosen).to(out.device)] = self.encode(tree, lexicon)
+        return out
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _layer(self, block: Any, x: Tensor, plan: Attention, spread: Tensor | None) -> Tensor:
+        """[Q, width] a block's output for the plan's queries, from all nodes' states `[T, width]`; or, with `spread`,
+        from the states of entries `[E, width]`, of which node `i` has number `spread[i]`."""
+        width, dtype = self.width, self.parts.dtype
+        weight, bias = block.attn.in_proj_weight, block.attn.in_proj_bias
+        h = block.ln_1(x).to(dtype)
+        kv = F.linear(h, weight[width:], bias[width:])
+        if spread is None:
+            x, h = _take(x, plan.nodes), _take(h, plan.nodes)
+            q = F.linear(h, weight[:width], bias[:width])
+        else:
+            queries = spread if plan.nodes is None else spread[plan.nodes]
+            q = _take(F.linear(h, weight[:width], bias[:width]), queries)
+            x, kv = _take(x, queries), _take(kv, spread)
+        o = block.attn.out_proj(attend(q, kv, self.parts.heads, plan))
+        x = x + block.ls_1(o.to(x.dtype))
+        return x + block.ls_2(block.mlp(block.ln_2(x).to(dtype)).to(x.dtype))
+
+    def _layout(self, tree: PromptTree, device: torch.device) -> Layout:
+        """Index tensors are built once for a tree and a device."""
+        held = self._layouts.setdefault(tree, {})
+        if device not in held:
+            held[device] = Layout.of(tree, device)
+        return held[device]
+
+    def _check(self, length: int, row: int, lexicon: Tensor) -> None:
+        if length > self.context_length:
+            raise DuplexError(
+                f"a prompt has {length} tokens and this text tower reads {self.context_length}: "
+                "shorten the context or the names"
+            )
+        if lexicon.ndim != 2 or lexicon.shape[1] != self.width:
+            raise DuplexError(f"token embeddings {tuple(lexicon.shape)} do not fit a text tower of width {self.width}")
+        if row >= len(lexicon):
+            raise DuplexError(f"a prompt names row {row} of a lexicon of {len(lexicon)} rows")
+
+    def _padding(self) -> Tensor:
+        return self.vocabulary.embedding([self.vocabulary.frame.padding])[0]
+
+
+def _single(ids: tuple[int, ...], name: str) -> int:
+    if len(ids) != 1:
+        raise DuplexError(f"this encoder's tokenizer has no single {name} token; choose a CLIP encoder for prompts")
+    return ids[0]
+
+
+def _take(x: Tensor, index: Tensor | None) -> Tensor:
+    """Rows of `x`; unlike indexing, its gradient is summed in a fixed order on every device."""
+    return x if index is None else F.embedding(index, x)

@@ -1,0 +1,142 @@
+"""The text part of an open_clip model, whichever class holds it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duplex.errors import DuplexError, pick
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose attention a prompt tree can stand in for
+
+
+@dataclass(frozen=True, eq=False)
+class TextParts:
+    """Everything a text needs on its way from token embeddings to a feature. Frozen: nothing here takes gradients."""
+
+    blocks: nn.ModuleList
+    table: Tensor  # [V, width] token embeddings
+    positions: Tensor  # [positions, width]
+    norm: nn.Module
+    projection: Tensor | nn.Linear | None
+    mask: Tensor | None  # [positions, positions] added to scores; None: every token sees every other
+    pool: str
+    heads: int
+    cls: Tensor | None  # [width] CoCa's class token, after the padding
+    cls_mask_after: bool  # whether CoCa's padding mask counts the class token last, where it stands, or first
+    mask_padding: bool
+    padding: int  # id that marks padding
+    context_length: int  # tokens of a text, without CoCa's class token
+    logit_scale: float  # ln(1/τ)
+    dtype: torch.dtype  # of matrix products
+
+    @classmethod
+    def of(cls, model: Any, precision: str = "fp32") -> TextParts:
+        """From an open_clip model; its text parameters are frozen, and copied only where another precision is asked."""
+        pick(precision, PRECISIONS, "precision")
+        text = getattr(model, "text", model)
+        blocks = getattr(getattr(text, "transformer", None), "resblocks", None)
+        if blocks is None:
+            raise DuplexError(
+                f"the text tower {type(text).__name__} does not take token embeddings, which prompts need; "
+                "choose an architecture with open_clip's own text transformer, such as ViT-B-32 (see `duplex encoders`)"
+            )
+        pool = getattr(text, "text_pool_type", None) or text.pool_type
+        pick(pool, ("argmax", "eos", "last", "first"), "pooling of a text tower")
+        parts = cls(
+            blocks=blocks,
+            table=text.token_embedding.weight,
+            positions=text.positional_embedding,
+            norm=text.ln_final,
+            projection=text.text_projection,
+            mask=text.attn_mask,
+            pool=pool,
+            heads=_heads(blocks[0]),
+            cls=getattr(text, "cls_emb", None),
+            cls_mask_after=bool(getattr(text, "correct_cls_mask", False)),
+            mask_padding=bool(getattr(text, "use_pad_mask", False)),
+            padding=int(getattr(text, "pad_id", 0)),
+            context_length=int(text.context_length),
+            logit_scale=float(model.logit_scale.detach()) if hasattr(model, "logit_scale") else 0.0,
+            dtype=PRECISIONS[precision],
+        )
+        return parts._converted()._frozen()
+
+    @property
+    def width(self) -> int:
+        return int(self.positions.shape[1])
+
+    @property
+    def dim(self) -> int:
+        if self.projection is None:
+            return self.width
+        if isinstance(self.projection, Tensor):
+            return int(self.projection.shape[1])
+        return self.projection.out_features
+
+    @property
+    def pools_end(self) -> bool:
+        """Whether the feature is read at a prompt's end token."""
+        return self.cls is None and self.pool in ("argmax", "eos")
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees exactly the tokens before it and itself."""
+        if self.mask is None or self.cls is not None or self.mask_padding:
+            return False
+        later = torch.ones_like(self.mask, dtype=torch.bool).triu(1)
+        return bool(torch.equal(self.mask, torch.zeros_like(self.mask).masked_fill(later, float("-inf"))))
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a prompt tree is exact: causal, read at the end, and blocks of the plain kind."""
+        return self.causal and self.pools_end and all(_plain_block(block) for block in self.blocks)
+
+    def finish(self, x: Tensor) -> Tensor:
+        """[n, dim] the pooled states' features."""
+        x = self.norm(x)
+        if self.projection is None:
+            return x
+        return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
+
+    def _converted(self) -> TextParts:
+        """Norms, positions and projection in float32 (float64 stays); the blocks' matrices in `dtype`."""
+        held = self.positions.dtype
+        wide = held if held == torch.float64 else torch.float32
+        narrow = wide if self.dtype == torch.float32 else self.dtype
+        changes: dict[str, Any] = {"dtype": narrow}
+        if narrow != wide or any(weight.dtype != wide for weight in self.blocks.parameters()):
+            blocks = copy.deepcopy(self.blocks).to(wide)
+            for module in blocks.modules():
+                if isinstance(module, nn.Linear | nn.MultiheadAttention):
+                    module.to(narrow)
+            changes["blocks"] = blocks
+        for name in ("positions", "norm", "projection", "cls"):
+            part = getattr(self, name)
+            if isinstance(part, nn.Module):
+                dtypes = {weight.dtype for weight in part.parameters()}
+                changes[name] = part if dtypes <= {wide} else copy.deepcopy(part).to(wide)
+            elif part is not None:
+                changes[name] = part.detach().to(wide)
+        return TextParts(**{**self.__dict__, **changes})
+
+    def _frozen(self) -> TextParts:
+        for module in (self.blocks, self.norm, self.projection):
+            if isinstance(module, nn.Module):
+                module.eval().requires_grad_(False)
+        return self
+
+
+def _heads(block: Any) -> int:
+    return int(block.attn.num_heads)
+
+
+def _plain_block(block: nn.Module) -> bool:
+    children = {name for name, _ in block.named_children()}
+    attention = block.attn
+    return children == CHILDREN and isinstance(attention, nn.MultiheadAttention) and attention.in_proj_bias is not None

@@ -1,0 +1,96 @@
+"""Words to token ids and frozen token embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duplex.encoders.vision_ops import ensure_torchvision
+from duplex.errors import DuplexError
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The ids that a tokenizer puts before a text and after it, and the one that fills the rest."""
+
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
+    padding: int
+
+
+class Vocabulary:
+    """A tokenizer and the embedding table `[V, width]` it indexes; rows without a trained embedding are NaN."""
+
+    def __init__(self, table: Tensor, tokenizer: Any = None) -> None:
+        self.table = table.detach()
+        self._tokenizer = tokenizer
+        untrained = self.table.isnan().any(1).nonzero().flatten()
+        self._untrained = frozenset(untrained.tolist())
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """CLIP's byte-pair tokenizer unless the model came with another; loaded when a word is first needed."""
+        if self._tokenizer is not None:
+            return self._tokenizer
+        ensure_torchvision()
+        from open_clip.tokenizer import SimpleTokenizer
+
+        return SimpleTokenizer()
+
+    @cached_property
+    def _inner(self) -> Any:
+        """The tokenizer that knows ids: open_clip wraps those of other libraries."""
+        return getattr(self.tokenizer, "tokenizer", self.tokenizer)
+
+    @cached_property
+    def frame(self) -> Frame:
+        """Read off a text of one word."""
+        ids = [int(i) for i in self.tokenizer(["red"], context_length=16)[0]]
+        word = self._ids("red")
+        start = next((i for i in range(len(ids)) if ids[i : i + len(word)] == word), None)
+        if start is None:
+            raise DuplexError(
+                "this encoder's tokenizer writes a word differently inside a text; choose another encoder"
+            )
+        closing, pad = ids[start + len(word) :], ids[-1]
+        while closing and closing[-1] == pad:
+            closing.pop()
+        return Frame(tuple(ids[:start]), tuple(closing), pad)
+
+    def tokens(self, text: str) -> list[int]:
+        """Ids of a text, without start and end; every one of them has an embedding."""
+        ids = self._ids(text)
+        if not self._untrained.isdisjoint(ids):
+            known = (word for word in text.split() if not self._untrained.isdisjoint(self._ids(word)))
+            raise self._unknown(next(known, text))
+        return ids
+
+    def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """[n, width] frozen embeddings of token ids."""
+        index = torch.as_tensor(ids, dtype=torch.long, device=self.table.device)
+        for token in index.flatten().tolist():
+            if not 0 <= token < len(self.table):
+                raise DuplexError(f"token {token} is not among this text tower's {len(self.table)}")
+            if token in self._untrained:
+                raise self._unknown(self._decode(token))
+        return self.table[index]
+
+    def _ids(self, text: str) -> list[int]:
+        clean: Callable[[str], str] | None = getattr(self.tokenizer, "clean_fn", None)
+        if self._inner is self.tokenizer:
+            return [int(i) for i in self.tokenizer.encode(text)]
+        return [int(i) for i in self._inner.encode(clean(text) if clean else text, add_special_tokens=False)]
+
+    def _decode(self, token: int) -> str:
+        return str(self._inner.decode([token])).strip()
+
+    def _unknown(self, word: str) -> DuplexError:
+        return DuplexError(
+            f"this encoder's text tower was trained without the word {word!r}; "
+            "name another encoder (see `duplex encoders`) or leave the word out"
+        )
