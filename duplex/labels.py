@@ -30,15 +30,15 @@ def prompt_name(label: str) -> str:
     return " ".join(label.replace(".", " ").replace("_", " ").lower().split())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LabelSpace:
     """`M` states, `N` objects and the compositions that each split lists."""
 
     states: tuple[str, ...]
     objects: tuple[str, ...]
     pairs: Mapping[str, Ints]  # split -> sorted compositions it lists; "train" lists the seen ones
-    _state_index: dict[str, int] = field(init=False, repr=False, compare=False)
-    _object_index: dict[str, int] = field(init=False, repr=False, compare=False)
+    _state_index: dict[str, int] = field(init=False, repr=False)
+    _object_index: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for kind, names in (("state", self.states), ("object", self.objects)):
@@ -50,19 +50,23 @@ class LabelSpace:
             pick(split, SPLITS, "split")
             if pairs.size and not (pairs[0] >= 0 and pairs[-1] < self.size):
                 raise DuplexError(f"{split} lists a composition outside of {self.size}")
+            if not (pairs[1:] > pairs[:-1]).all():
+                raise DuplexError(f"{split} does not list its compositions once each, in rising order")
+        empty = np.empty(0, dtype=np.int64)
+        object.__setattr__(self, "pairs", {split: self.pairs.get(split, empty) for split in SPLITS})
         object.__setattr__(self, "_state_index", {name: m for m, name in enumerate(self.states)})
         object.__setattr__(self, "_object_index", {name: n for n, name in enumerate(self.objects)})
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
         """Build from named (state, object) pairs of each split; the primitives are all that occur, sorted."""
-        listed = {split: list(dict.fromkeys(pairs.get(split, ()))) for split in SPLITS}
-        every = [pair for split in SPLITS for pair in listed[split]]
-        states, objects = sorted({s for s, _ in every}), sorted({o for _, o in every})
+        columns = {split: tuple(zip(*pairs.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
+        states = sorted(set().union(*(column[0] for column in columns.values())))
+        objects = sorted(set().union(*(column[1] for column in columns.values())))
         state_index, object_index = ({name: i for i, name in enumerate(names)} for names in (states, objects))
         rows = {
-            split: np.array(sorted(state_index[s] * len(objects) + object_index[o] for s, o in named), dtype=np.int64)
-            for split, named in listed.items()
+            split: np.unique(_look_up(state_index, s, "state") * len(objects) + _look_up(object_index, o, "object"))
+            for split, (s, o) in columns.items()
         }
         return cls(tuple(states), tuple(objects), rows)
 
@@ -93,6 +97,12 @@ class LabelSpace:
         n = len(self.objects)
         return f"{prompt_name(self.states[composition // n])} {prompt_name(self.objects[composition % n])}"
 
+    def names(self, compositions: Ints) -> list[str]:
+        """`name` of an array of compositions; each primitive's text is made once."""
+        states, objects = ([prompt_name(label) for label in labels] for labels in (self.states, self.objects))
+        rows = zip(self.state_of(compositions).tolist(), self.object_of(compositions).tolist(), strict=True)
+        return [f"{states[m]} {objects[n]}" for m, n in rows]
+
     # -- sets of compositions -----------------------------------------------------------------------------------
 
     @property
@@ -112,7 +122,20 @@ class LabelSpace:
         splits = SPLITS if split == "train" else ("train", split)
         return np.unique(np.concatenate([self.pairs[name] for name in splits]))
 
+    def candidates(self, batch: Ints, target: Ints) -> Ints:
+        """`C_cand = (S(B) x O(B)) ∩ C_tgt`, sorted: what the states and objects of a batch could form."""
+        of_state, of_object = np.zeros(len(self.states), dtype=bool), np.zeros(len(self.objects), dtype=bool)
+        of_state[self.state_of(batch)] = True
+        of_object[self.object_of(batch)] = True
+        return target[of_state[self.state_of(target)] & of_object[self.object_of(target)]]
+
     # -- on disk ----------------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LabelSpace) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.states, self.objects))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -131,14 +154,27 @@ class LabelSpace:
 
     @classmethod
     def load(cls, path: Path) -> LabelSpace:
-        return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise DuplexError(f"{path} does not exist; `dvc repro prepare` writes it") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DuplexError(f"{path} is not a label file ({error}); `dvc repro -f prepare` writes it again") from None
 
 
-def _look_up(index: Mapping[str, int], names: Sequence[str], kind: str) -> Ints:
-    """Indices of a column of names: each distinct name is looked up once."""
-    distinct, inverse = np.unique(np.asarray(names, dtype=object), return_inverse=True)
+def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
+    """Indices of a column of names, in one pass over a hash table."""
     try:
-        found = np.array([index[name] for name in distinct], dtype=np.int64)
+        return np.fromiter(map(index.__getitem__, names), dtype=np.int64)
     except KeyError as error:
         raise DuplexError(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from None
-    return found[inverse] if len(distinct) else np.empty(0, dtype=np.int64)
+
+
+def frequency_groups(counts: Ints) -> dict[str, Ints]:
+    """Positions of `counts` by training frequency: the head is the most frequent 20 %, then 30 % medium, the rest tail.
+
+    Ties keep the order of the positions, so that the same counts always give the same groups.
+    """
+    order = np.argsort(-counts, kind="stable")
+    head, medium = round(0.2 * len(order)), round(0.5 * len(order))
+    return {"head": order[:head], "medium": order[head:medium], "tail": order[medium:]}
