@@ -110,10 +110,8 @@ class Network(nn.Module):
         z = self.features(z)
         refinement = None
         if "ct" in wanted:
-            negatives = torch.as_tensor(self._negatives, device=z.device)
-            losses["ct"] = cross_entropy(
-                self._logits(z, prototypes.compositions), torch.searchsorted(negatives, compositions)
-            )
+            own = torch.searchsorted(self.negatives, compositions)
+            losses["ct"] = cross_entropy(self._logits(z, prototypes.compositions), own)
         if self.factors is not None and ({"s", "o"} & set(wanted) or self.options.graph):
             z_s, z_o = self.factors(z)
             log_s = self._logits(z_s, prototypes.states).log_softmax(-1)  # log p(s|x) [B, M]
@@ -167,7 +165,7 @@ class Network(nn.Module):
         prototypes = self.prompts.encode(columns if "ct" in terms else columns[:0])
         rows = torch.as_tensor(columns, device=device)
         states, objects = self._split(rows)
-        visual = self.codebook.rows[rows].float() if self.codebook is not None and "ch" in terms else None
+        visual = self.codebook.rows[rows] if self.codebook is not None and "ch" in terms else None
 
         @torch.no_grad()
         def scores(z: Tensor) -> Tensor:

@@ -1,0 +1,219 @@
+"""The network against a literal twin of the paper's formulas: values and gradients in double precision."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.errors import UsageError
+from duplex.model.network import Network
+from duplex.model.options import Options
+from duplex.model.prompts import Prototypes
+from tests.model import twin
+from tests.model.world import DIM, features, small_labels, small_network
+
+SEEN = small_labels().pairs["train"].tolist()
+MESSAGES = ("state", "object", "counterfactual")
+
+
+def twin_losses(network: Network, z: torch.Tensor, compositions: list[int], t: Prototypes) -> dict[str, torch.Tensor]:
+    """Every loss of Eq. 20 by the formulas; the network's own weights, nothing of its code."""
+    options, labels, scale = network.options, network.labels, network.scale
+    n_objects = len(labels.objects)
+    states, objects = [c // n_objects for c in compositions], [c % n_objects for c in compositions]
+    z = twin.unit(z)
+    if network.adapter is not None:
+        a = network.adapter
+        z = twin.unit(z + a.scale * (torch.relu(z @ a.down.weight.T + a.down.bias) @ a.up.weight.T + a.up.bias))
+
+    def disentangle(d):
+        out = torch.relu(z @ d.first.weight.T + d.first.bias) @ d.second.weight.T + d.second.bias
+        return twin.unit(z + out if options.disentangler == "residual" else out)
+
+    z_s, z_o = disentangle(network.factors.state), disentangle(network.factors.object)
+    p_s, p_o = twin.posteriors(z_s, t.states, scale), twin.posteriors(z_o, t.objects, scale)
+    target = labels.target(options.refine_over, "train").tolist()
+    H = network.codebook.rows
+    rows = [H[c] for c in target]
+    if options.graph:
+        fusion = network.factors.fusion
+        refined = twin.refine(
+            H, z_s, z_o, p_s, p_o, states, objects, set(target), n_objects,
+            fusion.state.weight, fusion.object.weight, options.momentum, options.renormalise, options.messages,
+        )  # fmt: skip
+        rows = [refined.get(c, row) for c, row in zip(target, rows, strict=True)]
+    negatives = SEEN if options.semantic_negatives == "seen" else target
+    return {
+        "s": twin.cross_entropy(z_s, t.states, states, scale),
+        "o": twin.cross_entropy(z_o, t.objects, objects, scale),
+        "ct": twin.cross_entropy(z, t.compositions, [negatives.index(c) for c in compositions], scale),
+        "ch": twin.cross_entropy(z, torch.stack(rows), [target.index(c) for c in compositions], scale),
+    }
+
+
+rows_of_options = st.fixed_dictionaries(
+    {
+        "adapter": st.sampled_from(["none", "feature"]),
+        "adapter_dropout": st.just(0.0),
+        "disentangler": st.sampled_from(["plain", "residual"]),
+        "codebook": st.sampled_from(["buffer", "trainable"]),
+        "graph": st.sampled_from([True, True, False]),
+        "messages": st.sampled_from(
+            [subset for k in (1, 2, 3) for subset in itertools.combinations(MESSAGES, k)]
+        ),
+        "momentum": st.sampled_from([0.0, 0.3, 0.9]),
+        "renormalise": st.booleans(),
+        "refine_over": st.sampled_from(["closed", "open"]),
+        "semantic_negatives": st.sampled_from(["seen", "target"]),
+        "unseen_rows": st.sampled_from(["compose", "random"]),
+        "width": st.just(5),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows_of_options, st.lists(st.sampled_from(SEEN), min_size=1, max_size=6), st.integers(0, 10**6))
+def test_losses_and_gradients_equal_the_twin(row, compositions, seed):
+    network = small_network(Options(**row), seed % 7)
+    z = features(len(compositions), seed)
+    results = []
+    for losses in (
+        lambda t: network(z, torch.tensor(compositions), t).losses,
+        lambda t: twin_losses(network, z, compositions, t),
+    ):
+        network.zero_grad(set_to_none=True)
+        values = losses(network.prototypes())
+        sum(values.values()).backward()
+        grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in network.named_parameters()}
+        results.append((values, grads))
+    (fast, fast_grads), (slow, slow_grads) = results
+    for name, value in slow.items():
+        torch.testing.assert_close(fast[name], value, rtol=1e-10, atol=1e-10)
+    for name, grad in slow_grads.items():
+        torch.testing.assert_close(fast_grads[name], grad, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(
+    "compositions",
+    [[SEEN[0]], [SEEN[0]] * 4, [SEEN[0], SEEN[1]], SEEN],
+    ids=["one image", "duplicates", "one state", "all seen"],
+)
+def test_committed_rows_equal_the_twin(compositions):
+    network = small_network(Options(width=5, adapter_dropout=0.0, adapter="none"))
+    z, t = features(len(compositions), 3), network.prototypes()
+    before = network.codebook.rows.clone()
+    step = network(z, torch.tensor(compositions), t)
+    network.commit(step.refinement)
+    after = network.codebook.rows
+    with torch.no_grad():
+        z = twin.unit(z)
+        z_s, z_o = network.factors(z)
+        p_s, p_o = twin.posteriors(z_s, t.states, network.scale), twin.posteriors(z_o, t.objects, network.scale)
+        n = len(network.labels.objects)
+        refined = twin.refine(
+            before, z_s, z_o, p_s, p_o, [c // n for c in compositions], [c % n for c in compositions],
+            set(network.labels.target("closed", "train").tolist()), n,
+            network.factors.fusion.state.weight, network.factors.fusion.object.weight, 0.9, True, MESSAGES,
+        )  # fmt: skip
+    for c in range(len(before)):
+        if c in refined:
+            torch.testing.assert_close(after[c], refined[c], rtol=1e-10, atol=1e-10)
+        else:
+            assert torch.equal(after[c], before[c])
+
+
+def test_semantic_prototypes_receive_no_message_and_unseen_candidates_send_gradients():
+    """With the unseen row's softmax share alone, gradients reach both disentanglers and both projections."""
+    network = small_network(Options(width=5, adapter="none", losses=("ch",)))
+    m, n = 0, 1  # red heart is seen; red circle too; striped heart is unseen
+    compositions = torch.tensor([0, 3, 5])
+    t = Prototypes(*(tensor.detach() for tensor in network.prototypes()))
+    step = network(features(3, 5), compositions, t)
+    unseen = ~torch.isin(step.refinement.compositions, torch.tensor(SEEN))
+    assert unseen.any(), "the batch has an unseen candidate"
+    step.refinement.rows[unseen].sum().backward()
+    for name in ("state.first", "state.second", "object.first", "object.second", "fusion.state", "fusion.object"):
+        assert network.factors.get_parameter(f"{name}.weight").grad.abs().sum() > 0, name
+    assert network.prompts.learned_rows.grad is None
+    assert (m, n) == (0, 1)
+
+
+def test_a_batch_without_unseen_candidates_refines_only_its_own_rows():
+    network = small_network(Options(width=5))
+    step = network(features(2, 1), torch.tensor([SEEN[0], SEEN[0]]), network.prototypes())
+    assert step.refinement.compositions.tolist() == [SEEN[0]]
+
+
+@pytest.mark.parametrize("codebook", ["buffer"])
+def test_momentum_one_freezes_the_codebook_and_zero_replaces_candidates(codebook):
+    batch = torch.tensor(SEEN[:4])
+    frozen = small_network(Options(width=5, momentum=1.0, codebook=codebook))
+    before = frozen.codebook.rows.clone()
+    frozen.commit(frozen(features(4, 1), batch, frozen.prototypes()).refinement)
+    assert torch.equal(frozen.codebook.rows, before)
+
+    replaced = small_network(Options(width=5, momentum=0.0, adapter="none"))
+    other = small_network(Options(width=5, momentum=0.0, adapter="none"))
+    torch.nn.init.normal_(other.codebook.rows)  # what the rows were has no part in what they become
+    steps = [network(features(4, 1), batch, network.prototypes()) for network in (replaced, other)]
+    torch.testing.assert_close(steps[0].refinement.rows, steps[1].refinement.rows, rtol=0, atol=0)
+
+
+def test_scores_are_the_sum_of_the_named_posteriors():
+    labels = small_labels()
+    for terms in [("ch",), ("ct",), ("so",), ("ch", "ct", "so"), ("ct", "so")]:
+        network = small_network(Options(width=5, inference=terms)).eval()
+        for world, split in (("closed", "val"), ("closed", "test"), ("open", "test")):
+            columns = labels.target(world, split)
+            z = features(5, 2)
+            got = network.scorer(columns)(z).double()
+            double = network
+            with torch.no_grad():
+                zc = double.features(z.double())
+                t = double.prompts.encode(columns)
+                z_s, z_o = double.factors(zc)
+                want = torch.zeros(5, len(columns), dtype=torch.float64)
+                if "ch" in terms:
+                    want += twin.posteriors(zc, double.codebook.rows[torch.as_tensor(columns)], double.scale)
+                if "ct" in terms:
+                    want += twin.posteriors(zc, t.compositions, double.scale)
+                if "so" in terms:
+                    p_s, p_o = (twin.posteriors(f, p, double.scale) for f, p in ((z_s, t.states), (z_o, t.objects)))
+                    want += p_s[:, labels.state_of(columns)] * p_o[:, labels.object_of(columns)]
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+
+
+def test_scores_follow_their_columns():
+    network = small_network(Options(width=5)).eval()
+    columns = small_labels().target("closed", "test")
+    shuffled = np.random.default_rng(0).permutation(len(columns))
+    z = features(4, 9)
+    torch.testing.assert_close(network.scorer(columns)(z)[:, shuffled], network.scorer(columns[shuffled])(z))
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ({"paths": "c"}, "paths: cso"),
+        ({"codebook": "none"}, "codebook"),
+        ({"graph": True, "messages": ()}, "messages"),
+        ({"inference": ()}, "inference"),
+        ({"momentum": 1.5}, "momentum"),
+        ({"losses": ("ct", "ct")}, "twice"),
+        ({"losses": ("ch",), "graph": False, "adapter": "none"}, "trained"),
+    ],
+)
+def test_contradicting_options_are_refused(row, word):
+    with pytest.raises(UsageError, match=word):
+        Options(**row)
+
+
+def test_options_survive_json():
+    options = Options(messages=("state",), momentum=0.5)
+    assert Options.from_dict(options.to_dict()) == options
+    assert DIM == small_network(options).codebook.rows.shape[1]

@@ -1,0 +1,66 @@
+"""The method from the paper's formulas alone: plain loops over nodes and edges, a dense adjacency matrix, no factoring."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def softmax_row(values: list[Tensor]) -> list[Tensor]:
+    top = max(float(v.detach()) for v in values)
+    terms = [torch.exp(v - top) for v in values]
+    total = sum(terms[1:], terms[0])
+    return [term / total for term in terms]
+
+
+def posteriors(z: Tensor, t: Tensor, scale: float) -> Tensor:
+    """Eq. 8-9: row i is the softmax of z_i . t / tau."""
+    return torch.stack([torch.stack(softmax_row([scale * (zi @ tj) for tj in t])) for zi in z])
+
+
+def cross_entropy(z: Tensor, t: Tensor, own: list[int], scale: float) -> Tensor:
+    p = posteriors(z, t, scale)
+    return -sum(torch.log(p[i, own[i]]) for i in range(len(own))) / len(own)
+
+
+def refine(H, z_s, z_o, p_s, p_o, states, objects, target, n_objects, M_s, M_o, momentum, renormalise, messages):
+    """Algorithm 1: X_local, W over all nodes, D_P^-1 W_P X_local, then the momentum blend. -> {c: h'}."""
+    batch = range(len(states))
+    candidates = [
+        (m, n) for m in sorted(set(states)) for n in sorted(set(objects)) if m * n_objects + n in target
+    ]  # Eq. 12-13
+    counterfactuals, labels = [], []
+    for i in batch:
+        for j in batch:
+            if states[i] * n_objects + objects[j] in target:
+                counterfactuals.append(unit(torch.relu(M_s @ z_s[i] + M_o @ z_o[j])))  # Eq. 11
+                labels.append((i, j))
+    nodes = [*(H[m * n_objects + n] for m, n in candidates), *z_s, *z_o, *counterfactuals]  # Eq. 14
+    X = torch.stack(nodes)
+    P, B = len(candidates), len(states)
+    rows = []
+    for m, n in candidates:  # Eq. 15
+        row = [torch.zeros((), dtype=X.dtype)] * len(nodes)
+        o_cand = sum(1 for a, _ in candidates if a == m)
+        s_cand = sum(1 for _, b in candidates if b == n)
+        for i in batch:
+            if "state" in messages:
+                row[P + i] = p_s[i, m] / o_cand
+            if "object" in messages:
+                row[P + B + i] = p_o[i, n] / s_cand
+        if "counterfactual" in messages:
+            for k, (i, j) in enumerate(labels):
+                if (states[i], objects[j]) == (m, n):
+                    row[P + 2 * B + k] = p_s[i, states[i]] * p_o[j, objects[j]]
+        rows.append(torch.stack(row))
+    W = torch.stack(rows)
+    H_hat = torch.diag(1 / W.sum(1)) @ W @ X  # Eq. 16
+    refined = {}
+    for k, (m, n) in enumerate(candidates):  # Eq. 17-18
+        h = momentum * H[m * n_objects + n] + (1 - momentum) * H_hat[k]
+        refined[m * n_objects + n] = unit(h) if renormalise else h
+    return refined
