@@ -1,0 +1,250 @@
+"""What a pass over blocks of scores keeps of each image: enough for every metric, whatever the number of columns.
+
+A bias moves all unseen columns together, so of the scores of an image only its label's and the best of each group
+of columns can ever matter. Groups are the seen columns and one or more buckets of unseen ones (buckets are how all
+feasibility thresholds come from one pass). Blocks may be cut by rows, by columns or both; memory is `images x groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from duplex.errors import DuplexError, UsageError
+from duplex.labels import Bools, Ints
+
+Floats = NDArray[np.float64]
+SEEN, DEAD = 0, -1  # groups: unseen buckets are 1, 2, ...
+NOWHERE = np.iinfo(np.int64).max
+CHUNK = 1 << 18  # scores worked on at a time, so that copies stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Columns of a block that belong to one group: a slice where they lie together, else their indices."""
+
+    group: int
+    columns: slice | Ints
+    positions: Ints  # [run] the same as indices
+
+    def of(self, scores: NDArray[Any]) -> NDArray[Any]:
+        """A contiguous copy [b, run], wide enough not to overflow and free to be written to."""
+        kind = np.result_type(scores.dtype, np.float32)
+        if isinstance(self.columns, slice):
+            return np.array(scores[:, self.columns], dtype=kind, order="C")
+        return np.take(scores, self.columns, axis=1).astype(kind, copy=False)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a range of columns falls into runs: `run_of` and `place_in` say where each column went ([w], -1 if dead)."""
+
+    runs: tuple[_Run, ...]
+    run_of: Ints
+    place_in: Ints
+    live: int
+
+    @classmethod
+    def of(cls, groups: Ints) -> _Plan:
+        cuts = np.flatnonzero(np.diff(groups)) + 1
+        starts, stops = np.r_[0, cuts], np.r_[cuts, groups.size]
+        distinct = np.unique(groups)
+        if starts.size <= 2 * distinct.size:  # listed group by group: no column need be moved
+            spans: list[tuple[int, slice | Ints]] = [
+                (int(groups[a]), slice(int(a), int(b))) for a, b in zip(starts, stops, strict=True)
+            ]
+        else:
+            spans = [(int(g), np.flatnonzero(groups == g)) for g in distinct]
+        every = np.arange(groups.size)
+        runs = tuple(_Run(group, columns, every[columns]) for group, columns in spans if group != DEAD)
+        run_of, place_in = np.full((2, groups.size), -1, dtype=np.int64)
+        for number, run in enumerate(runs):
+            run_of[run.positions] = number
+            place_in[run.positions] = np.arange(run.positions.size)
+        return cls(runs, run_of, place_in, int((groups != DEAD).sum()))
+
+
+class Evidence:
+    """An accumulator over score blocks of `N` images and `C` target columns.
+
+    `target` [N] is the column of each image's label; `seen` [C] says which columns are seen compositions; `live` [C]
+    (default: all) which take part, the rest count as -inf; `bucket` [C] splits unseen columns into buckets 0, 1, ...
+    that `upto` can later cut. Columns listed bucket by bucket (see `Evidence.order`) are the fastest to read.
+    """
+
+    def __init__(
+        self,
+        target: ArrayLike,
+        seen: ArrayLike,
+        *,
+        k: int = 1,
+        live: ArrayLike | None = None,
+        bucket: ArrayLike | None = None,
+    ) -> None:
+        self.target: Ints = np.asarray(target, dtype=np.int64)
+        self.seen: Bools = np.asarray(seen, dtype=bool)
+        self.k = k
+        _check(self.target, self.seen, k)
+        buckets = np.zeros(self.seen.size, dtype=np.int64) if bucket is None else np.asarray(bucket, dtype=np.int64)
+        alive = np.ones(self.seen.size, dtype=bool) if live is None else np.asarray(live, dtype=bool)
+        self.groups: Ints = np.where(alive, np.where(self.seen, SEEN, buckets + 1), DEAD)
+        shape = (self.target.size, int(max(self.groups.max(), 1)) + 1)
+        self._label: Floats = np.full(shape[0], -np.inf)
+        self._best: Floats = np.full((*shape, k), -np.inf)  # [N, G, k] best scores other than the label's, descending
+        self._column: Ints = np.full(shape, -1, dtype=np.int64)  # [N, G] where the first of them lies
+        self._read: Ints = np.zeros(shape[0], dtype=np.int64)  # [N] live columns read
+        self._plans: dict[tuple[int, int], _Plan] = {}
+
+    @staticmethod
+    def order(seen: ArrayLike, bucket: ArrayLike | None = None) -> Ints:
+        """A permutation of the columns that lists them group by group; ties keep their order."""
+        mask = np.asarray(seen, dtype=bool)
+        buckets = np.zeros(mask.size, dtype=np.int64) if bucket is None else np.asarray(bucket, dtype=np.int64)
+        return np.argsort(np.where(mask, -1, buckets), kind="stable")
+
+    def add(self, scores: Any, rows: slice | Ints | None = None, first_column: int = 0) -> Evidence:
+        """Read a block [b, w]: the images `rows` (default: all) by the columns from `first_column` on.
+
+        A NumPy array or a torch tensor (read as float32) of any real type; it is not written to.
+        """
+        block = scores.detach().float().cpu().numpy() if hasattr(scores, "detach") else np.asarray(scores)
+        where = np.arange(self.target.size)[slice(None) if rows is None else rows]
+        fits = block.ndim == 2 and block.shape[0] == where.size and first_column + block.shape[1] <= self.seen.size
+        if not fits or first_column < 0 or block.dtype.kind not in "fiub":
+            raise DuplexError(
+                f"a block of scores {block.shape} of {block.dtype} does not fit {where.size} images and the columns "
+                f"{first_column} to {self.seen.size}"
+            )
+        if block.size:
+            self._read_block(block, where, first_column)
+        return self
+
+    def _read_block(self, block: NDArray[Any], where: Ints, first: int) -> None:
+        width = block.shape[1]
+        key = (first, width)
+        if key not in self._plans:
+            self._plans[key] = _Plan.of(self.groups[first : first + width])
+        plan = self._plans[key]
+        own = self.target[where] - first
+        inside = (own >= 0) & (own < width)
+        label_run = np.where(inside, plan.run_of[np.where(inside, own, 0)], -1)  # [b]
+        label_place = plan.place_in[np.where(inside, own, 0)]
+        for number, run in enumerate(plan.runs):
+            mine = np.where(label_run == number, label_place, -1)
+            for rows in _chunks(block.shape[0], run.positions.size):
+                self._read_run(run, run.of(block[rows]), where[rows], mine[rows], first)
+        self._read[where] += plan.live
+
+    def _read_run(self, run: _Run, scores: NDArray[Any], where: Ints, mine: Ints, first: int) -> None:
+        """Take the labels' own scores out of `scores` [b, run], then its best `k`."""
+        with_label = np.flatnonzero(mine >= 0)
+        self._label[where[with_label]] = scores[with_label, mine[with_label]]
+        scores[with_label, mine[with_label]] = -np.inf
+        every = np.arange(where.size)
+        best = np.full((where.size, min(self.k, scores.shape[1])), -np.inf)
+        for j in range(best.shape[1]):
+            place = scores.argmax(axis=1)  # the first of equals; a NaN is the largest, so it cannot hide
+            best[:, j] = scores[every, place]
+            if j == 0:
+                column = first + run.positions[place]
+            if j + 1 < best.shape[1]:
+                scores[every, place] = -np.inf
+        self._refuse_nan(where, best[:, 0] + 0 * _finite(self._label[where]))
+        self._merge(run.group, where, best, np.where(best[:, 0] > -np.inf, column, -1))
+
+    def _merge(self, group: int, where: Ints, best: Floats, column: Ints) -> None:
+        old, old_column = self._best[where, group], self._column[where, group]
+        first = (best[:, 0] > old[:, 0]) | ((best[:, 0] == old[:, 0]) & (column < old_column))
+        self._column[where, group] = np.where(first, column, old_column)
+        both = np.concatenate([old, best], axis=1)
+        self._best[where, group] = -np.sort(-both, axis=1)[:, : self.k]
+
+    def _refuse_nan(self, where: Ints, values: Floats) -> None:
+        bad = np.flatnonzero(np.isnan(values))
+        if bad.size:
+            raise DuplexError(
+                f"the scores of image {where[bad[0]]} contain NaN; mend the model or leave that image out"
+            )
+
+    def rivals(self, upto: int | None = None) -> Rivals:
+        """Close the pass. With `upto`, only the unseen buckets below it are feasible; the others count as -inf."""
+        short = np.flatnonzero(self._read != (self.groups != DEAD).sum())
+        if short.size:
+            raise DuplexError(
+                f"image {short[0]} was given {self._read[short[0]]} scores for {(self.groups != DEAD).sum()} columns"
+            )
+        last = self._best.shape[1] if upto is None else upto + 1
+        own_group = self.groups[self.target]
+        unseen, unseen_column = _strongest(self._best[:, 1:last], self._column[:, 1:last])
+        return Rivals(
+            target=self.target,
+            is_seen=self.seen[self.target],
+            label=np.where((own_group != DEAD) & (own_group < last), self._label, -np.inf),
+            seen=self._best[:, SEEN],
+            unseen=unseen,
+            seen_column=self._column[:, SEEN],
+            unseen_column=unseen_column,
+        )
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """What is kept of `N` images: label scores, the best `k` other scores among seen and among unseen columns."""
+
+    target: Ints  # [N]
+    is_seen: Bools  # [N] the label is a seen composition
+    label: Floats  # [N] -inf where the label's column is not live
+    seen: Floats  # [N, k] descending, -inf where there is none
+    unseen: Floats  # [N, k]
+    seen_column: Ints  # [N] column of the first, -1 where there is none
+    unseen_column: Ints  # [N]
+
+    def prediction(self, bias: float = 0.0) -> Ints:
+        """[N] the column with the best score once `bias` is added to unseen ones; -1 if all are -inf.
+
+        Among equal scores the lowest column is predicted.
+        """
+        label = self.label + np.where(self.is_seen, 0.0, bias)
+        scores = np.stack([label, self.seen[:, 0], self.unseen[:, 0] + bias])
+        columns = np.stack([self.target, self.seen_column, self.unseen_column])
+        top = scores.max(axis=0)
+        leads = (scores == top) & (top > -np.inf)
+        found = np.where(leads, columns, NOWHERE).min(axis=0)
+        return np.where(leads.any(axis=0), found, -1)
+
+
+def _strongest(best: Floats, column: Ints) -> tuple[Floats, Ints]:
+    """Merge buckets: the best `k` [N, k] of `best` [N, G, k] and the lowest column [N] that holds the first of them."""
+    images, buckets, k = best.shape
+    if not buckets:
+        return np.full((images, k), -np.inf), np.full(images, -1, dtype=np.int64)
+    merged = -np.sort(-best.reshape(images, -1), axis=1)[:, :k]
+    leads = (best[:, :, 0] == merged[:, :1]) & (column >= 0)
+    lowest = np.where(leads, column, NOWHERE).min(axis=1)
+    return merged, np.where(leads.any(axis=1), lowest, -1)
+
+
+def _finite(values: Floats) -> Floats:
+    """Infinite scores as 0, so that only NaN survives a sum."""
+    return np.where(np.isinf(values), 0.0, values)
+
+
+def _chunks(rows: int, width: int) -> Iterator[slice]:
+    step = max(1, CHUNK // max(width, 1))
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
+
+
+def _check(target: Ints, seen: Bools, k: int) -> None:
+    if target.ndim != 1 or seen.ndim != 1:
+        raise UsageError(f"target and seen are lists, not arrays of shape {target.shape} and {seen.shape}")
+    if not target.size or not seen.size:
+        raise UsageError("there is nothing to evaluate: no images or no target columns")
+    if target.min() < 0 or target.max() >= seen.size:
+        raise UsageError(f"a target column lies outside of 0 to {seen.size - 1}: {target.min()} to {target.max()}")
+    if k < 1:
+        raise UsageError(f"k is a whole number from 1 on, not {k}")

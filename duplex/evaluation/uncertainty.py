@@ -1,0 +1,145 @@
+"""How sure the numbers are: DeLong's variance for AUC, a bootstrap over images for the rest; alone and paired.
+
+AUC is a Mann-Whitney statistic, so its variance follows from one number an image (DeLong et al., 1988). S, U and the
+best HM are resampled: seen and unseen images separately, as a test set fixes how many of each there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from duplex.evaluation.curve import Curve, Margins, falling, harmonic_mean, rising
+from duplex.evaluation.evidence import Floats
+
+Interval = tuple[float, float]
+NORMAL_95 = 1.959963984540054
+ROUNDS = 1000
+
+
+@dataclass(frozen=True)
+class Components:
+    """Each image's share of AUC: the part of the other group that it is ordered rightly with."""
+
+    seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
+    unseen: Floats  # [N_u] V01_j, the mean over i
+
+    @classmethod
+    def of(cls, margins: Margins) -> Components:
+        if not margins.seen.size or not margins.unseen.size:
+            return cls(np.full(margins.seen.size, np.nan), np.full(margins.unseen.size, np.nan))
+        seen, unseen = _sorted(margins.seen), _sorted(margins.unseen)
+        below = _rank(unseen, margins.seen) / margins.unseen.size
+        above = (seen.size - _rank(seen, margins.unseen)) / margins.seen.size
+        return cls(
+            np.where(np.isnan(margins.seen), 0.0, below),  # an image that is never right is ordered rightly with none
+            np.where(np.isnan(margins.unseen), 0.0, above),
+        )
+
+    @property
+    def auc(self) -> float | None:
+        return float(self.seen.mean()) if self.seen.size and self.unseen.size else None
+
+    @property
+    def standard_error(self) -> float | None:
+        """`sqrt(var(V10) / N_s + var(V01) / N_u)`; undefined with fewer than two images of either kind."""
+        if min(self.seen.size, self.unseen.size) < 2:
+            return None
+        return math.sqrt(self.seen.var(ddof=1) / self.seen.size + self.unseen.var(ddof=1) / self.unseen.size)
+
+    @property
+    def interval(self) -> Interval | None:
+        """95 %, within [0, 1]."""
+        auc, error = self.auc, self.standard_error
+        if auc is None or error is None:
+            return None
+        return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
+
+    def minus(self, other: Components) -> Components:
+        """Of the difference between two methods on the same images: its mean is the difference of the AUCs."""
+        return Components(self.seen - other.seen, self.unseen - other.unseen)
+
+
+def _sorted(margins: Floats) -> Floats:
+    return np.sort(margins[~np.isnan(margins)])
+
+
+def _rank(among: Floats, values: Floats) -> Floats:
+    """How many of `among` lie below each value, equal ones counting one half."""
+    rank: Floats = (np.searchsorted(among, values, "left") + np.searchsorted(among, values, "right")) / 2
+    return rank
+
+
+def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
+    """[methods, rounds, 3] S, U and best HM over resampled images; a round draws the same images for all."""
+    rng = np.random.default_rng(seed)
+    curves = [Curve.of(margins) for margins in methods]
+    seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
+    drawn = np.full((len(methods), rounds, 3), np.nan)
+    for turn in range(rounds):
+        chosen_seen = rng.integers(0, seen_images, seen_images) if seen_images else slice(0)
+        chosen_unseen = rng.integers(0, unseen_images, unseen_images) if unseen_images else slice(0)
+        for method, curve in enumerate(curves):
+            seen = falling(curve.seen_until[chosen_seen], curve.breakpoints.size)
+            unseen = rising(curve.unseen_from[chosen_unseen], curve.breakpoints.size)
+            drawn[method, turn] = seen[0], unseen[-1], harmonic_mean(seen, unseen).max()
+    return drawn
+
+
+def percentiles(draws: Floats) -> Interval | None:
+    """The middle 95 % of a bootstrap's rounds; None where the quantity is undefined."""
+    if not draws.size or np.isnan(draws).any():
+        return None
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one method has over another on the same images (fractions)."""
+
+    value: float
+    interval: Interval | None  # 95 %
+    p: float | None  # two-sided
+
+
+def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
+    """`second - first` for `seen, unseen, hm, auc`, each with its interval and p-value; undefined ones are left out."""
+    found = {}
+    ends = [_summary(margins) for margins in (first, second)]
+    draws = bootstrap([first, second], rounds, seed)
+    change = draws[1] - draws[0]
+    for column, name in enumerate(("seen", "unseen", "hm")):
+        value = ends[1][column] - ends[0][column]
+        if not math.isnan(value):
+            found[name] = Difference(value, percentiles(change[:, column]), _bootstrap_p(change[:, column]))
+    gain = Components.of(second).minus(Components.of(first))
+    if gain.auc is not None:
+        error = gain.standard_error
+        interval = None if error is None else (gain.auc - NORMAL_95 * error, gain.auc + NORMAL_95 * error)
+        found["auc"] = Difference(gain.auc, interval, _normal_p(gain.auc, error))
+    return found
+
+
+def _summary(margins: Margins) -> tuple[float, float, float]:
+    curve = Curve.of(margins)
+    return float(curve.seen_accuracy[0]), float(curve.unseen_accuracy[-1]), float(curve.harmonic.max())
+
+
+def _bootstrap_p(change: Floats) -> float | None:
+    """Twice the smaller share of rounds on either side of 0, never less than rounds can tell."""
+    if not change.size:
+        return None
+    tail = min((change <= 0).sum(), (change >= 0).sum())
+    return float(min(1.0, 2 * (tail + 1) / (change.size + 1)))
+
+
+def _normal_p(value: float, error: float | None) -> float | None:
+    if error is None:
+        return None
+    if error == 0:
+        return 1.0 if value == 0 else 0.0
+    return math.erfc(abs(value) / error / math.sqrt(2))
