@@ -1,0 +1,82 @@
+"""Frozen backbones: an image tower and a text tower behind one small interface.
+
+    encoder = load_encoder("ViT-L-14-quickgelu", "openai", towers="image", device="cuda", precision="bf16")
+    features = encoder.encode_images(torch.stack([encoder.image_transform(picture) for picture in pictures]))
+
+Another kind of backbone joins by offering what `Encoder` lists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from duplex.errors import pick
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+Towers = Literal["both", "image", "text"]
+TOWERS: tuple[Towers, ...] = ("both", "image", "text")
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+class Encoder(Protocol):
+    """What the cache, the trained network and the command line need of a backbone."""
+
+    name: str
+    dim: int
+    device: Any
+    identity: dict[str, str]
+    logit_scale: float
+
+    def image_transform(self, picture: Image.Image) -> Tensor:
+        """An RGB picture as the pixels the image tower takes: [3, R, R] uint8."""
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        """[B, 3, R, R] -> [B, d] float32, not normalised."""
+
+    def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, 3, R, R] -> the same features, and one token a patch [B, T, w], float32."""
+
+    @property
+    def patches(self) -> tuple[int, int]:
+        """Shape of one picture's patch tokens (T, w)."""
+
+    @property
+    def text(self) -> Any:
+        """The text tower."""
+
+
+def load_encoder(
+    name: str,
+    weights: str | None = None,
+    *,
+    towers: str = "both",
+    device: str = "cpu",
+    precision: str = "fp32",
+) -> Encoder:
+    """Load a frozen encoder by name. `precision` is the image tower's; the text tower stays in float32, because
+    prompts are trained through it. A tower that is not asked for is dropped as soon as the weights are read."""
+    from duplex.encoders.clip import ClipEncoder
+    from duplex.encoders.source import find_source
+
+    pick(towers, TOWERS, "towers")
+    pick(precision, PRECISIONS, "precision")
+    return ClipEncoder(find_source(name, weights), towers=towers, device=resolve_device(device), precision=precision)
+
+
+def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> dict[str, str]:
+    """`load_encoder(...).identity` without building the encoder."""
+    from duplex.encoders.source import find_source
+
+    return find_source(name, weights).identity(pick(precision, PRECISIONS, "precision"))
+
+
+def resolve_device(device: str) -> str:
+    """`auto` is the GPU where there is one."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,223 @@
+"""Where an encoder comes from: its architecture, its preprocessing and the file that holds its weights.
+
+Everything about an encoder that can be known without building it: what a cache made by it must carry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from duplex.encoders.vision_ops import ensure_torchvision
+from duplex.errors import DuplexError, UsageError
+
+ensure_torchvision()
+
+import open_clip  # noqa: E402
+from open_clip.factory import _find_checkpoint_in_dir  # noqa: E402
+from open_clip.pretrained import download_pretrained_from_hf  # noqa: E402
+from open_clip.transform import PreprocessCfg, merge_preprocess_dict  # noqa: E402
+
+PACKAGED = "tiny"
+LOCAL, HUB = "local-dir:", "hf-hub:"
+CONFIG = "open_clip_config.json"
+LIBRARIES = ("torch", "open_clip_torch", "pillow")  # what decides the last bits of a feature
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EncoderSource:
+    """An encoder that can be built: its name, open_clip's `model_cfg`, the preprocessing and the weights file."""
+
+    name: str
+    architecture: Config
+    preprocess: Config
+    weights: Path
+    folder: Path | None = None  # of a `local-dir:`, whose tokenizer may lie beside the weights
+
+    @property
+    def dim(self) -> int:
+        return int(self.architecture["embed_dim"])
+
+    def identity(self, precision: str) -> dict[str, str]:
+        """What a cache made by this encoder must carry. Cheap to repeat: the weights file is hashed once."""
+        stat = self.weights.stat()
+        return {
+            "encoder": self.name,
+            "architecture": hashlib.sha256(_stable(self.architecture).encode()).hexdigest()[:16],
+            "weights": _sha256(str(self.weights), stat.st_size, stat.st_mtime_ns),
+            "preprocessing": _stable(self.preprocess),
+            "precision": precision,
+            "dim": str(self.dim),
+            **{library: _version(library) for library in LIBRARIES},
+        }
+
+
+def find_source(name: str, weights: str | None = None) -> EncoderSource:
+    """Find an encoder by name: `tiny`, `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip with
+    `weights` (a tag to download, or a file). Nothing falls back to random weights."""
+    if name == PACKAGED:
+        return _packaged_source()
+    if name.startswith(LOCAL):
+        return _folder_source(Path(name.removeprefix(LOCAL)).expanduser())
+    if name.startswith(HUB):
+        return _hub_source(name)
+    architecture = open_clip.get_model_config(name)
+    if architecture is None:
+        raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
+    if weights is None:
+        tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none published"
+        raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({tags})")
+    if Path(weights).expanduser().is_file():
+        return _file_source(name, architecture, Path(weights).expanduser())
+    return _tag_source(name, architecture, weights)
+
+
+def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
+    """The preprocessing that published weights were trained with; an activation that they were not is an error."""
+    published = open_clip.get_pretrained_cfg(name, tag)
+    if not published:
+        known = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none published"
+        raise UsageError(f"weights {tag!r} are neither a file nor a tag of encoder {name!r} (its tags: {known})")
+    quick = bool(published.get("quick_gelu", False))
+    if quick != bool(architecture.get("quick_gelu", False)) and not _other_activation(architecture):
+        other = f"{name}-quickgelu" if quick else name.removesuffix("-quickgelu")
+        raise UsageError(f"weights {tag!r} were trained with {'Quick' if quick else ''}GELU: use the encoder {other!r}")
+    return complete_preprocess(published, architecture)
+
+
+def complete_preprocess(given: Config, architecture: Config) -> Config:
+    """All fields of the preprocessing, at the size that the architecture takes."""
+    size = architecture["vision_cfg"].get("image_size", 224)
+    return json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**given, "size": size})))
+
+
+def find_packaged() -> Path:
+    return Path(str(resources.files("duplex.encoders") / PACKAGED))
+
+
+def is_torchscript(path: Path) -> bool:
+    """OpenAI published its weights as TorchScript archives, which hold code; torch will not load them as weights."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def _packaged_source() -> EncoderSource:
+    folder = find_packaged()
+    config = _read_config(folder / "model.json", ("architecture", "preprocess"))
+    preprocess = complete_preprocess(config["preprocess"], config["architecture"])
+    return EncoderSource(PACKAGED, config["architecture"], preprocess, _present(folder / "weights.safetensors"))
+
+
+def _folder_source(folder: Path) -> EncoderSource:
+    config = _read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
+    weights = _find_checkpoint_in_dir(folder)
+    if weights is None:
+        raise DuplexError(f"{folder} holds no weights; put open_clip_model.safetensors beside {CONFIG}")
+    architecture = config["model_cfg"]
+    name = LOCAL + hashlib.sha256(_stable(architecture).encode()).hexdigest()[:12]  # a folder may be moved
+    preprocess = complete_preprocess(config["preprocess_cfg"], architecture)
+    return EncoderSource(name, architecture, preprocess, Path(weights), folder)
+
+
+def _hub_source(name: str) -> EncoderSource:
+    owner = name.removeprefix(HUB)
+    try:
+        folder = Path(download_pretrained_from_hf(owner, filename=CONFIG)).parent
+        weights = download_pretrained_from_hf(owner)
+    except Exception as error:  # whatever network, cache and hub raise between them
+        raise DuplexError(_unreachable(name, error)) from None
+    config = _read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
+    preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
+    return EncoderSource(name, config["model_cfg"], preprocess, Path(weights))
+
+
+def _tag_source(name: str, architecture: Config, tag: str) -> EncoderSource:
+    preprocess = preprocess_of(name, architecture, tag)
+    try:
+        path = open_clip.download_pretrained(open_clip.get_pretrained_cfg(name, tag))
+    except Exception as error:
+        raise DuplexError(_unreachable(f"{name} + {tag}", error)) from None
+    return EncoderSource(name, architecture, preprocess, _present(Path(path)))
+
+
+def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
+    """A bare file says nothing about preprocessing. It is taken from the published weights of the architecture where
+    they all agree; where they do not, guessing would make features that are quietly wrong."""
+    if is_torchscript(path):
+        raise DuplexError(f"{path} is a TorchScript archive; {_convert_hint(name, path)}")
+    agreed = {}
+    for tag in open_clip.list_pretrained_tags_by_model(name):
+        try:
+            candidate = preprocess_of(name, architecture, tag)
+        except UsageError:
+            continue
+        agreed[_stable(candidate)] = candidate
+    if len(agreed) != 1:
+        raise UsageError(f"{path} does not say how pictures are prepared for {name!r}; {_convert_hint(name, path)}")
+    return EncoderSource(name, architecture, next(iter(agreed.values())), path)
+
+
+def _convert_hint(name: str, path: Path) -> str:
+    return f"`duplex encoders convert {path} FOLDER --encoder {name} --tag TAG` makes a folder that does"
+
+
+def _other_activation(architecture: Config) -> bool:
+    """Towers of timm bring their own activation: open_clip's switch does not reach them."""
+    return "timm_model_name" in architecture["vision_cfg"]
+
+
+def _unreachable(what: str, error: Exception) -> str:
+    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    return f"the weights of {what} are not on disk and could not be fetched{offline}: {reason}; or give a {LOCAL}FOLDER"
+
+
+def _read_config(path: Path, keys: tuple[str, ...]) -> Config:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DuplexError(f"{path} does not exist; an encoder's folder needs it") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise DuplexError(f"{path} cannot be read: {error}") from None
+    missing = [key for key in keys if not isinstance(config, dict) or key not in config]
+    if missing:
+        raise DuplexError(f"{path} lacks the key {missing[0]!r}, without which the encoder is a guess")
+    return dict(config)
+
+
+def _present(path: Path) -> Path:
+    if not path.is_file():
+        raise DuplexError(f"{path} does not exist; the encoder's weights are missing and never made up")
+    return path
+
+
+def _stable(config: Config) -> str:
+    return json.dumps(config, sort_keys=True, separators=(",", ":"))
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@lru_cache(maxsize=64)
+def _sha256(path: str, size: int, modified: int) -> str:
+    """Hash a file; its size and time are part of the key so that a replaced file is hashed again."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,238 @@
+"""Pictures through a frozen encoder into a cache: the one function behind `duplex extract`, `dvc repro` and shards.
+
+Rows are encoded in blocks that always hold the same rows, so a feature never depends on where an earlier run stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from duplex.errors import DuplexError, UsageError, pick
+from duplex.features.decoding import Block, Blocks, decoded_blocks
+from duplex.features.identity import Identity, cache_identity, difference
+from duplex.features.lock import sole_writer
+from duplex.features.pictures import BadPicture, read_picture
+from duplex.features.shards import extent
+from duplex.features.store import (
+    FIRST_BAD,
+    PENDING,
+    Half,
+    Marks,
+    PartialCache,
+    Span,
+    mark_of,
+    open_file,
+    partial_path,
+    read_identity,
+    read_span,
+    reason,
+)
+from duplex.features.watching import progress_bar, say, stop_requests
+
+if TYPE_CHECKING:
+    from duplex.encoders import Encoder
+
+TOKENS = ("none", "patch")
+COMMIT_SECONDS = 1.0  # a commit waits for the disk; a killed run repeats at most this long
+
+
+@dataclass(frozen=True)
+class Job:
+    """The rows of one file, and how they are to be encoded."""
+
+    images: Sequence[str]
+    root: Path
+    encoder: Encoder
+    tokens: str
+    batch_size: int
+    num_workers: int
+    max_bad: float
+    fresh: bool
+    progress: bool
+    commit_seconds: float
+
+
+@dataclass(frozen=True)
+class BadImage:
+    """A manifest row without a feature."""
+
+    row: int
+    image: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ExtractionReport:
+    """What an extraction did. `rows` is what the file holds, `resumed` what it already held."""
+
+    path: Path
+    rows: int
+    resumed: int
+    seconds: float
+    bad: list[BadImage] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Pictures a second of this run."""
+        return (self.rows - self.resumed) / self.seconds if self.seconds > 0 else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        bad = [{"row": b.row, "image": b.image, "reason": b.reason} for b in self.bad]
+        return {"rows": self.rows, "resumed": self.resumed, "seconds": round(self.seconds, 3), "bad": bad}
+
+
+def extract(
+    images: Sequence[str],
+    root: Path,
+    out: Path,
+    encoder: Encoder,
+    *,
+    manifest_sha256: str,
+    batch_size: int = 64,
+    num_workers: int = 2,
+    tokens: str = "none",
+    shard: tuple[int, int] | None = None,
+    max_bad: float = 0.01,
+    fresh: bool = False,
+    limit: int | None = None,
+    progress: bool = True,
+    commit_seconds: float = COMMIT_SECONDS,
+) -> ExtractionReport:
+    """Encode `images` (paths relative to `root`) into the cache `out`, or one shard of it.
+
+    A finished cache of the same identity is left as it is; an unfinished one is resumed. Pictures that cannot be read
+    keep their row, marked; more than `max_bad` of them is an error, and the unfinished cache stays for the next try.
+    """
+    pick(tokens, TOKENS, "tokens")
+    if not root.is_dir():
+        raise UsageError(f"the pictures' folder {root} does not exist; set the data set's root in params.yaml")
+    began = time.monotonic()
+    total = len(images) if limit is None else min(limit, len(images))
+    span, path = extent(total, batch_size, shard, out)
+    wanted = cache_identity(encoder.identity, manifest_sha256, tokens, total if total < len(images) else None)
+    rows = images[span.start : span.stop]
+    job = Job(rows, root, encoder, tokens, batch_size, num_workers, max_bad, fresh, progress, commit_seconds)
+    with sole_writer(path):
+        marks = None if fresh else finished_marks(path, wanted, span)
+        if marks is not None:
+            return ExtractionReport(path, span.rows, span.rows, 0.0, _bad_images(marks, span, rows))
+        cache = _open_or_create(path, wanted, span, job)
+        try:
+            _reconsider(cache, job)
+            resumed = cache.done
+            _encode_pending(cache, job)
+            cache.finish()
+        finally:
+            cache.close()
+    return ExtractionReport(path, span.rows, resumed, time.monotonic() - began, _bad_images(cache.marks, span, rows))
+
+
+def finished_marks(path: Path, wanted: Identity, span: Span) -> Marks | None:
+    """The marks of a finished cache of just this identity, or None."""
+    if not path.exists():
+        return None
+    try:
+        with open_file(path) as file:
+            other = difference(read_identity(file), wanted)
+            marks: Marks = file["mark"][...]
+            if other is None and read_span(file) == span and not (marks == PENDING).any():
+                return marks
+    except DuplexError:
+        other = "format"
+    say(f"{path} was made with another {other or 'set of rows'}; extracting afresh")
+    return None
+
+
+def _open_or_create(path: Path, wanted: Identity, span: Span, job: Job) -> PartialCache:
+    if not job.fresh and partial_path(path).exists():
+        try:
+            cache = PartialCache(path)
+        except (OSError, KeyError):
+            say(f"{partial_path(path)} is damaged; extracting afresh")
+        else:
+            other = difference(cache.identity, wanted) or (None if cache.span == span else "set of rows")
+            if other is None:
+                return cache
+            cache.close()
+            say(f"{partial_path(path)} was begun with another {other}; extracting afresh")
+    return PartialCache.create(
+        path, wanted, span, job.encoder.dim, job.encoder.patches if job.tokens == "patch" else None
+    )
+
+
+def _reconsider(cache: PartialCache, job: Job) -> None:
+    """A picture that was bad before and can be read today is encoded after all."""
+    for row in np.flatnonzero(cache.marks >= FIRST_BAD).tolist():
+        try:
+            read_picture(job.root / job.images[row])
+        except BadPicture:
+            continue
+        cache.marks[row] = PENDING
+
+
+def _encode_pending(cache: PartialCache, job: Job) -> None:
+    """Encode every block that has a pending row, whole."""
+    rows = len(job.images)
+    pending = [block for block in _blocks(rows, job.batch_size) if (cache.marks[slice(*block)] == PENDING).any()]
+    blocks = Blocks(job.images, job.root, job.encoder.image_transform, pending)
+    stream = decoded_blocks(blocks, min(job.num_workers, len(pending)), pinned=job.encoder.device.type == "cuda")
+    committed = time.monotonic()
+    with stop_requests() as stop, progress_bar(rows, cache.done, job.progress) as advance:
+        for start, pixels, decoded in stream:
+            marks, values = _encode(job.encoder, pixels, decoded, patches="patch" in cache.names)
+            advance(int((cache.marks[start : start + len(marks)] == PENDING).sum()))
+            cache.write(start, marks, **values)
+            if stop.is_set() or time.monotonic() - committed >= job.commit_seconds:
+                cache.commit()
+                committed = time.monotonic()
+                _check_share(cache, job)
+            if stop.is_set():
+                raise DuplexError(
+                    f"stopped with {cache.done} of {rows} rows encoded; run the same command again to go on"
+                )
+    cache.commit()
+    _check_share(cache, job)
+
+
+def _blocks(rows: int, batch_size: int) -> Iterator[Block]:
+    return ((start, min(start + batch_size, rows)) for start in range(0, rows, batch_size))
+
+
+def _encode(
+    encoder: Encoder, pixels: torch.Tensor, decoded: torch.Tensor, patches: bool
+) -> tuple[Marks, dict[str, Half]]:
+    """One block through the encoder. A row without a picture, or whose feature does not fit float16, is zero."""
+    pixels = pixels.to(encoder.device, non_blocking=True)
+    outputs = encoder.encode_patches(pixels) if patches else (encoder.encode_images(pixels),)
+    marks = decoded.numpy().copy()
+    values = {name: output.half().cpu().numpy() for name, output in zip(("cls", "patch"), outputs, strict=False)}
+    for value in values.values():
+        finite = np.isfinite(value).reshape(len(value), -1).all(axis=1)
+        marks[(marks < FIRST_BAD) & ~finite] = mark_of("features not finite")
+    for value in values.values():
+        value[marks >= FIRST_BAD] = 0
+    return marks, values
+
+
+def _check_share(cache: PartialCache, job: Job) -> None:
+    """Stop as soon as the share of bad pictures cannot come right any more."""
+    bad = np.flatnonzero(cache.marks >= FIRST_BAD).tolist()
+    if len(bad) <= job.max_bad * len(job.images):
+        return
+    shown = "; ".join(f"{job.images[row]} ({reason(cache.marks[row])})" for row in bad[:5])
+    raise DuplexError(
+        f"{len(bad)} of {len(job.images)} pictures cannot be read, more than max_bad = {job.max_bad:g} allows: {shown}"
+        f"{'; …' if len(bad) > 5 else ''}; mend them, or raise extraction.max_bad in params.yaml"
+    )
+
+
+def _bad_images(marks: Marks, span: Span, images: Sequence[str]) -> list[BadImage]:
+    rows = np.flatnonzero(marks >= FIRST_BAD).tolist()
+    return [BadImage(span.start + row, images[row], reason(marks[row])) for row in rows]

@@ -1,0 +1,62 @@
+"""What a cache was made by, and whether that is what is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from duplex.errors import DuplexError
+
+Identity = dict[str, str]
+LIBRARIES = ("torch", "open_clip_torch", "pillow")  # recorded; they decide the last bits, not the meaning
+IMPORTED = "imported"  # the encoder's name in a cache made from somebody's own features
+SPOKEN = {
+    "encoder": "encoder",
+    "architecture": "encoder architecture",
+    "weights": "weights file",
+    "preprocessing": "preprocessing",
+    "precision": "precision",
+    "manifest": "manifest",
+    "dim": "feature width",
+    "tokens": "token choice",
+}
+
+
+def check_identity(stored: Mapping[str, str], expect: Mapping[str, str], path: Path) -> None:
+    """Refuse a cache that is not what is expected, naming what differs and the command that repairs it. Library
+    versions may differ. Of imported features only what their owner vouched for is known: the rows and their width."""
+    imported = stored.get("encoder") == IMPORTED
+    compared = ("manifest", "dim") if imported else [*SPOKEN, *sorted(set(expect) - set(SPOKEN) - set(LIBRARIES))]
+    for key in compared:
+        if key in expect and stored.get(key) != expect[key]:
+            differs = f"another {SPOKEN.get(key, key)} ({_short(stored.get(key))}, not {_short(expect[key])})"
+            raise DuplexError(f"{path} was made with {differs}; {repair(path)}")
+    if "limit" in stored and "limit" not in expect:
+        raise DuplexError(f"{path} holds only the first {stored['limit']} rows; {repair(path)}")
+
+
+def cache_identity(encoder: Identity, manifest_sha256: str, tokens: str = "none", limit: int | None = None) -> Identity:
+    """All that a cache's bytes depend on."""
+    extra = {**({"tokens": tokens} if tokens != "none" else {}), **({"limit": str(limit)} if limit is not None else {})}
+    return {**encoder, "manifest": manifest_sha256, **extra}
+
+
+def difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
+    """The first key, spoken, in which two identities differ, library versions included."""
+    for key in sorted(set(stored) | set(expect)):
+        if stored.get(key) != expect.get(key):
+            return SPOKEN.get(key, f"{key} version" if key in LIBRARIES else key)
+    return None
+
+
+def repair(path: Path) -> str:
+    """The command that makes a cache again."""
+    known = path.name == "features.h5" and path.parent.name
+    command = f"--dataset {path.parent.name}" if known else f"--dataset NAME --out {path}"
+    return f"`duplex extract {command}` makes it again"
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "none"
+    return value if len(value) <= 40 else f"{value[:12]}…"

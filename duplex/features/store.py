@@ -1,0 +1,266 @@
+"""The feature cache: one HDF5 file, one row a picture, aligned with the manifest.
+
+An unfinished cache is `NAME.partial` beside its place. Its layout (contiguous, allocated early) is complete before the
+first row is encoded, so rows are plain writes at fixed offsets and a process killed at any moment leaves a file that
+opens. A row counts once its mark is written, which happens after the row itself has reached the disk; the finished
+file takes its name in one rename. Nothing in the file depends on when or in how many attempts it was written.
+
+    cls    [N, d] float16   the encoder's output, not normalised
+    patch  [N, T, w] float16, where patch tokens were asked for
+    mark   [N] uint8        0 pending, 1 encoded, 2 + i bad because of REASONS[i]
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from duplex.errors import DuplexError
+from duplex.features.identity import Identity, check_identity, repair
+
+FORMAT = "duplex-features-1"
+PENDING, ENCODED, FIRST_BAD = 0, 1, 2
+REASONS = (  # append only: their places are in the files
+    "missing",
+    "empty",
+    "unreadable",
+    "not a picture",
+    "damaged",
+    "too large",
+    "pixel type",
+    "cannot be resized",
+    "features not finite",
+)
+Marks = NDArray[np.uint8]
+Half = NDArray[np.float16]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rows that a file holds: [start, stop) of the data set's `total`."""
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def whole(self) -> bool:
+        return self.start == 0 and self.stop == self.total
+
+
+@dataclass(frozen=True)
+class Features:
+    """A finished cache in memory. `reasons` belongs to the bad rows, in their order."""
+
+    path: Path
+    identity: Identity
+    span: Span
+    cls: NDArray[np.float32]  # [N, d], not normalised; zero where bad
+    marks: Marks  # [N]
+
+    @cached_property
+    def bad(self) -> NDArray[np.bool_]:
+        return self.marks >= FIRST_BAD
+
+    @cached_property
+    def reasons(self) -> list[str]:
+        return [reason(mark) for mark in self.marks[self.bad]]
+
+
+def reason(mark: int) -> str:
+    return REASONS[int(mark) - FIRST_BAD]
+
+
+def mark_of(why: str) -> int:
+    return FIRST_BAD + REASONS.index(why)
+
+
+def open_features(path: Path | str, expect: Mapping[str, str] | None = None) -> Features:
+    """Read a finished cache whole. `expect` is the encoder's identity and {"manifest": sha256}: a cache of another
+    encoder, weights file, preprocessing, precision or manifest is refused, and so is an unfinished one."""
+    path = Path(path)
+    with open_file(path) as file:
+        identity, span, marks = read_identity(file), read_span(file), file["mark"][...]
+        if expect is not None:
+            check_identity(identity, expect, path)
+        if not span.whole:
+            raise DuplexError(
+                f"{path} holds rows {span.start} to {span.stop} of {span.total}; `duplex cache join` joins shards"
+            )
+        if (marks == PENDING).any():
+            raise DuplexError(
+                f"{path} has {int((marks == PENDING).sum())} rows that were never encoded; {repair(path)}"
+            )
+        return Features(path, identity, span, file["cls"][...].astype(np.float32), marks)
+
+
+def open_file(path: Path) -> Any:
+    """Open a finished cache or shard for reading; every file that a joined one points to must be there."""
+    if not path.is_file():
+        left = " (an unfinished one lies beside it)" if partial_path(path).exists() else ""
+        raise DuplexError(f"{path} does not exist{left}; {repair(path)}")
+    try:
+        file = h5py.File(path, "r", locking="best-effort")
+    except OSError as error:
+        raise DuplexError(f"{path} is not an HDF5 file ({error}); {repair(path)}") from None
+    if file.attrs.get("format") != FORMAT.encode():
+        file.close()
+        raise DuplexError(f"{path} is not a feature cache of duplex; {repair(path)}")
+    if file["mark"].is_virtual:
+        for source in sorted({source.file_name for source in file["mark"].virtual_sources()}):
+            if not (path.parent / source).is_file():  # HDF5 itself would read zeros
+                file.close()
+                raise DuplexError(
+                    f"{path} joins {source}, which is not beside it; bring it back or extract that shard again"
+                )
+    return file
+
+
+def read_identity(file: Any) -> Identity:
+    return {key: bytes(value).decode() for key, value in file["identity"].attrs.items()}
+
+
+def read_span(file: Any) -> Span:
+    return Span(*(int(file.attrs[key]) for key in ("start", "stop", "total")))
+
+
+def partial_path(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
+def describe(file: Any, identity: Mapping[str, str], span: Span) -> None:
+    """Write what a file is. Fixed-length strings: variable ones live in a heap whose bytes need not repeat."""
+    file.attrs["format"] = np.bytes_(FORMAT)
+    for key in ("start", "stop", "total"):
+        file.attrs[key] = np.int64(getattr(span, key))
+    group = file.create_group("identity")
+    for key, value in sorted(identity.items()):
+        group.attrs[key] = np.bytes_(value.encode())
+
+
+class PartialCache:
+    """An unfinished cache that rows are written into. Whoever holds it holds its lock (`features.lock`)."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the partial file of the cache at `path`; raises `OSError` or `KeyError` where there is no sound one."""
+        self.path = path
+        self.partial = partial_path(path)
+        with h5py.File(self.partial, "r", locking="best-effort") as file:
+            if file.attrs["format"] != FORMAT.encode():
+                raise KeyError("format")
+            self.identity, self.span = read_identity(file), read_span(file)
+            self.marks: Marks = file["mark"][...]
+            self._offset = {name: file[name].id.get_offset() for name in file if name != "identity"}
+            self._shape = {name: file[name].shape[1:] for name in self._offset}
+        self._descriptor = os.open(self.partial, os.O_RDWR)
+        self._waiting: list[tuple[int, Marks]] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._offset)
+
+    @property
+    def done(self) -> int:
+        return int((self.marks != PENDING).sum())
+
+    @classmethod
+    def create(
+        cls, path: Path, identity: Mapping[str, str], span: Span, dim: int, patches: tuple[int, int] | None = None
+    ) -> PartialCache:
+        """Lay the file out under another name first, so that a partial file is always a whole layout."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shapes = {"cls": (span.rows, dim), **({"patch": (span.rows, *patches)} if patches else {})}
+        needed = sum(int(np.prod(shape)) for shape in shapes.values()) * 2 + span.rows + (1 << 16)
+        free = shutil.disk_usage(path.parent).free
+        if needed > free:
+            raise DuplexError(
+                f"{path} needs {_size(needed)} and {path.parent} has {_size(free)} free; make room or choose --out"
+            )
+        fresh = path.with_name(path.name + ".new.partial")
+        with h5py.File(fresh, "w", locking="best-effort") as file:
+            describe(file, identity, span)
+            for name, shape in shapes.items():
+                _allocate(file, name, shape, np.float16)
+            _allocate(file, "mark", (span.rows,), np.uint8)
+        os.replace(fresh, partial_path(path))
+        return cls(path)
+
+    def write(self, row: int, marks: Marks, **values: Half) -> None:
+        """Write a block of rows; they count from the next `commit` on."""
+        for name, block in values.items():
+            row_bytes = int(np.prod(self._shape[name])) * 2
+            self._put(np.ascontiguousarray(block, np.float16).tobytes(), self._offset[name] + row * row_bytes)
+        self._waiting.append((row, marks))
+
+    def commit(self) -> None:
+        """Rows to the disk first, then their marks: a mark never stands for a row that a power cut took."""
+        if not self._waiting:
+            return
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise self._failed(error) from None
+        for row, marks in self._waiting:
+            self._put(marks.tobytes(), self._offset["mark"] + row)
+            self.marks[row : row + len(marks)] = marks
+        self._waiting.clear()
+
+    def finish(self) -> None:
+        """Everything to the disk, then the cache takes its name."""
+        self.commit()
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise self._failed(error) from None
+        self.close()
+        os.replace(self.partial, self.path)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _put(self, data: bytes, offset: int) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                written = os.pwrite(self._descriptor, view, offset)
+                view, offset = view[written:], offset + written
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: OSError) -> DuplexError:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = "the disk is full" if full else str(error.strerror or error)
+        return DuplexError(
+            f"{self.partial} could not be written: {what}; its {self.done} finished rows are kept: "
+            f"{'make room and ' if full else ''}run the same command again to go on"
+        )
+
+
+def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: Any) -> None:
+    """A contiguous data set whose place in the file is fixed at once. Zeros come from the file system."""
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_layout(h5py.h5d.CONTIGUOUS)
+    plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plist.set_obj_track_times(False)
+    space = h5py.h5s.create_simple(shape)
+    h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(np.dtype(dtype)), space, plist)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,37 @@
+"""A small CLIP with random weights in a `local-dir:` folder: a real open_clip model that takes milliseconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from duplex.encoders.vision_ops import ensure_torchvision
+
+ensure_torchvision()
+
+import open_clip  # noqa: E402
+
+ARCHITECTURE = {
+    "embed_dim": 16,
+    "quick_gelu": True,
+    "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "patch_size": 16, "head_width": 16},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+}
+PREPROCESS = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "interpolation": "bicubic", "resize_mode": "shortest"}
+
+
+def write_folder(folder: Path, seed: int = 0, **preprocess: object) -> str:
+    """Write the folder; return the encoder's name."""
+    torch.manual_seed(seed)
+    model = open_clip.CLIP(**json.loads(json.dumps(ARCHITECTURE)))
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_cfg": ARCHITECTURE, "preprocess_cfg": {**PREPROCESS, **preprocess}}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    save_file(
+        {name: tensor.contiguous() for name, tensor in model.state_dict().items()},
+        folder / "open_clip_model.safetensors",
+    )
+    return f"local-dir:{folder}"

@@ -1,0 +1,19 @@
+"""Pictures for the tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def write_pictures(root: Path, count: int, seed: int = 0, size: tuple[int, int] = (48, 40)) -> list[str]:
+    """Write `count` different JPEG pictures; return their names relative to `root`."""
+    random = np.random.default_rng(seed)
+    root.mkdir(parents=True, exist_ok=True)
+    names = [f"{index:05d}.jpg" for index in range(count)]
+    for name in names:
+        small = random.integers(0, 256, (6, 6, 3), dtype=np.uint8)
+        Image.fromarray(small).resize(size).save(root / name, quality=90)
+    return names
