@@ -65,7 +65,10 @@ class LabelSpace:
         objects = sorted(set().union(*(column[1] for column in columns.values())))
         state_index, object_index = ({name: i for i, name in enumerate(names)} for names in (states, objects))
         rows = {
-            split: np.unique(_look_up(state_index, s, "state") * len(objects) + _look_up(object_index, o, "object"))
+            split: _distinct(
+                _look_up(state_index, s, "state") * len(objects) + _look_up(object_index, o, "object"),
+                size=len(states) * len(objects),
+            )
             for split, (s, o) in columns.items()
         }
         return cls(tuple(states), tuple(objects), rows)
@@ -120,7 +123,7 @@ class LabelSpace:
         if world == "open":
             return np.arange(self.size, dtype=np.int64)
         splits = SPLITS if split == "train" else ("train", split)
-        return np.unique(np.concatenate([self.pairs[name] for name in splits]))
+        return _distinct(np.concatenate([self.pairs[name] for name in splits]), self.size)
 
     def candidates(self, batch: Ints, target: Ints) -> Ints:
         """`C_cand = (S(B) x O(B)) ∩ C_tgt`, sorted: what the states and objects of a batch could form."""
@@ -168,6 +171,13 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
         return np.fromiter(map(index.__getitem__, names), dtype=np.int64)
     except KeyError as error:
         raise DuplexError(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from None
+
+
+def _distinct(compositions: Ints, size: int) -> Ints:
+    """Sorted, each once: marking beats sorting where all that can occur is a short range."""
+    mask = np.zeros(size, dtype=bool)
+    mask[compositions] = True
+    return np.flatnonzero(mask)
 
 
 def frequency_groups(counts: Ints) -> dict[str, Ints]:

@@ -1,0 +1,101 @@
+"""Where a data set comes from, and the one door through which it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+import pandas as pd
+
+from duplex.data.dataset import Dataset, from_rows, labels_of
+from duplex.data.folder import read_folder
+from duplex.data.pairs import has_pair_lists
+from duplex.data.split import SplitOptions
+from duplex.data.standard import load_standard
+from duplex.data.table import is_table, read_table
+from duplex.data.tree import PictureTree
+from duplex.errors import DuplexError, UsageError
+
+Kind = Literal["shapes", "standard", "table", "folder"]
+
+
+class Split(Protocol):
+    """The options of a split to be made, as params.yaml or `SplitOptions` hold them."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def val_unseen(self) -> float: ...
+    @property
+    def test_unseen(self) -> float: ...
+    @property
+    def val_images(self) -> float: ...
+    @property
+    def test_images(self) -> float: ...
+
+
+class Source(Protocol):
+    """What `load_source` needs to know; params.yaml's `source:` has this form, and `DataSource` is one made by hand."""
+
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def root(self) -> Path: ...
+    @property
+    def table(self) -> Path | None: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def split(self) -> Split: ...
+
+
+@dataclass(frozen=True)
+class DataSource:
+    kind: Kind
+    root: Path
+    table: Path | None = None
+    seed: int = 7  # of the rendered pictures
+    split: SplitOptions = field(default_factory=SplitOptions)
+
+
+def load_source(source: Source) -> Dataset:
+    """The manifest and labels of a data set; pictures are not opened."""
+    if source.kind == "shapes":
+        from duplex.data.shapes import shapes_manifest
+
+        manifest = shapes_manifest(source.seed)
+        return Dataset(manifest, labels_of(manifest))
+    if not source.root.is_dir():
+        raise DuplexError(f"the data root {source.root} is not a folder; `duplex data download` fetches the benchmarks")
+    if source.kind == "standard":
+        return load_standard(source.root)
+    options = SplitOptions(**{entry.name: getattr(source.split, entry.name) for entry in fields(SplitOptions)})
+    if source.kind == "folder":
+        return from_rows(read_folder(source.root), options, source.root)
+    if source.table is None:
+        raise UsageError("a source of kind table needs `table`, the path of its CSV or Parquet file")
+    frame, tree = read_table(source.table), PictureTree(source.root)
+    missing = sum(not tree.has(image) for image in frame["image"])
+    dataset = from_rows(frame, options, source.table)
+    return replace(
+        dataset, notes={**dataset.notes, "images that are not on disk": missing} if missing else dataset.notes
+    )
+
+
+def ensure_pictures(source: Source, manifest: pd.DataFrame) -> None:
+    """Render the pictures of a source that draws its own; other sources have theirs on disk."""
+    if source.kind == "shapes":
+        from duplex.data.shapes import render_pictures
+
+        render_pictures(manifest, source.root, source.seed)
+
+
+def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> DataSource:
+    """The kind of source that lies at a path: a table, the standard layout, or a folder tree."""
+    split = split or SplitOptions()
+    if path.is_file() and is_table(path):
+        return DataSource("table", root or path.parent, path, split=split)
+    if not path.is_dir():
+        raise UsageError(f"{path} is neither a folder nor a table (.csv, .tsv, .parquet)")
+    return DataSource("standard" if has_pair_lists(path) else "folder", path, split=split)

@@ -1,0 +1,89 @@
+"""The paper's row of statistics for a data set, and how unevenly its training images fall on the seen pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from duplex.labels import SPLITS, LabelSpace, frequency_groups
+
+GROUPS = ("head", "medium", "tail", "unseen")
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    seen: int  # pairs that the split lists and training shows
+    unseen: int
+    images: int | None  # None where only pair lists are at hand
+
+
+@dataclass(frozen=True)
+class Statistics:
+    states: int
+    objects: int
+    splits: dict[str, SplitCounts]
+    shares: dict[str, dict[str, float]] | None  # split -> frequency group -> share of the split's images
+
+    def to_dict(self) -> dict[str, Any]:
+        train, val, test = (self.splits[split] for split in SPLITS)
+        return {
+            "states": self.states,
+            "objects": self.objects,
+            "train": {"seen": train.seen, "images": train.images},
+            "val": {"seen": val.seen, "unseen": val.unseen, "images": val.images},
+            "test": {"seen": test.seen, "unseen": test.unseen, "images": test.images},
+            "shares": self.shares and {group: self.shares["train"][group] for group in GROUPS[:3]},
+        }
+
+
+def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Statistics:
+    """Pairs are counted as listed, images as the manifest has them."""
+    seen, shares = labels.seen, None
+    images: dict[str, int | None] = dict.fromkeys(SPLITS)
+    if manifest is not None:
+        compositions = labels.index(manifest["state"].tolist(), manifest["object"].tolist())
+        rows = {split: compositions[(manifest["split"] == split).to_numpy()] for split in SPLITS}
+        images = {split: len(rows[split]) for split in SPLITS}
+        shares = _shares(labels, rows)
+    counts = {}
+    for split in SPLITS:
+        known = int(seen[labels.pairs[split]].sum())
+        counts[split] = SplitCounts(known, len(labels.pairs[split]) - known, images[split])
+    return Statistics(len(labels.states), len(labels.objects), counts, shares)
+
+
+def _shares(labels: LabelSpace, rows: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
+    """Groups are made of the seen pairs by training count; each split's images are then counted by group."""
+    seen = labels.pairs["train"]
+    per_pair = np.bincount(rows["train"], minlength=labels.size)
+    group = np.full(labels.size, GROUPS.index("unseen"))
+    for name, positions in frequency_groups(per_pair[seen]).items():
+        group[seen[positions]] = GROUPS.index(name)
+    shares = {}
+    for split in SPLITS:
+        counted = np.bincount(group[rows[split]], minlength=len(GROUPS))
+        shares[split] = {name: float(counted[i] / max(1, counted.sum())) for i, name in enumerate(GROUPS)}
+    return shares
+
+
+def statistics_text(name: str, stats: Statistics) -> str:
+    """The row as the paper prints it, and the shares below it."""
+    header = ["", "|S|", "|O|", "|S|x|O|", "C_s", "X_s", "val C_s", "C_u", "imgs", "test C_s", "C_u", "imgs"]
+    train, val, test = (stats.splits[split] for split in SPLITS)
+    counts = [stats.states, stats.objects, stats.states * stats.objects, train.seen, train.images]
+    counts += [val.seen, val.unseen, val.images, test.seen, test.unseen, test.images]
+    cells = [name, *("-" if count is None else f"{count:,}" for count in counts)]
+    table = [header, cells]
+    lines = _aligned(table)
+    if stats.shares:
+        body = [[split, *(f"{stats.shares[split][group]:.1%}" for group in GROUPS)] for split in SPLITS]
+        lines += ["", *_aligned([["images in", *GROUPS], *body])]
+    return "\n".join(lines)
+
+
+def _aligned(table: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]

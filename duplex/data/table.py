@@ -1,0 +1,121 @@
+"""A table of one's own: CSV or Parquet with the columns image, state, object and, if there is one, split."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from duplex.data.names import relative_path
+from duplex.data.text import read_bytes, read_text
+from duplex.errors import DuplexError, UsageError
+from duplex.labels import SPLITS
+
+NEEDED = ("image", "state", "object")
+CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
+Row = tuple[str, list[str]]  # where it stands, its cells
+
+
+def is_table(path: Path) -> bool:
+    return path.suffix.lower() in CSV + PARQUET
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """The rows of a table, checked; `split` is there when every row has one."""
+    if not is_table(path):
+        raise UsageError(f"{path} is not a table; its name ends in one of {', '.join(CSV + PARQUET)}")
+    columns, rows = _csv(path) if path.suffix.lower() in CSV else _parquet(path)
+    cells = [_checked(columns, row) for row in rows]
+    if not cells:
+        raise DuplexError(f"{path} has no rows")
+    frame = pd.DataFrame(cells, columns=columns, dtype=str)
+    if "split" in frame:
+        without = int((frame["split"] == "").sum())
+        if 0 < without < len(frame):
+            raise DuplexError(f"{path}: {without} of {len(frame)} rows have no split; give one to each row or to none")
+        if without:
+            frame = frame.drop(columns="split")
+    return frame
+
+
+def _columns(header: list[str], path: Path) -> list[str]:
+    """Which columns to read, in our order; others are the table's own business."""
+    for name in (*NEEDED, "split"):
+        if header.count(name) != 1 and not (name == "split" and name not in header):
+            what = "no column" if name not in header else "two columns"
+            raise DuplexError(f"{path} has {what} {name!r}; it needs {', '.join(NEEDED)} and may have split")
+    return [*NEEDED, "split"] if "split" in header else list(NEEDED)
+
+
+def _checked(columns: list[str], row: Row) -> list[str]:
+    place, cells = row
+    cells = [cell.strip() for cell in cells]
+    for name, cell in zip(columns, cells, strict=True):
+        if name != "split" and not cell:
+            raise DuplexError(f"{place}: {name} is empty")
+        if name == "split" and cell and cell not in SPLITS:
+            raise DuplexError(f"{place}: the split {cell!r} is not one of {', '.join(SPLITS)}")
+    return [relative_path(cells[0], place), *cells[1:]]
+
+
+def _csv(path: Path) -> tuple[list[str], Iterable[Row]]:
+    """A comma, semicolon or tab between cells, whichever the header uses most."""
+    text = read_text(path)
+    first = text.lstrip("\r\n").split("\n", 1)[0]
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
+    rows = _csv_rows(lines, path)
+    header = next(rows, None)
+    if header is None:
+        raise DuplexError(f"{path} is empty; it needs a header with {', '.join(NEEDED)} and may have split")
+    names = [cell.strip() for cell in header[1]]
+    columns = _columns(names, path)
+    return columns, _picked(rows, names, [names.index(name) for name in columns])
+
+
+def _picked(rows: Iterator[Row], names: list[str], keep: list[int]) -> Iterator[Row]:
+    for place, cells in rows:
+        if len(cells) != len(names):
+            raise DuplexError(f"{place} has {len(cells)} cells; the header has {len(names)}")
+        yield place, [cells[i] for i in keep]
+
+
+def _csv_rows(lines: Iterator[list[str]], path: Path) -> Iterator[Row]:
+    """Lines that are not blank, each with its number."""
+    while True:
+        number = getattr(lines, "line_num", 0) + 1
+        try:
+            cells = next(lines)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise DuplexError(f"{path}, line {number}: {error}") from None
+        if any(cell.strip() for cell in cells):
+            yield f"{path}, line {number}", cells
+
+
+def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
+    from pyarrow import parquet
+
+    source = io.BytesIO(read_bytes(path))
+    try:
+        columns = _columns(parquet.read_schema(source).names, path)
+        table = parquet.read_table(source, columns=columns)
+        values = [table.column(name).to_pylist() for name in columns]
+    except DuplexError:
+        raise
+    except Exception as error:  # arrow's errors have no common type
+        reason = str(error).strip().split("\n", maxsplit=1)[0][:120]
+        raise DuplexError(f"{path} is not a Parquet table ({reason})") from None
+    return columns, _parquet_rows(values, columns, path)
+
+
+def _parquet_rows(values: list[list[object]], columns: list[str], path: Path) -> Iterator[Row]:
+    for number, cells in enumerate(zip(*values, strict=True), 1):
+        place = f"{path}, row {number}"
+        for name, cell in zip(columns, cells, strict=True):
+            if not isinstance(cell, str) and not (cell is None and name == "split"):
+                raise DuplexError(f"{place}: {name} is {cell!r:.80}; it must be a text")
+        yield place, [str(cell or "") for cell in cells]

@@ -1,0 +1,37 @@
+"""Files that people wrote, as text: whatever they were saved with, the same lines or one clear error."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from pathlib import Path
+
+from duplex.errors import DuplexError
+
+LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form feeds and U+2028, inside a name
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DuplexError(f"{path} does not exist") from None
+    except OSError as error:
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_text(path: Path) -> str:
+    """UTF-8 with or without a byte-order mark, or UTF-16 with one. Anything else would be a guess at the names."""
+    data = read_bytes(path)
+    encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise DuplexError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    if "\0" in text:
+        raise DuplexError(f"{path} is not text: it holds a zero byte; save it as UTF-8")
+    return text
+
+
+def read_lines(path: Path) -> list[str]:
+    return LINE_END.split(read_text(path))

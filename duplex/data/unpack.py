@@ -1,0 +1,125 @@
+"""Archives from strangers: only the wanted parts come out, below one folder, and no more than a stated size."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from duplex.data.progress import tracked
+from duplex.errors import DuplexError
+
+CHUNK = 1 << 20
+DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Member:
+    name: str
+    regular: bool  # a plain file; else a link or a device
+    open: Callable[[], IO[bytes] | None]
+
+
+def is_archive(path: Path) -> bool:
+    return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
+
+
+def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit: int) -> None:
+    """Bring the wanted parts of `archive` to `root`. `take` maps a name below `root` to the names it may have in the
+    archive. Parts are complete or absent: they are written beside their place and moved there at the end."""
+    staging = root / f".{archive.name}.partial"
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        found = _write_parts(archive, take, staging, limit)
+        absent = [name for name in take if name not in found]
+        if absent:
+            raise DuplexError(f"{archive} holds no {take[absent[0]][0]!r}; it is not the archive it should be")
+        for name in take:
+            if not (root / name).exists():
+                (staging / name).rename(root / name)
+    except DAMAGED as error:
+        raise DuplexError(f"{archive} is damaged ({error}); delete it and run the command again") from None
+    except OSError as error:
+        raise DuplexError(f"{archive} cannot be unpacked to {root}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Path, limit: int) -> set[str]:
+    found: set[str] = set()
+    left = limit
+    with _members(archive) as (members, total):
+        for member in tracked(members, f"unpacking {archive.name}", total):
+            place = _place(_safe(member.name, archive), take)
+            if place is None:
+                continue
+            if not member.regular:
+                raise DuplexError(f"{archive}: {member.name!r} is a link or a device, not a file")
+            target = staging.joinpath(*place)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            left -= _copy(member, target, left, archive, limit)
+            found.add(place[0])
+    return found
+
+
+def _copy(member: Member, target: Path, left: int, archive: Path, limit: int) -> int:
+    """Bytes are counted as they come out: what the archive says of its sizes is not believed."""
+    written, source = 0, member.open()
+    if source is None:
+        raise DuplexError(f"{archive}: {member.name!r} is not a file")
+    with source, target.open("wb") as file:
+        while chunk := source.read(CHUNK):
+            written += len(chunk)
+            if written > left:
+                raise DuplexError(f"{archive} holds more than {limit:,} bytes, far beyond what is expected of it")
+            file.write(chunk)
+    return written
+
+
+def _safe(name: str, archive: Path) -> list[str]:
+    parts = name.replace("\\", "/").split("/")
+    if name.startswith(("/", "\\")) or ".." in parts or parts[0].endswith(":") or "\0" in name:
+        raise DuplexError(f"{archive}: the name {name!r} leads out of the folder; nothing of it is unpacked")
+    return [part for part in parts if part not in ("", ".")]
+
+
+def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] | None:
+    """Where a member belongs below the root, or None if it is not wanted."""
+    for name, sources in take.items():
+        for source in sources:
+            depth = source.count("/") + 1
+            if parts[:depth] == source.split("/"):
+                return [name, *parts[depth:]]
+    return None
+
+
+@contextmanager
+def _members(archive: Path) -> Iterator[tuple[Iterator[Member], int]]:
+    """The files of a zip or a tar, as they come."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as bundle:
+            yield _zip_members(bundle), len(bundle.infolist())
+    else:
+        with tarfile.open(archive) as bundle:
+            yield _tar_members(bundle), 0
+
+
+def _zip_members(bundle: zipfile.ZipFile) -> Iterator[Member]:
+    for info in bundle.infolist():
+        mode = info.external_attr >> 16
+        if not info.is_dir():
+            regular = stat.S_IFMT(mode) in (0, stat.S_IFREG)
+            yield Member(info.filename, regular, lambda info=info: bundle.open(info))  # type: ignore[misc]
+
+
+def _tar_members(bundle: tarfile.TarFile) -> Iterator[Member]:
+    for info in bundle:
+        if not info.isdir():
+            yield Member(info.name, info.isreg(), lambda info=info: bundle.extractfile(info))  # type: ignore[misc]
