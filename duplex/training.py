@@ -73,7 +73,7 @@ def train(
 
 def _begin(network: Network, settings: TrainingOptions, seed: int, run: Run, validate: Validate) -> State:
     """A fresh state, or the one that an earlier run with the same key left."""
-    parameters = network.trainable() or [torch.zeros(1, requires_grad=True)]
+    parameters = network.trainable() or [torch.nn.Parameter(torch.zeros(1))]
     optimiser = torch.optim.Adam(parameters, lr=settings.learning_rate)
     schedule = torch.optim.lr_scheduler.StepLR(optimiser, settings.decay_every, settings.decay)
     state = State(run.key, network, optimiser, schedule, torch.Generator().manual_seed(seed))

@@ -93,7 +93,8 @@ class Options:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Options:
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in record.items()})
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in record.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True)

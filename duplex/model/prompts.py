@@ -45,7 +45,7 @@ class Prompts(nn.Module):
         names = [tower.tokens(prompt_name(name)) for name in (*labels.states, *labels.objects)]
 
         ends = tower.embedding(torch.tensor([tower.start, tower.end]))  # [2, width]
-        frozen, learned = [ends], []
+        frozen, learned = [ends], list[Tensor]()
         shared = options.context == "fixed"  # a fixed context is the same rows for every path
         (frozen if shared else learned).append(context if shared else context.repeat(len(self.paths), 1))
         if options.vocabulary == "learned":

@@ -6,24 +6,18 @@ import json
 
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import write_manifest
-from duplex.data.source import DataSource, ensure_pictures, load_source
+from duplex.data.source import ensure_pictures, load_source
 from duplex.data.stats import statistics
 from duplex.params import Params
-
-
-def data_source(params: Params, dataset: str) -> DataSource:
-    """The data layer's view of a data set's entry in params.yaml."""
-    entry = params.dataset(dataset).source
-    return DataSource(name=dataset, **{key: getattr(entry, key) for key in ("kind", "root", "table", "seed", "split")})
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
     """Write the manifest of a data set, its labels and its statistics."""
     paths = paths or ArtifactPaths()
-    source = data_source(params, dataset)
+    source = params.dataset(dataset).source
     data = load_source(source)
     ensure_pictures(source, data.manifest)
     write_manifest(data.manifest, paths.manifest(dataset))
     data.labels.save(paths.labels(dataset))
-    record = statistics(data.manifest, data.labels)
+    record = statistics(data.labels, data.manifest).to_dict()
     paths.statistics(dataset).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

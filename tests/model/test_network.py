@@ -63,9 +63,7 @@ rows_of_options = st.fixed_dictionaries(
         "disentangler": st.sampled_from(["plain", "residual"]),
         "codebook": st.sampled_from(["buffer", "trainable"]),
         "graph": st.sampled_from([True, True, False]),
-        "messages": st.sampled_from(
-            [subset for k in (1, 2, 3) for subset in itertools.combinations(MESSAGES, k)]
-        ),
+        "messages": st.sampled_from([subset for k in (1, 2, 3) for subset in itertools.combinations(MESSAGES, k)]),
         "momentum": st.sampled_from([0.0, 0.3, 0.9]),
         "renormalise": st.booleans(),
         "refine_over": st.sampled_from(["closed", "open"]),
@@ -216,4 +214,4 @@ def test_contradicting_options_are_refused(row, word):
 def test_options_survive_json():
     options = Options(messages=("state",), momentum=0.5)
     assert Options.from_dict(options.to_dict()) == options
-    assert DIM == small_network(options).codebook.rows.shape[1]
+    assert small_network(options).codebook.rows.shape[1] == DIM

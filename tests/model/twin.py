@@ -1,4 +1,4 @@
-"""The method from the paper's formulas alone: plain loops over nodes and edges, a dense adjacency matrix, no factoring."""
+"""The method from the paper's formulas alone: loops over nodes and edges, a dense adjacency matrix, no factoring."""
 
 from __future__ import annotations
 
