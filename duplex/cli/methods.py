@@ -9,6 +9,7 @@ import typer
 Dataset = Annotated[str, typer.Option("--dataset", "-d", help="A data set of params.yaml.")]
 Method = Annotated[str, typer.Option("--method", "-m", help="A method or an ablation of params.yaml.")]
 Seed = Annotated[int, typer.Option("--seed", "-s", min=0, help="Seed of initial values, order and dropout.")]
+HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
@@ -23,18 +24,11 @@ def show_params(
     check: Annotated[bool, typer.Option("--check", help="Print nothing; fail where something is wrong.")] = False,
 ) -> None:
     """Check params.yaml and print it with every default filled in, as JSON."""
-    import json
-    from dataclasses import asdict, is_dataclass
-
     from duplex.params import load_params
 
     params = load_params()
     if not check:
-        record = {key: value for key, value in params}
-        text = json.dumps(
-            record, indent=2, default=lambda v: asdict(v) if is_dataclass(v) and not isinstance(v, type) else _plain(v)
-        )
-        typer.echo(text)
+        typer.echo(params.model_dump_json(indent=2))
 
 
 def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
@@ -90,7 +84,3 @@ def metrics(as_json: AsJson = False) -> None:
         shown.add_row(*row)
     Console().print(shown)
     typer.echo(f"report: {paths.report / 'index.html'}")
-
-
-def _plain(value: object) -> object:
-    return {k: v for k, v in value} if hasattr(value, "model_fields") else str(value)

@@ -13,9 +13,7 @@ from duplex.features.extraction import extract as encode
 from duplex.params import Params
 
 
-def extract(
-    params: Params, dataset: str, paths: ArtifactPaths | None = None, out: Path | None = None
-) -> ExtractionReport:
+def extract(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> ExtractionReport:
     """Encode a data set's pictures once; say how many could not be read."""
     paths = paths or ArtifactPaths()
     entry, settings = params.dataset(dataset), params.extraction
