@@ -56,9 +56,10 @@ def small_network(options: Options, seed: int = 0) -> Network:
     labels = small_labels()
     z = torch.nn.functional.normalize(features(40, seed + 1), dim=-1)
     compositions = torch.as_tensor(np.resize(labels.pairs["train"], 40))
+    tower = small_tower()  # before seeding: making it draws random numbers, once
     torch.manual_seed(seed)
     rows = initial_rows(options, labels, z, compositions) if options.codebook != "none" else None
-    network = Network(options, labels, small_tower(), rows).double()
+    network = Network(options, labels, tower, rows).double()
     if network.adapter is not None:
         torch.nn.init.normal_(network.adapter.up.weight, std=0.3)
     return network

@@ -1,0 +1,162 @@
+"""One step of the local graph, forward and backward: factored sums against a dense adjacency matrix, and against the
+codebook's size.
+
+python -m benchmarks.graph [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tracemalloc
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.measure import alternate, emit, say
+from duplex.model.factors import Fusion
+from duplex.model.graph import Batch, Candidates, aggregate, blend
+
+DIM = 768
+MESSAGES = ("state", "object", "counterfactual")
+
+
+@dataclass
+class Problem:
+    """A batch in a world of `M x N` compositions, all of them targets, and its codebook."""
+
+    z_s: Tensor
+    z_o: Tensor
+    logits_s: Tensor
+    logits_o: Tensor
+    states: Tensor
+    objects: Tensor
+    is_target: Tensor
+    rows: Tensor
+    fusion: Fusion
+    n_objects: int
+
+    @classmethod
+    def of(cls, batch: int, m: int, n: int, pool: tuple[int, int] = (115, 245), seed: int = 0) -> Problem:
+        """Labels are drawn from a pool of states and objects, so that the candidates are the same for any `m, n`."""
+        g = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
+        unit = torch.nn.functional.normalize
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=g)
+
+        states = torch.randint(min(pool[0], m), (batch,), generator=g)
+        objects = torch.randint(min(pool[1], n), (batch,), generator=g)
+        return cls(
+            unit(draw(batch, DIM), dim=-1).requires_grad_(),
+            unit(draw(batch, DIM), dim=-1).requires_grad_(),
+            (3 * draw(batch, m)).requires_grad_(),
+            (3 * draw(batch, n)).requires_grad_(),
+            states,
+            objects,
+            torch.ones(m * n, dtype=torch.bool),
+            unit(torch.randn(m * n, DIM), dim=-1),
+            Fusion(DIM),
+            n,
+        )
+
+    def leaves(self) -> list[Tensor]:
+        return [self.z_s, self.z_o, self.logits_s, self.logits_o, *self.fusion.parameters()]
+
+    def batch(self) -> Batch:
+        p_s, p_o = self.logits_s.softmax(-1), self.logits_o.softmax(-1)
+        return Batch(self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
+
+    def step(self, dense: bool) -> Tensor:
+        """Refine, send a gradient back, commit. Returns the refined rows."""
+        for leaf in self.leaves():
+            leaf.grad = None
+        batch = self.batch()
+        candidates = Candidates.of(self.states, self.objects, self.is_target, self.n_objects)
+        gather = aggregate_densely if dense else aggregate
+        h_hat = gather(batch, candidates, self.fusion, MESSAGES)
+        refined = blend(self.rows.index_select(0, candidates.compositions), h_hat, 0.9, True)
+        refined.sum().backward()
+        self.rows.index_copy_(0, candidates.compositions, refined.detach())
+        return refined
+
+
+def aggregate_densely(batch: Batch, candidates: Candidates, fusion: Fusion, messages: tuple[str, ...]) -> Tensor:
+    """`D_P^-1 W_P X_local` with the `N_local x N_local` adjacency matrix in memory, as Eq. 14-16 are written."""
+    i, j = candidates.kept[candidates.state_of][:, candidates.object_of].nonzero(as_tuple=True)
+    z_cf = fusion(batch.z_s[i], batch.z_o[j])
+    m, n = candidates.kept.nonzero(as_tuple=True)
+    count, size = len(m), len(batch.states)
+    x = torch.cat([batch.z_s.new_zeros(count, DIM), batch.z_s, batch.z_o, z_cf])
+    w_s = (batch.p_s[:, candidates.states[m]] / candidates.kept.sum(1)[m]).T
+    w_o = (batch.p_o[:, candidates.objects[n]] / candidates.kept.sum(0)[n]).T
+    own = batch.p_s[i, batch.states[i]] * batch.p_o[j, batch.objects[j]]
+    here = (candidates.state_of[i][None] == m[:, None]) & (candidates.object_of[j][None] == n[:, None])
+    w_p = torch.cat([batch.z_s.new_zeros(count, count), w_s, w_o, here * own], dim=1)
+    w = torch.cat([w_p, w_p.new_zeros(2 * size + len(i), w_p.shape[1])])  # only prototypes receive messages
+    return ((w @ x) / w.sum(1, keepdim=True).clamp(min=1e-30))[:count]
+
+
+def peak_mib(problem: Problem, dense: bool) -> float:
+    """Bytes that torch's CPU allocator was asked for at most, from its own profiler."""
+    with torch.profiler.profile(profile_memory=True, record_shapes=False) as profile:
+        problem.step(dense)
+    live = peak = 0
+    for event in profile.events():
+        live += event.self_cpu_memory_usage if hasattr(event, "self_cpu_memory_usage") else 0
+        peak = max(peak, live)
+    return peak / 2**20
+
+
+def by_batch() -> list[dict[str, float]]:
+    found = []
+    for size in (16, 32, 64, 128, 256, 512):
+        problem = Problem.of(size, 115, 245)
+        candidates = len(Candidates.of(problem.states, problem.objects, problem.is_target, 245).compositions)
+        works = {"factored": lambda p=problem: p.step(dense=False)}
+        if size <= 64:
+            works["dense"] = lambda p=problem: p.step(dense=True)
+        times = alternate(works, rounds=5 if size <= 128 else 3)
+        row = {"batch": size, "candidates": candidates, "factored_ms": 1e3 * times["factored"]}
+        row["factored_mib"] = peak_mib(problem, dense=False)
+        row["factored_us_per_candidate"] = 1e6 * times["factored"] / candidates
+        if "dense" in times:
+            row |= {"dense_ms": 1e3 * times["dense"], "dense_mib": peak_mib(problem, dense=True)}
+        say("  ".join(f"{key} {value:.4g}" for key, value in row.items()))
+        found.append(row)
+    return found
+
+
+def by_codebook(batch: int = 64) -> dict[str, float]:
+    """The same batch, the same candidates, ever larger codebooks."""
+    worlds = {"192": (16, 12), "28175": (115, 245), "278362": (413, 674)}
+    problems = {rows: Problem.of(batch, m, n, pool=(16, 12)) for rows, (m, n) in worlds.items()}
+    times = alternate({rows: lambda p=problem: p.step(dense=False) for rows, problem in problems.items()}, rounds=15)
+    say("codebook rows: " + "  ".join(f"{rows}: {1e3 * t:.2f} ms" for rows, t in times.items()))
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    wanted = parser.parse_args()
+    tracemalloc.stop()
+    batches, books = by_batch(), by_codebook()
+    at_64 = next(row for row in batches if row["batch"] == 64)
+    record = {
+        "speedup_over_dense": at_64["dense_ms"] / at_64["factored_ms"],
+        "memory_over_dense": at_64["dense_mib"] / max(at_64["factored_mib"], 1e-9),
+        "codebook_growth": books["278362"] / books["192"],
+        "batches": batches,
+        "codebook_ms": {rows: 1e3 * t for rows, t in books.items()},
+        "threads": torch.get_num_threads(),
+    }
+    if wanted.json:
+        emit(record)
+    else:
+        say(f"dense / factored at B = 64: {record['speedup_over_dense']:.1f}; codebook growth {record['codebook_growth']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The training loop: seeded, resumable bit for bit, guarded against divergence, blind to test data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from duplex.assessment import validation_auc
+from duplex.errors import DuplexError
+from duplex.features.examples import Examples
+from duplex.model.options import Options, TrainingOptions
+from duplex.resume import State
+from duplex.training import Run, optimiser_step, train
+from tests.model.world import features, small_labels, small_network
+
+SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4)
+DUPLEX = Options(width=5)
+LABELS = small_labels()
+
+
+def examples(split: str = "train", count: int = 50, seed: int = 0) -> Examples:
+    compositions = torch.as_tensor(np.resize(LABELS.pairs[split], count))
+    centres = features(LABELS.size, 99)  # one cluster a composition, so that there is something to learn
+    return Examples(np.arange(count), centres[compositions] + 0.5 * features(count, seed), compositions)
+
+
+def run(options: Options = DUPLEX, settings: TrainingOptions = SETTINGS, **more):
+    network, val = small_network(options), examples("val", 24, 7)
+    outcome = train(network, examples(), settings, 0, lambda n: validation_auc(n, val, LABELS), **more)
+    return network, outcome
+
+
+def same(a, b) -> bool:
+    first, second = a.state_dict(), b.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_same_seed_gives_the_same_network():
+    assert same(run()[0], run()[0])
+
+
+def test_the_best_epoch_by_validation_auc_is_kept():
+    network, outcome = run()
+    aucs = [row["val_auc"] for row in outcome.history]
+    assert outcome.best_auc == max(aucs)
+    assert outcome.best_epoch == aucs.index(max(aucs))
+    assert validation_auc(network, examples("val", 24, 7), LABELS) == outcome.best_auc
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_killed_run_goes_on_bit_identically(tmp_path, monkeypatch, after):
+    whole, reference = run()
+    partial, save = tmp_path / "training.partial", State.save
+
+    def save_then_die(state, path):
+        save(state, path)
+        if state.epoch == after:
+            raise Killed
+
+    monkeypatch.setattr(State, "save", save_then_die)
+    with pytest.raises(Killed):
+        run(run=Run(partial=partial, key="k"))
+    monkeypatch.setattr(State, "save", save)
+    resumed, outcome = run(run=Run(partial=partial, key="k"))
+    assert same(whole, resumed)
+    assert outcome.history == reference.history
+
+
+def test_a_state_of_another_run_is_left_alone(tmp_path, capsys):
+    partial = tmp_path / "training.partial"
+    run(run=Run(partial=partial, key="lambda 0.9"))
+    other, _ = run(Options(width=5, momentum=0.5), run=Run(partial=partial, key="lambda 0.5"))
+    assert same(other, run(Options(width=5, momentum=0.5))[0])
+    assert "starting afresh" in capsys.readouterr().err
+
+
+def test_an_unreadable_state_names_the_file(tmp_path):
+    partial = tmp_path / "training.partial"
+    partial.write_bytes(b"half a file")
+    with pytest.raises(DuplexError, match=r"training\.partial cannot be read"):
+        run(run=Run(partial=partial, key="k"))
+
+
+class CountingTower:
+    """A text tower that counts its encodings."""
+
+    def __init__(self, tower):
+        self.tower, self.calls = tower, 0
+
+    def encode(self, *args, **options):
+        self.calls += 1
+        return self.tower.encode(*args, **options)
+
+
+def test_accumulated_batches_are_one_step_over_one_text_encoding():
+    """Without graph and dropout the losses are means over images: four batches of 2 equal one batch of 8."""
+    options = Options(width=5, graph=False, adapter_dropout=0.0)
+    chosen, results = torch.arange(8), []
+    for settings in (SETTINGS, dataclasses.replace(SETTINGS, batch_size=2, accumulate=4)):
+        network = small_network(options)
+        tower = CountingTower(network.prompts.tower)
+        network.prompts._tower[0] = tower
+        terms = optimiser_step(network, examples(), chosen, settings, torch.optim.SGD(network.trainable(), lr=0.1))
+        results.append((network.state_dict(), terms))
+        assert tower.calls == 1
+    for name, value in results[0][0].items():
+        torch.testing.assert_close(results[1][0][name], value, rtol=1e-9, atol=1e-11)
+    assert results[0][1] == pytest.approx(results[1][1])
+
+
+def test_a_step_updates_prompts_through_the_gathered_gradients():
+    """The prompts' gradient equals that of one backward pass through everything at once."""
+    options, chosen = Options(width=5, adapter_dropout=0.0), torch.arange(8)
+    network = small_network(options)
+    optimiser = torch.optim.SGD(network.trainable(), lr=0.0)
+    optimiser_step(network, examples(), chosen, SETTINGS, optimiser)
+    gathered = network.prompts.learned_rows.grad.clone()
+    plain = small_network(options)
+    step = plain(examples().z[chosen], examples().compositions[chosen], plain.prototypes())
+    step.total.backward()
+    torch.testing.assert_close(gathered, plain.prompts.learned_rows.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_divergence_names_the_step_the_term_and_the_remedy():
+    broken = examples()
+    broken.z[3] = float("nan")
+    with pytest.raises(DuplexError, match=r"loss \w+ became nan in epoch 1, step \d+; lower training.learning_rate"):
+        train(small_network(DUPLEX), broken, SETTINGS, 0, lambda _: 0.5)
+
+
+def test_early_stop_waits_for_its_patience():
+    settings = dataclasses.replace(SETTINGS, epochs=30, patience=2)
+    outcome = train(small_network(DUPLEX), examples(), settings, 0, lambda _: 0.5)
+    assert [row["epoch"] for row in outcome.history] == [0, 1, 2]
+
+
+def test_a_method_without_losses_stays_at_epoch_zero():
+    clip = Options(context="fixed", vocabulary="fixed", paths="c", adapter="none", codebook="none", graph=False,
+                   losses=(), inference=("ct",))  # fmt: skip
+    network, outcome = run(clip)
+    assert outcome.best_epoch == 0
+    assert len(outcome.history) == 1
+    assert same(network, small_network(clip))
+
+
+def test_no_training_image_is_an_error():
+    with pytest.raises(DuplexError, match="no readable training image"):
+        train(small_network(DUPLEX), examples(count=0), SETTINGS, 0, lambda _: 0.5)
