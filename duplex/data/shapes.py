@@ -1,7 +1,7 @@
 """The embedded benchmark `shapes`: small drawn pictures of objects in states, with held-out compositions.
 
-Every picture is a pure function of the seed and its file name, so any one can be drawn alone and in any order. It exists
-so that the whole pipeline runs anywhere in minutes; its numbers say nothing about photographs.
+Every picture is a pure function of the seed and its file name, so any one can be drawn alone and in any order. It
+exists so that the whole pipeline runs anywhere in minutes; its numbers say nothing about photographs.
 """
 
 from __future__ import annotations

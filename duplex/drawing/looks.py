@@ -7,13 +7,14 @@ which it lies, the tint of its kind), so that striped on a ring is not striped o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from duplex.drawing.outlines import Outline, Points
 
-Plane = NDArray[np.float32]  # [H, W] in 0..1
+Plane = NDArray[np.floating[Any]]  # [H, W] in 0..1
 Range = tuple[float, float]
 
 
@@ -82,13 +83,12 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
     return np.stack([x, y], axis=1) * np.where(radius > 0, ripple, 1.0)[:, None]
 
 
-def pattern_plane(kind: str, outline: Outline, u: Plane, v: Plane, pitch: float, phase: float) -> Plane:
-    """[H, W] how much of the second ink lies where; (u, v) are the object's own coordinates."""
+def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
+    """[H, W] how much of the second ink lies where; `frame` holds the object's own coordinates (u, v)."""
+    across, along = frame
     if outline.round:  # around the centre: wedges and rings instead of bands and rows
-        u, v = 1.1 * np.hypot(u, v), (3.0 / np.pi) * np.arctan2(v, u) / pitch * 0.55
-        across, along = v * pitch, u
-    else:
-        across, along = u, v
+        u, v = frame
+        across, along = (1.65 / np.pi) * np.arctan2(v, u), 1.1 * np.hypot(u, v)
     beat = np.pi / pitch
     if kind == "striped":
         return _edge(np.sin(beat * across + phase))

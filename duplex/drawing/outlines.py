@@ -65,7 +65,7 @@ def _moon() -> Points:
     bend = np.arctan2(tip[1], tip[0] - centre)
     inner = np.linspace(2 * np.pi - bend, bend, 44)[1:-1]
     arcs = [(np.cos(outer), np.sin(outer)), (centre + radius * np.cos(inner), radius * np.sin(inner))]
-    return np.concatenate([np.stack(arc, axis=1) for arc in arcs]) + [0.25, 0.0]
+    return np.concatenate([np.stack(arc, axis=1) for arc in arcs]) + np.array([0.25, 0.0])
 
 
 def _drop() -> Points:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from duplex.drawing.outlines import OUTLINES, Outline, Points
 
 SIDE = 64  # pixels of a picture
 FINE = 2  # masks are drawn this much larger, then averaged down
-Picture = NDArray[np.float32]  # [H, W, 3] in 0..1
+Picture = NDArray[np.floating[Any]]  # [H, W, 3] in 0..1
 _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
 
 
@@ -55,7 +56,7 @@ def picture(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Im
     place = _Place.drawn(look, style, rng)
     outline = OUTLINES[kind]
     mask = _mask(outline, look, place, rng)
-    ink = _ink(kind, outline, look, style, place, ground, rng)
+    ink = _ink(kind, look, style, place, ground, rng=rng)
     alpha = mask * (1.0 - _within(look.fade, rng))
     canvas = ground + (ink - ground) * alpha[..., None]
     canvas = _scraps(canvas, style, rng, mask)
@@ -190,16 +191,15 @@ def _colour(
     return ink
 
 
-def _ink(
-    kind: str, outline: Outline, look: Look, style: Style, place: _Place, ground: Picture, rng: np.random.Generator
-) -> Picture:
+def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Picture, *, rng: np.random.Generator) -> Picture:
     """[H, W, 3] the colour the object would have everywhere."""
+    outline = OUTLINES[kind]
     ink = _colour(kind, look, style, ground.mean(axis=(0, 1)), rng)
     u, v = place.frame()
-    sheet = np.broadcast_to(ink, (SIDE, SIDE, 3))
+    sheet: Picture = np.broadcast_to(ink, (SIDE, SIDE, 3))
     if look.pattern is not None:
         second = _colour(kind, Look(), style, ink, rng)
-        part = pattern_plane(look.pattern, outline, u, v, _within((0.24, 0.36), rng), 6.28 * float(rng.random()))
+        part = pattern_plane(look.pattern, outline, (u, v), _within((0.24, 0.36), rng), 6.28 * float(rng.random()))
         sheet = sheet + (second - ink) * part[..., None]
     if look.glossy:
         shade = np.clip(0.8 - 0.35 * v, 0.3, 1.15)

@@ -1,0 +1,93 @@
+"""The packaged tiny CLIP: an open_clip architecture with weights small enough to ship, for the embedded benchmark.
+
+`train.py` beside this file made the weights. Only the token rows of words that its captions used are kept; a text with
+another word has no meaning to this model and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from duplex.errors import DuplexError
+
+if TYPE_CHECKING:
+    import torch
+
+HERE = Path(__file__).parent
+CONFIG, WEIGHTS = HERE / "model.json", HERE / "weights.safetensors"
+TOKENS = "token_embedding.weight"
+
+
+def load_config(path: Path = CONFIG) -> dict[str, Any]:
+    """`architecture` (open_clip's arguments) and `preprocess` (how a picture becomes a tensor)."""
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return config
+
+
+def build(config: Mapping[str, Any]) -> torch.nn.Module:
+    """The model with random weights."""
+    from duplex.encoders.vision_ops import ensure_torchvision
+
+    ensure_torchvision()
+    from open_clip.model import CLIP
+
+    model: torch.nn.Module = CLIP(**config["architecture"])
+    return model
+
+
+def load_state(folder: Path = HERE) -> tuple[dict[str, Any], dict[str, torch.Tensor], torch.Tensor]:
+    """(config, float32 state dict, token rows in use). The embedding is full size; rows not in use are NaN, so that a
+    token nobody trained cannot pass unnoticed."""
+    import torch
+    from safetensors.torch import load_file
+
+    config = load_config(folder / CONFIG.name)
+    stored = load_file(folder / WEIGHTS.name)
+    rows = stored.pop("token_rows").long()
+    state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
+    text = config["architecture"]["text_cfg"]
+    embedding = torch.full((text["vocab_size"], text["width"]), float("nan"))
+    embedding[rows] = state[TOKENS]
+    return config, {**state, TOKENS: embedding}, rows
+
+
+def save_state(model: torch.nn.Module, rows: torch.Tensor, folder: Path = HERE) -> Path:
+    """Write the weights in half precision. `model` embeds only the tokens in use; `rows` are their vocabulary ids."""
+    import torch
+    from safetensors.torch import save_file
+
+    tensors = {n: t.half() if t.is_floating_point() else t for n, t in model.state_dict().items()}
+    tensors["token_rows"] = rows.to(torch.int32)
+    path = folder / WEIGHTS.name
+    partial = path.with_name(f"{path.name}.partial")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+    partial.replace(path)
+    return path
+
+
+@cache
+def _tokenizer() -> Any:
+    from duplex.encoders.vision_ops import ensure_torchvision
+
+    ensure_torchvision()
+    from open_clip.tokenizer import SimpleTokenizer
+
+    return SimpleTokenizer()
+
+
+def token_ids(text: str, rows: torch.Tensor) -> list[int]:
+    """BPE ids of a text without start and end; a word whose tokens are not in use is an error that names it."""
+    known, ids = set(rows.tolist()), []
+    for word in text.lower().split():
+        word_ids = _tokenizer().encode(word)
+        if not known.issuperset(word_ids):
+            raise DuplexError(
+                f"the tiny encoder does not know the word {word!r} of {text!r}; "
+                "choose an open_clip model under `encoder.name` in params.yaml"
+            )
+        ids += word_ids
+    return ids

@@ -1,0 +1,121 @@
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from duplex.data.manifest import COLUMNS, read_manifest, write_manifest
+from duplex.data.shapes import ABSENT, OBJECTS, SEEN, STATES, UNSEEN, draw, render_pictures, shapes_manifest
+from duplex.errors import DuplexError
+from duplex.labels import LabelSpace
+
+seeds = st.integers(0, 2**32)
+
+
+def pairs_of(frame: pd.DataFrame, split: str) -> set[tuple[str, str]]:
+    rows = frame[frame["split"] == split]
+    return set(zip(rows["state"], rows["object"], strict=True))
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format="PNG")
+    return file.getvalue()
+
+
+# -- the manifest -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=8, deadline=None)
+@given(seeds)
+def test_splits_are_what_the_benchmark_promises(seed):
+    frame = shapes_manifest(seed)
+    train, val, test = (pairs_of(frame, split) for split in ("train", "val", "test"))
+    assert list(frame.columns) == COLUMNS
+    assert len(val - train) == len(test - train) == UNSEEN
+    assert len(val & train) == len(test & train) == SEEN
+    assert not (val - train) & (test - train)
+    assert len(STATES) * len(OBJECTS) - len(train | val | test) == ABSENT == len(STATES) * len(OBJECTS) // 4
+    assert not frame["image"].duplicated().any()
+
+
+@settings(max_examples=8, deadline=None)
+@given(seeds)
+def test_every_primitive_is_trained_in_two_pairs_at_least(seed):
+    train = pairs_of(shapes_manifest(seed), "train")
+    for position, names in enumerate((STATES, OBJECTS)):
+        assert all(sum(pair[position] == name for pair in train) >= 2 for name in names)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seeds)
+def test_training_has_a_long_tail_and_each_split_its_size(seed):
+    frame = shapes_manifest(seed)
+    train = frame[frame["split"] == "train"]
+    counts = train.groupby(["state", "object"]).size().sort_values(ascending=False).to_numpy()
+    assert 2000 <= len(train) <= 4000
+    assert counts[0] >= 10 * counts[-1] > 0
+    assert counts[: len(counts) // 5].sum() > 0.5 * counts.sum()
+    assert all(1000 <= (frame["split"] == split).sum() <= 1500 for split in ("val", "test"))
+
+
+def test_the_same_seed_gives_the_same_file(tmp_path):
+    for name in ("one.csv", "two.csv"):
+        write_manifest(shapes_manifest(3), tmp_path / name)
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+    pd.testing.assert_frame_equal(read_manifest(tmp_path / "one.csv"), shapes_manifest(3), check_dtype=False)
+    assert not shapes_manifest(3).equals(shapes_manifest(4))
+
+
+def test_a_smaller_benchmark_keeps_its_pairs():
+    whole, small = shapes_manifest(), shapes_manifest(scale=0.05)
+    assert len(small) < 0.1 * len(whole)
+    assert all(pairs_of(small, split) == pairs_of(whole, split) for split in ("train", "val", "test"))
+    with pytest.raises(DuplexError, match="scale 0"):
+        shapes_manifest(scale=0)
+
+
+def test_the_manifest_makes_a_label_space():
+    frame = shapes_manifest()
+    labels = LabelSpace.from_pairs({split: pairs_of(frame, split) for split in ("train", "val", "test")})
+    assert labels.states == tuple(sorted(STATES))
+    assert labels.objects == tuple(sorted(OBJECTS))
+    assert len(labels.target("closed", "test")) == labels.seen.sum() + UNSEEN
+
+
+# -- pictures -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from(STATES), st.sampled_from(OBJECTS), st.integers(0, 9999), seeds)
+def test_a_picture_depends_on_seed_and_name_alone(state, kind, number, seed):
+    name = f"{state}_{kind}/{number:04d}.png"
+    first = png(draw(name, seed))
+    np.random.default_rng(0).random()
+    draw("red_star/0000.png", seed)
+    assert png(draw(name, seed)) == first
+    assert png(draw(name, seed + 1)) != first
+    assert png(draw(f"{state}_{kind}/{number + 1:04d}.png", seed)) != first
+
+
+@pytest.mark.parametrize("name", ["red_dog/0001.png", "wet_star/0001.png", "0001.png", "redstar/0001.png"])
+def test_a_name_outside_the_benchmark_is_refused(name):
+    with pytest.raises(DuplexError, match="not a picture of shapes"):
+        draw(name)
+
+
+def test_rendering_writes_what_is_missing_in_any_order(tmp_path):
+    frame = shapes_manifest(scale=0.02).sample(12, random_state=0)
+    assert render_pictures(frame, tmp_path / "a") == 12
+    assert render_pictures(frame.iloc[::-1], tmp_path / "b") == 12
+    for name in frame["image"]:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        assert np.array_equal(np.asarray(Image.open(tmp_path / "a" / name)), np.asarray(draw(name)))
+    (tmp_path / "a" / frame["image"].iloc[3]).unlink()
+    seen: list[str] = []
+    assert render_pictures(frame, tmp_path / "a", progress=lambda names: seen.extend(names) or names) == 1
+    assert seen == [frame["image"].iloc[3]]
+    assert not list(tmp_path.rglob("*.partial"))
