@@ -1,4 +1,8 @@
-"""One writer a cache: an advisory lock that the system drops when its holder dies."""
+"""One writer a cache: an advisory lock that the system drops when its holder dies.
+
+A record lock belongs to the process alone: decoding workers that outlive a killed parent for a moment do not keep it,
+as they would a lock on an inherited descriptor.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,8 @@ def _acquire(lock: Path, path: Path) -> int:
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
             holder = os.pread(descriptor, 20, 0).decode() or "unknown"
             os.close(descriptor)
             writer = f"another extraction (process {holder}) is writing {path}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import warnings
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,6 @@ from PIL import Image, UnidentifiedImageError
 
 FORMATS = (
     "JPEG",
-    "MPO",
     "PNG",
     "GIF",
     "BMP",
@@ -28,7 +28,7 @@ FORMATS = (
     "ICO",
     "JPEG2000",
     "AVIF",
-)  # all told by magic bytes
+)  # told by their first bytes
 MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB; Pillow's own limit, an error here instead of a warning
 
 
@@ -46,7 +46,7 @@ def read_picture(path: Path) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, and about sizes that the next check refuses
-            with Image.open(path, formats=FORMATS) as picture:
+            with Image.open(path, formats=_formats()) as picture:
                 if picture.width * picture.height > MAX_PIXELS:
                     raise BadPicture("too large")
                 return _rgb(picture)
@@ -58,6 +58,13 @@ def read_picture(path: Path) -> Image.Image:
         raise BadPicture("not a picture") from None
     except Exception:  # decoders raise nearly every type there is on damaged bytes
         raise BadPicture("damaged") from None
+
+
+@lru_cache(maxsize=1)
+def _formats() -> tuple[str, ...]:
+    """Those that this Pillow was built with."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _check_file(path: Path) -> None:

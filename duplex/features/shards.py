@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
+from typing import Any
 
-from duplex.errors import UsageError
-from duplex.features.store import Span
+import h5py
+
+from duplex.errors import DuplexError, UsageError
+from duplex.features.identity import Identity, difference
+from duplex.features.lock import sole_writer
+from duplex.features.store import PENDING, PartialCache, Span, describe, open_file, read_identity, read_span
+
+CHUNK = 65_536  # rows copied at once
+Shape = tuple[tuple[int, ...], Any]  # of a row, and its dtype
 
 
 def extent(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
@@ -26,3 +36,89 @@ def extent(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path
 
 def shard_path(out: Path, k: int, n: int) -> Path:
     return out.with_name(f"{out.stem}.shard-{k}-of-{n}{out.suffix}")
+
+
+def find_shards(out: Path) -> list[Path]:
+    """The finished shards of `out`, in order; all of them or an error."""
+    pattern = re.compile(re.escape(out.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(out.suffix))
+    found = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
+    counts = {int(match[2]) for match in found.values()}
+    if not counts:
+        raise DuplexError(f"there is no shard of {out}; `duplex extract --shard 0/N` writes the first")
+    if len(counts) > 1:
+        raise DuplexError(f"{out.parent} has shards of {sorted(counts)} pieces; remove those of the wrong count")
+    n = counts.pop()
+    paths = [shard_path(out, k, n) for k in range(n)]
+    absent = [k for k, path in enumerate(paths) if path not in found]
+    if absent:
+        raise DuplexError(
+            f"shard {absent[0]} of {n} of {out} is not finished; `duplex extract --shard {absent[0]}/{n}` does it"
+        )
+    return paths
+
+
+def join_shards(out: Path, *, copy: bool = False) -> int:
+    """One cache from all shards of `out`: a virtual one that reads them where they lie, or with `copy` a plain file,
+    byte for byte that of an extraction in one piece. Returns its rows."""
+    paths = find_shards(out)
+    identity, spans, shapes = _agree(paths)
+    total = spans[-1].total
+    with sole_writer(out):
+        if copy:
+            _copy(out, paths, spans, identity, shapes)
+        else:
+            _link(out, paths, spans, identity, shapes)
+    return total
+
+
+def _agree(paths: list[Path]) -> tuple[Identity, list[Span], dict[str, Shape]]:
+    """What the shards have in common; they must follow one another without a gap."""
+    identity: Identity | None = None
+    spans: list[Span] = []
+    shapes: dict[str, Shape] = {}
+    for path in paths:
+        with open_file(path) as file:
+            found, span = read_identity(file), read_span(file)
+            if identity is not None and (other := difference(identity, found)):
+                raise DuplexError(
+                    f"{path} was made with another {other} than {paths[0]}; extract it again with --fresh"
+                )
+            if span.start != (spans[-1].stop if spans else 0) or (file["mark"][...] == PENDING).any():
+                raise DuplexError(f"{path} does not follow the shard before it; extract all with one --batch-size")
+            identity = found
+            spans.append(span)
+            shapes = {name: (file[name].shape[1:], file[name].dtype) for name in file if name != "identity"}
+    if spans[-1].stop != spans[-1].total:
+        raise DuplexError(f"{paths[-1]} is not the end of its data set; extract all shards from one manifest")
+    assert identity is not None
+    return identity, spans, shapes
+
+
+def _link(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
+    """Shards are named without their folder: HDF5 looks beside the joined file, so the folder may move."""
+    total = spans[-1].total
+    partial = out.with_name(out.name + ".joined.partial")
+    with h5py.File(partial, "w", locking="best-effort") as file:
+        describe(file, identity, Span(0, total, total))
+        for name, (row, dtype) in shapes.items():
+            layout = h5py.VirtualLayout((total, *row), dtype)
+            for path, span in zip(paths, spans, strict=True):
+                layout[span.start : span.stop] = h5py.VirtualSource(path.name, name, (span.rows, *row), dtype)
+            file.create_virtual_dataset(name, layout)
+    os.replace(partial, out)
+
+
+def _copy(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
+    total = spans[-1].total
+    patches = shapes["patch"][0] if "patch" in shapes else None
+    cache = PartialCache.create(out, identity, Span(0, total, total), int(identity["dim"]), patches)  # type: ignore[arg-type]
+    try:
+        for path, span in zip(paths, spans, strict=True):
+            with open_file(path) as file:
+                for start in range(0, span.rows, CHUNK):
+                    rows = slice(start, start + CHUNK)
+                    values = {name: file[name][rows] for name in shapes if name != "mark"}
+                    cache.write(span.start + start, file["mark"][rows], **values)
+        cache.finish()
+    finally:
+        cache.close()

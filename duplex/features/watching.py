@@ -38,13 +38,13 @@ def stop_requests() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def progress_bar(total: int, done: int, wanted: bool) -> Iterator[Callable[[int], None]]:
+def progress_bar(total: int, done: int, wanted: bool, noun: str = "pictures") -> Iterator[Callable[[int], None]]:
     """Rate and time left on stderr, where somebody is looking."""
     console = Console(stderr=True)
     rate = TextColumn("{task.fields[rate]}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not (wanted and console.is_terminal), transient=True) as bar:
-        task = bar.add_task("pictures", total=total, completed=done, rate="")
+        task = bar.add_task(noun, total=total, completed=done, rate="")
 
         def advance(count: int) -> None:
             bar.advance(task, count)

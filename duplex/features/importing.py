@@ -1,0 +1,74 @@
+"""Features somebody already has, as a cache."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from duplex.errors import DuplexError, UsageError
+from duplex.features.identity import IMPORTED, Identity
+from duplex.features.lock import sole_writer
+from duplex.features.store import ENCODED, PartialCache, Span, mark_of
+
+CHUNK = 65_536
+LARGEST = float(np.finfo(np.float16).max)
+
+
+def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) -> Identity:
+    """Write the cache `out` from a `.npy` file of one row a manifest row. Rows that are not finite are marked bad.
+    Which encoder made them is their owner's word: the cache is bound to the file and the manifest alone."""
+    values = _open_array(source)
+    if len(values) != rows:
+        raise UsageError(f"{source} has {len(values)} rows and the manifest {rows}; they must correspond one to one")
+    identity = {
+        "encoder": IMPORTED,
+        "weights": _sha256(source),
+        "precision": str(values.dtype),
+        "dim": str(values.shape[1]),
+        "manifest": manifest_sha256,
+    }
+    with sole_writer(out):
+        cache = PartialCache.create(out, identity, Span(0, rows, rows), values.shape[1])
+        try:
+            for start in range(0, rows, CHUNK):
+                block = np.asarray(values[start : start + CHUNK], dtype=np.float32)
+                finite = np.asarray(np.isfinite(block).all(axis=1))
+                block = np.where(finite[:, None], block, 0)
+                if np.abs(block).max(initial=0) > LARGEST:
+                    raise UsageError(
+                        f"{source} has values above {LARGEST:g}, which float16 cannot hold; scale them down"
+                    )
+                marks = np.where(finite, ENCODED, mark_of("features not finite")).astype(np.uint8)
+                cache.write(start, marks, cls=block.astype(np.float16))
+            cache.finish()
+        except UsageError:
+            cache.partial.unlink()
+            raise
+        finally:
+            cache.close()
+    return identity
+
+
+def _open_array(source: Path) -> np.ndarray:
+    try:
+        values = np.load(source, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise UsageError(f"{source} does not exist") from None
+    except (ValueError, OSError, EOFError) as error:
+        raise DuplexError(f"{source} is not an array that numpy saved: {error}") from None
+    if not isinstance(values, np.ndarray) or values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
+        shape = getattr(values, "shape", "several arrays")
+        raise UsageError(
+            f"{source} must hold one array of numbers [rows, width]; it has {shape} {getattr(values, 'dtype', '')}"
+        )
+    return values
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,103 @@
+"""Is this cache what it seems? What it holds, in numbers, and a sample of it encoded again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duplex.errors import DuplexError, UsageError
+from duplex.features.decoding import Blocks
+from duplex.features.identity import check_identity, repair
+from duplex.features.store import ENCODED, FIRST_BAD, PENDING, open_file, read_identity, read_span, reason
+
+if TYPE_CHECKING:
+    from duplex.encoders import Encoder
+
+CHUNK = 65_536  # rows in memory at once
+AGREE = 0.999  # cosine under which a row is another picture's or another encoder's, far below what rounding does
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """Identity, rows, bad rows by reason, and rows that look wrong: NaN, zero, or equal to an earlier row."""
+    with open_file(path) as file:
+        identity, span, marks = read_identity(file), read_span(file), file["mark"][...]
+        good = marks == ENCODED
+        norms, keys, nan = np.empty(len(marks)), np.empty(len(marks), np.uint64), 0
+        for start, values in _chunks(file["cls"]):
+            rows = slice(start, start + len(values))
+            nan += int((np.isnan(values).any(axis=1) & good[rows]).sum())
+            norms[rows] = np.linalg.norm(values.astype(np.float32), axis=1)
+            keys[rows] = _row_keys(values)
+        tokens = list(file["patch"].shape[1:]) if "patch" in file else None
+    finite = norms[good & np.isfinite(norms) & (norms > 0)]
+    return {
+        "path": str(path),
+        "identity": identity,
+        "rows": span.rows,
+        "of": span.total,
+        "dim": int(identity["dim"]),
+        "patch": tokens,
+        "pending": int((marks == PENDING).sum()),
+        "bad": dict(sorted(Counter(reason(mark) for mark in marks[marks >= FIRST_BAD]).items())),
+        "nan_rows": nan,
+        "zero_rows": int((good & (norms == 0)).sum()),
+        "duplicate_rows": int(good.sum()) - len(np.unique(keys[good])),
+        "norm": {name: float(getattr(finite, name)()) for name in ("min", "mean", "max", "std")} if len(finite) else {},
+    }
+
+
+def verify(
+    path: Path,
+    encoder: Encoder,
+    images: Sequence[str],
+    root: Path,
+    manifest_sha256: str,
+    *,
+    sample: int = 32,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Encode a random sample of rows again and compare: cosine for pictures, the mark for bad ones. Raises where a
+    row disagrees."""
+    with open_file(path) as file:
+        check_identity(read_identity(file), {**encoder.identity, "manifest": manifest_sha256}, path)
+        span, marks = read_span(file), file["mark"][...]
+        if span.total > len(images):
+            raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair(path)}")
+        rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
+        stored = file["cls"][rows].astype(np.float32)
+    blocks = Blocks(images[span.start : span.stop], root, encoder.image_transform, [(r, r + 1) for r in rows.tolist()])
+    worst = 1.0
+    for index, row in enumerate(rows.tolist()):
+        _, pixels, decoded = blocks[index]
+        if (int(decoded[0]) >= FIRST_BAD) != (int(marks[row]) >= FIRST_BAD):
+            found, held = (reason(mark) if mark >= FIRST_BAD else "readable" for mark in (int(decoded[0]), marks[row]))
+            raise DuplexError(
+                f"{path}: {blocks.images[row]} (row {row}) is {found}, in the cache {held}; {repair(path)}"
+            )
+        if marks[row] == ENCODED:
+            worst = min(worst, _cosine(stored[index], encoder.encode_images(pixels)[0].cpu().numpy()))
+            if worst < AGREE:
+                raise DuplexError(f"{path}: row {row} is not {blocks.images[row]} (cosine {worst:.4f}); {repair(path)}")
+    return {"path": str(path), "checked": len(rows), "worst_cosine": worst}
+
+
+def _chunks(data: Any) -> Iterator[tuple[int, NDArray[np.float16]]]:
+    for start in range(0, len(data), CHUNK):
+        yield start, data[start : start + CHUNK]
+
+
+def _row_keys(values: NDArray[np.float16]) -> NDArray[np.uint64]:
+    """[n, d] -> [n]: one number a row, equal for equal bytes; two different rows share one with chance 2^-64 or so."""
+    weights = np.random.default_rng(0).integers(1, 2**63, values.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(
+        1
+    )
+    return (np.ascontiguousarray(values).view(np.uint16).astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64)
+
+
+def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))
