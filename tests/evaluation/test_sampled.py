@@ -15,6 +15,15 @@ from duplex.evaluation.sampled import Blocks, sampled
 from tests.evaluation.twins import Problem, problem, published_sweep
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Blocks this small are slower on two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def blocks(scores: np.ndarray, step: int) -> Blocks:
     def each() -> Iterator[tuple[slice, np.ndarray]]:
         for start in range(0, len(scores), step):
@@ -49,8 +58,8 @@ def test_equals_the_published_sweep(seed: int, kind: str, k: int, columns: int) 
         return
     found = run(Problem(scores, p.target, p.seen, p.live), k)
     expected = published_sweep(*map(torch.from_numpy, (scores.astype(np.float32), p.target, p.seen, p.live)), k)
-    for name, value in expected.items():
-        assert getattr(found, name) == pytest.approx(value, abs=1e-6), name
+    for name in ("seen", "unseen", "hm", "auc"):
+        assert getattr(found, name) == pytest.approx(expected[name], abs=1e-6), name
 
 
 def test_close_to_the_exact_curve_and_mostly_below() -> None:

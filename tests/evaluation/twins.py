@@ -93,7 +93,7 @@ def published_sweep(
     s = np.array([float(hit[image_seen].mean()) for hit in tried])
     u = np.array([float(hit[~image_seen].mean()) for hit in tried])
     hm = np.array([2 * a * b / (a + b) if a + b else 0.0 for a, b in zip(s, u, strict=True)])
-    return {"seen": s.max(), "unseen": u.max(), "hm": hm.max(), "auc": float(np.trapezoid(s, u))}
+    return {"seen": s.max(), "unseen": u.max(), "hm": hm.max(), "auc": float(np.trapezoid(s, u)), "biases": len(tried)}
 
 
 def literal_components(seen: np.ndarray, unseen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
