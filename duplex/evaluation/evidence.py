@@ -222,7 +222,7 @@ def _strongest(best: Floats, column: Ints) -> tuple[Floats, Ints]:
     images, buckets, k = best.shape
     if not buckets:
         return np.full((images, k), -np.inf), np.full(images, -1, dtype=np.int64)
-    merged = -np.sort(-best.reshape(images, -1), axis=1)[:, :k]
+    merged = best.max(axis=1) if k == 1 else -np.sort(-best.reshape(images, -1), axis=1)[:, :k]
     leads = (best[:, :, 0] == merged[:, :1]) & (column >= 0)
     lowest = np.where(leads, column, NOWHERE).min(axis=1)
     return merged, np.where(leads.any(axis=1), lowest, -1)

@@ -1,0 +1,56 @@
+"""Accuracy by how often a composition was trained on: the paper's frequency groups (appendix tables).
+
+Seen compositions are sorted by their number of training images: head is the top 20 %, medium the next 30 %, tail the
+last 50 %. Unseen ones are a group of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from duplex.errors import DuplexError
+from duplex.labels import Bools, Ints
+
+GROUPS = ("head", "medium", "tail", "unseen")
+HEAD, HEAD_AND_MEDIUM = 0.2, 0.5
+
+
+def frequency_groups(train: Ints, size: int) -> Ints:
+    """[size] index into `GROUPS` of every composition, from the compositions of the training images.
+
+    Among equal counts the lower composition is the more frequent one, so that the groups are always the same.
+    """
+    counts = np.bincount(train, minlength=size)
+    ranked = np.argsort(-counts, kind="stable")
+    seen = int((counts > 0).sum())
+    groups = np.full(size, GROUPS.index("unseen"), dtype=np.int64)
+    cuts = [0, round(HEAD * seen), round(HEAD_AND_MEDIUM * seen), seen]
+    for group in range(3):
+        groups[ranked[cuts[group] : cuts[group + 1]]] = group
+    return groups
+
+
+def group_table(groups: Ints, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
+    """One row a group: compositions, training and test images with their shares, and each run's accuracy, in percent.
+
+    `train`, `test`: compositions of the images; `right`: run -> [test images] whether its prediction at b = 0 is right.
+    With two runs, `gain` is the second minus the first. An accuracy over no images is missing.
+    """
+    table = pd.DataFrame({"group": list(GROUPS), "compositions": np.bincount(groups, minlength=len(GROUPS))})
+    for split, images in (("train", train), ("test", test)):
+        counts = np.bincount(groups[images], minlength=len(GROUPS))
+        table[f"{split}_images"] = counts
+        table[f"{split}_percent"] = 100 * counts / max(images.size, 1)
+    for run, hits in right.items():
+        if hits.shape != test.shape:
+            raise DuplexError(f"{run} has results for {hits.size} images, the test split has {test.size}")
+        counted = np.bincount(groups[test], weights=hits, minlength=len(GROUPS))
+        images = table["test_images"].to_numpy()
+        table[run] = np.divide(100 * counted, images, out=np.full(len(GROUPS), np.nan), where=images > 0)
+    if len(right) == 2:
+        first, second = right
+        table["gain"] = table[second] - table[first]
+    return table

@@ -1,0 +1,75 @@
+"""Word vectors from a text file in GloVe's format: a word and its numbers a line, separated by spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from duplex.errors import DuplexError
+from duplex.evaluation.evidence import Floats
+from duplex.labels import prompt_name
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """One vector a name, and the words that the file does not have."""
+
+    vectors: Floats  # [names, w]
+    missing: tuple[str, ...]
+
+
+def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
+    """A name's vector is the mean of its words' (`Faux.Fur`: faux, fur); a word unknown to the file is left out.
+
+    A hyphenated word counts as its parts if the file lacks it as a whole. A name of which no word is known is an error.
+    """
+    words = [prompt_name(name).split() for name in names]
+    wanted = {part for name in words for word in name for part in (word, *word.split("-"))}
+    table = _read(path, wanted)
+    missing: dict[str, None] = {}
+    rows = []
+    for name in words:
+        parts = [part for word in name for part in ([word] if word in table else word.split("-")) if part]
+        missing.update(dict.fromkeys(part for part in parts if part not in table))
+        known = [table[part] for part in parts if part in table]
+        rows.append(np.mean(known, axis=0) if known else None)
+    lost = [name for name, row in zip(names, rows, strict=True) if row is None]
+    if lost:
+        raise DuplexError(
+            f"{path} has no vector for any word of {_listed(lost)}; use another file or rename the labels"
+        )
+    return WordVectors(np.array(rows, dtype=np.float64), tuple(missing))
+
+
+def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
+    table: dict[str, Floats] = {}
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, start=1):
+                word, _, rest = line.rstrip().partition(" ")
+                if word in wanted and rest:
+                    table.setdefault(word, _numbers(rest, f"{path}, line {number}"))
+    except OSError as error:
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from None
+    lengths = {vector.size for vector in table.values()}
+    if len(lengths) > 1:
+        raise DuplexError(f"{path} has vectors of several lengths: {', '.join(map(str, sorted(lengths)))}")
+    return table
+
+
+def _numbers(text: str, place: str) -> Floats:
+    try:
+        vector = np.array(text.split(), dtype=np.float64)
+    except ValueError:
+        raise DuplexError(f"{place} is not a word and its numbers, as a GloVe file has it") from None
+    if not np.isfinite(vector).all():
+        raise DuplexError(f"{place} holds a number that is not finite")
+    return vector
+
+
+def _listed(names: Sequence[str], limit: int = 10) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(repr, names[:limit])) + more

@@ -1,0 +1,221 @@
+"""`duplex score` on real files, good and hostile."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from duplex.cli.score import register
+from duplex.errors import DuplexError, UsageError
+from duplex.evaluation import scores as module
+from duplex.evaluation.evidence import Evidence
+from duplex.evaluation.metrics import measure
+from tests.evaluation.twins import problem
+
+
+@pytest.fixture
+def arrays() -> dict[str, Any]:
+    p = problem(np.random.default_rng(0), 200, 20)
+    p.scores[np.arange(200), p.target] += 2
+    return {"scores": p.scores, "target": p.target, "seen": p.seen}
+
+
+def app() -> typer.Typer:
+    made = typer.Typer()
+    made.callback()(lambda: None)
+    register(made)
+    return made
+
+
+def run(*args: Any) -> Any:
+    result = CliRunner().invoke(app(), ["score", *map(str, args)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout) if "--json" in args else result.stdout
+
+
+def save(path: Path, arrays: dict[str, Any]) -> Path:
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    else:
+        with h5py.File(path, "w") as store:
+            for name, values in arrays.items():
+                store[name] = values
+    return path
+
+
+@pytest.mark.parametrize("name", ["s.npz", "s.h5", "s.hdf5"])
+def test_both_kinds_of_file_give_the_metrics(
+    name: str, tmp_path: Path, arrays: dict[str, Any], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(module, "BLOCK", 20 * 33)
+    found = run(save(tmp_path / name, arrays), "--json")
+    expected = measure(Evidence(arrays["target"], arrays["seen"]).add(arrays["scores"]).rivals()).to_dict()
+    assert {key: found[key] for key in expected} == json.loads(json.dumps(expected))
+    assert 0 < found["auc_interval"][0] < found["auc"] < found["auc_interval"][1] < 100
+    assert found["protocol"] == "exact" and found["state_accuracy"] is None
+
+
+def test_compressed_files_other_types_and_names(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    plain = run(save(tmp_path / "a.npz", arrays), "--json")
+    other = arrays | {"seen": arrays["seen"].astype(int), "target": arrays["target"].astype(np.float64)}
+    other |= {"state": np.repeat(["red", "wet"], 10), "object": np.arange(20) % 10, "k": np.array([1, 3])}
+    np.savez_compressed(tmp_path / "b.npz", **other)
+    found = run(tmp_path / "b.npz", "--json")
+    assert found["auc"] == plain["auc"] and 0 < found["state_accuracy"] <= 100 and found["top"]["3"]["k"] == 3
+    assert found["top"]["3"]["auc"] > found["auc"]
+    with h5py.File(tmp_path / "c.h5", "w") as store:
+        for key, values in other.items():
+            store[key] = [str(v) for v in values] if key == "state" else values
+    again = run(tmp_path / "c.h5", "--json")
+    assert again["state_accuracy"] == found["state_accuracy"] and again["top"] == found["top"]
+
+
+def test_k_and_live(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    live = np.arange(20) < 15
+    path = save(tmp_path / "a.npz", arrays | {"live": live})
+    found = run(path, "--json", "--k", 2, "--k", 1, "--rounds", 0)
+    expected = measure(
+        Evidence(arrays["target"], arrays["seen"], live=live, k=2).add(arrays["scores"]).rivals(), 2, rounds=0
+    )
+    assert found["k"] == 2 and found["auc"] == 100 * expected.auc and list(found["top"]) == ["1"]
+    assert found["seen_interval"] is None
+
+
+def test_sampled(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    path = save(tmp_path / "a.h5", arrays)
+    exact, found = run(path, "--json"), run(path, "--json", "--protocol", "sampled")
+    assert found["protocol"] == "sampled" and found["auc_interval"] is None
+    assert found["auc"] != exact["auc"] and abs(found["auc"] - exact["auc"]) < 3
+
+
+def test_two_files_are_compared(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    better = arrays["scores"].copy()
+    better[np.arange(200), arrays["target"]] += 0.5
+    paths = [save(tmp_path / "a.npz", arrays), save(tmp_path / "b.h5", arrays | {"scores": better})]
+    found = run(*paths, "--json")
+    gain = found["difference"]["auc"]
+    assert gain["value"] == pytest.approx(found["second"]["auc"] - found["first"]["auc"])
+    assert 0 < gain["interval"][0] < gain["value"] < gain["interval"][1] and gain["p"] < 0.001
+    assert set(found["difference"]) == {"seen", "unseen", "hm", "auc"}
+    assert "second - first" in run(*paths)
+
+
+def test_text_for_people(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    path = save(tmp_path / "a.npz", arrays | {"k": [1, 5], "state": np.arange(20) % 4})
+    shown = run(path)
+    assert "auc" in shown and "top-5" in shown and "seen and" in shown and "[" in shown
+    lone = run(save(tmp_path / "b.npz", arrays | {"seen": np.ones(20, bool)}))
+    assert "unseen         -" in lone
+
+
+def without(arrays: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in arrays.items() if key != name}
+
+
+HOSTILE = {
+    "no seen": (lambda a: without(a, "seen"), "has no 'seen'"),
+    "no scores": (lambda a: {"logits": a["scores"]}, "has no 'scores', 'target', 'seen'; it holds ['logits']"),
+    "empty": (lambda a: {}, "it holds nothing"),
+    "no images": (lambda a: a | {"scores": a["scores"][:0], "target": a["target"][:0]}, "'scores' must be numbers"),
+    "flat": (lambda a: a | {"scores": a["scores"].ravel()}, "'scores' must be numbers"),
+    "text": (lambda a: a | {"scores": a["scores"].astype("S8")}, "'scores' must be numbers"),
+    "complex": (lambda a: a | {"scores": a["scores"] * 1j}, "'scores' must be numbers"),
+    "short target": (lambda a: a | {"target": a["target"][1:]}, "'target' has the shape (199,)"),
+    "far target": (lambda a: a | {"target": a["target"] + 5}, "its columns are 0 to 19"),
+    "negative target": (lambda a: a | {"target": a["target"] - 1}, "'target' holds -1"),
+    "half target": (lambda a: a | {"target": a["target"] + 0.5}, "whole numbers"),
+    "nan target": (lambda a: a | {"target": a["target"] * np.nan}, "whole numbers"),
+    "long seen": (lambda a: a | {"seen": np.ones(21, bool)}, "'seen' has the shape (21,)"),
+    "strange seen": (lambda a: a | {"seen": np.arange(20)}, "true or false"),
+    "strange live": (lambda a: a | {"live": np.full(20, np.nan)}, "true or false"),
+    "zero k": (lambda a: a | {"k": 0}, "'k' must be"),
+    "fractional k": (lambda a: a | {"k": 1.5}, "'k' must be"),
+    "short state": (lambda a: a | {"state": np.arange(3)}, "'state' has the shape (3,)"),
+    "nan": (lambda a: a | {"scores": np.where(a["scores"] > 2.5, np.nan, a["scores"])}, "contain NaN"),
+}
+
+
+@pytest.mark.parametrize("kind", ["npz", "h5"])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_contents(case: str, kind: str, tmp_path: Path, arrays: dict[str, Any]) -> None:
+    change, message = HOSTILE[case]
+    path = save(tmp_path / f"bad.{kind}", change(arrays))
+    refused(message, path, "--json")
+
+
+def refused(message: str, *args: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        run(*args)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+class Trap:
+    """Would run code if a file were unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (pytest.fail, ("a pickle was loaded",))
+
+
+def test_hostile_files(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    for name in ("bad.npz", "bad.h5"):
+        (tmp_path / name).write_bytes(b"not what the name says")
+        refused("cannot be read as", tmp_path / name)
+        (tmp_path / name).write_bytes(b"")
+        refused("cannot be read as", tmp_path / name)
+        whole = save(tmp_path / f"whole-{name}", arrays).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        refused("cannot be read as", tmp_path / name)
+    refused("is not a file", tmp_path / "none.npz")
+    refused("is not a file", tmp_path)
+    (tmp_path / "a.csv").write_text("1,2")
+    refused("neither an .npz nor an .h5", tmp_path / "a.csv")
+    with (tmp_path / "single.npz").open("wb") as file:
+        np.save(file, arrays["scores"])
+    refused("single array", tmp_path / "single.npz")
+    np.savez(tmp_path / "pickle.npz", **(arrays | {"scores": np.array([[Trap()]], dtype=object)}))
+    refused("Python objects, which are never loaded", tmp_path / "pickle.npz")
+    with (tmp_path / "raw.npz").open("wb") as file:
+        np.save(file, np.array([Trap()], dtype=object))
+    refused("Python objects, which are never loaded", tmp_path / "raw.npz")
+    with h5py.File(tmp_path / "folder.h5", "w") as store:
+        store.create_group("scores")
+        store["target"] = store["seen"] = [0]
+    refused("'scores' is a folder or empty", tmp_path / "folder.h5")
+    with h5py.File(tmp_path / "null.h5", "w") as store:
+        store["scores"] = store["target"] = store["seen"] = h5py.Empty("f")
+    refused("'scores' is a folder or empty", tmp_path / "null.h5")
+
+
+def test_damaged_member(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    path = save(tmp_path / "a.npz", arrays)
+    raw = bytearray(path.read_bytes())
+    raw[400:4000] = bytes(3600)
+    path.write_bytes(raw)
+    refused("'scores' cannot be read", path)
+
+
+def test_requests_that_make_no_sense(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    path = save(tmp_path / "a.npz", arrays)
+    refused("unknown protocol 'guess'", path, "--protocol", "guess")
+    refused("--k 0", path, "--k", 0)
+    refused("leave out --protocol sampled", path, path, "--protocol", "sampled")
+    refused("at one --k", path, path, "--k", 1, "--k", 2)
+    refused("choose a smaller --k", path, "--protocol", "sampled", "--k", 21)
+    other = save(tmp_path / "b.npz", arrays | {"target": arrays["target"][::-1]})
+    refused("differ in 'target'", path, other)
+    assert issubclass(UsageError, DuplexError) and UsageError.exit_code == 2
+
+
+def test_labels_outside_of_live_are_announced(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    path = save(tmp_path / "a.npz", arrays | {"live": np.arange(20) < 15})
+    result = CliRunner().invoke(app(), ["score", str(path), "--json"])
+    lost = int((arrays["target"] >= 15).sum())
+    assert f"labels of {lost} images are not live" in result.stderr
+    assert json.loads(result.stdout)["images_seen"] + json.loads(result.stdout)["images_unseen"] == 200

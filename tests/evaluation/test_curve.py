@@ -1,0 +1,177 @@
+"""The exact curve against trying every bias, and what must not change it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.errors import DuplexError, UsageError
+from duplex.evaluation.curve import Curve, Margins
+from duplex.evaluation.evidence import Evidence, Rivals
+from duplex.evaluation.metrics import Metrics, measure
+from tests.evaluation.twins import Problem, is_right, naive, problem
+
+
+def rivals_of(p: Problem, k: int = 1) -> Rivals:
+    return Evidence(p.target, p.seen, live=p.live, k=k).add(p.scores).rivals()
+
+
+def metrics_of(p: Problem, k: int = 1) -> Metrics:
+    return measure(rivals_of(p, k), k, rounds=0)
+
+
+def agrees(p: Problem, k: int = 1) -> None:
+    found = metrics_of(p, k)
+    for name, value in naive(p, k).items():
+        assert getattr(found, name) == (None if value is None else pytest.approx(value, abs=1e-12)), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    levels=st.sampled_from([0, 2, 3, 6]),
+    k=st.integers(1, 4),
+    live=st.sampled_from([1.0, 0.7]),
+)
+def test_equals_trying_every_bias(seed: int, levels: int, k: int, live: float) -> None:
+    rng = np.random.default_rng(seed)
+    agrees(problem(rng, int(rng.integers(1, 14)), int(rng.integers(1, 9)), levels, live), k)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.sampled_from([2.0**100, 2.0**-100, 2.0**-140]))
+def test_huge_and_tiny_scores(seed: int, scale: float) -> None:
+    p = problem(np.random.default_rng(seed), levels=5)
+    scaled = Problem((p.scores * np.float32(scale)).astype(np.float32), p.target, p.seen, p.live)
+    assert scaled.scores.any()
+    plain, found = metrics_of(p), metrics_of(scaled)
+    assert (found.seen, found.unseen, found.hm, found.auc) == (plain.seen, plain.unseen, plain.hm, plain.auc)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), k=st.integers(1, 3))
+def test_infinite_scores(seed: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    p = problem(rng, levels=4)
+    p.scores[rng.random(p.scores.shape) < 0.25] = -np.inf
+    p.scores[rng.random(p.scores.shape) < 0.1] = np.inf
+    agrees(p, k)
+
+
+@pytest.mark.parametrize("case", ["constant", "all seen", "all unseen", "single image", "single column", "all -inf"])
+@pytest.mark.parametrize("k", [1, 2])
+def test_corners(case: str, k: int) -> None:
+    p = problem(np.random.default_rng(3), levels=4)
+    every = np.ones_like(p.seen)
+    agrees(
+        {
+            "constant": Problem(np.ones_like(p.scores), p.target, p.seen, p.live),
+            "all seen": Problem(p.scores, p.target, every, p.live),
+            "all unseen": Problem(p.scores, p.target, ~every, p.live),
+            "single image": Problem(p.scores[:1], p.target[:1], p.seen, p.live),
+            "single column": Problem(p.scores[:, :1], 0 * p.target, every[:1], every[:1]),
+            "all -inf": Problem(np.full_like(p.scores, -np.inf), p.target, p.seen, p.live),
+        }[case],
+        k,
+    )
+
+
+def test_undefined_numbers_are_none() -> None:
+    p = problem(np.random.default_rng(0))
+    found = measure(Evidence(p.target, np.ones_like(p.seen)).add(p.scores).rivals())
+    assert found.seen is not None and found.seen_interval is not None
+    assert (found.unseen, found.hm, found.auc, found.bias) == (None, None, None, None)
+    assert (found.unseen_interval, found.hm_interval, found.auc_interval) == (None, None, None)
+    assert found.to_dict()["hm"] is None
+
+
+def test_constant_scores_are_never_right() -> None:
+    p = problem(np.random.default_rng(1))
+    found = measure(Evidence(p.target, p.seen).add(np.zeros_like(p.scores)).rivals(), rounds=10)
+    assert (found.seen, found.unseen, found.hm, found.auc, found.tied) == (0, 0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (5, 3), (11, 8)])
+@pytest.mark.parametrize("k", [1, 3])
+def test_nan_is_refused(place: tuple[int, int], k: int) -> None:
+    p = problem(np.random.default_rng(2))
+    p.scores[place] = np.nan
+    p.target[0] = 0
+    with pytest.raises(DuplexError, match=f"image {place[0]} contain NaN"):
+        rivals_of(p, k)
+
+
+def test_columns_that_are_not_live_are_not_read() -> None:
+    p = problem(np.random.default_rng(2))
+    p.live[4] = False
+    expected = metrics_of(p)
+    p.scores[:, 4] = np.nan
+    assert metrics_of(p) == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), levels=st.sampled_from([0, 4]), k=st.integers(1, 3))
+def test_order_of_columns_and_shifts_of_rows_do_not_matter(seed: int, levels: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    p = problem(rng, levels=levels)
+    expected = metrics_of(p, k)
+    order = rng.permutation(p.seen.size)
+    moved = Problem(p.scores[:, order], np.argsort(order)[p.target], p.seen[order], p.live[order])
+    assert metrics_of(moved, k) == expected
+    shifted = Problem(p.scores + rng.integers(-8, 8, (p.target.size, 1)), p.target, p.seen, p.live)  # float64: exact
+    assert metrics_of(shifted, k).auc == (None if expected.auc is None else pytest.approx(expected.auc, abs=1e-12))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), k=st.integers(1, 3))
+def test_right_at_a_bias(seed: int, k: int) -> None:
+    p = problem(np.random.default_rng(seed), levels=4, live=0.9)
+    margins = Margins.of(rivals_of(p, k), k)
+    for bias in (-2.5, 0.0, 1.0, 1.5):
+        assert margins.right(bias).tolist() == [is_right(p, image, bias, k) for image in range(p.target.size)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_the_best_bias_reaches_the_best_harmonic_mean(seed: int) -> None:
+    p = problem(np.random.default_rng(seed), images=30)
+    margins, found = Margins.of(rivals_of(p)), metrics_of(p)
+    if found.hm is None or found.bias is None:
+        return
+    right = margins.right(found.bias)
+    s, u = right[margins.is_seen].mean(), right[~margins.is_seen].mean()
+    assert (2 * s * u / (s + u) if s + u else 0) == pytest.approx(found.hm)
+
+
+def test_every_point_of_the_table_holds_at_its_bias() -> None:
+    p = problem(np.random.default_rng(5), images=60, columns=12)
+    margins = Margins.of(rivals_of(p))
+    table = Curve.of(margins).table(limit=None)
+    for row in table.itertuples():
+        right = margins.right(row.bias)
+        assert (row.seen, row.unseen) == (right[margins.is_seen].mean(), right[~margins.is_seen].mean())
+
+
+def test_a_thinned_table_keeps_ends_and_best() -> None:
+    p = problem(np.random.default_rng(6), images=3000, columns=12)
+    curve = Curve.of(Margins.of(rivals_of(p)))
+    full, thin = curve.table(limit=None), curve.table(limit=100)
+    assert len(full) > 300 and 50 < len(thin) <= 103
+    assert thin["hm"].max() == full["hm"].max()
+    assert thin.iloc[[0, -1]].to_numpy().tolist() == full.iloc[[0, -1]].to_numpy().tolist()
+    gaps = np.hypot(np.diff(thin["seen"]), np.diff(thin["unseen"]))
+    assert gaps.max() < 0.05
+
+
+def test_top_k_of_evidence_that_keeps_less_is_refused() -> None:
+    with pytest.raises(UsageError, match="top-3"):
+        Margins.of(rivals_of(problem(np.random.default_rng(0)), k=2), k=3)
+
+
+def test_state_and_object_accuracy() -> None:
+    scores = np.array([[3.0, 1, 2, 0], [0, 3, 1, 2], [1, 1, 1, 1]], dtype=np.float32)  # columns (0,0) (0,1) (1,0) (1,1)
+    rivals = Evidence([0, 3, 1], [True, True, True, False]).add(scores).rivals()
+    assert rivals.prediction().tolist() == [0, 1, 0]
+    assert rivals.prediction(bias=5.0).tolist() == [3, 3, 3]
+    found = measure(rivals, states=[0, 0, 1, 1], objects=[0, 1, 0, 1], rounds=0)
+    assert found.state_accuracy == pytest.approx(2 / 3) and found.object_accuracy == pytest.approx(2 / 3)

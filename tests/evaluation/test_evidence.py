@@ -1,0 +1,130 @@
+"""However the scores are cut into blocks, the evidence is the same."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.errors import DuplexError, UsageError
+from duplex.evaluation import evidence as module
+from duplex.evaluation.evidence import Evidence, Rivals
+from tests.evaluation.twins import problem
+
+
+def same(a: Rivals, b: Rivals) -> None:
+    for name, value in vars(a).items():
+        np.testing.assert_array_equal(value, getattr(b, name), err_msg=name)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), levels=st.sampled_from([0, 3]), k=st.integers(1, 4), split=st.booleans())
+def test_rows_columns_and_one_block_agree(seed: int, levels: int, k: int, split: bool) -> None:
+    rng = np.random.default_rng(seed)
+    p = problem(rng, 11, 23, levels, live=0.8)
+    bucket = rng.integers(0, 4, 23) if split else None
+
+    def fresh() -> Evidence:
+        return Evidence(p.target, p.seen, live=p.live, bucket=bucket, k=k)
+
+    whole = fresh().add(p.scores).rivals()
+    by_rows, by_columns, by_both = fresh(), fresh(), fresh()
+    for start in range(0, 11, 3):
+        by_rows.add(p.scores[start : start + 3], slice(start, start + 3))
+    for start in (16, 8, 0):
+        by_columns.add(p.scores[:, start : start + 8], first_column=start)
+        for rows in np.array_split(rng.permutation(11), 3):
+            by_both.add(p.scores[rows, start : start + 8], rows, start)
+    for other in (by_rows, by_columns, by_both):
+        same(whole, other.rivals())
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), levels=st.sampled_from([0, 3]), k=st.integers(1, 3))
+def test_rivals_against_sorting(seed: int, levels: int, k: int) -> None:
+    p = problem(np.random.default_rng(seed), 7, 12, levels, live=0.8)
+    found = Evidence(p.target, p.seen, live=p.live, k=k).add(p.scores).rivals()
+    for i, label in enumerate(p.target):
+        assert found.label[i] == (p.scores[i, label] if p.live[label] else -np.inf)
+        for mask, best, column in (
+            (p.seen, found.seen, found.seen_column),
+            (~p.seen, found.unseen, found.unseen_column),
+        ):
+            others = [c for c in range(12) if mask[c] and p.live[c] and c != label]
+            ordered = sorted((float(p.scores[i, c]) for c in others), reverse=True)[:k]
+            assert best[i].tolist() == ordered + [-np.inf] * (k - len(ordered))
+            assert column[i] == (min(others, key=lambda c: (-p.scores[i, c], c)) if others else -1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), k=st.integers(1, 2))
+def test_cutting_buckets_equals_masking_columns(seed: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    p = problem(rng, 9, 15, levels=4)
+    bucket = rng.integers(0, 5, 15)
+    cut = Evidence(p.target, p.seen, bucket=bucket, k=k).add(p.scores)
+    for upto in range(6):
+        masked = Evidence(p.target, p.seen, live=p.seen | (bucket < upto), k=k).add(p.scores)
+        same(cut.rivals(upto), masked.rivals())
+
+
+def test_listing_columns_by_group_changes_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", 16)
+    rng = np.random.default_rng(0)
+    p = problem(rng, 9, 40)
+    bucket = rng.integers(0, 3, 40)
+    order = Evidence.order(p.seen, bucket)
+    assert p.seen[order][: p.seen.sum()].all() and (np.diff(bucket[order][p.seen.sum() :]) >= 0).all()
+    plain = Evidence(p.target, p.seen, bucket=bucket, k=2).add(p.scores).rivals()
+    place = np.argsort(order)
+    listed = Evidence(place[p.target], p.seen[order], bucket=bucket[order], k=2).add(p.scores[:, order]).rivals()
+    np.testing.assert_array_equal(listed.seen, plain.seen)
+    np.testing.assert_array_equal(listed.unseen, plain.unseen)
+    np.testing.assert_array_equal(order[listed.prediction()], plain.prediction())
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int32", "bool", "torch", "bfloat16", "read-only"])
+def test_kinds_of_arrays(kind: str) -> None:
+    p = problem(np.random.default_rng(0), levels=2)
+    expected = Evidence(p.target, p.seen, k=2).add(p.scores).rivals()
+    block = p.scores.copy()
+    if kind == "read-only":
+        block.setflags(write=False)
+    elif kind in ("torch", "bfloat16"):
+        block = torch.from_numpy(block).to(torch.bfloat16 if kind == "bfloat16" else torch.float32).requires_grad_()
+    else:
+        block = block.astype(kind)
+    same(expected, Evidence(p.target, p.seen, k=2).add(block).rivals())
+    assert kind in ("torch", "bfloat16") or np.array_equal(block, p.scores)
+
+
+def test_half_precision_loses_nothing_at_its_limits() -> None:
+    scores = np.array([[60000, 60000, 1]], dtype=np.float16)
+    found = Evidence([0], [True, True, False], k=1).add(scores).rivals()
+    assert found.label[0] == found.seen[0, 0] == 60000 - 60000 % 32
+
+
+def test_missing_and_repeated_blocks_are_noticed() -> None:
+    p = problem(np.random.default_rng(0))
+    evidence = Evidence(p.target, p.seen).add(p.scores[:, :4])
+    with pytest.raises(DuplexError, match="image 0 was given 4 scores for 9 columns"):
+        evidence.rivals()
+    evidence.add(p.scores[:, 4:], first_column=4).rivals()
+    with pytest.raises(DuplexError, match="image 0 was given 18"):
+        evidence.add(p.scores).rivals()
+
+
+@pytest.mark.parametrize("shape, first", [((12, 10), 0), ((11, 9), 0), ((12,), 0), ((12, 4), 6), ((12, 4), -1)])
+def test_blocks_that_do_not_fit_are_refused(shape: tuple[int, ...], first: int) -> None:
+    p = problem(np.random.default_rng(0))
+    with pytest.raises(DuplexError, match="does not fit"):
+        Evidence(p.target, p.seen).add(np.zeros(shape), first_column=first)
+
+
+@pytest.mark.parametrize(
+    "target, seen, k",
+    [([], [True], 1), ([0], [], 1), ([2], [True, False], 1), ([-1], [True], 1), ([0], [True], 0), ([[0]], [True], 1)],
+)
+def test_impossible_requests_are_refused(target: list[int], seen: list[bool], k: int) -> None:
+    with pytest.raises(UsageError):
+        Evidence(target, seen, k=k)

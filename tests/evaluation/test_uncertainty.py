@@ -1,0 +1,133 @@
+"""Intervals and paired tests against literal formulas and known distributions."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.evaluation.curve import Curve, Margins
+from duplex.evaluation.evidence import Evidence
+from duplex.evaluation.metrics import measure
+from duplex.evaluation.uncertainty import Components, bootstrap, compare, percentiles
+from tests.evaluation.twins import literal_components, problem
+
+
+def margins_of(seen: np.ndarray, unseen: np.ndarray) -> Margins:
+    return Margins(seen, unseen, np.arange(seen.size + unseen.size) < seen.size)
+
+
+def drawn(
+    rng: np.random.Generator, images: int, never: float, shift: float = 0.0, always: float = np.inf
+) -> np.ndarray:
+    d = np.round(rng.standard_normal(images) + shift, 1)
+    d[rng.random(images) < 0.1] = always
+    d[rng.random(images) < never] = np.nan
+    return d
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_delong_against_every_pair(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    seen, unseen = drawn(rng, 17, 0.4), drawn(rng, 11, 0.3, always=-np.inf)
+    found = Components.of(margins_of(seen, unseen))
+    v10, v01 = literal_components(seen, unseen)
+    np.testing.assert_allclose(found.seen, v10)
+    np.testing.assert_allclose(found.unseen, v01)
+    assert found.auc == pytest.approx(v10.mean()) == pytest.approx(v01.mean())
+    error = np.sqrt(v10.var(ddof=1) / 17 + v01.var(ddof=1) / 11)
+    assert found.standard_error == pytest.approx(error)
+    assert found.interval == (
+        pytest.approx(max(0, v10.mean() - 1.959963984540054 * error)),
+        pytest.approx(min(1, v10.mean() + 1.959963984540054 * error)),
+    )
+
+
+def test_too_few_images_have_no_interval() -> None:
+    found = Components.of(margins_of(np.array([1.0]), np.array([0.0, 2.0])))
+    assert found.auc == 0.5 and found.interval is None
+    assert Components.of(margins_of(np.array([1.0]), np.array([]))).auc is None
+
+
+def test_the_auc_interval_covers() -> None:
+    """About 95 % of test sets have the population's AUC inside."""
+    rng = np.random.default_rng(0)
+    truth = Components.of(margins_of(drawn(rng, 20000, 0.4), drawn(rng, 20000, 0.3, 0.5, -np.inf))).auc
+    inside = 0
+    for _ in range(400):
+        low, high = Components.of(margins_of(drawn(rng, 80, 0.4), drawn(rng, 60, 0.3, 0.5, -np.inf))).interval
+        inside += low <= truth <= high
+    assert 0.91 < inside / 400 < 0.98
+
+
+def test_bootstrap_is_repeatable_and_literal() -> None:
+    rng = np.random.default_rng(1)
+    margins = margins_of(drawn(rng, 30, 0.3), drawn(rng, 20, 0.3, always=-np.inf))
+    first, again, other = (bootstrap([margins], 50, seed)[0] for seed in (7, 7, 8))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    draw = np.random.default_rng(7)
+    for row in first[:20]:
+        resampled = Curve.of(
+            margins_of(margins.seen[draw.integers(0, 30, 30)], margins.unseen[draw.integers(0, 20, 20)])
+        )
+        expected = resampled.seen_accuracy[0], resampled.unseen_accuracy[-1], resampled.harmonic.max()
+        assert row.tolist() == pytest.approx(expected)
+
+
+def test_bootstrap_of_a_share_is_binomial() -> None:
+    seen = np.where(np.arange(400) < 100, 1.0, np.nan)
+    low, high = percentiles(bootstrap([margins_of(seen, np.zeros(5))], 2000)[0, :, 0])
+    width = 1.96 * np.sqrt(0.25 * 0.75 / 400)
+    assert (low, high) == (pytest.approx(0.25 - width, abs=0.01), pytest.approx(0.25 + width, abs=0.01))
+
+
+def test_no_rounds_no_intervals() -> None:
+    p = problem(np.random.default_rng(0), 40)
+    found = measure(Evidence(p.target, p.seen).add(p.scores).rivals(), rounds=0)
+    assert found.seen_interval is None and found.hm_interval is None and found.auc_interval is not None
+
+
+def test_a_method_equals_itself() -> None:
+    rng = np.random.default_rng(2)
+    margins = margins_of(drawn(rng, 30, 0.3), drawn(rng, 20, 0.3, always=-np.inf))
+    for gain in compare(margins, margins, rounds=50).values():
+        assert (gain.value, gain.interval, gain.p) == (0, (0, 0), 1)
+
+
+def test_pairing_sees_what_separate_intervals_cannot() -> None:
+    rng = np.random.default_rng(3)
+    seen, unseen = rng.standard_normal(300), rng.standard_normal(300)
+    before, after = margins_of(seen, unseen), margins_of(seen + 0.1 + 0.02 * rng.standard_normal(300), unseen)
+    gain = compare(before, after, rounds=200)["auc"]
+    assert gain.value == pytest.approx(Components.of(after).auc - Components.of(before).auc)
+    assert gain.interval is not None and gain.interval[0] > 0 and gain.p is not None and gain.p < 1e-3
+    assert Components.of(before).interval[1] > Components.of(after).auc
+    back = compare(after, before, rounds=200)["auc"]
+    assert (back.value, back.p) == (pytest.approx(-gain.value), pytest.approx(gain.p))
+
+
+def test_paired_p_values_are_fair() -> None:
+    """Two methods of equal worth differ significantly in about one test set out of twenty."""
+    rng = np.random.default_rng(4)
+    small = {"auc": 0, "hm": 0, "seen": 0}
+    for _ in range(200):
+        seen, unseen = rng.standard_normal(60), rng.standard_normal(50)
+        a, b = (
+            margins_of(
+                *(
+                    np.where(rng.random(x.size) < 0.3, np.nan, x + 0.5 * rng.standard_normal(x.size))
+                    for x in (seen, unseen)
+                )
+            )
+            for _ in range(2)
+        )
+        for name, gain in compare(a, b, rounds=100).items():
+            if name in small:
+                small[name] += gain.p < 0.05
+    assert all(count <= 24 for count in small.values()) and small["auc"] >= 2
+
+
+def test_groups_that_are_missing_are_left_out_of_a_comparison() -> None:
+    margins = margins_of(np.array([1.0, 2.0, np.nan]), np.array([]))
+    assert set(compare(margins, margins, rounds=5)) == {"seen"}

@@ -1,0 +1,44 @@
+"""Word vectors read from files as people have them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from duplex.errors import DuplexError
+from duplex.evaluation.words import read_word_vectors
+
+GLOVE = "the 0 0 0\nfaux 1 0 0\nfur 0 1 0\nmid 0 0 2\ncalf 0 0 4\ndry-erase 5 5 5\nboard 1 1 1\nçava 9 9 9\n"
+
+
+@pytest.fixture
+def glove(tmp_path: Path) -> Path:
+    path = tmp_path / "glove.txt"
+    path.write_text(GLOVE, encoding="utf-8")
+    return path
+
+
+def test_names_of_several_words_are_averaged(glove: Path) -> None:
+    found = read_word_vectors(glove, ["Faux.Fur", "fur", "Mid-Calf", "dry-erase_board", "faux_unicorn-fur", "Çava"])
+    expected = [[0.5, 0.5, 0], [0, 1, 0], [0, 0, 3], [3, 3, 3], [0.5, 0.5, 0], [9, 9, 9]]
+    np.testing.assert_allclose(found.vectors, expected)
+    assert found.missing == ("unicorn",)
+
+
+def test_names_without_any_known_word_are_listed(glove: Path) -> None:
+    with pytest.raises(DuplexError, match=r"glove.txt has no vector for any word of 'unicorn', 'Grey.Gnu'"):
+        read_word_vectors(glove, ["fur", "unicorn", "Grey.Gnu"])
+
+
+@pytest.mark.parametrize(
+    "line, message", [("fur 1 x 2", "line 9"), ("horn 1 2", "several lengths"), ("horn 1 nan 0", "not finite")]
+)
+def test_broken_files(glove: Path, line: str, message: str) -> None:
+    glove.write_text(GLOVE.replace("fur 0 1 0", "felt 0 1 0") + line + "\n", encoding="utf-8")
+    with pytest.raises(DuplexError, match=message):
+        read_word_vectors(glove, ["faux", line.partition(" ")[0]])
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(DuplexError, match="cannot be read"):
+        read_word_vectors(tmp_path / "none.txt", ["fur"])
