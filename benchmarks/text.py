@@ -1,11 +1,11 @@
-"""Text prototypes of every training pair: one forward and backward pass, shared by prefix, against encoding each prompt.
+"""Text prototypes of all training pairs: a forward and backward pass shared by prefix, against encoding each prompt.
 
     python -m benchmarks.text --json [--pairs FILE] [--tower ViT-L-14-quickgelu] [--vocabulary learned] [--device cuda]
 
-Measured in alternating rounds of one run, medians reported: (full) every prompt at the tower's whole context length, a
-sample of pairs in chunks, scaled; (cut) at the longest prompt's length; (tree) the product's way; (floor) the four matrix
-products of every layer for the tree's tokens and the products of their gradients, and nothing else. `--steps` adds
-a whole training step's text side, three paths at once, for sizes like the three benchmarks'.
+Measured in alternating rounds of one run, medians reported: (full) prompts at the tower's whole context length, a
+sample of pairs, scaled; (cut) at the longest prompt's length; (tree) shared by prefix; (floor) the four matrix products
+of every layer for the tree's tokens and the products of their gradients, and nothing else. `--steps` times the text
+side of a training step instead, three paths at once, in the sizes of three benchmarks; `--open-states` the open world.
 """
 
 from __future__ import annotations
@@ -304,6 +304,7 @@ def say(text: str) -> None:
 
 
 def main(
+    *,
     pairs: Annotated[Path | None, typer.Option(help="a pair list, `state object` a line")] = None,
     tower: Annotated[
         str, typer.Option(help="an open_clip architecture; its weights are random")
@@ -323,7 +324,7 @@ def main(
         bool, typer.Option("--steps", help="time training steps of three benchmarks' sizes instead")
     ] = False,
     checkpoint: Annotated[bool, typer.Option("--checkpoint", help="with --steps: recompute layers")] = False,
-    open_pairs: Annotated[int | None, typer.Option(help="time so many states' open-world pairs instead")] = None,
+    open_states: Annotated[int | None, typer.Option(help="time the open world of so many states instead")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout")] = False,
 ) -> None:
     if threads:
@@ -333,8 +334,8 @@ def main(
     result: dict[str, Any]
     if steps:
         result = {name: training_step(model, name, options, checkpoint=checkpoint) for name in SIZES}
-    elif open_pairs:
-        result = open_world(model, options, open_pairs, SIZES["cgqa"][1], block=4096)
+    elif open_states:
+        result = open_world(model, options, open_states, SIZES["cgqa"][1], block=4096)
     else:
         named = read_pairs(pairs)
         names = Names.of(named, vocabulary, context, model)

@@ -49,7 +49,7 @@ def with_gradient(features: Tensor, lexicon: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @given(prompts, st.sampled_from([0, 128]), st.sampled_from([1, 4, 16]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_tree_equals_prompts_one_by_one(
     tower: TextTower, model: Any, sequences: list[list[int]], small: int, share: int
 ) -> None:
@@ -112,7 +112,7 @@ def test_attention_has_the_gradient_it_says() -> None:
 
 @pytest.fixture(scope="module")
 def closed() -> list[list[int]]:
-    return [[START, 1, 2, s, o, END] for s in range(4, 14) for o in range(14, 14 + 3 * (s - 3))]
+    return [[START, 1, 2, s, o, END] for s in range(4, 14) for o in range(14, 14 + 2 * (s - 3))]
 
 
 def test_recomputing_layers_changes_nothing(tower: TextTower, model: Any, closed: list[list[int]]) -> None:
@@ -130,7 +130,7 @@ def test_two_runs_are_bitwise_equal(tower: TextTower, model: Any, closed: list[l
     assert torch.equal(runs[0][1], runs[1][1])
 
 
-@pytest.mark.parametrize("block", [1, 7, 10_000])
+@pytest.mark.parametrize("block", [5, 41, 10_000])
 def test_blocks_equal_the_whole(tower: TextTower, model: Any, closed: list[list[int]], block: int) -> None:
     lexicon = lexicon_of(model)
     features = tower.encode_blocks(closed, lexicon, block=block)
