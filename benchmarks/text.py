@@ -1,0 +1,366 @@
+"""Text prototypes of all training pairs: a forward and backward pass shared by prefix, against encoding each prompt.
+
+    python -m benchmarks.text --json [--pairs FILE] [--tower ViT-L-14-quickgelu] [--vocabulary learned] [--device cuda]
+
+Measured in alternating rounds of one run, medians reported: (full) prompts at the tower's whole context length, a
+sample of pairs, scaled; (cut) at the longest prompt's length; (tree) shared by prefix; (floor) the four matrix products
+of every layer for the tree's tokens and the products of their gradients, and nothing else. `--steps` times the text
+side of a training step instead, three paths at once, in the sizes of three benchmarks; `--open-states` the open world.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from torch import Tensor
+from torch.nn import functional as F
+
+from duplex.encoders import text_plain
+from duplex.encoders.prompt_tree import PromptTree, blocks, padded
+from duplex.encoders.text import TextTower
+from duplex.encoders.vision_ops import ensure_torchvision
+from duplex.labels import prompt_name
+
+Pair = tuple[str, str]
+SIZES = {"mit-states": (115, 245, 1262, 64), "ut-zappos": (16, 12, 83, 64), "cgqa": (413, 674, 5592, 32)}
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+START, END, CONTEXT = 0, 1, 2  # lexicon rows; three contexts of `--context` rows follow
+
+
+# -- what is encoded --------------------------------------------------------------------------------------------
+
+
+def random_tower(
+    name: str, *, layers: int | None = None, width: int | None = None, dtype: torch.dtype = torch.float32,
+    precision: str = "fp32", device: str = "cpu",
+) -> TextTower:  # fmt: skip
+    """A text tower of a named open_clip architecture with random weights and no image tower beside it."""
+    ensure_torchvision()
+    import open_clip
+    from open_clip.model import _build_text_tower
+
+    config = open_clip.get_model_config(name)
+    if config is None:
+        raise SystemExit(f"open_clip has no architecture {name!r}")
+    text = dict(config["text_cfg"])
+    text["layers"] = layers or text["layers"]
+    if width:
+        text |= {"width": width, "heads": max(1, width // 64)}
+    torch.manual_seed(0)
+    model = _build_text_tower(config["embed_dim"], text, quick_gelu=config.get("quick_gelu", False))
+    return TextTower(model.to(device, dtype), precision=precision)
+
+
+def read_pairs(path: Path | None) -> list[Pair]:
+    """`state object` a line; without a file, as many pairs of as many primitives as MIT-States has."""
+    if path is None:
+        states, objects, count, _ = SIZES["mit-states"]
+        return made_up(states, objects, count)
+    pairs = [(line.split()[0], line.split()[1]) for line in path.read_text().splitlines() if line.strip()]
+    return list(dict.fromkeys(pairs))
+
+
+def made_up(states: int, objects: int, count: int) -> list[Pair]:
+    """`count` distinct pairs in which every primitive occurs."""
+    numbers = np.random.default_rng(0).permutation(states * objects)
+    cover = [max(i % states, 0) * objects + i % objects for i in range(max(states, objects))]
+    chosen = list(dict.fromkeys([*cover, *numbers.tolist()]))[:count]
+    return [(f"state {c // objects}", f"object {c % objects}") for c in chosen]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Each primitive's lexicon rows: one learned vector, or its name's tokens."""
+
+    states: dict[str, list[int]]
+    objects: dict[str, list[int]]
+    size: int  # of the lexicon
+
+    @classmethod
+    def of(cls, pairs: list[Pair], vocabulary: str, context: int, tower: TextTower) -> Names:
+        states, objects = sorted({s for s, _ in pairs}), sorted({o for _, o in pairs})
+        first = CONTEXT + 3 * context
+        if vocabulary == "learned":
+            end = first + len(states)
+            rows = {s: [first + m] for m, s in enumerate(states)}, {o: [end + n] for n, o in enumerate(objects)}
+            return cls(*rows, end + len(objects))
+        ids = {name: tower.tokens(prompt_name(name)) for name in (*states, *objects)}
+        row = {token: first + i for i, token in enumerate(sorted({t for tokens in ids.values() for t in tokens}))}
+        named = {name: [row[token] for token in tokens] for name, tokens in ids.items()}
+        return cls({s: named[s] for s in states}, {o: named[o] for o in objects}, first + len(row))
+
+    def pairs(self, pairs: list[Pair], context: int) -> list[list[int]]:
+        begin = [START, *range(CONTEXT, CONTEXT + context)]
+        return [[*begin, *self.states[s], *self.objects[o], END] for s, o in pairs]
+
+    def alone(self, context: int) -> list[list[int]]:
+        """The prompts of single states, then of single objects, each path with its own context."""
+        paths = []
+        for path, rows in enumerate((self.states, self.objects), start=1):
+            begin = [START, *range(CONTEXT + path * context, CONTEXT + (path + 1) * context)]
+            paths += [[*begin, *row, END] for row in rows.values()]
+        return paths
+
+
+# -- what is measured -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Stopwatch:
+    """Seconds and peak memory of each named piece of work, over alternating rounds."""
+
+    device: torch.device
+    clock: Callable[[], float] = time.perf_counter
+    live: bool = True  # False while warming up
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    peak: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
+
+    def run(self, name: str, work: Callable[[], Any]) -> Any:
+        base = self._reset()
+        start = self.clock()
+        result = work()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.last[name] = self.clock() - start
+        if self.live:
+            self.seconds.setdefault(name, []).append(self.last[name])
+            self.peak[name] = max(self.peak.get(name, 0.0), self._peak() - base)
+        return result
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.seconds[name])
+
+    def ratio(self, slow: str, fast: str) -> float:
+        """Median over rounds, so that a busy moment of the machine falls on both."""
+        return statistics.median(a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True))
+
+    def _reset(self) -> float:
+        """Begin a peak; return what is held already, in GiB."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            return torch.cuda.memory_allocated() / 2**30
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the high-water mark falls to the present size
+        return self._status("VmRSS")
+
+    def _peak(self) -> float:
+        return torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else self._status("VmHWM")
+
+    @staticmethod
+    def _status(key: str) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(key + ":")) / 2**20
+
+
+def floor(tower: TextTower, tokens: int, device: torch.device) -> Callable[[], None]:
+    """The matrix products alone, forward and for the gradients of their inputs, into buffers made beforehand."""
+    weights: list[Tensor] = []
+    for block in tower.parts.blocks:
+        weights += [
+            block.attn.in_proj_weight,
+            block.attn.out_proj.weight,
+            block.mlp.c_fc.weight,
+            block.mlp.c_proj.weight,
+        ]
+    sizes = {size for weight in weights for size in weight.shape}
+    inputs = {size: torch.randn(tokens, size, device=device, dtype=tower.parts.dtype) for size in sizes}
+    outputs = {size: torch.zeros_like(x) for size, x in inputs.items()}
+
+    def run() -> None:
+        for weight in weights:
+            torch.mm(inputs[weight.shape[1]], weight.t(), out=outputs[weight.shape[0]])
+        for weight in reversed(weights):
+            torch.mm(inputs[weight.shape[0]], weight, out=outputs[weight.shape[1]])
+
+    return run
+
+
+def gradient(encode: Callable[[Tensor], Tensor], learned: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Features, and the gradient of `Σ weight · feature` with respect to the lexicon."""
+    features = encode(learned)
+    (grad,) = torch.autograd.grad((features * weight).sum(), learned)
+    return features.detach(), grad
+
+
+def plain(tower: TextTower, rows: np.ndarray, learned: Tensor, weight: Tensor, full: bool) -> tuple[Tensor, Tensor]:
+    """Each prompt by itself, cut to the longest or, `full`, filled up to the tower's context length."""
+    padding = torch.zeros(tower.width, device=learned.device) if full else None
+    return gradient(lambda lexicon: text_plain.encode(tower.parts, rows, lexicon, padding), learned, weight)
+
+
+def chunked(tower: TextTower, rows: np.ndarray, learned: Tensor, weight: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """`plain`, cut, in chunks whose gradients add up."""
+    features, total = [], torch.zeros_like(learned)
+    for start in range(0, len(rows), chunk):
+        part, grad = plain(tower, rows[start : start + chunk], learned, weight[start : start + chunk], full=False)
+        features.append(part)
+        total += grad
+    return torch.cat(features), total
+
+
+def compare(tower: TextTower, prompts: list[list[int]], size: int, options: Options) -> dict[str, Any]:
+    """Tree, cut, full and floor in alternating rounds."""
+    device = torch.device(options.device)
+    tree, rows = PromptTree.of(prompts), padded(prompts)
+    learned = (torch.randn(size, tower.width, device=device) * 0.02).requires_grad_()
+    weight = torch.randn(len(prompts), tower.dim, device=device) / len(prompts)
+    watch, products = Stopwatch(device, options.clock), floor(tower, tree.tokens, device)
+    sample, chunk = rows[: options.sample], options.chunk or len(prompts)
+    for step in range(options.warmup + options.rounds):
+        watch.live = step >= options.warmup
+        watch.run("floor", products)
+        shared = watch.run("tree", lambda: gradient(lambda x: tower.encode(tree, x), learned, weight))
+        watch.run(
+            "tree_checkpoint", lambda: gradient(lambda x: tower.encode(tree, x, checkpoint=True), learned, weight)
+        )
+        cut = watch.run("cut", lambda: chunked(tower, rows, learned, weight, chunk))
+        watch.run("full_sample", lambda: plain(tower, sample, learned, weight[: len(sample)], full=True))
+        say(f"round {step + 1}: " + ", ".join(f"{name} {watch.last[name]:.3f} s" for name in watch.last))
+    full = watch.median("full_sample") * len(rows) / len(sample)
+    return {
+        "prompts": len(prompts),
+        "tokens": {"full": tower.context_length * len(rows), "cut": rows.size, "tree": tree.tokens},
+        "seconds": {name: watch.median(name) for name in watch.seconds} | {"full": full},
+        "peak_gib": watch.peak,
+        "speedup_over_full": full / watch.median("tree"),
+        "speedup_over_cut": watch.ratio("cut", "tree"),
+        "times_floor": watch.ratio("tree", "floor"),
+        "max_error": (shared[0] - cut[0]).abs().max().item(),
+        "max_gradient_error": ((shared[1] - cut[1]).abs().max() / cut[1].abs().max()).item(),
+    }
+
+
+# -- a training step --------------------------------------------------------------------------------------------
+
+
+def training_step(tower: TextTower, name: str, options: Options, *, checkpoint: bool) -> dict[str, Any]:
+    """The text side of one optimiser step: three paths in one tree, three cross-entropies over a batch, Adam."""
+    states, objects, count, batch = SIZES[name]
+    device = torch.device(options.device)
+    pairs = made_up(states, objects, count)
+    names = Names.of(pairs, "learned", options.context, tower)
+    tree = PromptTree.of(names.pairs(pairs, options.context) + names.alone(options.context))
+    learned = torch.nn.Parameter(torch.randn(names.size, tower.width, device=device) * 0.02)
+    images = F.normalize(torch.randn(batch, tower.dim, device=device), dim=-1)
+    optimiser, watch, sizes = (
+        torch.optim.Adam([learned], 1e-4),
+        Stopwatch(device, options.clock),
+        (count, states, objects),
+    )
+
+    def step() -> None:
+        prototypes = F.normalize(tower.encode(tree, learned, checkpoint=checkpoint), dim=-1).split(sizes)
+        losses = [F.cross_entropy(images @ t.T / 0.01, torch.arange(batch, device=device) % len(t)) for t in prototypes]
+        optimiser.zero_grad()
+        torch.stack(losses).sum().backward()
+        optimiser.step()
+
+    for number in range(options.warmup + options.rounds):
+        watch.live = number >= options.warmup
+        watch.run("step", step)
+    say(f"{name}: {watch.median('step'):.3f} s a step, {watch.peak['step']:.2f} GiB")
+    return {
+        "prompts": tree.prompts,
+        "tokens": tree.tokens,
+        "seconds": watch.median("step"),
+        "peak_gib": watch.peak["step"],
+    }
+
+
+def open_world(tower: TextTower, options: Options, states: int, objects: int, block: int) -> dict[str, Any]:
+    """Every composition once, without gradients."""
+    device = torch.device(options.device)
+    first = CONTEXT + options.context
+    m, n = np.divmod(np.arange(states * objects), objects)
+    begin = np.array([START, *range(CONTEXT, first)])
+    rows = np.column_stack([np.tile(begin, (len(m), 1)), first + m, first + states + n, np.full(len(m), END)])
+    lexicon = torch.randn(first + states + objects, tower.width, device=device) * 0.02
+    watch = Stopwatch(device, options.clock)
+    watch.run("open", lambda: tower.encode_blocks(rows, lexicon, block))
+    tokens = sum(tree.tokens for _, tree in blocks(rows, block))
+    return {"prompts": len(rows), "tokens": tokens, "seconds": watch.median("open"), "peak_gib": watch.peak["open"]}
+
+
+# -- the command ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Options:
+    device: str
+    clock: Callable[[], float]
+    rounds: int
+    warmup: int
+    sample: int
+    chunk: int
+    context: int
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def main(
+    *,
+    pairs: Annotated[Path | None, typer.Option(help="a pair list, `state object` a line")] = None,
+    tower: Annotated[
+        str, typer.Option(help="an open_clip architecture; its weights are random")
+    ] = "ViT-L-14-quickgelu",
+    vocabulary: Annotated[str, typer.Option(help="learned: one vector a name; fixed: the name's tokens")] = "learned",
+    context: Annotated[int, typer.Option(help="context tokens after the start token")] = 3,
+    layers: Annotated[int | None, typer.Option(help="fewer layers, for a quick look")] = None,
+    width: Annotated[int | None, typer.Option(help="another width, for a quick look")] = None,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32",
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    clock: Annotated[str, typer.Option(help="wall, or cpu: processor time, for a busy machine")] = "wall",
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
+    rounds: Annotated[int, typer.Option(help="alternating rounds that count")] = 3,
+    warmup: Annotated[int, typer.Option(help="rounds before them")] = 1,
+    sample: Annotated[int, typer.Option(help="pairs encoded at full length; their time is scaled")] = 32,
+    chunk: Annotated[int, typer.Option(help="prompts at a time when cut; 0: all")] = 0,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="time training steps of three benchmarks' sizes instead")
+    ] = False,
+    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="with --steps: recompute layers")] = False,
+    open_states: Annotated[int | None, typer.Option(help="time the open world of so many states instead")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout")] = False,
+) -> None:
+    if threads:
+        torch.set_num_threads(threads)
+    options = Options(device, CLOCKS[clock], rounds, warmup, sample, chunk, context)
+    model = random_tower(tower, layers=layers, width=width, precision=precision, device=device)
+    result: dict[str, Any]
+    if steps:
+        result = {name: training_step(model, name, options, checkpoint=checkpoint) for name in SIZES}
+    elif open_states:
+        result = open_world(model, options, open_states, SIZES["cgqa"][1], block=4096)
+    else:
+        named = read_pairs(pairs)
+        names = Names.of(named, vocabulary, context, model)
+        result = compare(model, names.pairs(named, context), names.size, options)
+    result |= {
+        "tower": tower,
+        "precision": precision,
+        "clock": clock,
+        "threads": torch.get_num_threads(),
+        "device": device_name(device),
+    }
+    print(json.dumps(result, indent=2 if not as_json else None))
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,138 @@
+"""Every text architecture that open_clip names, built small, against its own `encode_text`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from duplex.encoders.prompt_tree import PromptTree
+from duplex.encoders.text import TextTower
+from duplex.errors import DuplexError
+from tests.encoders.towers import CONTEXT, END, START, VOCABULARY, FakeTokenizer, small_model, text_ids
+
+import open_clip  # isort: skip  # after `towers`, which lets torchvision import
+
+SIZES = {"context_length", "vocab_size", "width", "heads", "layers"}
+ELSEWHERE = {"hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode"}
+
+
+def kinds() -> list[tuple[str, dict[str, Any]]]:
+    """What text architectures differ in beside size, each with the first name that has it."""
+    found: dict[str, str] = {}
+    for name in open_clip.list_models():
+        config = open_clip.get_model_config(name)
+        if "hf_model_name" in config["text_cfg"]:
+            continue
+        text = {key: value for key, value in config["text_cfg"].items() if key not in SIZES | ELSEWHERE}
+        coca = "multimodal_cfg" in config
+        kind = {"quick_gelu": config.get("quick_gelu", False), "custom": config.get("custom_text", False), "coca": coca}
+        found.setdefault(json.dumps({"text": text} | kind, sort_keys=True), name)
+    return [(name, json.loads(kind)) for kind, name in found.items()]
+
+
+KINDS = kinds()
+
+
+def prompts_for(text: dict[str, Any]) -> tuple[list[list[int]], int]:
+    """Prompts that end where this architecture looks for the end, and that end token."""
+    end = text["eos_id"] if text.get("pool_type") == "eos" else END
+    return [[START, 3, 9, s, *[8] * (s % 3), o, end] for s in (10, 11, 12) for o in range(20, 25)], end
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS, ids=[name for name, _ in KINDS])
+def test_equals_encode_text(name: str, kind: dict[str, Any]) -> None:
+    sequences, end = prompts_for(kind["text"])
+    model = small_model(**kind)
+    tower = TextTower(model, FakeTokenizer([START], [end], 0))
+    read_at_end = kind["text"].get("pool_type", "argmax") in ("argmax", "eos") and not kind["coca"]
+    assert tower.shares_prefixes == (read_at_end and not kind["text"].get("no_causal_mask", False))
+    expected = model.encode_text(text_ids(sequences), normalize=False)
+    lexicon = tower.vocabulary.table
+    for features in (tower.encode(PromptTree.of(sequences), lexicon), tower.encode_plain(sequences, lexicon)):
+        assert features.shape == (len(sequences), tower.dim)
+        assert (features - expected).abs().max() <= 1e-12
+
+
+def test_causal_and_other_towers_are_both_among_them() -> None:
+    shares = [TextTower(small_model(**kind)).shares_prefixes for _, kind in KINDS]
+    assert any(shares)
+    assert not all(shares)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"ls_init_value": 0.1},
+        {"proj_bias": True},
+        {"proj_type": "none"},
+        {"norm_kwargs": {"eps": 1e-3}},
+        {"act_kwargs": {"approximate": "tanh"}},
+        {"mlp_ratio": 2.5},
+    ],
+    ids=str,
+)
+def test_options_that_no_causal_architecture_uses_are_exact_too(text: dict[str, Any]) -> None:
+    sequences, _ = prompts_for(text)
+    model = small_model(text, custom=True)
+    tower = TextTower(model)
+    assert tower.shares_prefixes
+    features = tower.encode(PromptTree.of(sequences), tower.vocabulary.table)
+    assert (features - model.encode_text(text_ids(sequences))).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"pool_type": "last"},
+        {"pool_type": "first"},
+        {"no_causal_mask": True},
+        {"no_causal_mask": True, "pool_type": "first"},
+        {"qk_norm": True},
+        {"scale_attn": True, "scale_fc": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("padding", [0, 3])
+def test_towers_that_share_nothing_fall_back(text: dict[str, Any], padding: int) -> None:
+    """The end token's place, the padding's and the whole context count as in the model itself."""
+    sequences, _ = prompts_for(text)
+    model = small_model(text, custom=True)
+    tower = TextTower(model, FakeTokenizer([START], [END], padding))
+    assert not tower.shares_prefixes
+    lexicon = tower.vocabulary.table.clone().requires_grad_()
+    features = tower.encode(PromptTree.of(sequences), lexicon)
+    assert (features - model.encode_text(text_ids(sequences, padding))).abs().max() <= 1e-12
+    (gradient,) = torch.autograd.grad(features.square().sum(), lexicon)
+    assert gradient.abs().sum() > 0
+
+
+def test_padding_that_is_masked_stays_masked() -> None:
+    model = small_model({"no_causal_mask": True}, custom=True)
+    model.text.use_pad_mask = True
+    sequences, _ = prompts_for({})
+    tower = TextTower(model, FakeTokenizer([START], [END], 0))
+    features = tower.encode(PromptTree.of(sequences), tower.vocabulary.table)
+    assert (features - model.encode_text(text_ids(sequences))).abs().max() <= 1e-12
+
+
+def test_a_text_tower_of_another_library_is_refused() -> None:
+    class HFTextEncoder(torch.nn.Module):
+        transformer = torch.nn.Identity()
+
+    model = torch.nn.Module()
+    model.text = HFTextEncoder()
+    with pytest.raises(DuplexError, match=r"HFTextEncoder does not take token embeddings.*ViT-B-32"):
+        TextTower(model)
+
+
+def test_context_is_sliced_and_never_stretched() -> None:
+    model = small_model()
+    tower = TextTower(model)
+    short, whole = [[START, 5, END]], [[START, *[5] * (CONTEXT - 2), END]]
+    for sequences in (short, whole):
+        features = tower.encode(PromptTree.of(sequences), tower.vocabulary.table)
+        assert (features - model.encode_text(text_ids(sequences))).abs().max() <= 1e-12
+    assert len(tower.vocabulary.table) == VOCABULARY
