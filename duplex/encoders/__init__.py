@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from duplex.errors import pick
+from duplex.errors import UsageError, pick
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -56,8 +56,8 @@ def load_encoder(
     device: str = "cpu",
     precision: str = "fp32",
 ) -> Encoder:
-    """Load a frozen encoder by name. `precision` is the image tower's; the text tower stays in float32, because
-    prompts are trained through it. A tower that is not asked for is dropped as soon as the weights are read."""
+    """Load a frozen encoder by name. `precision` is that of the towers asked for; the other one is dropped as soon as
+    the weights are read. Nothing ever falls back to random weights."""
     from duplex.encoders.clip import ClipEncoder
     from duplex.encoders.source import find_source
 
@@ -75,8 +75,10 @@ def encoder_identity(name: str, weights: str | None = None, *, precision: str = 
 
 def resolve_device(device: str) -> str:
     """`auto` is the GPU where there is one."""
-    if device != "auto":
-        return device
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"device is {device}, but torch sees no GPU; set it to auto or cpu")
+    return device

@@ -68,7 +68,7 @@ class ClipEncoder:
             self._mean, self._std = mean.view(3, 1, 1), std.view(3, 1, 1)
             self._dtype = DTYPES[precision]
         if towers != "image":
-            self._text = _text_tower(model, source, self.device)
+            self._text = _text_tower(model, source, self.device, precision)
 
     @property
     def visual(self) -> Any:
@@ -143,19 +143,18 @@ def _load_weights(model: Any, source: EncoderSource) -> None:
         raise DuplexError(f"{source.weights} does not hold the weights of {source.name!r}: {reason}") from None
 
 
-def _text_tower(model: Any, source: EncoderSource, device: torch.device) -> Any:
+def _text_tower(model: Any, source: EncoderSource, device: torch.device, precision: str) -> Any:
     """The text half alone: without `visual` the image half's memory is free."""
     from duplex.encoders.text import TextTower
 
     model.visual = None
-    return TextTower(model.to(device), _tokenizer(source))
+    return TextTower(model.to(device), _tokenizer(source), precision=precision)
 
 
 def _tokenizer(source: EncoderSource) -> Any:
+    """None stands for CLIP's own."""
     if source.name == PACKAGED:
-        from duplex.encoders.packaged import PackagedTokenizer
-
-        return PackagedTokenizer(source)
+        return None
     if source.folder is not None:
         return open_clip.get_tokenizer(f"local-dir:{source.folder}")
     return open_clip.get_tokenizer(source.name)

@@ -34,7 +34,8 @@ from duplex.features.store import (
     read_span,
     reason,
 )
-from duplex.features.watching import progress_bar, say, stop_requests
+from duplex.features.watching import say, stop_requests
+from duplex.progress import Live
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
@@ -183,15 +184,19 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     pending = [block for block in _blocks(rows, job.batch_size) if (cache.marks[slice(*block)] == PENDING).any()]
     blocks = Blocks(job.images, job.root, job.encoder.image_transform, pending)
     stream = decoded_blocks(blocks, min(job.num_workers, len(pending)), pinned=job.encoder.device.type == "cuda")
-    committed = time.monotonic()
-    with stop_requests() as stop, progress_bar(rows, cache.done, job.progress) as advance:
+    live = Live("pictures", sum(stop - start for start, stop in pending) if job.progress else 0)
+    began = committed = time.monotonic()
+    encoded = 0
+    with stop_requests() as stop, live:
         for start, pixels, decoded in stream:
             marks, values = _encode(job.encoder, pixels, decoded, patches="patch" in cache.names)
-            advance(int((cache.marks[start : start + len(marks)] == PENDING).sum()))
             cache.write(start, marks, **values)
-            if stop.is_set() or time.monotonic() - committed >= job.commit_seconds:
+            encoded += len(marks)
+            moment = time.monotonic()
+            live.show(encoded, {"a second": encoded / (moment - began)})
+            if stop.is_set() or moment - committed >= job.commit_seconds:
                 cache.commit()
-                committed = time.monotonic()
+                committed = moment
                 _check_share(cache, job)
             if stop.is_set():
                 raise DuplexError(

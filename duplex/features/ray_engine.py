@@ -16,7 +16,7 @@ from typing import Any
 from duplex.encoders import load_encoder, resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.features.extraction import ExtractionReport, extract
-from duplex.features.watching import progress_bar
+from duplex.progress import Live
 
 RETRIES = 5  # of one shard
 
@@ -63,7 +63,7 @@ def extract_on_ray(
     pool = _start_actors(ray, spec, actors, shards)
     waiting, idle, reports = list(range(shards)), list(pool), []
     running: dict[Any, Any] = {}
-    with progress_bar(shards, 0, progress, "shards") as advance:
+    with Live("shards", shards if progress else 0) as live:
         while waiting or running:
             while waiting and idle:
                 k, actor = waiting.pop(0), idle.pop(0)
@@ -71,7 +71,7 @@ def extract_on_ray(
             (done, *_), _ = ray.wait(list(running), num_returns=1)
             reports.append(_result(ray, done))
             idle.append(running.pop(done))
-            advance(1)
+            live.show(len(reports))
     for actor in pool:
         ray.kill(actor)
     return sorted(reports, key=lambda report: str(report.path))

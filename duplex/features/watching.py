@@ -1,15 +1,12 @@
-"""What a person at the terminal sees of a long run, and how they stop it."""
+"""How a long run is stopped, and how it speaks."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 @contextmanager
@@ -35,23 +32,6 @@ def stop_requests() -> Iterator[threading.Event]:
     finally:
         for number, handler in zip(caught, before, strict=True):
             signal.signal(number, handler)
-
-
-@contextmanager
-def progress_bar(total: int, done: int, wanted: bool, noun: str = "pictures") -> Iterator[Callable[[int], None]]:
-    """Rate and time left on stderr, where somebody is looking."""
-    console = Console(stderr=True)
-    rate = TextColumn("{task.fields[rate]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not (wanted and console.is_terminal), transient=True) as bar:
-        task = bar.add_task(noun, total=total, completed=done, rate="")
-
-        def advance(count: int) -> None:
-            bar.advance(task, count)
-            speed = bar.tasks[task].speed
-            bar.update(task, rate=f"{speed:.1f}/s" if speed else "")
-
-        yield advance
 
 
 def say(message: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
@@ -13,28 +15,34 @@ from duplex.features.extraction import extract as encode
 from duplex.params import Params
 
 
-def extract(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> ExtractionReport:
-    """Encode a data set's pictures once; say how many could not be read."""
+def extract(
+    params: Params, dataset: str, paths: ArtifactPaths | None = None, *, out: Path | None = None, **options: Any
+) -> ExtractionReport:
+    """Encode a data set's pictures once; say how many could not be read. `options` are those of the extraction that
+    params.yaml does not hold, such as a shard or a limit."""
     paths = paths or ArtifactPaths()
+    manifest, common = extraction_of(params, dataset, paths)
+    entry = params.dataset(dataset).encoder
+    encoder = load_encoder(entry.name, entry.weights, towers="image", device=params.device, precision=entry.precision)
+    report = encode(manifest, out=out or paths.features(dataset), encoder=encoder, **{**common, **options})
+    if report.path == paths.features(dataset):
+        record = {"rows": report.rows, "bad": len(report.bad), "bad_images": [vars(bad) for bad in report.bad]}
+        text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+        paths.extraction(dataset).write_text(text, encoding="utf-8")
+    return report
+
+
+def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
+    """A data set's pictures, there to be read, and what params.yaml says about extracting them."""
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
     manifest = read_manifest(manifest_path)
     ensure_pictures(entry.source, manifest)
-    wanted = entry.encoder
-    encoder = load_encoder(
-        wanted.name, wanted.weights, towers="image", device=params.device, precision=wanted.precision
-    )
-    report = encode(
-        manifest["image"].tolist(),
-        entry.source.root,
-        paths.features(dataset),
-        encoder,
-        manifest_sha256=manifest_hash(manifest_path),
-        batch_size=settings.batch_size,
-        num_workers=settings.num_workers,
-        tokens=settings.tokens,
-        max_bad=settings.max_bad,
-    )
-    record = {"rows": report.rows, "bad": len(report.bad), "bad_images": [vars(bad) for bad in report.bad]}
-    paths.extraction(dataset).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return report
+    return manifest["image"].tolist(), {
+        "root": entry.source.root,
+        "manifest_sha256": manifest_hash(manifest_path),
+        "batch_size": settings.batch_size,
+        "num_workers": settings.num_workers,
+        "tokens": settings.tokens,
+        "max_bad": settings.max_bad,
+    }

@@ -1,0 +1,104 @@
+from pathlib import Path
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from open_clip.transform import PreprocessCfg, image_transform_v2
+from PIL import Image
+
+from duplex.encoders import load_encoder
+from duplex.encoders.clip import PictureTransform, build_model
+from duplex.encoders.source import find_source
+from duplex.errors import DuplexError, UsageError
+from tests.encoders.small import write_folder
+
+
+@pytest.fixture(scope="module")
+def name(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_folder(tmp_path_factory.mktemp("encoder"))
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 90), st.sampled_from(["shortest", "longest", "squash"]))
+def test_pixels_are_open_clips(width: int, height: int, mode: str) -> None:
+    config = PreprocessCfg(size=32, resize_mode=mode, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    picture = noise(width, height)
+    wanted = image_transform_v2(config, is_train=False)
+    ours = PictureTransform(vars(config))(picture).float() / 255
+    mean, std = torch.tensor(config.mean).view(3, 1, 1), torch.tensor(config.std).view(3, 1, 1)
+    assert torch.equal((ours - mean) / std, wanted(picture))
+
+
+def test_a_very_long_picture_is_its_middle() -> None:
+    transform = PictureTransform(vars(PreprocessCfg(size=8)))
+    strip = noise(2_000, 2)
+    whole = image_transform_v2(PreprocessCfg(size=8, mean=(0,) * 3, std=(1,) * 3), is_train=False)
+    for picture in (strip, strip.rotate(90, expand=True)):
+        assert (transform(picture).float() / 255 - whole(picture)).abs().max() < 0.02
+    assert transform(noise(20_000, 1)).shape == (3, 8, 8)
+
+
+def test_features_are_open_clips(name: str) -> None:
+    encoder = load_encoder(name, towers="image")
+    model = build_model(find_source(name))
+    pixels = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    prepared = (pixels.float() / 255 - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)) / torch.tensor(
+        [0.2, 0.3, 0.4]
+    ).view(3, 1, 1)
+    assert torch.equal(encoder.encode_images(pixels), model.encode_image(prepared))
+    features, patches = encoder.encode_patches(pixels)
+    assert torch.allclose(features, model.encode_image(prepared), atol=1e-5)
+    assert patches.shape[1:] == encoder.patches == (4, 32)
+    assert not encoder.visual.training and not any(p.requires_grad for p in encoder.visual.parameters())
+
+
+def test_towers_load_separately(name: str) -> None:
+    image, text, both = (load_encoder(name, towers=towers) for towers in ("image", "text", "both"))
+    with pytest.raises(DuplexError, match="without its text tower"):
+        _ = image.text
+    with pytest.raises(DuplexError, match="without its image tower"):
+        text.encode_images(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+    assert text.text.tokens("red apple") == both.text.tokens("red apple")
+    assert image.identity == text.identity == both.identity
+    assert image.logit_scale == pytest.approx(np.log(1 / 0.07))
+
+
+def test_lower_precision_stays_close(name: str) -> None:
+    pixels = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    full, half = (load_encoder(name, towers="image", precision=p).encode_images(pixels) for p in ("fp32", "bf16"))
+    assert half.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(full, half).min() > 0.999
+
+
+def test_unknown_options_name_the_known(name: str) -> None:
+    with pytest.raises(UsageError, match="known: fp32, bf16, fp16"):
+        load_encoder(name, precision="fp8")
+    with pytest.raises(UsageError, match="known: both, image, text"):
+        load_encoder(name, towers="none")
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="no GPU"):
+            load_encoder(name, device="cuda")
+
+
+@pytest.mark.parametrize("architecture", ["RN50", "ViT-B-32", "ViT-B-16-SigLIP"])
+@pytest.mark.slow
+def test_real_architectures(architecture: str, tmp_path: Path) -> None:
+    """A ResNet, a plain ViT and a timm tower, through a weights file of random numbers."""
+    import json
+
+    from safetensors.torch import save_file
+
+    config = open_clip.get_model_config(architecture)
+    model = open_clip.create_model(architecture, pretrained_text=False)
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, tmp_path / "open_clip_model.safetensors")
+    encoder = load_encoder(f"local-dir:{tmp_path}", towers="image")
+    pixels = encoder.image_transform(noise(50, 40))[None]
+    assert encoder.encode_images(pixels).shape == (1, encoder.dim)
