@@ -11,6 +11,7 @@ import pandas as pd
 from duplex.data.dataset import Dataset, from_rows, labels_of
 from duplex.data.folder import read_folder
 from duplex.data.pairs import has_pair_lists
+from duplex.data.progress import tracked
 from duplex.data.split import SplitOptions
 from duplex.data.standard import load_standard
 from duplex.data.table import is_table, read_table
@@ -88,7 +89,12 @@ def ensure_pictures(source: Source, manifest: pd.DataFrame) -> None:
     if source.kind == "shapes":
         from duplex.data.shapes import render_pictures
 
-        render_pictures(manifest, source.root, source.seed)
+        render_pictures(
+            manifest,
+            source.root,
+            source.seed,
+            progress=lambda names: tracked(names, "drawing pictures", len(names)),
+        )
 
 
 def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> DataSource:
