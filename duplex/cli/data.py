@@ -118,13 +118,14 @@ def add(
     no_run: Annotated[bool, typer.Option("--no-run", help="do not add it to run.datasets")] = False,
 ) -> None:
     """Check pictures of your own, print their statistics, and write what params.yaml needs."""
-    from duplex.cli.params_file import add_dataset
+    from duplex.cli.params_file import add_dataset, check_name
     from duplex.data.check import check_dataset
     from duplex.data.published import differences
     from duplex.data.source import detect_source, load_source
     from duplex.data.split import SplitOptions
     from duplex.data.stats import statistics, statistics_text
 
+    check_name(name)
     split = SplitOptions(split_seed, val_unseen, test_unseen, val_images, test_images)
     source = detect_source(path.resolve(), split, images.resolve() if images else None)
     dataset = load_source(source)
@@ -179,7 +180,7 @@ def _load(source: Source) -> tuple[LabelSpace, Dataset | None]:
 
 def _print_findings(name: str, findings: Iterable[Finding], notes: dict[str, int], different: Iterable[str]) -> None:
     lines = [f"{'problem' if finding.problem else 'remark'}: {finding}" for finding in findings]
-    lines += [f"left out or short: {count:,} {what}" for what, count in notes.items()]
+    lines += [f"left out or short: {what}: {count:,}" for what, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in different]
     print("\n".join(lines) or f"{name}: nothing to report")
 

@@ -8,21 +8,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from duplex.errors import DuplexError, UsageError
-from duplex.params import load_params
+from duplex.params import Name, load_params
 
 PARAMS = Path("params.yaml")
+
+
+def check_name(name: str, path: Path = PARAMS) -> None:
+    """Before any work is done: there is a good params.yaml, and the name fits its keys."""
+    load_params(path)
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError:
+        raise UsageError(f"{name!r} is no name for a data set; use letters, digits, `_`, `.` and single hyphens") from None
 
 
 def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = PARAMS) -> None:
     """Put `datasets.NAME` into the file (one that is there keeps its encoder and training) and, with `run`, the name
     into `run.datasets`. The file is replaced only if what comes out is a good params.yaml."""
-    load_params(path)
-    text = path.read_text(encoding="utf-8")
-    text = _with_entry(text, name, entry)
+    text = _with_entry(path.read_text(encoding="utf-8"), name, entry)
     if run:
         text = _with_name(text, name)
     partial = path.with_name(path.name + ".partial")

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from duplex.data.split import SplitOptions, make_split
 from duplex.errors import DuplexError, UsageError
 
-GRIDS = st.dictionaries(
-    st.tuples(st.integers(0, 6), st.integers(0, 6)), st.integers(1, 9), min_size=4, max_size=49
-)
+GRIDS = st.dictionaries(st.tuples(st.integers(0, 6), st.integers(0, 6)), st.integers(1, 9), min_size=4, max_size=49)
 SHARES = st.floats(0.02, 0.45)
 
 
@@ -34,7 +32,9 @@ def test_split_keeps_its_promises(grid, seed, val_unseen, test_unseen, val_image
     frame = frame.assign(split=made.split)
     pairs = {s: set(zip(r["state"], r["object"], strict=True)) for s, r in frame.groupby("split")}
     assert set(frame["split"]) <= {"train", "val", "test"} and len(made.split) == len(frame)
-    assert set(frame["state"]) == {s for s, _ in pairs["train"]} and set(frame["object"]) == {o for _, o in pairs["train"]}
+    assert set(frame["state"]) == {s for s, _ in pairs["train"]} and set(frame["object"]) == {
+        o for _, o in pairs["train"]
+    }
     unseen = {split: pairs[split] - pairs["train"] for split in ("val", "test")}
     assert unseen["val"] and unseen["test"] and not unseen["val"] & unseen["test"]
     assert not unseen["val"] & pairs["test"] and not unseen["test"] & pairs["val"]
