@@ -24,7 +24,9 @@ def check_name(name: str, path: Path = PARAMS) -> None:
     try:
         TypeAdapter(Name).validate_python(name)
     except ValidationError:
-        raise UsageError(f"{name!r} is no name for a data set; use letters, digits, `_`, `.` and single hyphens") from None
+        raise UsageError(
+            f"{name!r} is no name for a data set; use letters, digits, `_`, `.` and single hyphens"
+        ) from None
 
 
 def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = PARAMS) -> None:
@@ -76,7 +78,7 @@ def _with_name(text: str, name: str) -> str:
     if name in [item.value for item in names.value]:
         return text
     if names.flow_style:
-        end = names.end_mark.index - 1
+        end = names.value[-1].end_mark.index if names.value else names.start_mark.index + 1
         return text[:end] + (", " if names.value else "") + name + text[end:]
     end = _end(text, names)
     return text[:end] + "\n" + " " * names.start_mark.column + f"- {name}" + text[end:]
@@ -100,7 +102,8 @@ def _end(text: str, block: Node) -> int:
     last: Any = block
     while isinstance(last, (MappingNode, SequenceNode)) and not last.flow_style and last.value:
         last = last.value[-1][1] if isinstance(last, MappingNode) else last.value[-1]
-    end = text.find("\n", last.end_mark.index - 1 if last.flow_style else last.start_mark.index)
+    is_flow = isinstance(last, (MappingNode, SequenceNode)) and last.flow_style
+    end = text.find("\n", last.end_mark.index - 1 if is_flow else last.start_mark.index)
     return len(text) if end < 0 else end
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -36,7 +38,14 @@ def rows() -> list[Row]:
 
 def save(picture: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw(picture).convert("RGB").resize((48, 48)).save(path)
+    path.write_bytes(_png(picture))
+
+
+@cache
+def _png(picture: str) -> bytes:
+    stream = io.BytesIO()
+    draw(picture).convert("RGB").save(stream, "PNG")
+    return stream.getvalue()
 
 
 def write_lists(root: Path, listed: Iterable[Row]) -> None:

@@ -126,7 +126,20 @@ def test_statistics_row_and_shares() -> None:
     }
     assert counted.shares and counted.shares["test"] == {"head": 0, "medium": 0, "tail": 0.5, "unseen": 0.5}
     text = statistics_text("mine", counted)
-    assert "70.0%" in text and text.splitlines()[1].split() == "mine 10 2 20 10 100 1 1 2 1 1 2".split()
+    assert "70.0%" in text and text.splitlines()[1].split() == [
+        "mine",
+        "10",
+        "2",
+        "20",
+        "10",
+        "100",
+        "1",
+        "1",
+        "2",
+        "1",
+        "1",
+        "2",
+    ]
 
 
 def test_cgqa_sized_data_set_loads_whole(tmp_path: Path) -> None:

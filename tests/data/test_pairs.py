@@ -81,5 +81,5 @@ def test_a_pair_twice_counts_once_and_is_reported(tmp_path: Path) -> None:
 
 def test_a_missing_list_is_named(tmp_path: Path) -> None:
     (tmp_path / "train_pairs.txt").write_text("red car\n")
-    with pytest.raises(DuplexError, match="val_pairs.txt does not exist"):
+    with pytest.raises(DuplexError, match=r"val_pairs\.txt does not exist"):
         read_pair_lists(tmp_path)

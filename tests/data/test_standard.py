@@ -181,7 +181,7 @@ def test_any_metadata_bytes_give_a_result_or_an_error(tmp_path: Path, data: st.D
 TEXTS = st.sampled_from(
     ["red", "car", "old", "dog", "NA", "train", "val", "x/y.jpg", "\ud800", "", "..", "a\x00", None, 7]
 )
-RECORDS = st.lists(st.fixed_dictionaries({key: TEXTS for key in ("image", "attr", "obj", "set")}), max_size=5)
+RECORDS = st.lists(st.fixed_dictionaries(dict.fromkeys(("image", "attr", "obj", "set"), TEXTS)), max_size=5)
 
 
 @ANY_FILE
