@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,9 +15,11 @@ import pytest
 
 from duplex.cli import main
 from duplex.cli.params_file import add_dataset
+from duplex.data.mirrors import BENCHMARKS
 from duplex.errors import DuplexError, UsageError
 from duplex.params import load_params
 from tests.data.makers import make_folder, make_standard, make_table, rows, write_lists
+from tests.data.web import serving
 
 PROJECT = Path(__file__).parents[2]
 ENTRY = {
@@ -129,6 +133,26 @@ def test_list_says_what_is_there(project: Path, duplex: Run) -> None:
     assert status == 0
     assert {row["name"]: row["there"] for row in json.loads(out)}["cgqa"] is False
     assert "duplex data download cgqa" in duplex("list")[1]
+
+
+def test_download_goes_on_where_a_killed_one_stopped_and_the_result_loads(
+    project: Path, duplex: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_standard(project / "published", "flat")
+    bundle = Path(shutil.make_archive(str(project / "cgqa"), "zip", project / "published")).read_bytes()
+    with serving() as server:
+        server.files["/cgqa.zip"] = bundle
+        server.cut = len(bundle) // 3
+        benchmark = BENCHMARKS["cgqa"]
+        archive = dataclasses.replace(benchmark.archives[0], urls=(server.url("/gone.zip"), server.url("/cgqa.zip")))
+        monkeypatch.setitem(BENCHMARKS, "cgqa", dataclasses.replace(benchmark, archives=(archive,)))
+        status, out, err = duplex("download", "cgqa")
+        assert (status, out) == (0, "") and "CC BY 4.0" in err and "CVPR 2021" in err and "404" in err
+        assert len(server.asked) >= 4 and server.asked[-1] is not None
+    assert duplex("stats", "cgqa", "--json")[1] == duplex("stats", "cgqa", "--root", "published", "--json")[1]
+    assert sorted(path.name for path in (project / "data/cgqa").iterdir()) == sorted(
+        [".archives", *(path.name for path in (project / "published").iterdir())]
+    )
 
 
 @pytest.mark.parametrize(

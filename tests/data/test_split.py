@@ -19,7 +19,7 @@ def frame_of(grid: dict[tuple[int, int], int]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["image", "state", "object"])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(GRIDS, st.integers(0, 2**32), SHARES, SHARES, SHARES, SHARES, st.randoms())
 def test_split_keeps_its_promises(grid, seed, val_unseen, test_unseen, val_images, test_images, random) -> None:
     frame = frame_of(grid)
