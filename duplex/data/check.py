@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import unicodedata
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from PIL import Image
 from duplex.data.dataset import Dataset
 from duplex.data.progress import tracked
 from duplex.data.tree import PictureTree
-from duplex.labels import SPLITS, LabelSpace
+from duplex.labels import SPLITS, LabelSpace, prompt_name
 
 EXAMPLES = 5
 
@@ -57,7 +58,14 @@ def check_labels_of(dataset: Dataset) -> list[Finding]:
     ):
         unseen = sorted(set(range(len(names))) - set(known.tolist()))
         found.append(_finding(f"{kind} that training never shows", (names[i] for i in unseen), True))
+        found.append(_finding(f"{kind} read like another in a prompt", _alike(names), True))
     return found
+
+
+def _alike(names: Iterable[str]) -> list[str]:
+    """Labels that differ in spelling but not in their prompt, such as `Red` and `red`, or two ways to write `é`."""
+    texts = pd.Series({name: unicodedata.normalize("NFC", prompt_name(name)) for name in names}, dtype=object)
+    return texts.index[texts.duplicated(keep=False)].tolist()
 
 
 def _check_pictures(manifest: pd.DataFrame, root: Path) -> list[Finding]:

@@ -18,6 +18,7 @@ class Dataset:
     manifest: pd.DataFrame  # columns image, state, object, split; one row an image
     labels: LabelSpace
     notes: dict[str, int] = field(default_factory=dict)  # what was left out or is short -> how many
+    made_split: bool = False  # whether the split is ours, made by its options
 
 
 def labels_of(manifest: pd.DataFrame) -> LabelSpace:
@@ -42,11 +43,13 @@ def from_rows(frame: pd.DataFrame, options: SplitOptions, place: object) -> Data
     if twice.any():
         image = frame.loc[twice, "image"].iloc[0]
         raise DuplexError(f"{place}: the image {image!r} has two different rows; an image has one label and one split")
-    if "split" not in frame:
+    made_split = "split" not in frame
+    if made_split:
         made = make_split(frame, options, place)
         frame = frame.assign(split=made.split)
         notes["unseen pairs fewer than asked for, so that every primitive stays in training"] = made.short
     for split in SPLITS:
         if not (frame["split"] == split).any():
             raise DuplexError(f"{place} has no {split} images; list some, or leave the split out to have one made")
-    return Dataset(frame[COLUMNS], labels_of(frame), {text: count for text, count in notes.items() if count})
+    notes = {text: count for text, count in notes.items() if count}
+    return Dataset(frame[COLUMNS], labels_of(frame), notes, made_split)

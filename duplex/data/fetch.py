@@ -16,7 +16,7 @@ import requests
 from duplex.data.progress import transfer
 from duplex.errors import DuplexError
 
-CHUNK = 1 << 18
+CHUNK = 1 << 16  # of a transfer that breaks off, less than this is fetched twice
 WAIT = (15, 60)  # seconds to connect, seconds of silence
 TRIES = 5  # in a row without a byte
 
@@ -36,7 +36,7 @@ class Begun:
 
 def fetch(url: str, path: Path) -> Path:
     """Download `url` to `path` unless it is there; a part left by an earlier call is continued, not repeated."""
-    logging.getLogger("pooch").setLevel(logging.WARNING)
+    pooch.get_logger().setLevel(logging.WARNING)
     path.parent.mkdir(parents=True, exist_ok=True)
     pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent, downloader=_Resuming(path))
     return path

@@ -1,4 +1,4 @@
-"""Progress on stderr for what takes more than two seconds; silent where stderr is no terminal."""
+"""Progress over pictures and bytes, on stderr and only where that is a terminal."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import DownloadColumn, Progress, TransferSpeedColumn, track
+from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
+from duplex.progress import Live
 
 Item = TypeVar("Item")
 
 
-def tracked(items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
-    return track(items, what, total, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+def tracked(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+    with Live(what, total) as live:
+        for done, item in enumerate(items, 1):
+            yield item
+            live.show(done)
 
 
 @contextmanager
 def transfer() -> Iterator[Progress]:
     """A bar that counts bytes."""
     columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         yield bar

@@ -7,7 +7,7 @@ exists so that the whole pipeline runs anywhere in minutes; its numbers say noth
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +93,7 @@ def render_pictures(
     manifest: pd.DataFrame,
     root: Path,
     seed: int = SEED,
-    progress: Callable[[Sequence[str]], Sequence[str]] | None = None,
+    progress: Callable[[Sequence[str]], Iterable[str]] | None = None,
 ) -> int:
     """Draw the pictures that `root` lacks and return how many. `progress` wraps the list of missing names, as
     `rich.progress.track` does. A file appears whole or not at all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -11,6 +11,7 @@ import pandas as pd
 from duplex.data.dataset import Dataset, from_rows, labels_of
 from duplex.data.folder import read_folder
 from duplex.data.pairs import has_pair_lists
+from duplex.data.progress import tracked
 from duplex.data.split import SplitOptions
 from duplex.data.standard import load_standard
 from duplex.data.table import is_table, read_table
@@ -67,7 +68,10 @@ def load_source(source: Source) -> Dataset:
         manifest = shapes_manifest(source.seed)
         return Dataset(manifest, labels_of(manifest))
     if not source.root.is_dir():
-        raise DuplexError(f"the data root {source.root} is not a folder; `duplex data download` fetches the benchmarks")
+        raise DuplexError(
+            f"the data root {source.root} is not a folder; correct `source: {{root: ...}}` in params.yaml, "
+            "or fetch a benchmark with `duplex data download`"
+        )
     if source.kind == "standard":
         return load_standard(source.root)
     options = SplitOptions(**{entry.name: getattr(source.split, entry.name) for entry in fields(SplitOptions)})
@@ -76,11 +80,9 @@ def load_source(source: Source) -> Dataset:
     if source.table is None:
         raise UsageError("a source of kind table needs `table`, the path of its CSV or Parquet file")
     frame, tree = read_table(source.table), PictureTree(source.root)
-    missing = sum(not tree.has(image) for image in frame["image"])
-    dataset = from_rows(frame, options, source.table)
-    return replace(
-        dataset, notes={**dataset.notes, "images that are not on disk": missing} if missing else dataset.notes
-    )
+    for image in frame["image"]:
+        tree.has(image)  # refuses a link that leaves the root; a missing picture is for `data check` to report
+    return from_rows(frame, options, source.table)
 
 
 def ensure_pictures(source: Source, manifest: pd.DataFrame) -> None:
@@ -88,7 +90,12 @@ def ensure_pictures(source: Source, manifest: pd.DataFrame) -> None:
     if source.kind == "shapes":
         from duplex.data.shapes import render_pictures
 
-        render_pictures(manifest, source.root, source.seed)
+        render_pictures(
+            manifest,
+            source.root,
+            source.seed,
+            progress=lambda names: tracked(names, "drawing pictures", len(names)),
+        )
 
 
 def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> DataSource:

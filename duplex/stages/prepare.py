@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import write_manifest
@@ -16,6 +17,8 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths | None = None) ->
     paths = paths or ArtifactPaths()
     source = params.dataset(dataset).source
     data = load_source(source)
+    for what, count in data.notes.items():
+        print(f"{dataset}: {what}: {count:,}", file=sys.stderr)
     ensure_pictures(source, data.manifest)
     write_manifest(data.manifest, paths.manifest(dataset))
     data.labels.save(paths.labels(dataset))

@@ -1,0 +1,231 @@
+"""`duplex data ...` as a person runs it: in a project's folder, on pictures of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from duplex.cli import main
+from duplex.cli.params_file import add_dataset
+from duplex.data.mirrors import BENCHMARKS
+from duplex.errors import DuplexError, UsageError
+from duplex.params import load_params
+from tests.data.makers import make_folder, make_standard, make_table, rows, write_lists
+from tests.data.web import serving
+
+PROJECT = Path(__file__).parents[2]
+ENTRY = {
+    "source": {"kind": "folder", "root": "/data/my pictures: best"},
+    "encoder": {"name": "tiny"},
+    "training": {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15},
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "params.yaml").write_text((PROJECT / "params.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def duplex(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Exit status, stdout and stderr of a command."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["duplex", "data", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return int(left.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def test_the_real_program_runs_without_a_terminal(project: Path) -> None:
+    make_folder(project / "mine", "nested")
+    program = f"import sys; sys.path.insert(0, {str(PROJECT)!r}); from duplex.cli import main; main()"
+    words = ["data", "stats", "mine", "--root", "mine", "--json"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["states"] == 4
+
+
+def changed_lines(before: str, after: str) -> tuple[list[str], list[str]]:
+    diff = list(difflib.ndiff(before.splitlines(), after.splitlines()))
+    return [line[2:] for line in diff if line.startswith("- ")], [line[2:] for line in diff if line.startswith("+ ")]
+
+
+@pytest.mark.parametrize("layout", ["folder", "table"])
+def test_add_writes_what_params_needs_and_touches_nothing_else(project: Path, duplex: Run, layout: str) -> None:
+    before = (project / "params.yaml").read_text()
+    if layout == "folder":
+        make_folder(project / "my pictures", "nested")
+        path = project / "my pictures"
+    else:
+        path = make_table(project / "my pictures", ".parquet", split=True)
+    status, out, err = duplex("add", "mine", str(path), "--split-seed", "5", "--encoder", "tiny")
+    assert (status, err) == (0, "params.yaml has mine; `dvc repro` runs it\n")
+    assert "nothing to report" in out and "images in" in out
+    params = load_params()
+    assert params.run.datasets == ("shapes", "mine")
+    source = params.datasets["mine"].source
+    assert (source.kind, source.root) == (layout, project / "my pictures")
+    assert source.split.seed == (5 if layout == "folder" else 0)
+    removed, added = changed_lines(before, (project / "params.yaml").read_text())
+    assert len(removed) == 1 and "datasets: [" in removed[0] and len(added) == 6
+    assert duplex("stats", "mine", "--json")[0] == 0
+
+
+def test_add_again_changes_the_source_alone(project: Path, duplex: Run) -> None:
+    make_standard(project / "elsewhere", "spaces")
+    before = (project / "params.yaml").read_text()
+    status, out, _ = duplex("add", "mit-states", "elsewhere", "--no-run")
+    assert status == 0 and "train images: 24, published 30,338" in out
+    removed, added = changed_lines(before, (project / "params.yaml").read_text())
+    assert [line.strip() for line in removed] == ["source: {kind: standard, root: data/mit-states}"]
+    assert [line.strip() for line in added] == [f"source: {{kind: standard, root: {project / 'elsewhere'}}}"]
+    assert (
+        load_params().datasets["mit-states"].training
+        == load_params(PROJECT / "params.yaml").datasets["mit-states"].training
+    )
+
+
+def test_json_statistics_have_the_promised_keys_also_for_unknown_folders(project: Path, duplex: Run) -> None:
+    make_standard(project / "data set", "archive")
+    status, out, _ = duplex("stats", "whatever", "--root", "data set", "--json")
+    record = json.loads(out)
+    assert status == 0 and list(record) == ["states", "objects", "train", "val", "test", "shares"]
+    assert record["train"] == {"seen": 12, "images": 24}
+    assert record["test"] == {"seen": 12, "unseen": 2, "images": 20}
+    assert sum(record["shares"].values()) == pytest.approx(1)
+
+
+def test_pair_lists_alone_are_counted_and_checked(project: Path, duplex: Run) -> None:
+    write_lists(project / "lists", rows())
+    status, out, _ = duplex("stats", "cgqa", "--root", "lists", "--json")
+    assert status == 0 and json.loads(out)["val"] == {"seen": 12, "unseen": 2, "images": None}
+    status, out, err = duplex("check", "cgqa", "--root", "lists")
+    assert status == 1 and "states: 4, published 413" in out and "only the pair lists" in err
+
+
+def test_check_exits_with_1_on_a_problem_and_names_it(project: Path, duplex: Run) -> None:
+    make_folder(project / "mine", "flat")
+    assert duplex("check", "mine", "--root", "mine")[:2] == (0, "mine: nothing to report\n")
+    (project / "mine/red circle/0001.png").write_bytes(b"")
+    status, out, _ = duplex("check", "mine", "--root", "mine", "--json")
+    assert status == 1
+    assert json.loads(out)["findings"][0]["examples"] == ["red circle/0001.png (0 bytes)"]
+
+
+def test_list_says_what_is_there(project: Path, duplex: Run) -> None:
+    status, out, _ = duplex("list", "--json")
+    assert status == 0
+    assert {row["name"]: row["there"] for row in json.loads(out)}["cgqa"] is False
+    assert "duplex data download cgqa" in duplex("list")[1]
+
+
+def test_download_goes_on_where_a_killed_one_stopped_and_the_result_loads(
+    project: Path, duplex: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_standard(project / "published", "flat")
+    bundle = Path(shutil.make_archive(str(project / "cgqa"), "zip", project / "published")).read_bytes()
+    with serving() as server:
+        server.files["/cgqa.zip"] = bundle
+        server.cut = len(bundle) // 3
+        benchmark = BENCHMARKS["cgqa"]
+        archive = dataclasses.replace(benchmark.archives[0], urls=(server.url("/gone.zip"), server.url("/cgqa.zip")))
+        monkeypatch.setitem(BENCHMARKS, "cgqa", dataclasses.replace(benchmark, archives=(archive,)))
+        status, out, err = duplex("download", "cgqa")
+        assert (status, out) == (0, "") and "CC BY 4.0" in err and "CVPR 2021" in err and "404" in err
+        assert len(server.asked) >= 4 and server.asked[-1] is not None
+    assert duplex("stats", "cgqa", "--json")[1] == duplex("stats", "cgqa", "--root", "published", "--json")[1]
+    assert sorted(path.name for path in (project / "data/cgqa").iterdir()) == sorted(
+        [".archives", *(path.name for path in (project / "published").iterdir())]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["stats", "nope"], 2, "no data set 'nope'"),
+        (["stats", "cgqa"], 1, "not a folder"),
+        (["add", "bad name", "."], 2, "no name for a data set"),
+        (["add", "x", "nowhere"], 2, "neither a folder nor a table"),
+        (["add", "x", ".", "--val-unseen", "0.9"], 2, "together below 1"),
+        (["add", "x", "."], 1, "holds no pictures"),
+        (["download", "imagenet"], 2, "unknown benchmark"),
+    ],
+)
+def test_mistakes_are_one_line(project: Path, duplex: Run, words: list[str], status: int, says: str) -> None:
+    before = (project / "params.yaml").read_text()
+    code, out, err = duplex(*words)
+    assert (code, out) == (status, "") and says in err and err.count("\n") == 1
+    assert (project / "params.yaml").read_text() == before
+
+
+BLOCK_ENTRY = """\
+datasets:
+    # first
+    shapes:
+        source:
+            kind: shapes # drawn
+            root: data/shapes
+        encoder: {name: tiny}
+        training:
+            learning_rate: 0.1
+            batch_size: 1
+            epochs: 1 # few
+
+
+"""
+FORMS = {
+    "comment at the end": "datasets:\n  shapes: {SHAPES}\n# the end\n",
+    "no last line end": "datasets:\n  shapes: {SHAPES}",
+    "block entry": BLOCK_ENTRY,
+}
+SHAPES = (
+    "{source: {kind: shapes, root: data/shapes}, encoder: {name: tiny}, "
+    "training: {learning_rate: 0.1, batch_size: 1, epochs: 1}}"
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("names", ["[shapes]", "\n  - shapes # one\n  # two", "[\n    shapes,\n  ]"])
+def test_params_in_other_forms_are_edited_too(tmp_path: Path, form: str, names: str) -> None:
+    path = tmp_path / "params.yaml"
+    rest = "extraction: {}\nevaluation: {}\nmethods: {clip: {}}\n"
+    run = f"run:\n  methods: [clip]\n  seeds: [0]\n  datasets: {names}\n"
+    before = run + rest + FORMS[form].replace("{SHAPES}", SHAPES)
+    path.write_text(before)
+    add_dataset("mine", ENTRY, run=True, path=path)
+    params = load_params(path)
+    assert params.run.datasets == ("shapes", "mine")
+    assert params.datasets["mine"].source.root == Path("/data/my pictures: best")
+    assert params.datasets["shapes"].training.epochs == 1
+    assert path.read_text().count("#") == before.count("#")
+
+
+def test_params_that_cannot_be_edited_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    text = (
+        "run: {datasets: [shapes], methods: [clip], seeds: [0]}\nextraction: {}\nevaluation: {}\nmethods: {clip: {}}\n"
+        f"datasets: {{shapes: {SHAPES}}}\n"
+    )
+    path.write_text(text)
+    with pytest.raises(DuplexError, match=r"add by hand: \{mine: \{source"):
+        add_dataset("mine", ENTRY, run=True, path=path)
+    path.write_text(text.replace(f"{{shapes: {SHAPES}}}", f"\n  shapes: {SHAPES}"))
+    with pytest.raises(UsageError, match=r"params.yaml: datasets.mine.source"):
+        add_dataset("mine", {**ENTRY, "source": {"kind": "magic", "root": "x"}}, run=True, path=path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["params.yaml"]

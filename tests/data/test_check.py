@@ -1,0 +1,157 @@
+"""What check finds, the statistics row, and the published table."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from duplex.data.check import Finding, check_dataset, open_picture
+from duplex.data.dataset import Dataset, labels_of
+from duplex.data.pairs import read_pair_lists
+from duplex.data.published import PUBLISHED, differences
+from duplex.data.source import DataSource, load_source
+from duplex.data.standard import METADATA
+from duplex.data.stats import statistics, statistics_text
+from duplex.labels import LabelSpace
+from tests.data.makers import make_standard, make_table
+
+
+def found(dataset: Dataset, root: Path) -> dict[str, Finding]:
+    return {finding.what: finding for finding in check_dataset(dataset, root)}
+
+
+def test_a_sound_data_set_has_no_findings(tmp_path: Path) -> None:
+    make_standard(tmp_path, "spaces")
+    assert check_dataset(load_source(DataSource("standard", tmp_path)), tmp_path) == []
+
+
+def test_check_finds_missing_unreadable_duplicate_unlisted_and_leaking_images(tmp_path: Path) -> None:
+    path = make_table(tmp_path, ".csv", split=True)
+    dataset = load_source(DataSource("table", tmp_path, path))
+    images = dataset.manifest["image"]
+    by_split = {split: rows["image"].tolist() for split, rows in dataset.manifest.groupby("split")}
+    missing, empty, cut, text, twin = by_split["train"][:5]
+    (tmp_path / missing).unlink()
+    (tmp_path / empty).write_bytes(b"")
+    (tmp_path / cut).write_bytes((tmp_path / cut).read_bytes()[:-40])
+    (tmp_path / text).write_text("not a picture")
+    shutil.copy(tmp_path / by_split["test"][0], tmp_path / twin)  # the same content in two splits
+    shutil.copy(tmp_path / by_split["val"][0], tmp_path / "stray.png")
+    again = dataset.manifest[images == by_split["val"][1]].assign(split="test")
+    manifest = pd.concat([dataset.manifest, again], ignore_index=True)
+    findings = found(dataclasses.replace(dataset, manifest=manifest), tmp_path)
+    assert findings["images are missing"].examples == (missing,)
+    unreadable = findings["images cannot be read"]
+    assert unreadable.count == 3 and [name.split(" (")[0] for name in unreadable.examples] == [empty, cut, text]
+    assert "0 bytes" in unreadable.examples[0]
+    assert findings["images are listed more than once"].examples == (by_split["val"][1],)
+    assert findings["images are in two splits (a leak)"].examples == (by_split["val"][1],)
+    assert findings["image contents are in two splits (a leak)"].count == 2
+    assert findings["images have the content of another"].count == 1
+    assert findings["pictures are on disk but not listed"].examples == ("stray.png",)
+    assert not findings["pictures are on disk but not listed"].problem
+    assert "train pairs without images" not in findings
+
+
+def test_check_finds_pairs_without_images_and_primitives_only_in_test(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    manifest = pd.DataFrame([("a.png", "red", "car", "train")], columns=["image", "state", "object", "split"])
+    lists = {"train": [("red", "car")], "val": [("red", "car"), ("red", "dog")], "test": [("old", "dog")]}
+    findings = found(Dataset(manifest, LabelSpace.from_pairs(lists)), tmp_path)
+    assert findings["val pairs without images"].examples == ("red car", "red dog")
+    assert findings["test pairs without images"].count == 1
+    assert findings["states that training never shows"].examples == ("old",)
+    assert findings["objects that training never shows"].examples == ("dog",)
+
+
+def test_labels_that_a_prompt_cannot_tell_apart_are_a_problem(tmp_path: Path) -> None:
+    pairs = [("Red", "caf\u00e9"), ("red", "cafe\u0301"), ("old", "bar")]
+    rows = [(f"{i}.png", state, thing, "train") for i, (state, thing) in enumerate(pairs)]
+    manifest = pd.DataFrame(rows, columns=["image", "state", "object", "split"])
+    findings = found(Dataset(manifest, labels_of(manifest)), tmp_path)
+    assert findings["states read like another in a prompt"].examples == ("Red", "red")
+    assert findings["objects read like another in a prompt"].count == 2
+
+
+def test_examples_are_the_first_few(tmp_path: Path) -> None:
+    rows = [(f"{i}.png", "red", "car", "train") for i in range(1234)]
+    manifest = pd.DataFrame(rows, columns=["image", "state", "object", "split"])
+    finding = found(Dataset(manifest, labels_of(manifest)), tmp_path)["images are missing"]
+    assert str(finding) == "1,234 images are missing: 0.png, 1.png, 2.png, 3.png, 4.png, ..."
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".gif", ".bmp"])
+def test_every_truncation_is_noticed(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    whole = path.read_bytes()
+    assert open_picture(path)[0] == ""
+    for size in (0, 1, 20, len(whole) // 2, len(whole) * 9 // 10):
+        path.write_bytes(whole[:size])
+        assert open_picture(path)[0], size
+
+
+def test_published_statistics_hold_for_the_real_pair_lists() -> None:
+    shared = os.environ.get("DUPLEX_SHARED")
+    if not shared:
+        pytest.skip("DUPLEX_SHARED does not name the folder with the real pair lists")
+    for name in PUBLISHED:
+        counted = statistics(read_pair_lists(Path(shared) / "splits" / name).labels())
+        assert differences(name, counted) == []
+        assert counted.to_dict()["train"] == {"seen": PUBLISHED[name].splits["train"].seen, "images": None}
+        assert counted.to_dict()["shares"] is None
+
+
+def test_differences_name_what_is_off_and_only_for_known_data_sets(tmp_path: Path) -> None:
+    make_standard(tmp_path, "flat")
+    dataset = load_source(DataSource("standard", tmp_path))
+    counted = statistics(dataset.labels, dataset.manifest)
+    assert "train images: 24, published 26,920" in differences("cgqa", counted)
+    assert differences("my-data", counted) == []
+
+
+def test_statistics_row_and_shares() -> None:
+    counts = [40, 30, 8, 8, 4, 2, 2, 2, 2, 2]
+    rows = [(f"{i}/{j}", f"s{i}", "o", "train") for i, count in enumerate(counts) for j in range(count)]
+    rows += [("v", "s0", "o", "val"), ("w", "s0", "p", "val"), ("t", "s9", "o", "test"), ("u", "s9", "p", "test")]
+    manifest = pd.DataFrame(rows, columns=["image", "state", "object", "split"])
+    counted = statistics(labels_of(manifest), manifest)
+    assert counted.to_dict() == {
+        "states": 10,
+        "objects": 2,
+        "train": {"seen": 10, "images": 100},
+        "val": {"seen": 1, "unseen": 1, "images": 2},
+        "test": {"seen": 1, "unseen": 1, "images": 2},
+        "shares": {"head": 0.7, "medium": 0.2, "tail": 0.1},
+    }
+    assert counted.shares and counted.shares["test"] == {"head": 0, "medium": 0, "tail": 0.5, "unseen": 0.5}
+    text = statistics_text("mine", counted)
+    assert "70.0%" in text and " ".join(text.splitlines()[1].split()) == "mine 10 2 20 10 100 1 1 2 1 1 2"
+
+
+def test_cgqa_sized_data_set_loads_whole(tmp_path: Path) -> None:
+    """Counts of a made-up data set with C-GQA's own lists and row counts."""
+    shared = os.environ.get("DUPLEX_SHARED")
+    if not shared:
+        pytest.skip("DUPLEX_SHARED does not name the folder with the real pair lists")
+    lists = Path(shared) / "splits" / "cgqa"
+    records = []
+    for split, images in (("train", 26920), ("val", 7280), ("test", 5098)):
+        pairs = read_pair_lists(lists).pairs[split]
+        for i in range(images):
+            state, thing = pairs[min(i, len(pairs) - 1)]
+            records.append({"image": f"{split}-{i}-{state}-{thing}.jpg", "attr": state, "obj": thing, "set": split})
+    for path in lists.glob("*.txt"):
+        shutil.copy(path, tmp_path)
+    torch.save(records, tmp_path / METADATA)
+    dataset = load_source(DataSource("standard", tmp_path))
+    assert differences("cgqa", statistics(dataset.labels, dataset.manifest)) == []

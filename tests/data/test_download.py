@@ -1,0 +1,189 @@
+"""Downloads against a real web server that cuts transfers off, and archives that mean harm."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from duplex.data import fetch as fetching
+from duplex.data.download import ARCHIVES, download_archive
+from duplex.data.fetch import DeadLink, fetch
+from duplex.data.mirrors import BENCHMARKS, Archive
+from duplex.data.unpack import unpack
+from duplex.errors import DuplexError
+from tests.data.web import BODY, Server, serving
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "TRIES", 2)
+
+
+def test_a_transfer_cut_off_again_and_again_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
+    server.cut = 300_000
+    path = fetch(server.url(), tmp_path / "file.zip")
+    assert path.read_bytes() == BODY
+    starts = [int(asked.removeprefix("bytes=").rstrip("-")) for asked in server.asked[1:] if asked]
+    assert len(starts) == len(server.asked) - 1 >= 3
+    assert all(300_000 - fetching.CHUNK < b - a <= 300_000 for a, b in itertools.pairwise([0, *starts]))
+    assert server.sent < len(BODY) + len(starts) * fetching.CHUNK
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.zip"]
+
+
+def test_a_later_call_continues_what_an_earlier_one_kept(server: Server, tmp_path: Path) -> None:
+    server.cut, server.ranges = 0, True
+    (tmp_path / "file.zip.partial").write_bytes(BODY[:400_000])
+    (tmp_path / "file.zip.partial.json").write_text(
+        f'{{"url": "{server.url()}", "version": "\\"one\\"", "total": {len(BODY)}}}'
+    )
+    with pytest.raises(DuplexError, match="the same command continues"):
+        fetch(server.url(), tmp_path / "file.zip")
+    assert (tmp_path / "file.zip.partial").read_bytes() == BODY[:400_000]
+    server.cut, server.asked = None, []
+    assert fetch(server.url(), tmp_path / "file.zip").read_bytes() == BODY
+    assert server.asked == ["bytes=400000-"]
+    fetch(server.url(), tmp_path / "file.zip")
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("change", ["other version", "no ranges", "unknown part", "longer than the file"])
+def test_a_part_of_another_file_is_never_continued(server: Server, tmp_path: Path, change: str) -> None:
+    version = '\\"two\\"' if change == "other version" else '\\"one\\"'
+    server.ranges = change != "no ranges"
+    (tmp_path / "file.zip.partial").write_bytes(b"x" * (2 << 20 if change == "longer than the file" else 1000))
+    if change != "unknown part":
+        record = f'{{"url": "{server.url()}", "version": "{version}", "total": {len(BODY)}}}'
+        (tmp_path / "file.zip.partial.json").write_text(record)
+    assert fetch(server.url(), tmp_path / "file.zip").read_bytes() == BODY
+
+
+def test_a_whole_part_needs_no_byte_more(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.zip.partial").write_bytes(BODY)
+    record = f'{{"url": "{server.url()}", "version": "", "total": {len(BODY)}}}'
+    (tmp_path / "file.zip.partial.json").write_text(record)
+    assert fetch(server.url(), tmp_path / "file.zip").read_bytes() == BODY
+    assert server.sent == 0
+
+
+def test_dead_links_are_told_from_broken_transfers(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(DeadLink, match="404"):
+        fetch(server.url("/gone.zip"), tmp_path / "file.zip")
+    with pytest.raises(DeadLink, match="cannot be reached"):
+        fetch("http://127.0.0.1:9/file.zip", tmp_path / "file.zip")
+    assert not (tmp_path / "file.zip").exists()
+
+
+def zipped(names: dict[str, bytes], link: str = "") -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for name, data in names.items():
+            bundle.writestr(name, data)
+        if link:
+            info = zipfile.ZipInfo(link)
+            info.external_attr = 0o120777 << 16
+            bundle.writestr(info, "/etc/passwd")
+    return stream.getvalue()
+
+
+def tarred(names: dict[str, bytes], link: str = "", kind: bytes = tarfile.SYMTYPE) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as bundle:
+        for name, data in names.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            bundle.addfile(info, io.BytesIO(data))
+        if link:
+            info = tarfile.TarInfo(link)
+            info.type, info.linkname = kind, "/etc/passwd"
+            bundle.addfile(info)
+    return stream.getvalue()
+
+
+GOOD = {"top/images/old dog/é.jpg": b"1" * 10, "top/readme": b"2", "__MACOSX/top/images/x": b"3"}
+TAKE = {"images": ("top/images",)}
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_only_wanted_parts_come_out(tmp_path: Path, pack: object) -> None:
+    (tmp_path / "a").write_bytes(pack(GOOD))  # type: ignore[operator]
+    unpack(tmp_path / "a", TAKE, tmp_path / "root", 10)
+    files = [str(p.relative_to(tmp_path / "root")) for p in (tmp_path / "root").rglob("*") if p.is_file()]
+    assert files == ["images/old dog/é.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (zipped({"top/images/../../../x": b""}), "leads out"),
+        (zipped({**GOOD, "/abs/x": b""}), "leads out"),
+        (zipped({**GOOD, "top\\..\\..\\x": b""}), "leads out"),
+        (zipped(GOOD, link="top/images/link"), "link"),
+        (zipped({"top/images/bomb": b"0" * 5_000_000}), "more than 1,000 bytes"),
+        (zipped({"other/x": b""}), "holds no 'top/images'"),
+        (zipped(GOOD)[:-30], "damaged"),
+        (zipped({"top/images/x": BODY}).replace(BODY[1000:1010], b"0123456789"), "damaged|more than"),
+        (tarred({"../x": b""}), "leads out"),
+        (tarred({"/x": b""}), "leads out"),
+        (tarred(GOOD, link="top/images/link"), "link"),
+        (tarred(GOOD, link="top/images/link", kind=tarfile.LNKTYPE), "link"),
+        (tarred(GOOD, link="top/images/dev", kind=tarfile.CHRTYPE), "device"),
+        (tarred({"top/images/bomb": b"0" * 5_000_000}), "more than 1,000 bytes"),
+        (tarred(GOOD)[:60], "damaged"),
+        (b"", "damaged"),
+    ],
+)
+def test_hostile_and_broken_archives_leave_nothing_behind(tmp_path: Path, data: bytes, says: str) -> None:
+    root = tmp_path / "deep" / "root"
+    root.mkdir(parents=True)
+    (tmp_path / "a.zip").write_bytes(data)
+    with pytest.raises(DuplexError, match=says):
+        unpack(tmp_path / "a.zip", TAKE, root, 1000)
+    assert list(root.iterdir()) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zip", "deep"] and [
+        p.name for p in root.parent.iterdir()
+    ] == ["root"]
+
+
+def archive(server: Server, *paths: str) -> Archive:
+    return Archive("a.zip", tuple(server.url(path) for path in paths), TAKE, 1000, "https://example.org/page")
+
+
+def test_the_first_mirror_that_has_the_archive_serves_it(server: Server, tmp_path: Path) -> None:
+    server.files |= {"/page.zip": b"<html>this site has moved</html>", "/a.zip": zipped(GOOD)}
+    said: list[str] = []
+    download_archive(archive(server, "/gone.zip", "/page.zip", "/a.zip"), tmp_path, said.append)
+    assert (tmp_path / "images/old dog/é.jpg").read_bytes() == b"1" * 10
+    assert any("404" in line for line in said) and any("no archive" in line for line in said)
+    before = len(server.asked)
+    download_archive(archive(server, "/a.zip"), tmp_path, said.append)
+    assert len(server.asked) == before and "already in" in said[-1]
+
+
+def test_no_link_left_names_the_page_and_the_folder(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(DuplexError) as caught:
+        download_archive(archive(server, "/gone.zip"), tmp_path, lambda _: None)
+    assert "https://example.org/page" in str(caught.value) and str(tmp_path / ARCHIVES) in str(caught.value)
+    (tmp_path / ARCHIVES).mkdir(exist_ok=True)
+    (tmp_path / ARCHIVES / "a.zip").write_bytes(zipped(GOOD))
+    download_archive(archive(server, "/gone.zip"), tmp_path, lambda _: None)
+    assert (tmp_path / "images").is_dir()
+
+
+def test_every_benchmark_has_terms_a_citation_and_a_page() -> None:
+    assert set(BENCHMARKS) == {"mit-states", "ut-zappos", "cgqa"}
+    for benchmark in BENCHMARKS.values():
+        assert benchmark.terms and benchmark.citation
+        for part in benchmark.archives:
+            assert part.urls and part.take and part.page.startswith("http") and part.limit > 1 << 20

@@ -1,0 +1,208 @@
+"""Tables and folder trees of one's own."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from duplex.data.folder import read_folder
+from duplex.data.source import DataSource, detect_source, load_source
+from duplex.data.split import SplitOptions
+from duplex.data.table import read_table
+from duplex.errors import DuplexError, UsageError
+from tests.data.makers import make_folder, make_table, rows
+
+ANY_FILE = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+GOOD = "image,state,object,split\na b.jpg,red,car,train\nü-1.2.jpg,Faux.Fur,Boots.Mid-Calf,val\nc.jpg,red,car,test\n"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("split", [True, False])
+def test_tables_load_with_their_split_or_a_made_one(tmp_path: Path, suffix: str, split: bool) -> None:
+    path = make_table(tmp_path, suffix, split=split)
+    source = detect_source(path)
+    assert (source.kind, source.root, source.table) == ("table", tmp_path, path)
+    dataset = load_source(source)
+    assert len(dataset.manifest) == len(rows()) and dataset.made_split is not split
+    assert all((tmp_path / image).is_file() for image in dataset.manifest["image"])
+    if split:
+        assert list(dataset.manifest["split"]) == [where for *_, where in rows()]
+    assert set(dataset.manifest["split"]) == {"train", "val", "test"}
+    assert dataset.notes == {}
+
+
+@pytest.mark.parametrize("form", ["nested", "flat"])
+def test_folders_load_and_the_split_follows_the_seed(tmp_path: Path, form: str) -> None:
+    count = make_folder(tmp_path, form)
+    one, same, other = (load_source(DataSource("folder", tmp_path, split=SplitOptions(seed=s))) for s in (1, 1, 2))
+    assert len(one.manifest) == count and one.made_split
+    assert (len(one.labels.states), len(one.labels.objects)) == (4, 4)
+    assert one.manifest.equals(same.manifest) and not one.manifest.equals(other.manifest)
+
+
+def test_both_folder_forms_are_the_same_data(tmp_path: Path) -> None:
+    for form in ("nested", "flat"):
+        make_folder(tmp_path / form, form)
+    nested, flat = (read_folder(tmp_path / form) for form in ("nested", "flat"))
+    assert nested[["state", "object"]].equals(flat[["state", "object"]])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        GOOD.encode(),
+        GOOD.replace("\n", "\r\n").encode("utf-8-sig"),
+        GOOD.replace("\n", "\n\n,,,\n").encode(),
+        GOOD.replace(",", ";").encode("utf-16"),
+        GOOD.replace("image", " image ").replace("red", " red ").encode(),
+        GOOD.replace("a b.jpg", '"a b.jpg"').rstrip().encode(),
+    ],
+    ids=["plain", "crlf bom", "blank rows", "semicolons utf-16", "spaces", "quotes"],
+)
+def test_every_way_to_save_the_same_table(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "t.csv").write_bytes(data)
+    frame = read_table(tmp_path / "t.csv")
+    assert frame.to_numpy().tolist() == [line.split(",") for line in GOOD.splitlines()[1:]]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        ("image,state,object\n", "has no rows"),
+        ("image,state\nx,y\n", "no column 'object'"),
+        ("image,state,object,state\nx,y,z,w\n", "two columns 'state'"),
+        ("image,state,object\nx,y\n", "line 2 has 2 cells"),
+        ("image,state,object\nx,y,z,w\n", "line 2 has 4 cells"),
+        ("image,state,object\nx,,z\n", "line 2: state is empty"),
+        ("image,state,object\n../x,y,z\n", "leaves the data root"),
+        ("image,state,object\n/x,y,z\n", "is absolute"),
+        ("image,state,object,split\nx,y,z,Train\n", "the split 'Train'"),
+        ("image,state,object,split\nx,y,z,train\nw,y,z,\n", "1 of 2 rows have no split"),
+        ('image,state,object\n"x,y,z\n', "line 2"),
+        ('image,state,object\nx,"y\ny",z\n', "no name can have"),
+        ("image,state,object,split\nx,y,z,train\nx,y,w,train\n", "'x' has two different rows"),
+        ("image,state,object,split\nx,y,z,train\nx,y,z,val\n", "'x' has two different rows"),
+        ("image,state,object,split\nx,y,z,train\nw,y,z,val\n", "has no test images"),
+    ],
+)
+def test_bad_tables_are_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(DuplexError, match=says) as caught:
+        load_source(DataSource("table", tmp_path, path))
+    assert "t.csv" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_row_twice_counts_once_and_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(GOOD + "c.jpg,red,car,test\n./c.jpg,red,car,test\n")
+    dataset = load_source(DataSource("table", tmp_path, path))
+    assert len(dataset.manifest) == 3
+    assert dataset.notes == {"rows that repeat another row": 2}
+
+
+def test_other_encodings_and_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(GOOD.encode("latin-1"))
+    with pytest.raises(DuplexError, match="not UTF-8"):
+        read_table(tmp_path / "t.csv")
+    (tmp_path / "t.xlsx").touch()
+    with pytest.raises(UsageError, match="is not a table"):
+        read_table(tmp_path / "t.xlsx")
+    with pytest.raises(UsageError, match="neither a folder nor a table"):
+        detect_source(tmp_path / "t.xlsx")
+
+
+@ANY_FILE
+@given(data=st.one_of(st.binary(max_size=200), st.text('imagestateobject,;\t\r\n" é.', max_size=60).map(str.encode)))
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_any_bytes_give_a_table_or_an_error(tmp_path: Path, suffix: str, data: bytes) -> None:
+    path = tmp_path / f"t{suffix}"
+    path.write_bytes((b"image,state,object\n" if suffix == ".csv" else b"") + data)
+    try:
+        frame = read_table(path)
+    except DuplexError as error:
+        assert "\n" not in str(error)
+        return
+    lines = csv.reader(io.StringIO(data.decode(), newline=""))
+    assert len(frame) == sum(any(cell.strip() for cell in line) for line in lines)
+
+
+@ANY_FILE
+@given(data=st.data())
+def test_damaged_parquet_gives_its_rows_or_an_error(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "t.parquet"
+    frame = pd.DataFrame({"image": ["a", "b"], "state": ["x", "y"], "object": ["o", "o"]})
+    frame.to_parquet(path)
+    whole = path.read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    cut = data.draw(st.booleans())
+    path.write_bytes(whole[:at] if cut else whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+    try:
+        assert len(read_table(path)) == 2
+    except DuplexError as error:
+        assert "t.parquet" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("column", "says"), [([1, 2], "row 1: state is 1"), ([None, "x"], "state is None"), ([b"x", b"y"], "state is b'x'")]
+)
+def test_parquet_cells_are_texts(tmp_path: Path, column: list[object], says: str) -> None:
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"image": ["a", "b"], "state": column, "object": ["o", "o"]}).to_parquet(path)
+    with pytest.raises(DuplexError, match=says):
+        read_table(path)
+
+
+@pytest.mark.parametrize(
+    ("paths", "says"),
+    [
+        ([], "holds no pictures"),
+        (["red/car/notes.txt", ".hidden/car/x.jpg"], "holds no pictures"),
+        (["x.jpg"], "does not lie in"),
+        (["a/b/c/x.jpg"], "does not lie in"),
+        (["red car/x.jpg", "red/car/y.jpg"], "mixes"),
+        (["very red car/x.jpg"], "not plain"),
+        (["car/x.jpg"], "not plain"),
+        (["red/---/x.jpg", "__/car/x.jpg"], "no word for a prompt"),
+    ],
+)
+def test_bad_folders_are_one_sentence(tmp_path: Path, paths: list[str], says: str) -> None:
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    with pytest.raises(DuplexError, match=says):
+        load_source(DataSource("folder", tmp_path))
+
+
+def test_names_with_spaces_dots_hyphens_and_accents_become_labels(tmp_path: Path) -> None:
+    names = [("Faux.Fur", "Boots.Mid-Calf"), ("sur élevé", "lit d'été"), ("NA", "null")]
+    for state, thing in names:
+        (tmp_path / state / thing).mkdir(parents=True)
+        (tmp_path / state / thing / "Bild 1.2-é.JPG").touch()
+    frame = read_folder(tmp_path)
+    assert sorted(zip(frame["state"], frame["object"], strict=True)) == sorted(names)
+
+
+def test_folder_names_that_are_not_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "red" / "car").mkdir(parents=True)
+    (tmp_path / "red" / "car" / "\udcff.jpg").touch()  # the byte 0xff on disk
+    with pytest.raises(DuplexError, match="not a file name"):
+        read_folder(tmp_path)
+
+
+def test_a_table_whose_picture_is_a_link_out_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "secret.jpg").touch()
+    (tmp_path / "root/a b.jpg").symlink_to(tmp_path / "secret.jpg")
+    path = tmp_path / "t.csv"
+    path.write_text(GOOD)
+    with pytest.raises(DuplexError, match="leaves the data root"):
+        load_source(DataSource("table", tmp_path / "root", path))

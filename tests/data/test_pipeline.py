@@ -1,0 +1,79 @@
+"""A made-up data set in each layout, from `duplex data add` through `dvc repro` to metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.data.makers import QUIRKS, make_folder, make_standard, make_table, rows
+
+PROJECT = Path(__file__).parents[2]
+
+
+def run(project: Path, *command: str) -> None:
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(project), "PATH": search, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+
+
+def copy_project(project: Path) -> None:
+    """The program and its pipeline in a repository of its own, set to one short run."""
+    kept = shutil.ignore_patterns("__pycache__")
+    for folder in ("duplex", "pipeline"):
+        shutil.copytree(PROJECT / folder, project / folder, ignore=kept)
+    for file in ("dvc.yaml", "params.yaml"):
+        shutil.copy(PROJECT / file, project)
+    run(project, "git", "init", "-q")
+    run(project, sys.executable, "-m", "dvc", "init", "-q")
+    yaml = YAML()
+    params = yaml.load(project / "params.yaml")
+    params["run"] = {"datasets": ["shapes"], "methods": ["duplex"], "seeds": [0]}
+    params["extraction"]["num_workers"] = 0
+    params["evaluation"]["bootstrap"] = 20
+    yaml.dump(params, project / "params.yaml")
+
+
+def make_all(root: Path) -> dict[str, Path]:
+    """One data set a layout: name -> what `duplex data add` is given."""
+    paths = {f"standard-{quirk}": root / quirk for quirk in QUIRKS}
+    for quirk in QUIRKS:
+        make_standard(root / quirk, quirk)
+    for form in ("nested", "flat"):
+        paths[f"folder-{form}"] = root / f"folder {form}"
+        make_folder(root / f"folder {form}", form)
+    paths["csv"] = make_table(root / "csv", ".csv", split=True)
+    paths["parquet"] = make_table(root / "parquet", ".parquet", split=False)
+    return paths
+
+
+@pytest.mark.slow
+def test_every_layout_reaches_metrics(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    copy_project(project)
+    paths = make_all(tmp_path / "pictures")
+    for name, path in paths.items():
+        program = "from duplex.cli import main; main()"
+        run(project, sys.executable, "-c", program, "data", "add", name, str(path), "--encoder", "tiny")
+    yaml = YAML()
+    params = yaml.load(project / "params.yaml")
+    params["run"]["datasets"].remove("shapes")
+    for name in paths:
+        params["datasets"][name]["training"]["epochs"] = 2
+    yaml.dump(params, project / "params.yaml")
+    run(project, sys.executable, "-m", "dvc", "repro", "-q")
+    metrics = json.loads((project / "artifacts" / "metrics.json").read_text())
+    assert set(metrics) == set(paths)
+    for name in paths:
+        for world in ("closed", "open"):
+            assert metrics[name]["duplex"][world]["AUC"]["mean"] >= 0
+        manifest = (project / "artifacts" / name / "manifest.csv").read_text().splitlines()
+        assert len(manifest) == 1 + len(rows())

@@ -1,0 +1,74 @@
+"""The split maker: no leak, every primitive stays in training, the same for the same rows and seed."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from duplex.data.split import SplitOptions, make_split
+from duplex.errors import DuplexError, UsageError
+
+GRIDS = st.dictionaries(st.tuples(st.integers(0, 6), st.integers(0, 6)), st.integers(1, 9), min_size=4, max_size=49)
+SHARES = st.floats(0.02, 0.45)
+
+
+def frame_of(grid: dict[tuple[int, int], int]) -> pd.DataFrame:
+    rows = [(f"{s}/{o}/{i}.jpg", f"s{s}", f"o{o}") for (s, o), n in grid.items() for i in range(n)]
+    return pd.DataFrame(rows, columns=["image", "state", "object"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(GRIDS, st.integers(0, 2**32), SHARES, SHARES, SHARES, SHARES, st.randoms())
+def test_split_keeps_its_promises(grid, seed, val_unseen, test_unseen, val_images, test_images, random) -> None:
+    frame = frame_of(grid)
+    options = SplitOptions(seed, val_unseen, test_unseen, val_images, test_images)
+    try:
+        made = make_split(frame, options)
+    except DuplexError as error:
+        assume("held out" not in str(error))
+        raise
+    frame = frame.assign(split=made.split)
+    pairs = {s: set(zip(r["state"], r["object"], strict=True)) for s, r in frame.groupby("split")}
+    assert set(frame["split"]) <= {"train", "val", "test"} and len(made.split) == len(frame)
+    assert set(frame["state"]) == {s for s, _ in pairs["train"]} and set(frame["object"]) == {
+        o for _, o in pairs["train"]
+    }
+    unseen = {split: pairs[split] - pairs["train"] for split in ("val", "test")}
+    assert unseen["val"] and unseen["test"] and not unseen["val"] & unseen["test"]
+    assert not unseen["val"] & pairs["test"] and not unseen["test"] & pairs["val"]
+    wanted = max(1, round(val_unseen * len(grid))) + max(1, round(test_unseen * len(grid)))
+    assert len(unseen["val"]) + len(unseen["test"]) + made.short == wanted
+    seen_images = frame[[pair in pairs["train"] for pair in zip(frame["state"], frame["object"], strict=True)]]
+    spare = (seen_images.groupby(["state", "object"]).size() - 1).sum()
+    for split, share in (("val", val_images), ("test", test_images)):
+        given_away = (seen_images["split"] == split).sum()
+        assert given_away <= share * len(seen_images) + 2
+        assert given_away > 0 or spare < 2
+
+    order = list(range(len(frame)))
+    random.shuffle(order)
+    again = make_split(frame.iloc[order][["image", "state", "object"]], options)
+    assert again.split.tolist() == frame["split"].iloc[order].tolist()
+
+
+def test_shares_hold_on_an_ordinary_data_set_and_seeds_differ() -> None:
+    frame = frame_of({(s, o): 20 for s in range(10) for o in range(10)})
+    made = make_split(frame, SplitOptions(seed=1))
+    counts = frame.assign(split=made.split).groupby("split").size()
+    assert made.short == 0
+    assert counts["val"] == pytest.approx(15 * 20 + 0.1 * 70 * 20, abs=3)
+    assert counts["test"] == pytest.approx(15 * 20 + 0.2 * 70 * 20, abs=3)
+    assert made.split.tolist() != make_split(frame, SplitOptions(seed=2)).split.tolist()
+
+
+def test_what_cannot_be_split_says_so() -> None:
+    with pytest.raises(DuplexError, match="held out"):
+        make_split(frame_of({(0, 0): 5, (1, 1): 5, (2, 2): 5}), SplitOptions())
+
+
+@pytest.mark.parametrize("shares", [{"val_unseen": 0.0}, {"test_unseen": 1.0}, {"val_images": 0.5, "test_images": 0.5}])
+def test_shares_outside_of_reason_are_refused(shares: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="together below 1"):
+        SplitOptions(**shares)

@@ -1,0 +1,133 @@
+"""Label spaces: real sizes, target sets, candidates; every vectorised answer against the plain one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.data.pairs import read_pair_lists
+from duplex.errors import DuplexError
+from duplex.labels import SPLITS, LabelSpace, frequency_groups, prompt_name
+
+WORDS = st.sampled_from(["red", "Faux.Fur", "orange", "wet", "é", "Boots.Mid-Calf", "old_x"])
+PAIRS = st.lists(st.tuples(WORDS, WORDS), max_size=20)
+LISTS = st.fixed_dictionaries({"train": PAIRS.filter(bool), "val": PAIRS, "test": PAIRS})
+REAL = {
+    "mit-states": (115, 245, 1262, (300, 300), (400, 400)),
+    "ut-zappos": (16, 12, 83, (15, 15), (18, 18)),
+    "cgqa": (413, 674, 5592, (1040, 1252), (888, 923)),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_sizes_masks_and_target_sets(name: str) -> None:
+    shared = os.environ.get("DUPLEX_SHARED")
+    if not shared:
+        pytest.skip("DUPLEX_SHARED does not name the folder with the real pair lists")
+    lists = read_pair_lists(Path(shared) / "splits" / name)
+    labels = lists.labels()
+    states, objects, train, val, test = REAL[name]
+    assert (len(labels.states), len(labels.objects), labels.size) == (states, objects, states * objects)
+    seen = labels.seen
+    assert seen.sum() == train == len(lists.pairs["train"])
+    for split, (known, unknown) in {"val": val, "test": test}.items():
+        assert (seen[labels.pairs[split]].sum(), (~seen[labels.pairs[split]]).sum()) == (known, unknown)
+        closed = labels.target("closed", split)
+        named = set(lists.pairs["train"]) | set(lists.pairs[split])
+        assert len(closed) == len(named) == train + unknown
+        assert {_pair(labels, c) for c in closed.tolist()} == named
+        assert len(labels.target("open", split)) == states * objects
+    assert len(labels.target("closed", "train")) == len(set().union(*map(set, lists.pairs.values())))
+
+
+def _pair(labels: LabelSpace, composition: int) -> tuple[str, str]:
+    m, n = divmod(composition, len(labels.objects))
+    return labels.states[m], labels.objects[n]
+
+
+@settings(max_examples=60, deadline=None)
+@given(LISTS)
+def test_index_arithmetic_agrees_with_names(lists: dict[str, list[tuple[str, str]]]) -> None:
+    labels = LabelSpace.from_pairs(lists)
+    assert LabelSpace.from_dict(labels.to_dict()) == labels
+    for split in SPLITS:
+        assert [_pair(labels, c) for c in labels.pairs[split].tolist()] == sorted(set(lists[split]))
+    every = list(itertools.product(labels.states, labels.objects))
+    found = labels.index(*zip(*every, strict=True))
+    assert found.tolist() == list(range(labels.size))
+    assert labels.names(found) == [labels.name(c) for c in range(labels.size)]
+    assert labels.composition(labels.state_of(found), labels.object_of(found)).tolist() == found.tolist()
+    assert {_pair(labels, c) for c in np.flatnonzero(labels.seen).tolist()} == set(lists["train"])
+    for split in ("val", "test"):
+        closed = [_pair(labels, c) for c in labels.target("closed", split).tolist()]
+        assert closed == sorted(set(lists["train"]) | set(lists[split]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(LISTS, st.data())
+def test_candidates_are_the_batch_product_within_the_target(
+    lists: dict[str, list[tuple[str, str]]], data: st.DataObject
+) -> None:
+    labels = LabelSpace.from_pairs(lists)
+    batch = np.array(data.draw(st.lists(st.sampled_from(labels.pairs["train"].tolist()), min_size=1)))
+    target = labels.target(data.draw(st.sampled_from(["closed", "open"])), "val")
+    n = len(labels.objects)
+    product = {m * n + o for m in (batch // n).tolist() for o in (batch % n).tolist()}
+    assert labels.candidates(batch, target).tolist() == sorted(product & set(target.tolist()))
+
+
+def test_full_grid_of_cgqa_size() -> None:
+    states, objects = [f"s{i:03}" for i in range(413)], [f"o{i:03}" for i in range(674)]
+    labels = LabelSpace.from_pairs({"train": itertools.product(states, objects)})
+    assert labels.size == len(labels.pairs["train"]) == 278_362
+    assert labels.index(["s412"], ["o673"]).tolist() == [278_361]
+    assert labels.target("closed", "test").tolist() == labels.target("open", "test").tolist()
+
+
+def test_a_word_may_be_state_and_object() -> None:
+    labels = LabelSpace.from_pairs({"train": [("orange", "orange"), ("orange", "car"), ("wet", "orange")]})
+    assert labels.index(["orange"], ["orange"]).tolist() == [1]
+    assert (labels.states, labels.objects) == (("orange", "wet"), ("car", "orange"))
+
+
+def test_prompt_names_and_raw_keys() -> None:
+    labels = LabelSpace.from_pairs({"train": [("Faux.Fur", "Boots.Mid-Calf")]})
+    assert labels.states == ("Faux.Fur",)
+    assert labels.name(0) == "faux fur boots mid-calf"
+    assert prompt_name("A__b. C") == "a b c"
+
+
+def test_strangers_and_broken_files_are_one_sentence(tmp_path: Path) -> None:
+    labels = LabelSpace.from_pairs({"train": [("red", "car")]})
+    with pytest.raises(DuplexError, match="object 'moon' is not among"):
+        labels.index(["red"], ["moon"])
+    with pytest.raises(DuplexError, match="does not exist"):
+        LabelSpace.load(tmp_path / "labels.json")
+    for text in ("", "[]", '{"states": ["a"]}', '{"states": ["a"], "objects": ["b"], "pairs": {"train": ["x"]}}'):
+        (tmp_path / "labels.json").write_text(text)
+        with pytest.raises(DuplexError, match="is not a label file"):
+            LabelSpace.load(tmp_path / "labels.json")
+    labels.save(tmp_path / "labels.json")
+    assert LabelSpace.load(tmp_path / "labels.json") == labels
+
+
+@pytest.mark.parametrize("rows", [[1, 0], [0, 0], [9], [-1]])
+def test_compositions_are_listed_once_in_order_and_exist(rows: list[int]) -> None:
+    with pytest.raises(DuplexError):
+        LabelSpace(("a", "b"), ("c",), {"train": np.array(rows)})
+
+
+def test_frequency_groups_are_20_30_50_percent_of_the_pairs() -> None:
+    counts = np.array([1, 50, 2, 40, 3, 30, 1, 20, 1, 1])
+    groups = frequency_groups(counts)
+    assert {name: counts[positions].tolist() for name, positions in groups.items()} == {
+        "head": [50, 40],
+        "medium": [30, 20, 3],
+        "tail": [2, 1, 1, 1, 1],
+    }
