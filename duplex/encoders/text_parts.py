@@ -32,7 +32,7 @@ class TextParts:
     mask_padding: bool
     padding: int  # id that marks padding
     context_length: int  # tokens of a text, without CoCa's class token
-    logit_scale: float  # ln(1/τ)
+    logit_scale: float  # ln(1/τ), as open_clip stores it
     dtype: torch.dtype  # of matrix products
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,7 @@ class Step:
 class Network(nn.Module):
     """Every method: which parts exist is decided by its options.
 
-    Features are the encoder's cached CLS features; `tau = 1 / logit_scale` is CLIP's own.
+    Features are the encoder's cached CLS features; `tau = exp(-logit_scale)` is CLIP's own.
     """
 
     target: Tensor
@@ -58,7 +59,7 @@ class Network(nn.Module):
     def __init__(self, options: Options, labels: LabelSpace, tower: TextTower, codebook: Tensor | None = None) -> None:
         super().__init__()
         self.options, self.labels = options, labels
-        self.scale = float(tower.logit_scale)  # 1 / tau
+        self.scale = math.exp(tower.logit_scale)  # 1 / tau
         dim = tower.dim
         self.prompts = Prompts(options, labels, tower)
         adapted = options.adapter == "feature"

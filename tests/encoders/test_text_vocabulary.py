@@ -67,3 +67,11 @@ def test_the_scale_and_sizes_are_the_models() -> None:
     tower = TextTower(model)
     assert tower.logit_scale == pytest.approx(model.logit_scale.item())
     assert (tower.width, tower.dim, tower.context_length) == (16, 8, 12)
+
+
+def test_the_scale_is_a_logarithm() -> None:
+    """open_clip stores ln(1/τ): what multiplies cosines is its exponential."""
+    model = small_model()
+    with torch.no_grad():
+        model.logit_scale.fill_(4.6052)
+    assert TextTower(model).logit_scale == pytest.approx(4.6052)
