@@ -1,16 +1,14 @@
 from pathlib import Path
 
 import numpy as np
-import open_clip
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
 from duplex.encoders import load_encoder
-from duplex.encoders.clip import PictureTransform, build_model
+from duplex.encoders.clip import PictureTransform, PreprocessCfg, build_model, image_transform_v2, open_clip
 from duplex.encoders.source import find_source
 from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import write_folder

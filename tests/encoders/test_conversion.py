@@ -1,12 +1,11 @@
 import json
 from pathlib import Path
 
-import open_clip
 import pytest
 import torch
 
 from duplex.encoders import load_encoder
-from duplex.encoders.conversion import convert
+from duplex.encoders.conversion import convert, open_clip
 from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import ARCHITECTURE
 

@@ -4,9 +4,13 @@ import textwrap
 
 import pytest
 
+from tests.subprocesses import ENVIRONMENT
+
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, env=ENVIRONMENT
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -80,5 +84,5 @@ def test_worker_processes_prepare_pictures(method: str, tmp_path) -> None:
                 print(start, tuple(pixels.shape), pixels[0, 0, 0, 0].item(), marks.tolist())
     """)
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert done.stdout.strip() == "0 (1, 3, 8, 8) 255 [1]", done.stderr
