@@ -155,7 +155,9 @@ def main() -> None:
     if wanted.json:
         emit(record)
     else:
-        say(f"dense / factored at B = 64: {record['speedup_over_dense']:.1f}; codebook growth {record['codebook_growth']:.2f}")
+        say(
+            f"dense / factored at B = 64: {record['speedup_over_dense']:.1f}; codebook growth {record['codebook_growth']:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,10 @@ class RunPaths:
         return self.root / "metrics.json"
 
     @property
+    def evaluation_timing(self) -> Path:
+        return self.root / "evaluation_timing.json"
+
+    @property
     def curve(self) -> Path:
         return self.root / "curve.csv"
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.evidence import Evidence
+from duplex.evaluation.evidence import Evidence, Floats
+from duplex.evaluation.feasibility import Threshold, buckets, choose_threshold, thresholds
 from duplex.evaluation.uncertainty import Components
 from duplex.features.examples import Examples
 from duplex.labels import Bools, Ints, LabelSpace
@@ -66,6 +67,17 @@ def assess(
             ranked = scores if dead is None else scores.masked_fill(dead, -torch.inf)
             best[rows] = columns[ranked.topk(best.shape[1], dim=1).indices.cpu().numpy()]
     return Pass(columns, evidence, best)
+
+
+def choose_feasible(
+    network: Network, examples: Examples, labels: LabelSpace, feasible: Floats, points: int
+) -> tuple[Threshold, Bools]:
+    """The open world's threshold by AUC on **validation** images, all candidates from one pass; and the compositions
+    [M*N] that pass it. `feasible` [M*N] is +inf for seen compositions, which always do."""
+    steps = thresholds(feasible, labels.seen, points)
+    every = labels.target("open", "val")
+    chosen = choose_threshold(assess(network, examples, labels, every, bucket=buckets(feasible, steps)).evidence, steps)
+    return chosen, feasible >= chosen.value
 
 
 def validation_auc(network: Network, examples: Examples, labels: LabelSpace) -> float:

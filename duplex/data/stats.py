@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from duplex.labels import SPLITS, LabelSpace, frequency_groups
-
-GROUPS = ("head", "medium", "tail", "unseen")
+from duplex.labels import GROUPS, SPLITS, LabelSpace, frequency_groups
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,7 @@ def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Stat
 
 def _shares(labels: LabelSpace, rows: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
     """Groups are made of the seen pairs by training count; each split's images are then counted by group."""
-    seen = labels.pairs["train"]
-    per_pair = np.bincount(rows["train"], minlength=labels.size)
-    group = np.full(labels.size, GROUPS.index("unseen"))
-    for name, positions in frequency_groups(per_pair[seen]).items():
-        group[seen[positions]] = GROUPS.index(name)
+    group = frequency_groups(rows["train"], labels.size)
     shares = {}
     for split in SPLITS:
         counted = np.bincount(group[rows[split]], minlength=len(GROUPS))

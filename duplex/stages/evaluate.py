@@ -3,81 +3,169 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from duplex.artifacts import ArtifactPaths
-from duplex.assessment import Pass, assess
+from duplex.assessment import Pass, assess, choose_feasible, score_blocks
 from duplex.checkpoint import load_checkpoint, read_record
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.evidence import Rivals
+from duplex.evaluation.evidence import Floats, Rivals
+from duplex.evaluation.feasibility import Threshold, feasibility
+from duplex.evaluation.groups import group_table
 from duplex.evaluation.metrics import Metrics, measure
+from duplex.evaluation.sampled import sampled
+from duplex.evaluation.words import read_word_vectors
 from duplex.features.examples import Examples
-from duplex.labels import LabelSpace
+from duplex.labels import Bools, LabelSpace, frequency_groups
+from duplex.model.network import Network
+from duplex.model.words import word_vectors
 from duplex.params import EvaluationParams, Params
-from duplex.stages.inputs import load_inputs, pick_device
+from duplex.stages.inputs import Inputs, load_inputs, pick_device
+
+HEADLINE = ("seen", "unseen", "hm", "auc")
 
 
 def run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths | None = None) -> dict[str, Any]:
     """Evaluate a trained run on the test split, in every world that params.yaml names."""
     paths = paths or ArtifactPaths()
     out, settings = paths.run(dataset, method, seed), params.evaluation
+    record = read_record(out.checkpoint)
     inputs = load_inputs(params, dataset, paths)
     device = pick_device(params.device)
+    inputs.examples.update({split: inputs.examples[split].to(device) for split in ("val", "test")})
     network = load_checkpoint(out.checkpoint, inputs.tower, inputs.encoder, inputs.labels).to(device)
-    test = inputs.examples["test"].to(device)
-    metrics: dict[str, Any] = {}
-    curves, predictions = [], []
-    for world in settings.worlds:
-        columns = inputs.labels.target(world, "test")
-        found = assess(network, test, inputs.labels, columns, k=max(settings.k), top=3)
-        rivals = found.evidence.rivals()
-        metrics[world] = _metrics(rivals, inputs.labels, found, settings)
-        curves.append(Curve.of(Margins.of(rivals)).table().assign(world=world))
-        predictions.append(_predictions(found, rivals, test, inputs.labels, inputs.manifest).assign(world=world))
-    record = read_record(out.checkpoint)
-    whole: dict[str, Any] = {
-        **metrics,
+    start = time.perf_counter()
+    found = [_evaluate_world(network, inputs, settings, world) for world in settings.worlds]
+    timing = {"test_seconds": time.perf_counter() - start, "images": len(inputs.examples["test"])}
+    metrics = {
+        **{part.world: part.metrics for part in found},
+        "groups": _groups(found[0], inputs),
         "val_auc": 100 * record.val_auc,
         "epoch": record.epoch,
         "bad_images": inputs.bad,
     }
-    out.metrics.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
-    pd.concat(curves).to_csv(out.curve, index=False, lineterminator="\n", float_format="%.6g")
-    pd.concat(predictions).to_csv(out.predictions, index=False, lineterminator="\n", float_format="%.6g")
-    return whole
+    out.metrics.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    out.evaluation_timing.write_text(json.dumps(timing, indent=2) + "\n", encoding="utf-8")
+    for path, tables in (
+        (out.curve, [part.curve for part in found]),
+        (out.predictions, [p.predictions for p in found]),
+    ):
+        pd.concat(tables).to_csv(path, index=False, lineterminator="\n", float_format="%.6g")
+    return metrics
 
 
-def _metrics(rivals: Rivals, labels: LabelSpace, found: Pass, settings: EvaluationParams) -> dict[str, Any]:
-    """S, U, HM, AUC and their ends for k = 1; the same under `top_k` for every further k."""
+@dataclass(frozen=True)
+class WorldResult:
+    world: str
+    metrics: dict[str, Any]
+    curve: pd.DataFrame
+    predictions: pd.DataFrame
+    right: Bools  # [test images] at b = 0
+
+
+def _evaluate_world(network: Network, inputs: Inputs, settings: EvaluationParams, world: str) -> WorldResult:
+    """One world's numbers. Open world: compositions below a threshold that validation sets score -inf."""
+    labels, test = inputs.labels, inputs.examples["test"]
+    columns, live, threshold = labels.target(world, "test"), None, None
+    if world == "open" and not labels.seen.all():
+        feasible = _feasibility(inputs, settings)
+        threshold, live = choose_feasible(network, inputs.examples["val"], labels, feasible, settings.thresholds)
+    found = assess(network, test, labels, columns, k=max(settings.k), live=live, top=3)
+    rivals = found.evidence.rivals()
+    margins = Margins.of(rivals)
+    metrics = _metrics(found, rivals, labels, settings)
+    if settings.protocol == "sampled":
+        metrics |= _sampled(network, test, found, live, settings)
+    if threshold is not None and live is not None:
+        metrics |= {"threshold": threshold.value, "feasible": int(live.sum()), **_candidates(threshold)}
+    return WorldResult(
+        world,
+        metrics,
+        Curve.of(margins).table().assign(world=world),
+        _predictions(found, margins, test, labels, inputs.manifest).assign(world=world),
+        margins.right(0.0),
+    )
+
+
+def _feasibility(inputs: Inputs, settings: EvaluationParams) -> Floats:
+    """[M*N] from a GloVe-format file where params.yaml names one, else from the encoder's own text tower."""
+    labels = inputs.labels
+    if settings.word_vectors is None:
+        states, objects = (vectors.cpu().numpy() for vectors in word_vectors(labels, inputs.tower))
+        return feasibility(states, objects, labels)
+    words = read_word_vectors(settings.word_vectors, [*labels.states, *labels.objects])
+    if words.missing:
+        print(f"{settings.word_vectors} lacks: {', '.join(words.missing)}", file=sys.stderr)
+    return feasibility(words.vectors[: len(labels.states)], words.vectors[len(labels.states) :], labels)
+
+
+def _candidates(threshold: Threshold) -> dict[str, float]:
+    """What the choice was worth on validation data: AUC with every composition feasible, and at the threshold."""
+    return {
+        "val_auc_all_feasible": 100 * float(threshold.auc[0]),
+        "val_auc_at_threshold": 100 * float(threshold.auc.max()),
+    }
+
+
+def _metrics(found: Pass, rivals: Rivals, labels: LabelSpace, settings: EvaluationParams) -> dict[str, Any]:
+    """S, U, HM, AUC and their intervals for k = 1; the same under `top_k` for every further k."""
     states, objects = labels.state_of(found.columns), labels.object_of(found.columns)
-    results = {k: measure(rivals, k, states=states, objects=objects, rounds=settings.bootstrap) for k in settings.k}
+    wanted = dict.fromkeys((1, *settings.k))
+    results = {k: measure(rivals, k, states=states, objects=objects, rounds=settings.bootstrap) for k in wanted}
     return {**flat(results.pop(1)), **{f"top_{k}": flat(result) for k, result in results.items()}}
 
 
+def _sampled(
+    network: Network, test: Examples, found: Pass, live: Bools | None, settings: EvaluationParams
+) -> dict[str, Any]:
+    """What the literature's 20-point sweep says in place of the exact numbers, which lose their intervals with it."""
+    evidence, ends = found.evidence, {f"{name}_{end}": None for name in HEADLINE for end in ("low", "high")}
+
+    def blocks() -> Iterator[tuple[slice, Tensor]]:
+        return score_blocks(network, test.z, found.columns)
+
+    results = {k: sampled(blocks, evidence.target, evidence.seen, live, k) for k in dict.fromkeys((1, *settings.k))}
+    return {**ends, **flat(results.pop(1)), **{f"top_{k}": flat(result) for k, result in results.items()}}
+
+
 def flat(metrics: Metrics) -> dict[str, Any]:
-    """Intervals as `auc_low`, `auc_high`: DVC drops lists."""
-    record = {}
+    """Intervals as `auc_low`, `auc_high`, because DVC drops lists; what is undefined is left out."""
+    record: dict[str, Any] = {}
     for key, value in metrics.to_dict().items():
-        if key.endswith("_interval"):
+        if value is not None and key.endswith("_interval"):
             name = key.removesuffix("_interval")
-            record[f"{name}_low"], record[f"{name}_high"] = value if value is not None else (None, None)
-        else:
+            record[f"{name}_low"], record[f"{name}_high"] = value
+        elif value is not None:
             record[key] = value
     return record
 
 
+def _groups(result: WorldResult, inputs: Inputs) -> dict[str, dict[str, float]]:
+    """Closed-world accuracy at b = 0 by training frequency (the paper's appendix), in percent."""
+    train, test = (inputs.examples[split].compositions.cpu().numpy() for split in ("train", "test"))
+    groups = frequency_groups(train, inputs.labels.size)
+    table = group_table(groups, train, test, {"accuracy": result.right}).set_index("group")
+    return {
+        str(group): {key: float(value) for key, value in row.items() if not np.isnan(value)}
+        for group, row in table.iterrows()
+    }
+
+
 def _predictions(
-    found: Pass, rivals: Rivals, examples: Examples, labels: LabelSpace, manifest: pd.DataFrame
+    found: Pass, margins: Margins, examples: Examples, labels: LabelSpace, manifest: pd.DataFrame
 ) -> pd.DataFrame:
     """One row an image: its label, the best three compositions at b = 0, and the bias at which it turns."""
-    margins = Margins.of(rivals)
     margin = np.empty(len(examples))
     margin[margins.is_seen], margin[~margins.is_seen] = margins.seen, margins.unseen
     own = examples.compositions.cpu().numpy()
-    top = {f"top{place + 1}": labels.names(found.top[:, place]) for place in range(found.top.shape[1])}
     return pd.DataFrame(
         {
             "row": examples.rows,
@@ -86,6 +174,6 @@ def _predictions(
             "seen": margins.is_seen.astype(int),
             "right": margins.right(0.0).astype(int),
             "margin": margin,
-            **top,
+            **{f"top{place + 1}": labels.names(found.top[:, place]) for place in range(found.top.shape[1])},
         }
     )
