@@ -155,9 +155,8 @@ def main() -> None:
     if wanted.json:
         emit(record)
     else:
-        say(
-            f"dense / factored at B = 64: {record['speedup_over_dense']:.1f}; codebook growth {record['codebook_growth']:.2f}"
-        )
+        speedup, growth = record["speedup_over_dense"], record["codebook_growth"]
+        say(f"dense / factored at B = 64: {speedup:.1f}; codebook growth {growth:.2f}")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,13 @@ class ArtifactPaths:
         return RunPaths(self.root / dataset / method / str(seed))
 
     @property
+    def ablations(self) -> Path:
+        return self.root / "ablations"
+
+    def ablation(self, name: str) -> Path:
+        return self.ablations / f"{name}.json"
+
+    @property
     def metrics(self) -> Path:
         return self.root / "metrics.json"
 

@@ -35,6 +35,13 @@ class RunParams(Section):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
 
 
+class AblationRunParams(Section):
+    """What the ablation tables are made of."""
+
+    datasets: tuple[Name, ...] = Field(min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+
+
 class SplitParams(Section):
     """The compositional split made for a data set that comes without one: shares of the pairs that become unseen."""
 
@@ -89,6 +96,7 @@ class Params(Section):
     """All of params.yaml."""
 
     run: RunParams
+    ablation_run: AblationRunParams
     device: Literal["auto", "cpu", "cuda"] = "auto"
     extraction: ExtractionParams
     evaluation: EvaluationParams
@@ -123,13 +131,15 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
 
 def _check_run(params: Params) -> None:
     """What `run:` names exists, and nothing is named twice."""
-    for name in params.run.datasets:
-        pick(name, params.datasets, "data set in params.yaml, run.datasets:")
+    for key, names in (("run", params.run.datasets), ("ablation_run", params.ablation_run.datasets)):
+        for name in names:
+            pick(name, params.datasets, f"data set in params.yaml, {key}.datasets:")
     for name in params.run.methods:
         pick(name, params.methods, "method in params.yaml, run.methods:")
-    for key, values in params.run:
-        if len(set(values)) != len(values):
-            raise UsageError(f"params.yaml: run.{key} names a value twice: {list(values)}")
+    for section in ("run", "ablation_run"):
+        for key, values in getattr(params, section):
+            if len(set(values)) != len(values):
+                raise UsageError(f"params.yaml: {section}.{key} names a value twice: {list(values)}")
     both = sorted(set(params.methods) & set(params.ablations))
     if both:
         raise UsageError(f"params.yaml: {both[0]!r} is both a method and an ablation; give one another name")

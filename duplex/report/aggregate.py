@@ -15,15 +15,14 @@ HEADLINE = ("seen", "unseen", "hm", "auc")
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
-def aggregate(runs: Mapping[tuple[str, str], Sequence[Path]]) -> Aggregate:
+def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
     """`{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., auc_high: .., seeds: n}}}}`.
 
     `auc_low` and `auc_high` are the means of the runs' own 95 % intervals over images; `auc_se` is the standard error
     of the mean over seeds (0 for one seed).
     """
     table: Aggregate = {}
-    for (dataset, method), files in runs.items():
-        records = [read_metrics(path) for path in files]
+    for (dataset, method), records in runs.items():
         worlds = [world for world in WORLDS if world in records[0]]
         table.setdefault(dataset, {})[method] = {
             world: _summary([record[world] for record in records]) for world in worlds
@@ -68,9 +67,9 @@ def read_metrics(path: Path) -> dict[str, Any]:
         raise DuplexError(f"{path} is not JSON ({error}); `dvc repro -f evaluate` writes it again") from None
 
 
-def write_aggregate(table: Aggregate, path: Path) -> None:
+def write_json(record: Mapping[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def metrics_table(table: Aggregate) -> list[list[str]]:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from duplex.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.assessment import Pass, assess, choose_feasible, score_blocks
 from duplex.checkpoint import load_checkpoint, read_record
 from duplex.evaluation.curve import Curve, Margins
@@ -33,10 +33,17 @@ from duplex.stages.inputs import Inputs, load_inputs, pick_device
 HEADLINE = ("seen", "unseen", "hm", "auc")
 
 
-def run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths | None = None) -> dict[str, Any]:
+def run(
+    params: Params,
+    dataset: str,
+    method: str,
+    seed: int,
+    paths: ArtifactPaths | None = None,
+    out: RunPaths | None = None,
+) -> dict[str, Any]:
     """Evaluate a trained run on the test split, in every world that params.yaml names."""
     paths = paths or ArtifactPaths()
-    out, settings = paths.run(dataset, method, seed), params.evaluation
+    out, settings = out or paths.run(dataset, method, seed), params.evaluation
     record = read_record(out.checkpoint)
     inputs = load_inputs(params, dataset, paths)
     device = pick_device(params.device)
@@ -54,12 +61,13 @@ def run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPat
     }
     out.metrics.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
     out.evaluation_timing.write_text(json.dumps(timing, indent=2) + "\n", encoding="utf-8")
-    for path, tables in (
-        (out.curve, [part.curve for part in found]),
-        (out.predictions, [p.predictions for p in found]),
-    ):
-        pd.concat(tables).to_csv(path, index=False, lineterminator="\n", float_format="%.6g")
+    _write(pd.concat([part.curve for part in found]), out.curve)
+    _write(pd.concat([part.predictions for part in found]), out.predictions)
     return metrics
+
+
+def _write(table: pd.DataFrame, path: Path) -> None:
+    table.to_csv(path, index=False, lineterminator="\n", float_format="%.6g")
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,7 @@ def _groups(result: WorldResult, inputs: Inputs) -> dict[str, dict[str, float]]:
     groups = frequency_groups(train, inputs.labels.size)
     table = group_table(groups, train, test, {"accuracy": result.right}).set_index("group")
     return {
-        str(group): {key: float(value) for key, value in row.items() if not np.isnan(value)}
+        str(group): {str(key): float(value) for key, value in row.items() if not np.isnan(value)}
         for group, row in table.iterrows()
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from duplex.artifacts import ArtifactPaths
 from duplex.params import Params
-from duplex.report.aggregate import aggregate, write_aggregate
+from duplex.report.aggregate import aggregate, read_metrics, write_json
 
 
 def run(params: Params, paths: ArtifactPaths | None = None) -> None:
@@ -12,8 +12,8 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> None:
     paths = paths or ArtifactPaths()
     names = params.run
     runs = {
-        (dataset, method): [paths.run(dataset, method, seed).metrics for seed in names.seeds]
+        (dataset, method): [read_metrics(paths.run(dataset, method, seed).metrics) for seed in names.seeds]
         for dataset in names.datasets
         for method in names.methods
     }
-    write_aggregate(aggregate(runs), paths.metrics)
+    write_json(aggregate(runs), paths.metrics)

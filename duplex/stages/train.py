@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pandas as pd
 import torch
 
-from duplex.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.assessment import validation_auc
 from duplex.checkpoint import Record, save_checkpoint
 from duplex.model.codebook import initial_rows
@@ -20,7 +20,14 @@ from duplex.stages.inputs import Inputs, load_inputs, pick_device
 from duplex.training import Outcome, Run, train
 
 
-def run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths | None = None) -> Outcome:
+def run(
+    params: Params,
+    dataset: str,
+    method: str,
+    seed: int,
+    paths: ArtifactPaths | None = None,
+    out: RunPaths | None = None,
+) -> Outcome:
     """Train one method on one data set with one seed, and keep its best epoch by validation AUC."""
     paths = paths or ArtifactPaths()
     options, settings = params.method(method), params.dataset(dataset).training
@@ -30,7 +37,7 @@ def run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPat
     torch.manual_seed(seed)
     network = build(inputs, params, method).to(device)
     val = inputs.examples["val"].to(device)
-    out = paths.run(dataset, method, seed)
+    out = out or paths.run(dataset, method, seed)
     out.root.mkdir(parents=True, exist_ok=True)
     partial = out.root / "training.partial"
     key = {"options": options.to_dict(), "settings": asdict(settings), "seed": seed, "inputs": inputs.identity}
