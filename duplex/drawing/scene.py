@@ -29,7 +29,7 @@ class Style:
 
     radius: Range  # of the object
     shift: float  # of its centre, at most
-    turn: float  # degrees, at most
+    turn: float  # degrees, at most, to either side of `lean`
     squeeze: float  # of one axis, at most
     textured: float  # share of backgrounds that carry a texture
     clutter: int  # most strokes and scraps lying around, before and after the object
@@ -38,10 +38,16 @@ class Style:
     wash: float  # strength of uneven, tinted light, at most
     tint: float  # degrees by which a kind of object turns a colour's hue, at most
     haze: float  # most blur, in pixels, that any picture may have
+    lean: float = 0.0  # degrees by which everything lies askew
+    lamp: tuple[float, float, float] = (1.0, 1.0, 1.0)  # colour of the light on everything
 
 
 MILD = Style((0.26, 0.36), 0.1, 15.0, 0.08, 0.15, 0, 0.55, (0.0, 0.03), 0.0, 6.0, 0.0)
-HARSH = Style((0.19, 0.36), 0.2, 60.0, 0.25, 0.75, 4, 0.35, (0.02, 0.09), 0.45, 16.0, 0.9)
+HARSH = Style(
+    *((0.22, 0.36), 0.15, 28.0, 0.2, 0.75, 3, 0.35, (0.01, 0.05), 0.3, 16.0, 0.6),
+    lean=28.0,
+    lamp=(1.0, 0.8, 0.6),
+)
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
@@ -74,7 +80,7 @@ class _Place:
     @classmethod
     def drawn(cls, look: Look, style: Style, rng: np.random.Generator) -> _Place:
         radius = _within(style.radius, rng) * look.scale * SIDE
-        angle = np.deg2rad(_spread(style.turn, rng))
+        angle = np.deg2rad(style.lean + _spread(style.turn, rng))
         squeeze = 1.0 - style.squeeze * rng.random()
         narrow = (squeeze, 1.0) if rng.random() < 0.5 else (1.0, squeeze)
         axes = (radius * look.stretch * narrow[0], radius * narrow[1])
@@ -259,7 +265,7 @@ def _camera(canvas: Picture, look: Look, style: Style, rng: np.random.Generator)
         strength = style.wash * float(rng.random())
         wash = 1.0 - strength * _blotches(3, rng)[..., None] * (0.4 + 0.6 * rng.random(3).astype(np.float32))
         canvas = canvas * wash
-    canvas = canvas * np.float32(_within(look.light, rng))
+    canvas = canvas * (np.float32(_within(look.light, rng)) * np.array(style.lamp, dtype=np.float32))
     blur = max(_within(look.blur, rng), style.haze * float(rng.random()) ** 2)
     if blur > 0:
         soft = Image.fromarray((255 * np.clip(canvas, 0, 1)).astype(np.uint8)).filter(ImageFilter.GaussianBlur(blur))
