@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,29 +73,30 @@ def _sampled(scores: ScoreFile, ks: tuple[int, ...]) -> list[dict[str, Any]]:
     if max(ks) > columns:
         raise UsageError(f"{scores.path}: top-{max(ks)} of {columns} columns; choose a smaller --k")
     try:
-        found = [sampled(scores.blocks, scores.target, scores.seen, scores.live, k) for k in ks]
+        found = [sampled(lambda: _blocks(scores), scores.target, scores.seen, scores.live, k) for k in ks]
     except DuplexError as error:
         raise UsageError(f"{scores.path}: {error}") from None
     return [metrics.to_dict() for metrics in found]
 
 
-def _read(scores: ScoreFile, k: int) -> Rivals:
-    """One pass over the file."""
+def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
+    """One pass over the file, its progress on stderr."""
     from rich.console import Console
     from rich.progress import track
 
+    console = Console(stderr=True)
+    return track(scores.blocks(), scores.path.name, len(scores.steps), console=console, disable=not console.is_terminal)
+
+
+def _read(scores: ScoreFile, k: int) -> Rivals:
     from duplex.evaluation.evidence import Evidence
 
-    console = Console(stderr=True)
     evidence = Evidence(scores.target, scores.seen, k=k, live=scores.live)
     if scores.live is not None and not scores.live[scores.target].all():
         lost = int((~scores.live[scores.target]).sum())
         typer.echo(f"{scores.path}: the labels of {lost} images are not live; these images count as wrong", err=True)
-    blocks = track(
-        scores.blocks(), scores.path.name, len(scores.steps), console=console, disable=not console.is_terminal
-    )
     try:
-        for rows, block in blocks:
+        for rows, block in _blocks(scores):
             evidence.add(block, rows)
     except DuplexError as error:
         raise UsageError(f"{scores.path}: {error}") from None
