@@ -53,10 +53,16 @@ def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: i
 
     with open_scores(path) as scores:
         asked = tuple(dict.fromkeys(ks or scores.ks))
+        _check_k(scores, max(asked))
         results = _sampled(scores, asked) if protocol == "sampled" else _exact(scores, asked, rounds, seed)
     first, *more = results
     report = {"file": str(path), "protocol": protocol, **first}
     return report | ({"top": {str(result["k"]): result for result in more}} if more else {})
+
+
+def _check_k(scores: ScoreFile, k: int) -> None:
+    if k > scores.seen.size:
+        raise UsageError(f"{scores.path}: top-{k} of {scores.seen.size} columns; choose a smaller --k")
 
 
 def _exact(scores: ScoreFile, ks: tuple[int, ...], rounds: int, seed: int) -> list[dict[str, Any]]:
@@ -69,9 +75,6 @@ def _exact(scores: ScoreFile, ks: tuple[int, ...], rounds: int, seed: int) -> li
 def _sampled(scores: ScoreFile, ks: tuple[int, ...]) -> list[dict[str, Any]]:
     from duplex.evaluation.sampled import sampled
 
-    columns = scores.seen.size if scores.live is None else int(scores.live.sum())
-    if max(ks) > columns:
-        raise UsageError(f"{scores.path}: top-{max(ks)} of {columns} columns; choose a smaller --k")
     try:
         found = [sampled(lambda: _blocks(scores), scores.target, scores.seen, scores.live, k) for k in ks]
     except DuplexError as error:
@@ -112,6 +115,7 @@ def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed:
     with open_scores(first) as one, open_scores(second) as two:
         _same_images(one, two)
         k = (ks or one.ks)[0]
+        _check_k(one, k)
         if ks and len(ks) > 1:
             raise UsageError("two files are compared at one --k")
         read = [(scores, _read(scores, k)) for scores in (one, two)]
