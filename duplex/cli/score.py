@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,10 +53,16 @@ def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: i
 
     with open_scores(path) as scores:
         asked = tuple(dict.fromkeys(ks or scores.ks))
+        _check_k(scores, max(asked))
         results = _sampled(scores, asked) if protocol == "sampled" else _exact(scores, asked, rounds, seed)
     first, *more = results
     report = {"file": str(path), "protocol": protocol, **first}
     return report | ({"top": {str(result["k"]): result for result in more}} if more else {})
+
+
+def _check_k(scores: ScoreFile, k: int) -> None:
+    if k > scores.seen.size:
+        raise UsageError(f"{scores.path}: top-{k} of {scores.seen.size} columns; choose a smaller --k")
 
 
 def _exact(scores: ScoreFile, ks: tuple[int, ...], rounds: int, seed: int) -> list[dict[str, Any]]:
@@ -68,33 +75,31 @@ def _exact(scores: ScoreFile, ks: tuple[int, ...], rounds: int, seed: int) -> li
 def _sampled(scores: ScoreFile, ks: tuple[int, ...]) -> list[dict[str, Any]]:
     from duplex.evaluation.sampled import sampled
 
-    columns = scores.seen.size if scores.live is None else int(scores.live.sum())
-    if max(ks) > columns:
-        raise UsageError(f"{scores.path}: top-{max(ks)} of {columns} columns; choose a smaller --k")
     try:
-        found = [sampled(scores.blocks, scores.target, scores.seen, scores.live, k) for k in ks]
+        found = [sampled(lambda: _blocks(scores), scores.target, scores.seen, scores.live, k) for k in ks]
     except DuplexError as error:
         raise UsageError(f"{scores.path}: {error}") from None
     return [metrics.to_dict() for metrics in found]
 
 
-def _read(scores: ScoreFile, k: int) -> Rivals:
-    """One pass over the file."""
+def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
+    """One pass over the file, its progress on stderr."""
     from rich.console import Console
     from rich.progress import track
 
+    console = Console(stderr=True)
+    return track(scores.blocks(), scores.path.name, len(scores.steps), console=console, disable=not console.is_terminal)
+
+
+def _read(scores: ScoreFile, k: int) -> Rivals:
     from duplex.evaluation.evidence import Evidence
 
-    console = Console(stderr=True)
     evidence = Evidence(scores.target, scores.seen, k=k, live=scores.live)
     if scores.live is not None and not scores.live[scores.target].all():
         lost = int((~scores.live[scores.target]).sum())
         typer.echo(f"{scores.path}: the labels of {lost} images are not live; these images count as wrong", err=True)
-    blocks = track(
-        scores.blocks(), scores.path.name, len(scores.steps), console=console, disable=not console.is_terminal
-    )
     try:
-        for rows, block in blocks:
+        for rows, block in _blocks(scores):
             evidence.add(block, rows)
     except DuplexError as error:
         raise UsageError(f"{scores.path}: {error}") from None
@@ -110,6 +115,7 @@ def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed:
     with open_scores(first) as one, open_scores(second) as two:
         _same_images(one, two)
         k = (ks or one.ks)[0]
+        _check_k(one, k)
         if ks and len(ks) > 1:
             raise UsageError("two files are compared at one --k")
         read = [(scores, _read(scores, k)) for scores in (one, two)]

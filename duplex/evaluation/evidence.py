@@ -91,12 +91,14 @@ class Evidence:
         _check(self.target, self.seen, k)
         buckets = np.zeros(self.seen.size, dtype=np.int64) if bucket is None else np.asarray(bucket, dtype=np.int64)
         alive = np.ones(self.seen.size, dtype=bool) if live is None else np.asarray(live, dtype=bool)
+        if buckets.shape != self.seen.shape or alive.shape != self.seen.shape or buckets.min() < 0:
+            raise UsageError(f"live and bucket (from 0 on) go with the {self.seen.size} columns, one value each")
         self.groups: Ints = np.where(alive, np.where(self.seen, SEEN, buckets + 1), DEAD)
-        shape = (self.target.size, int(max(self.groups.max(), 1)) + 1)
-        self._label: Floats = np.full(shape[0], -np.inf)
-        self._best: Floats = np.full((*shape, k), -np.inf)  # [N, G, k] best scores other than the label's, descending
-        self._column: Ints = np.full(shape, -1, dtype=np.int64)  # [N, G] where the first of them lies
-        self._read: Ints = np.zeros(shape[0], dtype=np.int64)  # [N] live columns read
+        shape = (int(max(self.groups.max(), 1)) + 1, self.target.size)
+        self._label: Floats = np.full(shape[1], -np.inf)
+        self._best: Floats = np.full((*shape, k), -np.inf)  # [G, N, k] best scores other than the label's, descending
+        self._column: Ints = np.full(shape, -1, dtype=np.int64)  # [G, N] where the first of them lies
+        self._read: Ints = np.zeros(shape[1], dtype=np.int64)  # [N] live columns read
         self._plans: dict[tuple[int, int], _Plan] = {}
 
     @staticmethod
@@ -154,14 +156,9 @@ class Evidence:
             if j + 1 < best.shape[1]:
                 scores[every, place] = -np.inf
         self._refuse_nan(where, best[:, 0] + 0 * _finite(self._label[where]))
-        self._merge(run.group, where, best, np.where(best[:, 0] > -np.inf, column, -1))
-
-    def _merge(self, group: int, where: Ints, best: Floats, column: Ints) -> None:
-        old, old_column = self._best[where, group], self._column[where, group]
-        first = (best[:, 0] > old[:, 0]) | ((best[:, 0] == old[:, 0]) & (column < old_column))
-        self._column[where, group] = np.where(first, column, old_column)
-        both = np.concatenate([old, best], axis=1)
-        self._best[where, group] = -np.sort(-both, axis=1)[:, : self.k]
+        column = np.where(best[:, 0] > -np.inf, column, -1)
+        old, old_column = self._best[run.group], self._column[run.group]
+        old[where], old_column[where] = _merged(old[where], old_column[where], best, column)
 
     def _refuse_nan(self, where: Ints, values: Floats) -> None:
         bad = np.flatnonzero(np.isnan(values))
@@ -172,23 +169,36 @@ class Evidence:
 
     def rivals(self, upto: int | None = None) -> Rivals:
         """Close the pass. With `upto`, only the unseen buckets below it are feasible; the others count as -inf."""
-        short = np.flatnonzero(self._read != (self.groups != DEAD).sum())
-        if short.size:
-            raise DuplexError(
-                f"image {short[0]} was given {self._read[short[0]]} scores for {(self.groups != DEAD).sum()} columns"
-            )
-        last = self._best.shape[1] if upto is None else upto + 1
-        own_group = self.groups[self.target]
-        unseen, unseen_column = _strongest(self._best[:, 1:last], self._column[:, 1:last])
+        *_, last = self.cuts(upto)
+        return last
+
+    def cuts(self, upto: int | None = None) -> Iterator[Rivals]:
+        """The evidence with no, one, two ... unseen buckets feasible, each from the one before it."""
+        self._refuse_incomplete()
+        groups, images, k = self._best.shape
+        unseen, column = np.full((images, k), -np.inf), np.full(images, -1, dtype=np.int64)
+        yield self._cut(1, unseen, column)
+        for group in range(1, groups if upto is None else min(upto + 1, groups)):
+            unseen, column = _merged(unseen, column, self._best[group], self._column[group])
+            yield self._cut(group + 1, unseen, column)
+
+    def _cut(self, last: int, unseen: Floats, column: Ints) -> Rivals:
+        own = self.groups[self.target]
         return Rivals(
             target=self.target,
             is_seen=self.seen[self.target],
-            label=np.where((own_group != DEAD) & (own_group < last), self._label, -np.inf),
-            seen=self._best[:, SEEN],
+            label=np.where((own != DEAD) & (own < last), self._label, -np.inf),
+            seen=self._best[SEEN],
             unseen=unseen,
-            seen_column=self._column[:, SEEN],
-            unseen_column=unseen_column,
+            seen_column=self._column[SEEN],
+            unseen_column=column,
         )
+
+    def _refuse_incomplete(self) -> None:
+        live = int((self.groups != DEAD).sum())
+        wrong = np.flatnonzero(self._read != live)
+        if wrong.size:
+            raise DuplexError(f"image {wrong[0]} was given {self._read[wrong[0]]} scores for {live} columns")
 
 
 @dataclass(frozen=True)
@@ -217,15 +227,12 @@ class Rivals:
         return np.where(leads.any(axis=0), found, -1)
 
 
-def _strongest(best: Floats, column: Ints) -> tuple[Floats, Ints]:
-    """Merge buckets: the best `k` [N, k] of `best` [N, G, k] and the lowest column [N] that holds the first of them."""
-    images, buckets, k = best.shape
-    if not buckets:
-        return np.full((images, k), -np.inf), np.full(images, -1, dtype=np.int64)
-    merged = best.max(axis=1) if k == 1 else -np.sort(-best.reshape(images, -1), axis=1)[:, :k]
-    leads = (best[:, :, 0] == merged[:, :1]) & (column >= 0)
-    lowest = np.where(leads, column, NOWHERE).min(axis=1)
-    return merged, np.where(leads.any(axis=1), lowest, -1)
+def _merged(best: Floats, column: Ints, other: Floats, other_column: Ints) -> tuple[Floats, Ints]:
+    """The best `k` [N, k] of two such lists, and the lowest column [N] that holds the first of them."""
+    first = (other[:, 0] > best[:, 0]) | ((other[:, 0] == best[:, 0]) & (other_column < column))
+    k = best.shape[1]
+    both = np.maximum(best, other) if k == 1 else -np.sort(-np.concatenate([best, other], axis=1), axis=1)[:, :k]
+    return both, np.where(first, other_column, column)
 
 
 def _finite(values: Floats) -> Floats:

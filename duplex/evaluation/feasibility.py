@@ -86,8 +86,9 @@ def choose_threshold(evidence: Evidence, steps: Floats, k: int = 1) -> Threshold
 
     Among equals the lowest, which rules out the fewest compositions.
     """
-    scored = [Components.of(Margins.of(evidence.rivals(upto=steps.size - i), k)).auc for i in range(steps.size)]
-    if scored[0] is None:
+    by_cut = [Components.of(Margins.of(rivals, k)).auc for rivals in evidence.cuts()]  # none, one, ... buckets feasible
+    if by_cut[0] is None:
         raise DuplexError("a threshold is chosen by validation AUC, which needs both seen and unseen validation images")
-    auc = np.array(scored, dtype=np.float64)
+    passing = np.minimum(np.arange(steps.size, 0, -1), len(by_cut) - 1)  # buckets that pass each threshold
+    auc = np.array(by_cut, dtype=np.float64)[passing]
     return Threshold(float(steps[auc.argmax()]), steps, auc)

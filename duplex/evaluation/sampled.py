@@ -70,8 +70,9 @@ def sampled(blocks: Blocks, target: ArrayLike, seen: ArrayLike, live: ArrayLike 
 
 
 def _tensor(scores: Any, rows: slice) -> torch.Tensor:
-    tensor = torch.as_tensor(scores)
-    tensor = tensor if tensor.dtype == torch.float64 else tensor.float()  # published code gathers halves as float32
+    array = scores.detach().cpu().float().numpy() if isinstance(scores, torch.Tensor) else np.asarray(scores)
+    wide = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize >= 8 else np.float32
+    tensor = torch.from_numpy(np.array(array, dtype=wide))  # published code gathers halves as float32
     bad = torch.isnan(tensor).any(dim=1).nonzero()
     if len(bad):
         raise DuplexError(f"the scores of image {(rows.start or 0) + int(bad[0])} contain NaN; leave that image out")

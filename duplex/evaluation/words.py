@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import rich.progress
+from rich.console import Console
 
 from duplex.errors import DuplexError
 from duplex.evaluation.evidence import Floats
@@ -47,7 +50,7 @@ def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
 def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
     table: dict[str, Floats] = {}
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with _lines(path) as lines:
             for number, line in enumerate(lines, start=1):
                 word, _, rest = line.rstrip().partition(" ")
                 if word in wanted and rest:
@@ -58,6 +61,15 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
     if len(lengths) > 1:
         raise DuplexError(f"{path} has vectors of several lengths: {', '.join(map(str, sorted(lengths)))}")
     return table
+
+
+def _lines(path: Path) -> AbstractContextManager[Iterable[str]]:
+    """The file's lines; a gigabyte of them takes seconds, so progress shows on stderr."""
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    return rich.progress.open(
+        path, "r", encoding="utf-8", errors="replace", description=path.name, console=console, disable=hidden
+    )
 
 
 def _numbers(text: str, place: str) -> Floats:

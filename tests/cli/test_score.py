@@ -208,6 +208,7 @@ def test_requests_that_make_no_sense(tmp_path: Path, arrays: dict[str, Any]) -> 
     refused("leave out --protocol sampled", path, path, "--protocol", "sampled")
     refused("at one --k", path, path, "--k", 1, "--k", 2)
     refused("choose a smaller --k", path, "--protocol", "sampled", "--k", 21)
+    refused("choose a smaller --k", path, "--k", 10**9)
     other = save(tmp_path / "b.npz", arrays | {"target": arrays["target"][::-1]})
     refused("differ in 'target'", path, other)
     assert issubclass(UsageError, DuplexError) and UsageError.exit_code == 2

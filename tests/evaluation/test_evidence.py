@@ -104,6 +104,13 @@ def test_half_precision_loses_nothing_at_its_limits() -> None:
     assert found.label[0] == found.seen[0, 0] == 60000 - 60000 % 32
 
 
+@pytest.mark.parametrize("extra", [{"live": [True]}, {"bucket": [0]}, {"bucket": [-1] * 9}])
+def test_masks_that_do_not_fit_are_refused(extra: dict[str, list[int]]) -> None:
+    p = problem(np.random.default_rng(0))
+    with pytest.raises(UsageError, match="go with the 9 columns"):
+        Evidence(p.target, p.seen, **extra)
+
+
 def test_missing_and_repeated_blocks_are_noticed() -> None:
     p = problem(np.random.default_rng(0))
     evidence = Evidence(p.target, p.seen).add(p.scores[:, :4])

@@ -111,7 +111,7 @@ def test_paired_p_values_are_fair() -> None:
     """Two methods of equal worth differ significantly in about one test set out of twenty."""
     rng = np.random.default_rng(4)
     small = {"auc": 0, "hm": 0, "seen": 0}
-    for _ in range(200):
+    for _ in range(100):
         seen, unseen = rng.standard_normal(60), rng.standard_normal(50)
         a, b = (
             margins_of(
@@ -122,10 +122,10 @@ def test_paired_p_values_are_fair() -> None:
             )
             for _ in range(2)
         )
-        for name, gain in compare(a, b, rounds=100).items():
+        for name, gain in compare(a, b, rounds=60).items():
             if name in small:
                 small[name] += gain.p < 0.05
-    assert all(count <= 24 for count in small.values()) and small["auc"] >= 2
+    assert all(count <= 14 for count in small.values()) and small["auc"] >= 1
 
 
 def test_groups_that_are_missing_are_left_out_of_a_comparison() -> None:
