@@ -44,7 +44,7 @@ class TextParts:
         if blocks is None:
             raise DuplexError(
                 f"the text tower {type(text).__name__} does not take token embeddings, which prompts need; "
-                "choose an architecture with open_clip's own text transformer, such as ViT-B-32 (see `duplex encoders`)"
+                "choose one with open_clip's own text transformer, such as ViT-B-32 (`duplex encoders list`)"
             )
         pool = getattr(text, "text_pool_type", None) or text.pool_type
         pick(pool, ("argmax", "eos", "last", "first"), "pooling of a text tower")

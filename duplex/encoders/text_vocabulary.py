@@ -50,8 +50,8 @@ class Vocabulary:
     @cached_property
     def frame(self) -> Frame:
         """Read off a text of one word."""
-        ids = [int(i) for i in self.tokenizer(["red"], context_length=16)[0]]
-        word = self._ids("red")
+        ids = [int(i) for i in self.tokenizer(["a"], context_length=16)[0]]
+        word = self._ids("a")
         start = next((i for i in range(len(ids)) if ids[i : i + len(word)] == word), None)
         if start is None:
             raise DuplexError(
@@ -92,5 +92,5 @@ class Vocabulary:
     def _unknown(self, word: str) -> DuplexError:
         return DuplexError(
             f"this encoder's text tower was trained without the word {word!r}; "
-            "name another encoder (see `duplex encoders`) or leave the word out"
+            "name another encoder (see `duplex encoders list`) or leave the word out"
         )
