@@ -1,48 +1,45 @@
-"""An extraction in a process of its own, to be killed: `python -m tests.features.killed ENCODER ROOT OUT`."""
+"""An extraction in a process of its own, to be killed: `python -m tests.features.killed ROOT OUT`."""
 
 import sys
 import time
 from pathlib import Path
 
-from duplex.encoders import load_encoder
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
 from duplex.errors import DuplexError
 from duplex.features.extraction import extract
 
 
 class Slow:
-    """An encoder that takes its time, so that a kill finds it at work."""
+    """Sixty-four pixels through one matrix, slowly, so that a kill finds it at work and starting it costs little."""
 
-    def __init__(self, encoder) -> None:
-        self.encoder = encoder
+    name, dim, device, logit_scale = "slow", 16, torch.device("cpu"), 0.0
+    identity = {"encoder": "slow", "dim": "16"}  # noqa: RUF012
 
-    def __getattr__(self, name: str):
-        return getattr(self.encoder, name)
+    def __init__(self) -> None:
+        self.matrix = torch.randn(192, 16, generator=torch.Generator().manual_seed(0))
 
-    def encode_images(self, pixels):
+    def image_transform(self, picture: Image.Image) -> Tensor:
+        return torch.from_numpy(np.asarray(picture.resize((8, 8))).transpose(2, 0, 1).copy())
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
         time.sleep(0.02)
-        return self.encoder.encode_images(pixels)
+        return pixels.flatten(1).float() / 255 @ self.matrix
 
 
-def main(name: str, root: Path, out: Path) -> None:
-    encoder = Slow(load_encoder(name, towers="image"))
+def main(root: Path, out: Path) -> None:
+    torch.set_num_threads(1)
     images = sorted(path.name for path in root.iterdir())
-    print("ready", flush=True)
-    report = extract(
-        images,
-        root,
-        out,
-        encoder,
-        manifest_sha256="m" * 64,
-        batch_size=8,
-        num_workers=1,
-        commit_seconds=0.0,
-        max_bad=1.0,
-    )
+    options = {"batch_size": 8, "num_workers": 1, "commit_seconds": 0.0, "max_bad": 1.0}
+    report = extract(images, root, out, Slow(), manifest_sha256="m" * 64, **options)
     print(f"done {report.resumed}", flush=True)
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
     except DuplexError as error:
         sys.exit(str(error))

@@ -8,15 +8,8 @@ from hypothesis import strategies as st
 from duplex.errors import DuplexError
 from duplex.features.store import ENCODED, FIRST_BAD, PENDING, REASONS, PartialCache, Span, open_features
 
-IDENTITY = {
-    "encoder": "e",
-    "weights": "w",
-    "precision": "fp32",
-    "preprocessing": "p",
-    "manifest": "m",
-    "torch": "2",
-    "dim": "3",
-}
+IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
+IDENTITY["torch"] = "2"
 
 
 def finished(path: Path, **changes: str) -> Path:
@@ -26,16 +19,10 @@ def finished(path: Path, **changes: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("key", "spoken"),
-    [
-        ("encoder", "encoder"),
-        ("weights", "weights file"),
-        ("precision", "precision"),
-        ("manifest", "manifest"),
-        ("preprocessing", "preprocessing"),
-    ],
-)
+SPOKEN = {"encoder": "encoder", "weights": "weights file", "precision": "precision", "manifest": "manifest"}
+
+
+@pytest.mark.parametrize(("key", "spoken"), SPOKEN.items())
 def test_a_cache_of_another_identity_is_refused_naming_the_repair(tmp_path: Path, key: str, spoken: str) -> None:
     path = finished(tmp_path / "shoes" / "features.h5", **{key: "other"})
     with pytest.raises(DuplexError, match=f"another {spoken} .*`duplex extract --dataset shoes` makes it again"):

@@ -1,0 +1,66 @@
+"""Shards under Ray, a worker killed in the middle. Real Ray, on this machine."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from duplex.features.extraction import extract
+from duplex.features.ray_engine import EncoderSpec, extract_on_ray
+from duplex.features.shards import join_shards, shard_path
+from duplex.features.store import PENDING, PartialCache, partial_path
+from tests.features.pictures import write_pictures
+
+pytestmark = pytest.mark.slow
+ray = pytest.importorskip("ray")
+OPTIONS = {"manifest_sha256": "m" * 64, "batch_size": 16, "num_workers": 1, "commit_seconds": 0.0}
+
+
+@pytest.fixture
+def cluster():
+    environment = {
+        "env_vars": {"PYTHONPATH": os.pathsep.join(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep))}
+    }
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    yield
+    ray.shutdown()
+
+
+def kill_once(out: Path, killed: list[int]) -> None:
+    """SIGKILL whoever holds the first shard's lock, once some of its rows are done."""
+    lock, deadline = out.with_name(out.name + ".lock.partial"), time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            cache = PartialCache(out)
+            cache.close()
+            if 0 < (cache.marks != PENDING).sum() < len(cache.marks):
+                killed.append(int(lock.read_text()))
+                os.kill(killed[0], signal.SIGKILL)
+                return
+        except (OSError, KeyError, ValueError):
+            pass
+        time.sleep(0.005)
+
+
+def test_a_killed_worker_is_replaced_and_the_file_is_the_same(
+    cluster, encoder, encoder_name: str, tmp_path: Path
+) -> None:
+    names = write_pictures(tmp_path / "pictures", 1200, size=(300, 200))
+    whole, out = tmp_path / "whole.h5", tmp_path / "ray" / "features.h5"
+    extract(names, tmp_path / "pictures", whole, encoder, **{**OPTIONS, "num_workers": 0})
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_once, args=(shard_path(out, 0, 2), killed))
+    killer.start()
+    spec = EncoderSpec(encoder_name, device="cpu")
+    reports = extract_on_ray(names, tmp_path / "pictures", out, spec, shards=2, **OPTIONS)
+    killer.join()
+    assert killed, "no worker was caught at work"
+    assert [report.rows for report in reports] == [592, 608] and reports[0].resumed > 0
+    join_shards(out, copy=True)
+    assert out.read_bytes() == whole.read_bytes()
+    again = extract_on_ray(names, tmp_path / "pictures", out, spec, shards=2, **OPTIONS)
+    assert [report.resumed for report in again] == [592, 608]
+    assert not partial_path(shard_path(out, 0, 2)).exists()

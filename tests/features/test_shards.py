@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.errors import DuplexError
+from duplex.features.shards import extent, join_shards, shard_path
+from duplex.features.store import open_features
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 500), st.integers(1, 40), st.data())
+def test_shards_cover_every_row_once_and_start_at_blocks(total: int, batch: int, data) -> None:
+    n = data.draw(st.integers(1, -(-total // batch)))
+    spans = [extent(total, batch, (k, n), Path("f.h5"))[0] for k in range(n)]
+    assert [row for span in spans for row in range(span.start, span.stop)] == list(range(total))
+    assert all(span.start % batch == 0 and span.rows > 0 for span in spans)
+
+
+@pytest.mark.parametrize("tokens", ["none", "patch"])
+def test_joined_shards_are_the_cache_in_one_piece(run, tmp_path: Path, tokens: str) -> None:
+    whole = run(tmp_path / "whole" / "features.h5", tokens=tokens).path
+    out = tmp_path / "parts" / "features.h5"
+    for k in (2, 0, 1):
+        run(out, shard=(k, 3), tokens=tokens)
+    assert run(out, shard=(1, 3), tokens=tokens).resumed == 16
+    assert join_shards(out, copy=True) == 40
+    assert out.read_bytes() == whole.read_bytes()
+    out.unlink()
+    join_shards(out)
+    (tmp_path / "parts").rename(tmp_path / "moved")
+    joined, plain = open_features(tmp_path / "moved" / "features.h5"), open_features(whole)
+    assert np.array_equal(joined.cls, plain.cls) and joined.identity == plain.identity and not joined.bad.any()
+    with h5py.File(tmp_path / "moved" / "features.h5") as file:
+        assert file["cls"].is_virtual
+
+
+def test_a_lost_shard_is_not_read_as_zeros(run, tmp_path: Path) -> None:
+    out = tmp_path / "features.h5"
+    for k in range(2):
+        run(out, shard=(k, 2))
+    join_shards(out)
+    shard_path(out, 1, 2).unlink()
+    with pytest.raises(DuplexError, match=r"joins features.shard-1-of-2.h5, which is not beside it"):
+        open_features(out)
+    with pytest.raises(DuplexError, match=r"shard 1 of 2 of .* is not finished; `duplex extract --shard 1/2`"):
+        join_shards(out)
+
+
+def test_shards_that_do_not_belong_together(run, tmp_path: Path) -> None:
+    out = tmp_path / "features.h5"
+    with pytest.raises(DuplexError, match="no shard"):
+        join_shards(out)
+    run(out, shard=(0, 2))
+    run(out, shard=(1, 2), manifest_sha256="n" * 64)
+    with pytest.raises(DuplexError, match="another manifest"):
+        join_shards(out)
+    run(out, shard=(1, 2), batch_size=12)
+    with pytest.raises(DuplexError, match="does not follow the shard before it"):
+        join_shards(out)
+    with pytest.raises(DuplexError, match="duplex cache join"):
+        open_features(shard_path(out, 0, 2))
+    run(out, shard=(0, 3))
+    with pytest.raises(DuplexError, match=r"shards of \[2, 3\] pieces"):
+        join_shards(out)
