@@ -20,6 +20,8 @@ from duplex.errors import DuplexError, pick
 
 SPLITS = ("train", "val", "test")
 World = Literal["closed", "open"]
+GROUPS = ("head", "medium", "tail", "unseen")  # compositions by how often they are trained on
+HEAD, HEAD_AND_MEDIUM = 0.2, 0.5
 WORLDS: tuple[World, ...] = ("closed", "open")
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -180,11 +182,17 @@ def _distinct(compositions: Ints, size: int) -> Ints:
     return np.flatnonzero(mask)
 
 
-def frequency_groups(counts: Ints) -> dict[str, Ints]:
-    """Positions of `counts` by training frequency: the head is the most frequent 20 %, then 30 % medium, the rest tail.
+def frequency_groups(train: Ints, size: int) -> Ints:
+    """[size] index into `GROUPS` of every composition, from the compositions of the training images: head is the most
+    frequent 20 % of the seen ones, medium the next 30 %, tail the last 50 % (the paper's appendix).
 
-    Ties keep the order of the positions, so that the same counts always give the same groups.
+    Among equal counts the lower composition is the more frequent one, so that the groups are always the same.
     """
-    order = np.argsort(-counts, kind="stable")
-    head, medium = round(0.2 * len(order)), round(0.5 * len(order))
-    return {"head": order[:head], "medium": order[head:medium], "tail": order[medium:]}
+    counts = np.bincount(train, minlength=size)
+    ranked = np.argsort(-counts, kind="stable")
+    seen = int((counts > 0).sum())
+    groups = np.full(size, GROUPS.index("unseen"), dtype=np.int64)
+    cuts = [0, round(HEAD * seen), round(HEAD_AND_MEDIUM * seen), seen]
+    for group in range(3):
+        groups[ranked[cuts[group] : cuts[group + 1]]] = group
+    return groups

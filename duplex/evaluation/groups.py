@@ -1,7 +1,6 @@
 """Accuracy by how often a composition was trained on: the paper's frequency groups (appendix tables).
 
-Seen compositions are sorted by their number of training images: head is the top 20 %, medium the next 30 %, tail the
-last 50 %. Unseen ones are a group of their own.
+`labels.frequency_groups` makes the groups.
 """
 
 from __future__ import annotations
@@ -12,25 +11,7 @@ import numpy as np
 import pandas as pd
 
 from duplex.errors import DuplexError
-from duplex.labels import Bools, Ints
-
-GROUPS = ("head", "medium", "tail", "unseen")
-HEAD, HEAD_AND_MEDIUM = 0.2, 0.5
-
-
-def frequency_groups(train: Ints, size: int) -> Ints:
-    """[size] index into `GROUPS` of every composition, from the compositions of the training images.
-
-    Among equal counts the lower composition is the more frequent one, so that the groups are always the same.
-    """
-    counts = np.bincount(train, minlength=size)
-    ranked = np.argsort(-counts, kind="stable")
-    seen = int((counts > 0).sum())
-    groups = np.full(size, GROUPS.index("unseen"), dtype=np.int64)
-    cuts = [0, round(HEAD * seen), round(HEAD_AND_MEDIUM * seen), seen]
-    for group in range(3):
-        groups[ranked[cuts[group] : cuts[group + 1]]] = group
-    return groups
+from duplex.labels import GROUPS, Bools, Ints
 
 
 def group_table(groups: Ints, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.evaluation.groups import GROUPS, frequency_groups, group_table
+from duplex.evaluation.groups import group_table
+from duplex.labels import GROUPS, frequency_groups
 
 TRAIN = np.repeat(np.arange(10), [9, 8, 7, 6, 5, 1, 1, 1, 1, 1])  # ten seen compositions of twelve
 
