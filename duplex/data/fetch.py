@@ -37,7 +37,10 @@ class Begun:
 def fetch(url: str, path: Path) -> Path:
     """Download `url` to `path` unless it is there; a part left by an earlier call is continued, not repeated."""
     pooch.get_logger().setLevel(logging.WARNING)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DuplexError(f"{path.parent} cannot be made: {error.strerror}; choose another folder with --to") from None
     pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent, downloader=_Resuming(path))
     return path
 
@@ -93,7 +96,7 @@ class _Resuming:
 
     def _receive(self, url: str, response: requests.Response, begun: Begun | None, step: Any) -> bool:
         start, total = _extent(response)
-        if start and (begun is None or start != self._have() or total != begun.total):
+        if (start and begun != Begun(url, _version(response), total)) or start not in (0, self._have()):
             self._forget()
             return False
         if not start:
