@@ -33,6 +33,10 @@ class Begun:
     version: str  # the server's ETag or date, empty if it gives none
     total: int | None
 
+    def fits(self, version: str, total: int | None) -> bool:
+        """Whether an answer speaks of the same file; not every server repeats its version."""
+        return self.total == total and ("" in (version, self.version) or version == self.version)
+
 
 def fetch(url: str, path: Path) -> Path:
     """Download `url` to `path` unless it is there; a part left by an earlier call is continued, not repeated."""
@@ -96,7 +100,7 @@ class _Resuming:
 
     def _receive(self, url: str, response: requests.Response, begun: Begun | None, step: Any) -> bool:
         start, total = _extent(response)
-        if (start and begun != Begun(url, _version(response), total)) or start not in (0, self._have()):
+        if start and not (begun and begun.fits(_version(response), total) and start == self._have()):
             self._forget()
             return False
         if not start:

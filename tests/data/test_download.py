@@ -34,8 +34,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "TRIES", 2)
 
 
-def test_a_transfer_cut_off_again_and_again_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
-    server.cut = 300_000
+@pytest.mark.parametrize("etags", ["always", "not on parts", "never"])
+def test_a_transfer_cut_off_again_and_again_goes_on_where_it_stopped(
+    server: Server, tmp_path: Path, etags: str
+) -> None:
+    server.cut, server.etag_on_parts = 300_000, etags == "always"
+    server.etag = "" if etags == "never" else server.etag
     path = fetch(server.url(), tmp_path / "file.zip")
     assert path.read_bytes() == BODY
     starts = [int(asked.removeprefix("bytes=").rstrip("-")) for asked in server.asked[1:] if asked]
