@@ -20,7 +20,8 @@ from duplex.errors import DuplexError, pick
 
 SPLITS = ("train", "val", "test")
 World = Literal["closed", "open"]
-GROUPS = ("head", "medium", "tail", "unseen")
+GROUPS = ("head", "medium", "tail", "unseen")  # compositions by how often they are trained on
+HEAD, HEAD_AND_MEDIUM = 0.2, 0.5
 WORLDS: tuple[World, ...] = ("closed", "open")
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -182,16 +183,16 @@ def _distinct(compositions: Ints, size: int) -> Ints:
 
 
 def frequency_groups(train: Ints, size: int) -> Ints:
-    """[size] index into `GROUPS` of every composition, from the compositions of the training images.
+    """[size] index into `GROUPS` of every composition, from the compositions of the training images: head is the most
+    frequent 20 % of the seen ones, medium the next 30 %, tail the last 50 % (the paper's appendix).
 
-    The most frequent 20 % of the seen compositions are the head, the next 30 % medium, the rest tail. Among equal
-    counts the lower composition is the more frequent one, so that the groups are always the same.
+    Among equal counts the lower composition is the more frequent one, so that the groups are always the same.
     """
     counts = np.bincount(train, minlength=size)
     ranked = np.argsort(-counts, kind="stable")
     seen = int((counts > 0).sum())
     groups = np.full(size, GROUPS.index("unseen"), dtype=np.int64)
-    cuts = [0, round(0.2 * seen), round(0.5 * seen), seen]
+    cuts = [0, round(HEAD * seen), round(HEAD_AND_MEDIUM * seen), seen]
     for group in range(3):
         groups[ranked[cuts[group] : cuts[group + 1]]] = group
     return groups

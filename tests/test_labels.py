@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from duplex.data.pairs import read_pair_lists
 from duplex.errors import DuplexError
-from duplex.labels import SPLITS, LabelSpace, frequency_groups, prompt_name
+from duplex.labels import GROUPS, SPLITS, LabelSpace, frequency_groups, prompt_name
 
 WORDS = st.sampled_from(["red", "Faux.Fur", "orange", "wet", "é", "Boots.Mid-Calf", "old_x"])
 PAIRS = st.lists(st.tuples(WORDS, WORDS), max_size=20)
@@ -123,11 +123,8 @@ def test_compositions_are_listed_once_in_order_and_exist(rows: list[int]) -> Non
         LabelSpace(("a", "b"), ("c",), {"train": np.array(rows)})
 
 
-def test_frequency_groups_are_20_30_50_percent_of_the_pairs() -> None:
-    counts = np.array([1, 50, 2, 40, 3, 30, 1, 20, 1, 1])
-    groups = frequency_groups(counts)
-    assert {name: counts[positions].tolist() for name, positions in groups.items()} == {
-        "head": [50, 40],
-        "medium": [30, 20, 3],
-        "tail": [2, 1, 1, 1, 1],
-    }
+def test_frequency_groups_are_20_30_50_percent_of_the_seen_pairs() -> None:
+    counts = [1, 50, 2, 40, 3, 0, 30, 1, 20, 1, 1]
+    groups = frequency_groups(np.repeat(np.arange(11), counts), 11)
+    named = {name: [counts[c] for c in np.flatnonzero(groups == i)] for i, name in enumerate(GROUPS)}
+    assert named == {"head": [50, 40], "medium": [3, 30, 20], "tail": [1, 2, 1, 1, 1], "unseen": [0]}

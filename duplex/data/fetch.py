@@ -33,11 +33,18 @@ class Begun:
     version: str  # the server's ETag or date, empty if it gives none
     total: int | None
 
+    def fits(self, version: str, total: int | None) -> bool:
+        """Whether an answer speaks of the same file; not every server repeats its version."""
+        return self.total == total and ("" in (version, self.version) or version == self.version)
+
 
 def fetch(url: str, path: Path) -> Path:
     """Download `url` to `path` unless it is there; a part left by an earlier call is continued, not repeated."""
     pooch.get_logger().setLevel(logging.WARNING)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DuplexError(f"{path.parent} cannot be made: {error.strerror}; choose another folder with --to") from None
     pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent, downloader=_Resuming(path))
     return path
 
@@ -93,7 +100,7 @@ class _Resuming:
 
     def _receive(self, url: str, response: requests.Response, begun: Begun | None, step: Any) -> bool:
         start, total = _extent(response)
-        if start and (begun is None or start != self._have() or total != begun.total):
+        if start and not (begun and begun.fits(_version(response), total) and start == self._have()):
             self._forget()
             return False
         if not start:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from duplex.labels import GROUPS, SPLITS, LabelSpace, frequency_groups
+from duplex.labels import GROUPS, SPLITS, Ints, LabelSpace, frequency_groups
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Stat
         compositions = labels.index(manifest["state"].tolist(), manifest["object"].tolist())
         rows = {split: compositions[(manifest["split"] == split).to_numpy()] for split in SPLITS}
         images = {split: len(rows[split]) for split in SPLITS}
-        shares = _shares(labels, rows)
+        shares = _shares(labels.size, rows)
     counts = {}
     for split in SPLITS:
         known = int(seen[labels.pairs[split]].sum())
@@ -53,9 +53,8 @@ def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Stat
     return Statistics(len(labels.states), len(labels.objects), counts, shares)
 
 
-def _shares(labels: LabelSpace, rows: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """Groups are made of the seen pairs by training count; each split's images are then counted by group."""
-    group = frequency_groups(rows["train"], labels.size)
+def _shares(size: int, rows: dict[str, Ints]) -> dict[str, dict[str, float]]:
+    group = frequency_groups(rows["train"], size)
     shares = {}
     for split in SPLITS:
         counted = np.bincount(group[rows[split]], minlength=len(GROUPS))

@@ -1,7 +1,6 @@
 """Accuracy by how often a composition was trained on: the paper's frequency groups (appendix tables).
 
-Seen compositions are sorted by their number of training images: head is the top 20 %, medium the next 30 %, tail the
-last 50 %. Unseen ones are a group of their own.
+`labels.frequency_groups` makes the groups.
 """
 
 from __future__ import annotations

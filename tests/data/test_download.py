@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import itertools
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from duplex.data import fetch as fetching
 from duplex.data.download import ARCHIVES, download_archive
@@ -31,8 +34,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "TRIES", 2)
 
 
-def test_a_transfer_cut_off_again_and_again_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
-    server.cut = 300_000
+@pytest.mark.parametrize("etags", ["always", "not on parts", "never"])
+def test_a_transfer_cut_off_again_and_again_goes_on_where_it_stopped(
+    server: Server, tmp_path: Path, etags: str
+) -> None:
+    server.cut, server.etag_on_parts = 300_000, etags == "always"
+    server.etag = "" if etags == "never" else server.etag
     path = fetch(server.url(), tmp_path / "file.zip")
     assert path.read_bytes() == BODY
     starts = [int(asked.removeprefix("bytes=").rstrip("-")) for asked in server.asked[1:] if asked]
@@ -156,6 +163,22 @@ def test_hostile_and_broken_archives_leave_nothing_behind(tmp_path: Path, data: 
     ] == ["root"]
 
 
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_damaged_archives_give_a_sentence_or_their_files(tmp_path: Path, pack: object, data: st.DataObject) -> None:
+    whole = pack(GOOD)  # type: ignore[operator]
+    at, cut = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.booleans())
+    path, root = tmp_path / "a", tmp_path / "root"
+    path.write_bytes(whole[:at] if cut else whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+    try:
+        unpack(path, TAKE, root, 1000)
+    except DuplexError as error:
+        assert str(path) in str(error)
+        assert not (root / "images").exists()
+    shutil.rmtree(root, ignore_errors=True)
+
+
 def archive(server: Server, *paths: str) -> Archive:
     return Archive("a.zip", tuple(server.url(path) for path in paths), TAKE, 1000, "https://example.org/page")
 
@@ -179,6 +202,12 @@ def test_no_link_left_names_the_page_and_the_folder(server: Server, tmp_path: Pa
     (tmp_path / ARCHIVES / "a.zip").write_bytes(zipped(GOOD))
     download_archive(archive(server, "/gone.zip"), tmp_path, lambda _: None)
     assert (tmp_path / "images").is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DuplexError, match="cannot be made"):
+        fetch(server.url(), tmp_path / "file" / "deep" / "a.zip")
 
 
 def test_every_benchmark_has_terms_a_citation_and_a_page() -> None:

@@ -19,7 +19,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {"/file.zip": BODY}
         self.cut: int | None = None
-        self.ranges, self.etag = True, '"one"'
+        self.ranges, self.etag, self.etag_on_parts = True, '"one"', True
         self.asked: list[str | None] = []
         self.sent = 0
 
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
         self.send_header("Content-Length", str(len(body) - start))
-        if self.server.etag:
+        if self.server.etag and (self.server.etag_on_parts or not start):
             self.send_header("ETag", self.server.etag)
         self.end_headers()
         part = body[start:] if self.server.cut is None else body[start : start + self.server.cut]
