@@ -37,7 +37,7 @@ class Disentangler(nn.Module):
 class Fusion(nn.Module):
     """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11).
 
-    The two projections are applied to each image once; a counterfactual is the sum of two of their rows.
+    The two projections are applied to each image once; a counterfactual is made of two of their rows.
     """
 
     def __init__(self, dim: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from duplex.model.counterfactual import cell_sums
 from duplex.model.factors import Fusion
 from duplex.model.options import Message
 
@@ -81,12 +82,11 @@ def _counterfactuals(batch: Batch, candidates: Candidates, fusion: Fusion) -> tu
     cell = place[candidates.state_of[i], candidates.object_of[j]]  # [P]
     own_s = batch.p_s.gather(1, batch.states[:, None])[:, 0]  # [B]
     own_o = batch.p_o.gather(1, batch.objects[:, None])[:, 0]  # [B]
-    weight = (own_s[i] * own_o[j])[:, None]  # [P, 1]
-    projected_s, projected_o = fusion.project(batch.z_s, batch.z_o)
-    message = fusion.join(projected_s.index_select(0, i), projected_o.index_select(0, j))  # z^cf [P, d]
+    weight = own_s.index_select(0, i) * own_o.index_select(0, j)  # [P]
+    projected = fusion.project(batch.z_s, batch.z_o)
     count = len(candidates.compositions)
-    sums = message.new_zeros(count, message.shape[1]).index_add(0, cell, weight * message)
-    return sums, weight.new_zeros(count, 1).index_add(0, cell, weight)
+    sums = cell_sums(*projected, weight, i, j, cell, count)
+    return sums, weight.new_zeros(count).index_add(0, cell, weight)[:, None]
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
