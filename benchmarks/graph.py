@@ -7,7 +7,6 @@ python -m benchmarks.graph [--json]
 from __future__ import annotations
 
 import argparse
-import tracemalloc
 from dataclasses import dataclass
 
 import torch
@@ -141,7 +140,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     wanted = parser.parse_args()
-    tracemalloc.stop()
     batches, books = by_batch(), by_codebook()
     at_64 = next(row for row in batches if row["batch"] == 64)
     record = {

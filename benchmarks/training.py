@@ -1,0 +1,145 @@
+"""Seconds an epoch at the three benchmarks' sizes, from cached features, with a ViT-L/14-size text tower of random
+weights: split into text, network and graph, and against the same step with the image encoder in the loop.
+
+python -m benchmarks.training [--json] [--device cpu] [--datasets ut-zappos,mit-states,cgqa] [--rounds 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.measure import emit, say
+from benchmarks.text import SIZES, made_up, random_tower
+from duplex.features.examples import Examples
+from duplex.labels import LabelSpace
+from duplex.model.codebook import random_rows
+from duplex.model.network import Network
+from duplex.model.options import Options, TrainingOptions
+from duplex.training import optimiser_step
+
+IMAGES = {"mit-states": 30338, "ut-zappos": 22998, "cgqa": 26920}
+ENCODED = 2  # images timed through the image encoder; its cost is linear in them
+
+
+class Clock:
+    """Wall time, for which a GPU is waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def world(name: str, device: torch.device, dim: int) -> tuple[LabelSpace, Examples]:
+    """A label space of the benchmark's size and a few batches of random features."""
+    states, objects, count, batch = SIZES[name]
+    labels = LabelSpace.from_pairs({"train": [(s, o) for s, o in made_up(states, objects, count)]})
+    compositions = np.random.default_rng(0).choice(labels.pairs["train"], size=8 * batch)
+    z = random_rows(len(compositions), dim)
+    examples = Examples(np.arange(len(z)), z, torch.from_numpy(compositions)).to(device)
+    return labels, examples
+
+
+def measure(name: str, device: torch.device, rounds: int, checkpointing: bool) -> dict[str, Any]:
+    """One data set: whole steps, the same without the graph, and the text alone."""
+    tower = random_tower("ViT-L-14-quickgelu", device=str(device))
+    labels, examples = world(name, device, tower.dim)
+    batch = SIZES[name][3]
+    settings = TrainingOptions(1e-4, batch, 1, checkpointing=checkpointing)
+    seconds = {"whole": math.inf, "static": math.inf, "text": math.inf}
+    for kind, options in (("whole", Options()), ("static", Options(graph=False))):
+        network = Network(options, labels, tower, random_rows(labels.size, tower.dim)).to(device)
+        optimiser, clock = torch.optim.Adam(network.trainable(), lr=1e-4), Clock(device)
+        network.train()
+        for turn in range(rounds + 1):
+            chosen = torch.arange(batch, device=device) + batch * (turn % 8)
+            start = clock.now()
+            optimiser_step(network, examples, chosen, settings, optimiser)
+            if turn:  # the first builds the tree
+                seconds[kind] = min(seconds[kind], clock.now() - start)
+        if kind == "whole":
+            for _ in range(rounds):
+                start = clock.now()
+                prototypes = network.prototypes(checkpointing)
+                torch.autograd.backward(list(prototypes), [torch.ones_like(t) for t in prototypes])
+                seconds["text"] = min(seconds["text"], clock.now() - start)
+        del network, optimiser
+    return summarise(name, seconds, device)
+
+
+def summarise(name: str, seconds: dict[str, float], device: torch.device) -> dict[str, Any]:
+    states, objects, pairs, batch = SIZES[name]
+    steps = math.ceil(IMAGES[name] / batch)
+    row: dict[str, Any] = {
+        "pairs": pairs,
+        "codebook_rows": states * objects,
+        "steps_per_epoch": steps,
+        "step_seconds": seconds["whole"],
+        "text_seconds": seconds["text"],
+        "graph_seconds": max(0.0, seconds["whole"] - seconds["static"]),
+        "network_seconds": max(0.0, seconds["static"] - seconds["text"]),
+        "epoch_seconds": steps * seconds["whole"],
+    }
+    if device.type == "cuda":
+        row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        torch.cuda.reset_peak_memory_stats()
+    say(f"{name}: " + "  ".join(f"{k} {v:.4g}" for k, v in row.items()))
+    return row
+
+
+def image_seconds(device: torch.device) -> float:
+    """Seconds an image through a ViT-L/14 image tower of random weights, forward only."""
+    from duplex.encoders.vision_ops import ensure_torchvision
+
+    ensure_torchvision()
+    import open_clip
+    from open_clip.model import CLIPVisionCfg, _build_vision_tower
+
+    config = open_clip.get_model_config("ViT-L-14-quickgelu")
+    tower = _build_vision_tower(config["embed_dim"], CLIPVisionCfg(**config["vision_cfg"]), quick_gelu=True)
+    tower = tower.to(device).eval()
+    count = ENCODED if device.type == "cpu" else 64
+    pixels, clock = torch.randn(count, 3, 224, 224, device=device), Clock(device)
+    times = []
+    with torch.no_grad():
+        for _ in range(3):
+            start = clock.now()
+            tower(pixels)
+            times.append(clock.now() - start)
+    return min(times) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--datasets", default="ut-zappos,mit-states,cgqa")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--checkpointing", action="store_true", help="recompute the text tower's activations")
+    wanted = parser.parse_args()
+    device = torch.device(wanted.device)
+    image = image_seconds(device)
+    say(f"image encoder: {image:.4g} s an image")
+    rows = {}
+    for name in wanted.datasets.split(","):
+        row = measure(name, device, wanted.rounds, wanted.checkpointing)
+        in_loop = row["step_seconds"] + image * SIZES[name][3]
+        row |= {"step_seconds_with_images": in_loop, "speedup_of_cache": in_loop / row["step_seconds"]}
+        rows[name] = row
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    record = {"machine": where, "image_seconds": image, "datasets": rows}
+    if wanted.json:
+        emit(record)
+
+
+if __name__ == "__main__":
+    main()
