@@ -10,6 +10,7 @@ side of a training step instead, three paths at once, in the sizes of three benc
 
 from __future__ import annotations
 
+import ctypes
 import json
 import statistics
 import sys
@@ -146,12 +147,13 @@ class Stopwatch:
         return statistics.median(a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True))
 
     def _reset(self) -> float:
-        """Begin a peak; return what is held already, in GiB."""
+        """Begin a peak; return what is held already, in GiB. On a CPU this asks Linux."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             return torch.cuda.memory_allocated() / 2**30
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the high-water mark falls to the present size
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier work freed must not hide what this work takes
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to the present size
         return self._status("VmRSS")
 
     def _peak(self) -> float:
