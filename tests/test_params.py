@@ -1,0 +1,97 @@
+"""params.yaml at the door: what is shipped is right, and every mistake is one line that names its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from duplex.errors import UsageError
+from duplex.params import load_params
+
+SHIPPED = Path(__file__).parents[1] / "params.yaml"
+
+
+def changed(tmp_path: Path, old: str, new: str) -> Path:
+    text = SHIPPED.read_text()
+    assert text.count(old) >= 1, f"{old!r} is not in params.yaml"
+    path = tmp_path / "params.yaml"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+def test_the_shipped_file_is_right():
+    params = load_params(SHIPPED)
+    assert params.run.methods == ("clip", "csp", "cso", "duplex")
+    assert params.method("clip").losses == ()
+    assert params.method("duplex").momentum == 0.9
+    assert params.dataset("cgqa").training.learning_rate == 1.5e-5
+
+
+def test_the_papers_settings_are_stated():
+    rows = {name: load_params(SHIPPED).dataset(name).training for name in ("mit-states", "ut-zappos", "cgqa")}
+    assert [(r.learning_rate, r.batch_size, r.epochs) for r in rows.values()] == [
+        (1e-4, 64, 15),
+        (5e-4, 64, 20),
+        (1.5e-5, 32, 20),
+    ]
+    assert {(r.decay, r.decay_every) for r in rows.values()} == {(0.5, 5)}
+
+
+def test_an_ablation_is_a_method_with_changes():
+    params = load_params(SHIPPED)
+    assert params.method("static").graph is False
+    assert params.method("static").momentum == params.method("duplex").momentum
+    assert params.method("update_batch").unseen_rows == "random"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("momentum: 0.9", "momentun: 0.9", ["methods.duplex.momentun", "unknown key", "momentum"]),
+        ("momentum: 0.9", "momentum: '0.9'", ["methods.duplex.momentum", "0.9"]),
+        ("momentum: 0.9", "momentum: 1.9", ["methods.duplex", "momentum is 1.9"]),
+        ("momentum: 0.9", "momentum: .nan", ["methods.duplex", "momentum"]),
+        ("epochs: 15", "epoch: 15", ["datasets.mit-states.training.epoch", "unknown key", "epochs"]),
+        ("epochs: 15", "epochs: 1.5", ["datasets.mit-states.training.epochs", "1.5"]),
+        ("epochs: 15", "epochs: 0", ["epochs is 0"]),
+        ("epochs: 15", "epochs: yes", ["datasets.mit-states.training.epochs"]),
+        ("learning_rate: 1e-4", "learning_rate: .inf", ["learning_rate"]),
+        ("datasets: [shapes]", "datasets: [shape]", ["run.datasets", "'shape'", "shapes"]),
+        ("datasets: [shapes]", "datasets: []", ["run.datasets"]),
+        ("datasets: [shapes]", "datasets: shapes", ["run.datasets"]),
+        ("seeds: [0, 1]", "seeds: [0, 0]", ["run.seeds", "twice"]),
+        ("seeds: [0, 1]", "seeds: [-1]", ["run.seeds"]),
+        ("clip, csp", "clip, cps", ["run.methods", "'cps'", "csp"]),
+        ("device: auto", "device: tpu", ["device", "cuda", "'tpu'"]),
+        ("device: auto", "device: [", ["not YAML"]),
+        ("device: auto", "device: auto\nfoo: 1", ["foo", "unknown key"]),
+        ("{kind: shapes,", "{kind: shape,", ["datasets.shapes.source.kind", "standard"]),
+        ("static: {of: duplex", "static: {of: duplicate", ["ablations.static.of", "duplex"]),
+        ("static: {of: duplex, graph: false}", "static: {of: cso, graph: true}", ["ablations.static", "codebook"]),
+        ("static: {", "csp: {", ["csp", "both a method and an ablation"]),
+        ("max_bad: 0.01", "max_bad: 2", ["extraction.max_bad"]),
+        ("worlds: [closed, open]", "worlds: [closed, half]", ["evaluation.worlds"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_its_key(tmp_path, old, new, words):
+    with pytest.raises(UsageError) as caught:
+        load_params(changed(tmp_path, old, new))
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"3", b"- a", b"\xff\xfe\x00", b"run: 1", b"methods: {a: 1}", b"1: 2"])
+def test_any_other_file_is_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "params.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError):
+        load_params(path)
+
+
+def test_a_missing_file_says_where_to_stand(tmp_path):
+    with pytest.raises(UsageError, match="run from the project's folder"):
+        load_params(tmp_path / "params.yaml")
