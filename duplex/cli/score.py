@@ -153,7 +153,7 @@ def _text(report: dict[str, Any]) -> str:
     """What a person reads: the four numbers with their intervals."""
     if "difference" in report:
         lines = [f"{report[name]['file']}\n{_table(report[name])}" for name in ("first", "second")]
-        gains = (f"{name:<10}{_span(gain)}   p = {_number(gain['p'], '.3f')}" for name, gain in _gains(report))
+        gains = (f"{name:<10}{_span(gain)}   {_p(gain['p'])}" for name, gain in _gains(report))
         return "\n".join([*lines, "second - first", *gains])
     tops = report.get("top", {}).values()
     return "\n".join([_table(report), *(f"top-{top['k']}\n{_table(top)}" for top in tops)])
@@ -181,5 +181,11 @@ def _span(found: dict[str, Any]) -> str:
     return _number(found["value"]) + span
 
 
-def _number(value: float | None, form: str = "6.2f") -> str:
-    return "     -" if value is None else format(value, form)
+def _p(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+
+
+def _number(value: float | None) -> str:
+    return "     -" if value is None else f"{value:6.2f}"
