@@ -62,6 +62,7 @@ def extract(
     wanted = {"name": encoder, "weights": weights if encoder is None or weights else "", "precision": precision}
     settings = {"batch_size": batch_size, "num_workers": num_workers, "max_bad": max_bad, "tokens": tokens}
     params = _override(load_params(), dataset, wanted, settings, device)
+    _refuse_slow(params, dataset)
     options: dict[str, Any] = {"limit": limit, "fresh": fresh, **({"shard": _parse_shard(shard)} if shard else {})}
     if engine == "ray":
         reports = _extract_on_ray(params, dataset, out, shards, options)
@@ -188,6 +189,14 @@ def _override(
     except ValidationError as error:
         fault = error.errors()[0]
         raise UsageError(f"--{str(fault['loc'][-1]).replace('_', '-')} {fault['input']!r}: {fault['msg']}") from None
+
+
+def _refuse_slow(params: Params, dataset: str) -> None:
+    """Ten times slower than float32 on a CPU, and no closer to it than bf16 is by much."""
+    from duplex.encoders import resolve_device
+
+    if params.dataset(dataset).encoder.precision == "fp16" and resolve_device(params.device) == "cpu":
+        raise UsageError("fp16 on a CPU is far slower than fp32; choose --precision bf16 or fp32, or --device cuda")
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
