@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import io
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from duplex.cli import main
 from duplex.cli.params_file import add_dataset
@@ -200,11 +202,19 @@ SHAPES = (
 )
 
 
+def other_sections() -> str:
+    """The project's own params.yaml without the two sections that `add` edits, and without comments."""
+    yaml, stream = YAML(typ="safe", pure=True), io.StringIO()
+    record = yaml.load(PROJECT / "params.yaml")
+    yaml.dump({key: value for key, value in record.items() if key not in ("run", "datasets")}, stream)
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("names", ["[shapes]", "\n  - shapes # one\n  # two", "[\n    shapes,\n  ]"])
 def test_params_in_other_forms_are_edited_too(tmp_path: Path, form: str, names: str) -> None:
     path = tmp_path / "params.yaml"
-    rest = "extraction: {}\nevaluation: {}\nmethods: {clip: {}}\n"
+    rest = other_sections()
     run = f"run:\n  methods: [clip]\n  seeds: [0]\n  datasets: {names}\n"
     before = run + rest + FORMS[form].replace("{SHAPES}", SHAPES)
     path.write_text(before)
@@ -219,8 +229,7 @@ def test_params_in_other_forms_are_edited_too(tmp_path: Path, form: str, names: 
 def test_params_that_cannot_be_edited_stay_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     text = (
-        "run: {datasets: [shapes], methods: [clip], seeds: [0]}\nextraction: {}\nevaluation: {}\nmethods: {clip: {}}\n"
-        f"datasets: {{shapes: {SHAPES}}}\n"
+        f"run: {{datasets: [shapes], methods: [clip], seeds: [0]}}\n{other_sections()}datasets: {{shapes: {SHAPES}}}\n"
     )
     path.write_text(text)
     with pytest.raises(DuplexError, match=r"add by hand: \{mine: \{source"):
