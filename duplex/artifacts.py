@@ -72,6 +72,12 @@ class ArtifactPaths:
     def ablation(self, name: str) -> Path:
         return self.ablations / f"{name}.json"
 
+    def inventory(self, dataset: str) -> Path:
+        return self.root / "inventory" / dataset
+
+    def maps(self, dataset: str) -> Path:
+        return self.root / "maps" / f"{dataset}.csv"
+
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.json"

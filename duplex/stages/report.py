@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from duplex.artifacts import ArtifactPaths
+from duplex.features.store import open_file, read_identity
 from duplex.params import Params
-from duplex.report.aggregate import aggregate, read_metrics, write_json
+from duplex.report.aggregate import Aggregate, aggregate, read_metrics, write_json
+from duplex.report.material import DatasetMaterial, Material, read_run, read_tree
+from duplex.report.page import write_report
+from duplex.report.provenance import find_provenance
+from duplex.report.sections import build_report
 
 
-def run(params: Params, paths: ArtifactPaths | None = None) -> None:
-    """Gather the metrics of every run that params.yaml names."""
+def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
+    """Gather the metrics of every run that params.yaml names and lay them out; returns the page."""
     paths = paths or ArtifactPaths()
     names = params.run
     runs = {
@@ -16,4 +23,37 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> None:
         for dataset in names.datasets
         for method in names.methods
     }
-    write_json(aggregate(runs), paths.metrics)
+    summary = aggregate(runs)
+    write_json(summary, paths.metrics)
+    material = gather(params, summary, paths)
+    return write_report(build_report(material, find_provenance()), paths.report, paths.plots)
+
+
+def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Material:
+    """Read what every run left behind."""
+    table = paths.ablations / "metrics.json"
+    ablations = read_tree(table) or {}
+    datasets = [
+        DatasetMaterial(
+            name=dataset,
+            summary=summary[dataset],
+            runs={
+                method: {seed: read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
+                for method in params.run.methods
+            },
+            ablations=ablations.get(dataset, {}),
+            statistics=read_tree(paths.statistics(dataset)),
+            statistics_file=paths.statistics(dataset).as_posix(),
+            identity=_identity(paths.features(dataset)),
+        )
+        for dataset in params.run.datasets
+    ]
+    return Material(tuple(datasets), paths.metrics.as_posix(), table.as_posix(), params.run.seeds)
+
+
+def _identity(path: Path) -> dict[str, str]:
+    """What the features were made by; nothing where they are not on this machine."""
+    if not path.is_file():
+        return {}
+    with open_file(path) as file:
+        return {key: str(value) for key, value in read_identity(file).items()}

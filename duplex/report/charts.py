@@ -1,0 +1,170 @@
+"""Line charts as SVG, drawn by hand so that they follow the page's colours, carry hover text and stay small.
+
+Colours are CSS classes (`charts.css`), so one drawing serves light, dark and print; the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from xml.sax.saxutils import escape, quoteattr
+
+WIDTH, HEIGHT = 440, 300
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 44
+LETTER, LINE = 6.6, 18  # widths that the legend is laid out by
+TONES = 8
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point with hover text."""
+
+    x: float
+    y: float
+    tip: str
+    shown: bool = True  # False: only the hover text
+
+
+@dataclass(frozen=True)
+class Series:
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()  # the band around `y`
+    high: Sequence[float] = ()
+    marks: Sequence[Mark] = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    alt: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    from_zero: bool = True
+    whole_x: bool = False  # ticks at whole numbers only
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From data to pixels."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    ticks: Sequence[float]
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
+
+
+def draw(chart: Chart) -> str:
+    """An `<svg>` element without an XML header, for the page."""
+    legend, legend_height = _legend([series.name for series in chart.series])
+    top = TOP + legend_height
+    height = HEIGHT + legend_height
+    x = _axis([v for s in chart.series for v in s.x], LEFT, WIDTH - RIGHT, False, chart.whole_x)
+    spread = [v for s in chart.series for v in (*s.y, *s.low, *s.high)]
+    y = _axis(spread, height - BOTTOM, top, chart.from_zero, False)
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label={quoteattr(chart.alt)} '
+        'xmlns="http://www.w3.org/2000/svg">',
+        *legend,
+        *_frame(x, y, chart),
+        *(line for tone, series in enumerate(chart.series) for line in _band(series, x, y, tone)),
+        *(line for tone, series in enumerate(chart.series) for line in _series(series, x, y, tone)),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def standalone(svg: str) -> str:
+    """The same drawing as a file of its own, with its colours inside."""
+    style = files("duplex.report").joinpath("charts.css").read_text(encoding="utf-8")
+    head, rest = svg.split(">", 1)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>\n<style>{escape(style)}</style>{rest}\n'
+
+
+def ticks(low: float, high: float, wanted: int = 5, whole: bool = False) -> list[float]:
+    """Round numbers that cover [low, high]: steps of 1, 2 or 5 times a power of ten."""
+    raw = max(high - low, 1e-9) / wanted
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    step = max(1.0, step) if whole else step
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(i * step, 10) for i in range(first, max(last, first + 1) + 1)]
+
+
+def number(value: float) -> str:
+    """Pixels, short."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _axis(values: Sequence[float], start: float, stop: float, from_zero: bool, whole: bool) -> Axis:
+    finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
+    low = min(low, 0.0) if from_zero else low
+    marks = ticks(low, high if high > low else low + 1, whole=whole)
+    return Axis(marks[0], marks[-1], start, stop, marks)
+
+
+def _legend(names: Sequence[str]) -> tuple[list[str], float]:
+    """Swatch and name of each series, wrapped into lines."""
+    out, x, row = [], float(LEFT), 0
+    for tone, name in enumerate(names):
+        width = 26 + LETTER * len(name)
+        if x + width > WIDTH - RIGHT and x > LEFT:
+            x, row = float(LEFT), row + 1
+        y = TOP + 4 + row * LINE
+        out.append(f'<path class="line t{tone % TONES}" d="M{number(x)} {y}h14"/>')
+        out.append(f'<text class="ink" x="{number(x + 19)}" y="{y + 4}">{escape(name)}</text>')
+        x += width
+    return out, float((row + 1) * LINE + 4 if names else 0)
+
+
+def _frame(x: Axis, y: Axis, chart: Chart) -> list[str]:
+    """Grid lines, tick labels and axis titles."""
+    out = []
+    for tick in y.ticks:
+        at = number(y(tick))
+        out.append(f'<path class="grid" d="M{number(x.start)} {at}H{number(x.stop)}"/>')
+        out.append(f'<text class="tick" x="{number(x.start - 7)}" y="{number(y(tick) + 4)}" text-anchor="end">{tick:g}</text>')
+    for tick in x.ticks:
+        at = number(x(tick))
+        out.append(f'<path class="axis" d="M{at} {number(y.start)}v4"/>')
+        out.append(f'<text class="tick" x="{at}" y="{number(y.start + 17)}" text-anchor="middle">{tick:g}</text>')
+    out.append(f'<path class="axis" d="M{number(x.start)} {number(y.start)}H{number(x.stop)}"/>')
+    middle = number((x.start + x.stop) / 2)
+    out.append(f'<text class="name" x="{middle}" y="{number(y.start + 36)}" text-anchor="middle">{escape(chart.x_label)}</text>')
+    centre = number((y.start + y.stop) / 2)
+    out.append(
+        f'<text class="name" transform="translate(13 {centre}) rotate(-90)" text-anchor="middle">{escape(chart.y_label)}</text>'
+    )
+    return out
+
+
+def _path(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float]) -> str:
+    points = [f"{number(x(a))} {number(y(b))}" for a, b in zip(xs, ys, strict=True) if math.isfinite(b)]
+    return "M" + "L".join(points) if points else ""
+
+
+def _band(series: Series, x: Axis, y: Axis, tone: int) -> list[str]:
+    if not len(series.low):
+        return []
+    around = _path(x, y, [*series.x, *reversed(series.x)], [*series.high, *reversed(series.low)])
+    return [f'<path class="band t{tone % TONES}" d="{around}Z"/>'] if around else []
+
+
+def _series(series: Series, x: Axis, y: Axis, tone: int) -> list[str]:
+    out = []
+    if len(series.x) > 1:
+        out.append(f'<path class="line t{tone % TONES}" d="{_path(x, y, series.x, series.y)}"/>')
+    for mark in series.marks:
+        place = f'cx="{number(x(mark.x))}" cy="{number(y(mark.y))}" data-tip={quoteattr(mark.tip)}'
+        kind = f"dot t{tone % TONES}" if mark.shown else "hit"
+        out.append(f'<circle class="{kind}" {place} r="{3.5 if mark.shown else 7}"/>')
+    return out

@@ -1,0 +1,66 @@
+"""The seen-unseen curve of a method: its seeds' mean, with an interval over test images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from duplex.evaluation.curve import Curve, Margins, falling, rising
+from duplex.evaluation.evidence import Floats
+
+POINTS, ROUNDS = 81, 200
+
+
+@dataclass(frozen=True)
+class MeanCurve:
+    """Unseen accuracy `[G]` over a grid of seen accuracies `[G]`, in percent; 95 % of resampled test sets lie between
+    `low` and `high`."""
+
+    seen: Floats
+    unseen: Floats
+    low: Floats
+    high: Floats
+
+
+def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
+    """The biases at which the test images turn, as `predictions.csv` keeps them."""
+    rows = predictions[predictions["world"] == world]
+    is_seen = rows["seen"].to_numpy(dtype=bool)
+    margin = rows["margin"].to_numpy(dtype=np.float64)
+    if not is_seen.any() or is_seen.all():
+        return None
+    return Margins(margin[is_seen], margin[~is_seen], is_seen)
+
+
+def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROUNDS) -> MeanCurve:
+    """The best unseen accuracy that leaves at least so much seen accuracy, averaged over seeds.
+
+    Each round draws seen and unseen images anew, the same ones for every seed.
+    """
+    curves = [Curve.of(margins) for margins in seeds]
+    top = max(float(curve.seen_accuracy[0]) for curve in curves)
+    grid = np.linspace(0.0, top, points)
+    centre = np.mean([unseen_at(c.seen_accuracy, c.unseen_accuracy, grid) for c in curves], axis=0)
+    if len({(c.seen_until.size, c.unseen_from.size) for c in curves}) > 1:  # seeds of different test sets
+        return MeanCurve(100 * grid, 100 * centre, 100 * centre, 100 * centre)
+    rng, drawn = np.random.default_rng(0), np.empty((rounds, points))
+    for turn in range(rounds):
+        seen = rng.integers(0, curves[0].seen_until.size, curves[0].seen_until.size)
+        unseen = rng.integers(0, curves[0].unseen_from.size, curves[0].unseen_from.size)
+        drawn[turn] = np.mean([_resampled(curve, seen, unseen, grid) for curve in curves], axis=0)
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    return MeanCurve(100 * grid, 100 * centre, 100 * low, 100 * high)
+
+
+def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
+    """[G] the curve's last point whose seen accuracy is still at least the grid's; 0 where no point has so much."""
+    last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
+    return np.where(last >= 0, unseen[last], 0.0)
+
+
+def _resampled(curve: Curve, seen: np.ndarray, unseen: np.ndarray, grid: Floats) -> Floats:
+    size = curve.breakpoints.size
+    return unseen_at(falling(curve.seen_until[seen], size), rising(curve.unseen_from[unseen], size), grid)

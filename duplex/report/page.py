@@ -1,0 +1,84 @@
+"""The report as one self-contained page and as Markdown, and its figures as files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from duplex.report.blocks import Block, Figure, Report, Row
+from duplex.report.charts import standalone
+
+STYLES, SCRIPT = ("page.css", "charts.css"), "page.js"
+
+
+def render_page(report: Report) -> str:
+    """HTML with styles, script, drawings and pictures inside: it loads nothing."""
+    package = files("duplex.report")
+    styles = "\n".join(package.joinpath(name).read_text(encoding="utf-8") for name in STYLES)
+    script = package.joinpath(SCRIPT).read_text(encoding="utf-8")
+    return _environment().get_template("page.html.j2").render(
+        report=report, style=Markup(styles), script=Markup(script)
+    )
+
+
+def render_markdown(report: Report) -> str:
+    """The same sections for people who read in a terminal or on a code host."""
+    return _environment().get_template("report.md.j2").render(report=report)
+
+
+def write_report(report: Report, folder: Path, plots: Path) -> Path:
+    """Write index.html, report.md and every figure; returns the page's path."""
+    for place in (folder, plots):
+        place.mkdir(parents=True, exist_ok=True)
+    for figure in report.figures:
+        (plots / f"{figure.name}.svg").write_text(standalone(figure.svg), encoding="utf-8")
+    (folder / "report.md").write_text(render_markdown(report), encoding="utf-8")
+    page = folder / "index.html"
+    page.write_text(render_page(report), encoding="utf-8")
+    return page
+
+
+def _environment() -> Environment:
+    """Every value is escaped in HTML; Markdown escapes its own marks."""
+    environment = Environment(
+        loader=PackageLoader("duplex.report", ""),
+        autoescape=select_autoescape(["html.j2"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(drawing=_drawing, md=plain_markdown, md_row=_markdown_row, groupby_runs=_runs)
+    return environment
+
+
+def _drawing(figure: Figure) -> Markup:
+    """The drawings escape what they hold themselves (`charts`)."""
+    return Markup(figure.svg)
+
+
+def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Block]]]:
+    """Neighbours of one kind together, so that figures stand side by side."""
+    return [(kind, list(run)) for kind, run in groupby(blocks, key=lambda block: block.kind)]
+
+
+def plain_markdown(text: object) -> str:
+    """Text that Markdown shows as it is, within a table cell too."""
+    out = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for mark in "\\`*_[]|":
+        out = out.replace(mark, "\\" + mark)
+    return " ".join(out.split())
+
+
+def _markdown_row(row: Row) -> str:
+    cells = []
+    for cell in row.cells:
+        text = plain_markdown(cell.text)
+        text = f"**{text}**" if cell.rank == 1 else f"<u>{text}</u>" if cell.rank == 2 else text
+        cells.append(f"{text} {cell.spread}".strip())
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,64 @@
+"""The report's sections: one a data set, one on where everything comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from duplex.report.blocks import Block, Note, Part, Report, Section
+from duplex.report.figures import curve_figure, curves_of, lambda_figures, slug, training_figures
+from duplex.report.material import DatasetMaterial, Material
+from duplex.report.provenance import Provenance, provenance_part
+from duplex.report.tables import ablation_tables, data_file, efficiency_table, group_table, result_table, statistics_table
+
+WORLDS = ("closed", "open")
+
+
+def build_report(material: Material, origin: Provenance, pictured: Mapping[str, Sequence[Part]] | None = None) -> Report:
+    """`pictured`: by data set, the parts that need a network or pictures (qualitative, maps)."""
+    sections = [dataset_section(material, data, (pictured or {}).get(data.name, ())) for data in material.datasets]
+    provenance = Section("provenance", "Provenance", [provenance_part(material, origin)])
+    methods = dict.fromkeys(method for data in material.datasets for method in data.summary)
+    facts = (
+        ("data sets", ", ".join(data.name for data in material.datasets)),
+        ("methods", ", ".join(methods)),
+        ("seeds", ", ".join(map(str, material.seeds))),
+    )
+    lead = "Compositional zero-shot recognition: which state–object pairs are recognised, seen in training or not."
+    return Report("Duplex report", lead, [*sections, provenance], facts)
+
+
+def dataset_section(material: Material, data: DatasetMaterial, pictured: Sequence[Part]) -> Section:
+    parts = [
+        Part("Results", _results(material, data)),
+        Part("Seen against unseen", _curves(data)),
+        Part("Training", training_figures(data) or [Note("No run has a training history of more than one epoch.")]),
+        Part("Training frequency", [group_table(data)]),
+        Part("Ablations", _ablations(material, data)),
+        Part("Cost", [efficiency_table(material, data)]),
+        *pictured,
+        Part("Data", [statistics_table(data)]),
+    ]
+    return Section(slug("data", data.name), data.name, parts)
+
+
+def _results(material: Material, data: DatasetMaterial) -> list[Block]:
+    tables = [result_table(material, data, world) for world in WORLDS]
+    return [table for table in tables if table] or [Note("No method has been evaluated.", "dvc repro")]
+
+
+def _curves(data: DatasetMaterial) -> list[Block]:
+    figures = [curve_figure(data, world, curves_of(data, world)) for world in WORLDS]
+    return [figure for figure in figures if figure] or [Note("No run has predictions of seen and unseen pairs.", "dvc repro")]
+
+
+def _ablations(material: Material, data: DatasetMaterial) -> list[Block]:
+    """The tables whose runs exist and lambda's curves; one note for all that is missing."""
+    entries = ablation_tables(material, data)
+    blocks: list[Block] = [block for _, block in entries if not isinstance(block, Note)]
+    missing = [title for title, block in entries if isinstance(block, Note)]
+    curves = lambda_figures(data, data_file("tables.yaml")["sensitivity"])
+    if not curves:
+        missing.append("Sensitivity to λ")
+    if missing:
+        blocks.append(Note(f"Not run for this data set: {', '.join(missing)}.", data_file("tables.yaml")["command"]))
+    return [*blocks, *curves]

@@ -1,0 +1,50 @@
+"""What the report reads of a data set: its files with their hashes, and the one run whose prototypes are shown.
+
+DVC cannot make one stage depend on every cell of a matrix. The inventory is where a data set's runs meet: the report
+depends on all inventories, the maps on the shown run alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from duplex.artifacts import ArtifactPaths
+from duplex.params import Params
+from duplex.report.aggregate import write_json
+
+UNFINISHED = ".partial"
+
+
+def shown_run(params: Params) -> tuple[str, int] | None:
+    """The last method of `run:` that has visual prototypes, with the first seed; None where none has."""
+    with_codebook = [name for name in params.run.methods if params.method(name).codebook != "none"]
+    return (with_codebook[-1], params.run.seeds[0]) if with_codebook else None
+
+
+def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
+    """Write `files.json` and `shown.json` of a data set."""
+    paths = paths or ArtifactPaths()
+    manifest = paths.manifest(dataset)
+    files = sorted(path for path in manifest.parent.rglob("*") if path.is_file() and _counts(path))
+    hashes = {path.relative_to(manifest.parent).as_posix(): sha256(path) for path in files}
+    out = paths.inventory(dataset)
+    write_json(hashes, out / "files.json")
+    shown: dict[str, object] = {}
+    if (chosen := shown_run(params)) is not None:
+        checkpoint = paths.run(dataset, *chosen).checkpoint
+        inputs = (checkpoint, paths.features(dataset), manifest, paths.labels(dataset))
+        shown = {"method": chosen[0], "seed": chosen[1], **{path.name: sha256(path) for path in inputs}}
+    write_json(shown, out / "shown.json")
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _counts(path: Path) -> bool:
+    return path.suffix != UNFINISHED and path.name != ".gitignore"
