@@ -27,7 +27,7 @@ from duplex.encoders.tiny import HERE, build, load_config, save_state
 from duplex.encoders.tiny.corpus import SEED, example
 from duplex.encoders.vision_ops import ensure_torchvision
 
-EXPECTED = "loss about 2.3, 15 minutes on two cores"
+EXPECTED = "loss 1.17 after 14 epochs; 34 minutes on one thread of a busy two-core machine"
 LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 1.5e-3, 0.05, 200
 MAX_LOGIT_SCALE = float(np.log(100.0))
 talk = Console(stderr=True)
