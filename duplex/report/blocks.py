@@ -1,4 +1,4 @@
-"""What a report is built of: sections of tables, figures, galleries and notes. Page and Markdown show the same blocks."""
+"""What a report is built of: sections of tables, figures, galleries and notes, for page and Markdown alike."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Line charts as SVG, drawn by hand so that they follow the page's colours, carry hover text and stay small.
 
-Colours are CSS classes (`charts.css`), so one drawing serves light, dark and print; the same input gives the same bytes.
+Colours are CSS classes (`charts.css`), so one drawing serves light, dark and print.
 """
 
 from __future__ import annotations
@@ -132,17 +132,23 @@ def _frame(x: Axis, y: Axis, chart: Chart) -> list[str]:
     for tick in y.ticks:
         at = number(y(tick))
         out.append(f'<path class="grid" d="M{number(x.start)} {at}H{number(x.stop)}"/>')
-        out.append(f'<text class="tick" x="{number(x.start - 7)}" y="{number(y(tick) + 4)}" text-anchor="end">{tick:g}</text>')
+        out.append(
+            f'<text class="tick" x="{number(x.start - 7)}" y="{number(y(tick) + 4)}" text-anchor="end">{tick:g}</text>'
+        )
     for tick in x.ticks:
         at = number(x(tick))
         out.append(f'<path class="axis" d="M{at} {number(y.start)}v4"/>')
         out.append(f'<text class="tick" x="{at}" y="{number(y.start + 17)}" text-anchor="middle">{tick:g}</text>')
     out.append(f'<path class="axis" d="M{number(x.start)} {number(y.start)}H{number(x.stop)}"/>')
     middle = number((x.start + x.stop) / 2)
-    out.append(f'<text class="name" x="{middle}" y="{number(y.start + 36)}" text-anchor="middle">{escape(chart.x_label)}</text>')
+    out.append(
+        f'<text class="name" x="{middle}" y="{number(y.start + 36)}" text-anchor="middle">'
+        f"{escape(chart.x_label)}</text>"
+    )
     centre = number((y.start + y.stop) / 2)
     out.append(
-        f'<text class="name" transform="translate(13 {centre}) rotate(-90)" text-anchor="middle">{escape(chart.y_label)}</text>'
+        f'<text class="name" transform="translate(13 {centre}) rotate(-90)" text-anchor="middle">'
+        f"{escape(chart.y_label)}</text>"
     )
     return out
 

@@ -14,7 +14,6 @@ from duplex.report.curves import MeanCurve, margins_of, mean_curve
 from duplex.report.material import DatasetMaterial, Tree
 
 
-
 def slug(*words: str) -> str:
     """A file name of some words."""
     return "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", word) for word in words)
@@ -36,8 +35,8 @@ def curve_figure(data: DatasetMaterial, world: str, curves: Mapping[str, MeanCur
     if not curves:
         return None
     series = [
-        Series(method, curve.seen, curve.unseen, curve.low, curve.high, _steps(method, curve))
-        for method, curve in curves.items()
+        Series(method, *(values.tolist() for values in (c.seen, c.unseen, c.low, c.high)), _steps(method, c))
+        for method, c in curves.items()
     ]
     what = f"seen–unseen curves of {data.name}, {world} world"
     chart = Chart(_sentence(f"{what}: {', '.join(curves)}"), "seen accuracy, %", "unseen accuracy, %", series)
@@ -103,7 +102,7 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 
 
 def lambda_figures(data: DatasetMaterial, places: Sequence[Tree]) -> list[Figure]:
-    """`places`: values of lambda and the ablations that ran with them. AUC and HM against lambda, each with the standard error over seeds."""
+    """AUC and HM against lambda with the standard error over seeds; `places`: which ablation ran with which value."""
     found = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in found.get(row["run"], {})]
     figures = []

@@ -21,8 +21,8 @@ def render_page(report: Report) -> str:
     package = files("duplex.report")
     styles = "\n".join(package.joinpath(name).read_text(encoding="utf-8") for name in STYLES)
     script = package.joinpath(SCRIPT).read_text(encoding="utf-8")
-    return _environment().get_template("page.html.j2").render(
-        report=report, style=Markup(styles), script=Markup(script)
+    return (
+        _environment().get_template("page.html.j2").render(report=report, style=Markup(styles), script=Markup(script))
     )
 
 

@@ -12,7 +12,17 @@ from duplex.report.blocks import MISSING, Cell, Column, Part, Row, Table
 from duplex.report.material import Material
 
 PACKAGES = ("duplex", "torch", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
-ENCODER = ("encoder", "architecture", "weights", "preprocessing", "precision", "dim", "manifest", "torch", "open_clip_torch")
+ENCODER = (
+    "encoder",
+    "architecture",
+    "weights",
+    "preprocessing",
+    "precision",
+    "dim",
+    "manifest",
+    "torch",
+    "open_clip_torch",
+)
 
 
 @dataclass(frozen=True)

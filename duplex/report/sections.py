@@ -8,12 +8,21 @@ from duplex.report.blocks import Block, Note, Part, Report, Section
 from duplex.report.figures import curve_figure, curves_of, lambda_figures, slug, training_figures
 from duplex.report.material import DatasetMaterial, Material
 from duplex.report.provenance import Provenance, provenance_part
-from duplex.report.tables import ablation_tables, data_file, efficiency_table, group_table, result_table, statistics_table
+from duplex.report.tables import (
+    ablation_tables,
+    data_file,
+    efficiency_table,
+    group_table,
+    result_table,
+    statistics_table,
+)
 
 WORLDS = ("closed", "open")
 
 
-def build_report(material: Material, origin: Provenance, pictured: Mapping[str, Sequence[Part]] | None = None) -> Report:
+def build_report(
+    material: Material, origin: Provenance, pictured: Mapping[str, Sequence[Part]] | None = None
+) -> Report:
     """`pictured`: by data set, the parts that need a network or pictures (qualitative, maps)."""
     sections = [dataset_section(material, data, (pictured or {}).get(data.name, ())) for data in material.datasets]
     provenance = Section("provenance", "Provenance", [provenance_part(material, origin)])
@@ -48,7 +57,9 @@ def _results(material: Material, data: DatasetMaterial) -> list[Block]:
 
 def _curves(data: DatasetMaterial) -> list[Block]:
     figures = [curve_figure(data, world, curves_of(data, world)) for world in WORLDS]
-    return [figure for figure in figures if figure] or [Note("No run has predictions of seen and unseen pairs.", "dvc repro")]
+    return [figure for figure in figures if figure] or [
+        Note("No run has predictions of seen and unseen pairs.", "dvc repro")
+    ]
 
 
 def _ablations(material: Material, data: DatasetMaterial) -> list[Block]:

@@ -58,9 +58,12 @@ def result_table(material: Material, data: DatasetMaterial, world: str) -> Table
     rows = ranked(rows, range(1, 1 + len(METRICS)))
     quoted = quoted_rows(data, world)
     seeds = max(int(values.get("seeds", 1)) for values in ours.values())
-    note = f"Mean ± standard error over {seeds} seed{'s' if seeds > 1 else ''}, in percent. Bold: best, underlined: second."
+    over = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    note = f"Mean ± standard error over {over}, in percent. Bold: best, underlined: second."
     if quoted:
-        note += f" Rows marked “quoted” are copied from {data_file('quoted.yaml')['source']}; nothing here measured them."
+        note += (
+            f" Rows marked “quoted” are copied from {data_file('quoted.yaml')['source']}; nothing here measured them."
+        )
     header = [
         Column("method", numeric=False),
         *NUMBERS,
@@ -109,8 +112,12 @@ def ablation_tables(material: Material, data: DatasetMaterial) -> list[tuple[str
     found: list[tuple[str, Table | Note]] = []
     for entry in spec["tables"]:
         lines = [(row, *_ablation(material, data, row["run"])) for row in entry["rows"]]
-        if sum(bool(values) for _, values, *_ in lines) < 2 or not any(f == material.ablations_file for *_, f, _ in lines):
-            found.append((entry["title"], Note(f"{entry['caption']} These ablations have not been run.", spec["command"])))
+        if sum(bool(values) for _, values, *_ in lines) < 2 or not any(
+            f == material.ablations_file for *_, f, _ in lines
+        ):
+            found.append(
+                (entry["title"], Note(f"{entry['caption']} These ablations have not been run.", spec["command"]))
+            )
             continue
         rows = []
         for row, values, file, name in lines:
@@ -154,7 +161,9 @@ def group_table(data: DatasetMaterial) -> Table | Note:
     rows = []
     for group in first.metrics["groups"]:
         counts = [_run_cell([first], ("groups", group, key), form) for key, form in COUNTS.items()]
-        accuracies = [_run_cell(list(runs.values()), ("groups", group, "accuracy"), "{:.1f}") for runs in methods.values()]
+        accuracies = [
+            _run_cell(list(runs.values()), ("groups", group, "accuracy"), "{:.1f}") for runs in methods.values()
+        ]
         rows.append(Row([Cell(group, group), *counts, *accuracies]))
     note = (
         "Pairs by number of training images: head is the top 20 %, medium the next 30 %, tail the rest; unseen pairs "
@@ -187,7 +196,10 @@ def efficiency_table(material: Material, data: DatasetMaterial) -> Table:
             )
         )
     titles = ("trained parameters", "codebook rows", "peak memory", "epoch", "test split", "HM", "AUC")
-    note = "Mean over seeds. Memory is the process's peak in training. Times depend on the machine; the encoder's are not in them."
+    note = (
+        "Mean over seeds. Memory is the process's peak in training. Times depend on the machine; "
+        "the encoder's are not in them."
+    )
     header = [Column("method", numeric=False), *(Column(title) for title in titles)]
     return Table(f"Cost and result: {data.name}, closed world", header, rows, note)
 
@@ -197,7 +209,7 @@ def statistics_table(data: DatasetMaterial) -> Table | Note:
     stats = data.statistics
     if stats is None:
         return Note("The data set has no statistics yet.", f"dvc repro prepare@{data.name}")
-    places = [("states",), ("objects",)]
+    places: list[tuple[str, ...]] = [("states",), ("objects",)]
     places += [("train", "seen"), ("train", "images")]
     places += [(split, key) for split in ("val", "test") for key in ("seen", "unseen", "images")]
     cells = [_tree_cell(stats, data.statistics_file, place, "{:,.0f}") for place in places]
@@ -214,10 +226,11 @@ def ranked(rows: Sequence[Row], columns: Iterable[int]) -> list[Row]:
     """Mark the best and the second-best number of each column; equal numbers share their mark."""
     grid = [list(row.cells) for row in rows]
     for column in columns:
-        values = sorted({c[column].value for c in grid if isinstance(c[column].value, int | float)}, reverse=True)
+        numbers = (line[column].value for line in grid)
+        values = sorted({number for number in numbers if isinstance(number, int | float)}, reverse=True)
         for line in grid:
             value = line[column].value
-            if value in values[:2] and len(values) > 1:
+            if isinstance(value, int | float) and value in values[:2] and len(values) > 1:
                 line[column] = replace(line[column], rank=1 + values.index(value))
     return [Row(cells, row.quoted) for cells, row in zip(grid, rows, strict=True)]
 
