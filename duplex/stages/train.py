@@ -15,6 +15,7 @@ from duplex.checkpoint import Record, save_checkpoint
 from duplex.model.codebook import initial_rows
 from duplex.model.factors import unit
 from duplex.model.network import Network
+from duplex.model.options import Options
 from duplex.params import Params
 from duplex.stages.inputs import Inputs, load_inputs, pick_device
 from duplex.training import Outcome, Run, train
@@ -35,7 +36,7 @@ def run(
     inputs = load_inputs(params, dataset, paths, precision=settings.precision)
     make_deterministic()
     torch.manual_seed(seed)
-    network = build(inputs, params, method).to(device)
+    network = build(inputs, options).to(device)
     val = inputs.examples["val"].to(device)
     out = out or paths.run(dataset, method, seed)
     out.root.mkdir(parents=True, exist_ok=True)
@@ -57,9 +58,9 @@ def run(
     return outcome
 
 
-def build(inputs: Inputs, params: Params, method: str) -> Network:
+def build(inputs: Inputs, options: Options) -> Network:
     """A fresh network; its codebook starts from the training images' features."""
-    options, rows = params.method(method), None
+    rows = None
     if options.codebook != "none":
         examples = inputs.examples["train"]
         rows = initial_rows(options, inputs.labels, unit(examples.z), examples.compositions)

@@ -1,0 +1,112 @@
+"""Compare methods, learning rates and variations by validation AUC alone; test images are never scored.
+
+python -m benchmarks.validation --rows coop,csp,cso,duplex --rates 3e-4,1e-3,3e-3     # every method gets the same budget
+python -m benchmarks.validation --study                                               # what refinement needs
+
+Seeds are others than those of the reported runs. Needs `dvc repro extract` first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.measure import emit, say
+from duplex.artifacts import ArtifactPaths
+from duplex.assessment import assess, validation_auc
+from duplex.evaluation.metrics import measure
+from duplex.model.network import Network
+from duplex.model.options import Options
+from duplex.params import load_params
+from duplex.report.aggregate import mean, standard_error
+from duplex.stages.inputs import Inputs, load_inputs
+from duplex.stages.train import build, make_deterministic
+from duplex.training import train
+
+# Variations of `duplex`; `static` is the codebook without the graph.
+STUDY: dict[str, dict[str, Any]] = {
+    "duplex": {},
+    "static": {"graph": False},
+    "no codebook": {"codebook": "none", "graph": False, "losses": ("s", "o", "ct"), "inference": ("ct", "so")},
+    "state messages": {"messages": ("state",)},
+    "object messages": {"messages": ("object",)},
+    "counterfactual messages": {"messages": ("counterfactual",)},
+    "lambda 0.5": {"momentum": 0.5},
+    "lambda 0.99": {"momentum": 0.99},
+    "lambda 0.999": {"momentum": 0.999},
+    "not renormalised": {"renormalise": False},
+    "random unseen rows": {"unseen_rows": "random"},
+    "random unseen rows, static": {"unseen_rows": "random", "graph": False},
+    "random rows": {"unseen_rows": "random", "seen_rows": "random"},
+    "residual disentanglers": {"disentangler": "residual"},
+    "trainable codebook": {"codebook": "trainable"},
+    "trainable codebook, static": {"codebook": "trainable", "graph": False},
+    "refine over all pairs": {"refine_over": "open"},
+    "no adapter": {"adapter": "none"},
+    "no adapter, static": {"adapter": "none", "graph": False},
+}
+
+
+def run(inputs: Inputs, options: Options, settings: Any, seed: int) -> dict[str, float]:
+    """Train one network; its best validation AUC, and S and U there."""
+    torch.manual_seed(seed)
+    network: Network = build(inputs, options)
+    val = inputs.examples["val"]
+    outcome = train(network, inputs.examples["train"], settings, seed, lambda n: validation_auc(n, val, inputs.labels))
+    found = measure(
+        assess(network, val, inputs.labels, inputs.labels.target("closed", "val")).evidence.rivals(), rounds=0
+    )
+    return {"auc": 100 * outcome.best_auc, "epoch": outcome.best_epoch, **_ends(found)}
+
+
+def _ends(found: Any) -> dict[str, float]:
+    return {"seen": 100 * found.seen, "unseen": 100 * found.unseen, "hm": 100 * found.hm}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="shapes")
+    parser.add_argument("--rows", default="csp,cso,duplex", help="methods or ablations of params.yaml")
+    parser.add_argument("--rates", default="", help="learning rates; default: params.yaml's")
+    parser.add_argument("--seeds", default="100,101")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--study", action="store_true", help="the variations of duplex in this file")
+    parser.add_argument("--only", default="", help="some rows of the study, separated by ';'")
+    parser.add_argument("--out", type=Path, help="also write the JSON here, after every row")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    wanted = parser.parse_args()
+
+    params = load_params()
+    inputs = load_inputs(params, wanted.dataset, ArtifactPaths())
+    make_deterministic()
+    settings = params.dataset(wanted.dataset).training
+    if wanted.epochs:
+        settings = replace(settings, epochs=wanted.epochs)
+    if wanted.study:
+        chosen = [name for name in wanted.only.split(";") if name] or list(STUDY)
+        rows = {name: replace(params.method("duplex"), **STUDY[name]) for name in chosen}
+    else:
+        rows = {name: params.method(name) for name in wanted.rows.split(",")}
+    found: dict[str, Any] = {}
+    for name, options in rows.items():
+        for rate in [float(r) for r in wanted.rates.split(",") if r] or [settings.learning_rate]:
+            runs = [
+                run(inputs, options, replace(settings, learning_rate=rate), int(s)) for s in wanted.seeds.split(",")
+            ]
+            label = f"{name} @ {rate:g}" if wanted.rates else name
+            found[label] = {key: mean([r[key] for r in runs]) for key in runs[0]}
+            found[label]["auc_se"] = standard_error([r["auc"] for r in runs])
+            say(f"{label:40} " + "  ".join(f"{key} {value:.2f}" for key, value in found[label].items()))
+            if wanted.out:
+                wanted.out.write_text(json.dumps(found, indent=2) + "\n")
+    if wanted.json:
+        emit(found)
+
+
+if __name__ == "__main__":
+    main()
