@@ -1,7 +1,7 @@
 """Compare methods, learning rates and variations by validation AUC alone; test images are never scored.
 
-python -m benchmarks.validation --rows coop,csp,cso,duplex --rates 3e-4,1e-3,3e-3     # every method gets the same budget
-python -m benchmarks.validation --study                                               # what refinement needs
+python -m benchmarks.validation --rows coop,csp,cso,duplex --rates 3e-4,1e-3,3e-3   # the same budget for every method
+python -m benchmarks.validation --study                                             # what refinement needs
 
 Seeds are others than those of the reported runs. Needs `dvc repro extract` first.
 """
@@ -58,14 +58,10 @@ def run(inputs: Inputs, options: Options, settings: Any, seed: int) -> dict[str,
     network: Network = build(inputs, options)
     val = inputs.examples["val"]
     outcome = train(network, inputs.examples["train"], settings, seed, lambda n: validation_auc(n, val, inputs.labels))
-    found = measure(
-        assess(network, val, inputs.labels, inputs.labels.target("closed", "val")).evidence.rivals(), rounds=0
-    )
-    return {"auc": 100 * outcome.best_auc, "epoch": outcome.best_epoch, **_ends(found)}
-
-
-def _ends(found: Any) -> dict[str, float]:
-    return {"seen": 100 * found.seen, "unseen": 100 * found.unseen, "hm": 100 * found.hm}
+    last = assess(network, val, inputs.labels, inputs.labels.target("closed", "val"))
+    found = measure(last.evidence.rivals(), rounds=0).to_dict()
+    ends = {name: found[name] for name in ("seen", "unseen", "hm")}
+    return {"auc": 100 * outcome.best_auc, "epoch": outcome.best_epoch, **ends}
 
 
 def main() -> None:
@@ -95,9 +91,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name, options in rows.items():
         for rate in [float(r) for r in wanted.rates.split(",") if r] or [settings.learning_rate]:
-            runs = [
-                run(inputs, options, replace(settings, learning_rate=rate), int(s)) for s in wanted.seeds.split(",")
-            ]
+            at_rate = replace(settings, learning_rate=rate)
+            runs = [run(inputs, options, at_rate, int(seed)) for seed in wanted.seeds.split(",")]
             label = f"{name} @ {rate:g}" if wanted.rates else name
             found[label] = {key: mean([r[key] for r in runs]) for key in runs[0]}
             found[label]["auc_se"] = standard_error([r["auc"] for r in runs])

@@ -1,0 +1,165 @@
+"""The stages one after another on a small data set of one's own: what they write, and what they must not look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from ruamel.yaml import YAML
+
+from duplex.artifacts import ArtifactPaths
+from duplex.data.manifest import read_manifest
+from duplex.data.shapes import render_pictures, shapes_manifest
+from duplex.params import Params, load_params
+from duplex.stages import evaluate, train
+from duplex.stages.extract import extract
+from duplex.stages.prepare import prepare
+
+SHIPPED = Path(__file__).parents[1] / "params.yaml"
+METHODS = ("clip", "coop", "csp", "cso", "duplex")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with params.yaml, pictures of a tenth of `shapes` as a table, and their features."""
+    folder = tmp_path_factory.mktemp("project")
+    manifest = shapes_manifest(scale=0.1)
+    render_pictures(manifest, folder / "pictures")
+    manifest.to_csv(folder / "pictures.csv", index=False)
+    record = YAML(typ="safe").load(SHIPPED.read_text())
+    record["run"]["datasets"] = ["own"]
+    record["device"] = "cpu"
+    record["evaluation"]["bootstrap"] = 50
+    record["datasets"]["own"] = {
+        "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
+        "encoder": {"name": "tiny"},
+        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2},
+    }
+    with (folder / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths)
+    return folder, params, paths
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_goes_from_features_to_metrics(place, method):
+    _, params, paths = place
+    outcome = train.run(params, "own", method, 0, paths)
+    found = evaluate.run(params, "own", method, 0, paths)
+    run = paths.run("own", method, 0)
+    assert json.loads(run.metrics.read_text()) == found
+    assert 0 < found["closed"]["auc"] <= 100
+    assert found["closed"]["auc_low"] <= found["closed"]["auc"] <= found["closed"]["auc_high"]
+    assert found["val_auc"] == pytest.approx(100 * outcome.best_auc)
+    assert found["open"]["unseen"] <= found["closed"]["unseen"]
+    assert (
+        sum(group["test_images"] for group in found["groups"].values())
+        == found["closed"]["images_seen"] + (found["closed"]["images_unseen"])
+    )
+    predictions = pd.read_csv(run.predictions)
+    closed = predictions[predictions["world"] == "closed"]
+    assert (closed["right"] == (closed["top1"] == closed["label"])).mean() > 0.99  # ties count as wrong
+    assert not list(run.root.glob("*.partial"))
+    assert not list(run.root.glob("*.writing"))
+
+
+def test_the_same_seed_gives_the_same_bytes(place):
+    _, params, paths = place
+    found = []
+    for _ in range(2):
+        train.run(params, "own", "duplex", 3, paths)
+        evaluate.run(params, "own", "duplex", 3, paths)
+        run = paths.run("own", "duplex", 3)
+        found.append([path.read_bytes() for path in (run.checkpoint, run.history, run.metrics, run.curve)])
+    assert found[0] == found[1]
+
+
+def test_test_images_have_no_part_in_training_and_selection(place):
+    """Poison every test row with NaN: checkpoint, history and the open world's threshold stay the same."""
+    _, params, paths = place
+    run = paths.run("own", "duplex", 5)
+    train.run(params, "own", "duplex", 5, paths)
+    clean = [run.checkpoint.read_bytes(), run.history.read_bytes()]
+    threshold = evaluate.run(params, "own", "duplex", 5, paths)["open"]["threshold"]
+    rows = np.flatnonzero(read_manifest(paths.manifest("own"))["split"] == "test")
+    with h5py.File(paths.features("own"), "r+") as file:
+        healthy = file["cls"][...]
+        poisoned = healthy.copy()
+        poisoned[rows] = np.nan
+        file["cls"][...] = poisoned
+    try:
+        train.run(params, "own", "duplex", 5, paths)
+        assert [run.checkpoint.read_bytes(), run.history.read_bytes()] == clean
+        inputs = evaluate.load_inputs(params, "own", paths)
+        network = evaluate.load_checkpoint(run.checkpoint, inputs.tower, inputs.encoder, inputs.labels)
+        feasible = evaluate._feasibility(inputs, params.evaluation)
+        chosen, _ = evaluate.choose_feasible(network, inputs.examples["val"], inputs.labels, feasible, 50)
+        assert chosen.value == threshold
+        with pytest.raises(evaluate.DuplexError, match="NaN"):
+            evaluate.run(params, "own", "duplex", 5, paths)
+    finally:
+        with h5py.File(paths.features("own"), "r+") as file:
+            file["cls"][...] = healthy
+
+
+def with_evaluation(params: Params, **changes) -> Params:
+    return params.model_copy(update={"evaluation": params.evaluation.model_copy(update=changes)})
+
+
+def test_the_sampled_protocol_reads_close_to_the_exact_one(place):
+    _, params, paths = place
+    train.run(params, "own", "csp", 0, paths)
+    exact = evaluate.run(params, "own", "csp", 0, paths)["closed"]
+    swept = evaluate.run(with_evaluation(params, protocol="sampled"), "own", "csp", 0, paths)["closed"]
+    assert swept["auc"] == pytest.approx(exact["auc"], abs=3)
+    assert "auc_low" not in swept
+
+
+def test_word_vectors_of_a_file_decide_feasibility(place):
+    folder, params, paths = place
+    train.run(params, "own", "clip", 0, paths)
+    own = evaluate.run(params, "own", "clip", 0, paths)["open"]["threshold"]
+    labels = evaluate.load_inputs(params, "own", paths).labels
+    rng = np.random.default_rng(0)
+    words = folder / "words.txt"
+    words.write_text(
+        "".join(f"{w} {' '.join(f'{v:.4f}' for v in rng.normal(size=8))}\n" for w in (*labels.states, *labels.objects))
+    )
+    other = evaluate.run(with_evaluation(params, word_vectors=words), "own", "clip", 0, paths)["open"]["threshold"]
+    assert other != own
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["train", "--dataset", "shape"], 2, "unknown data set 'shape'; known: shapes"),
+        (["train", "--dataset", "own", "--method", "dupl"], 2, "unknown method 'dupl'; known: clip"),
+        (["train", "--dataset", "mit-states"], 1, "does not exist"),
+        (["evaluate", "--dataset", "own", "--method", "static"], 1, "duplex train"),
+        (["extract", "--dataset", "mit-states"], 1, "does not exist"),
+    ],
+)
+def test_a_wrong_request_is_one_line(place, words, code, said):
+    folder, _, _ = place
+    before = sorted(folder.rglob("*"))
+    done = subprocess.run(
+        [sys.executable, "-c", "from duplex.cli import main; main()", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert sorted(folder.rglob("*")) == before
