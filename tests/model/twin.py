@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def unit(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True)
+    return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12)  # a counterfactual that relu made zero stays zero
 
 
 def softmax_row(values: list[Tensor]) -> list[Tensor]:
