@@ -49,6 +49,7 @@ class Figure:
     name: str  # of its file under artifacts/plots/
     svg: str
     caption: str
+    small: bool = False  # three in a row where there is room
 
 
 @dataclass(frozen=True)

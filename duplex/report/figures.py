@@ -35,8 +35,8 @@ def curve_figure(data: DatasetMaterial, world: str, curves: Mapping[str, MeanCur
     if not curves:
         return None
     series = [
-        Series(method, *(values.tolist() for values in (c.seen, c.unseen, c.low, c.high)), _steps(method, c))
-        for method, c in curves.items()
+        Series(m, c.seen.tolist(), c.unseen.tolist(), c.low.tolist(), c.high.tolist(), _steps(m, c))
+        for m, c in curves.items()
     ]
     what = f"seen–unseen curves of {data.name}, {world} world"
     chart = Chart(_sentence(f"{what}: {', '.join(curves)}"), "seen accuracy, %", "unseen accuracy, %", series)

@@ -91,7 +91,7 @@ def read_tree(path: Path) -> Tree | None:
 
 def read_table(path: Path) -> pd.DataFrame | None:
     """A CSV, or None. Names stay text: a state called `NA` or `1` is no number."""
-    text = ("image", "label", "world", "top1", "top2", "top3")
+    text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     try:
         frame = pd.read_csv(
             path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values={"margin": ["", "nan"]}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shutil
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
@@ -31,10 +33,16 @@ def render_markdown(report: Report) -> str:
     return _environment().get_template("report.md.j2").render(report=report)
 
 
-def write_report(report: Report, folder: Path, plots: Path) -> Path:
-    """Write index.html, report.md and every figure; returns the page's path."""
+def write_report(report: Report, folder: Path, plots: Path, numbers: Mapping[str, object] | None = None) -> Path:
+    """Write index.html, report.md, every figure, and `numbers`, the JSON files that the page cites.
+
+    Returns the page's path. The folders are made afresh: what an earlier run left may be a link into DVC's cache.
+    """
     for place in (folder, plots):
-        place.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+    for name, record in (numbers or {}).items():
+        (folder / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     for figure in report.figures:
         (plots / f"{figure.name}.svg").write_text(standalone(figure.svg), encoding="utf-8")
     (folder / "report.md").write_text(render_markdown(report), encoding="utf-8")

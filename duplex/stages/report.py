@@ -7,11 +7,13 @@ from pathlib import Path
 from duplex.artifacts import ArtifactPaths
 from duplex.features.store import open_file, read_identity
 from duplex.params import Params
+from duplex.progress import Live
 from duplex.report.aggregate import Aggregate, aggregate, read_metrics, write_json
 from duplex.report.material import DatasetMaterial, Material, read_run, read_tree
 from duplex.report.page import write_report
 from duplex.report.provenance import find_provenance
 from duplex.report.sections import build_report
+from duplex.stages.pictured import pictured
 
 
 def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
@@ -26,7 +28,14 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
     summary = aggregate(runs)
     write_json(summary, paths.metrics)
     material = gather(params, summary, paths)
-    return write_report(build_report(material, find_provenance()), paths.report, paths.plots)
+    with Live("report", len(names.datasets)) as live:
+        found = {}
+        for done, dataset in enumerate(names.datasets, 1):
+            found[dataset] = pictured(params, dataset, paths)
+            live.show(done)
+    report = build_report(material, find_provenance(), {dataset: one.parts for dataset, one in found.items()})
+    numbers = {name: record for one in found.values() for name, record in one.numbers.items()}
+    return write_report(report, paths.report, paths.plots, numbers)
 
 
 def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Material:

@@ -1,0 +1,73 @@
+"""The report's parts that need pictures, a network or maps; each says what is missing instead of failing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from duplex.artifacts import ArtifactPaths
+from duplex.data.manifest import read_manifest
+from duplex.errors import DuplexError
+from duplex.params import Params
+from duplex.report.blocks import Block, Note, Part
+from duplex.report.material import read_table
+from duplex.report.prototypes import embed
+from duplex.report.qualitative import absence, look_under, predicted_parts
+from duplex.report.retrieved import prototype_blocks
+from duplex.report.scatter import map_figures
+from duplex.report.swaps import swap_blocks
+from duplex.stages.inventory import shown_run
+from duplex.stages.shown import load_shown
+
+
+@dataclass(frozen=True)
+class Pictured:
+    parts: list[Part]
+    numbers: dict[str, object]  # file name -> what it holds, for the page's tables to cite
+
+
+def pictured(params: Params, dataset: str, paths: ArtifactPaths) -> Pictured:
+    """Examples, errors, retrieval, swapping and maps of the shown run (`inventory.shown_run`)."""
+    chosen = shown_run(params) or (params.run.methods[-1], params.run.seeds[0])
+    files = paths.run(dataset, *chosen)
+    root = params.dataset(dataset).source.root
+    missing = absence(root, read_manifest(paths.manifest(dataset))["image"].tolist(), dataset)
+    predictions = read_table(files.predictions)
+    parts = []
+    if predictions is not None:
+        said = Note(f"All of this is {chosen[0]}, seed {chosen[1]}.")
+        parts = predicted_parts(predictions, files.predictions.as_posix(), look_under(root), [said, *missing])
+    else:
+        parts = [Part("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
+    retrieved = _retrieved(params, dataset, chosen, paths, missing)
+    return Pictured([*parts, *retrieved.parts, _maps(dataset, paths.maps(dataset))], retrieved.numbers)
+
+
+def _retrieved(
+    params: Params, dataset: str, chosen: tuple[str, int], paths: ArtifactPaths, missing: list[Block]
+) -> Pictured:
+    """Needs the checkpoint, the features and the encoder's text tower."""
+    name = f"retrieval-{dataset}.json"
+    try:
+        gaze = load_shown(params, dataset, *chosen, paths).gaze()
+    except DuplexError as error:
+        return Pictured([Part("What the prototypes hold", [Note(f"Not shown: {error}")])], {})
+    embedded, file = embed(gaze.network, gaze.test), (paths.report / name).as_posix()
+    prototypes, precisions = prototype_blocks(gaze, embedded, file)
+    swaps, swapped = swap_blocks(gaze, embedded, file)
+    parts = [
+        Part("What the prototypes hold", [*missing, *prototypes]),
+        Part("Swapped states and objects", [*missing, *swaps]),
+    ]
+    return Pictured(parts, {name: {**precisions, **swapped}})
+
+
+def _maps(dataset: str, path: Path) -> Part:
+    table: pd.DataFrame | None = read_table(path)
+    groups = (("prototypes", "before", "after"), ("semantic", "visual", "combined"))
+    figures = [] if table is None else [figure for which in groups for figure in map_figures(table, dataset, which)]
+    if table is not None and not figures:
+        return Part("Maps", [Note("No method of this run has prototypes to map.")])
+    return Part("Maps", figures or [Note("The maps have not been made.", f"dvc repro maps@{dataset}")])

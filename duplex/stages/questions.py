@@ -1,0 +1,72 @@
+"""Single questions to a trained network: what is nearest to a pair's prototypes, and to swapped factors."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from duplex.artifacts import ArtifactPaths
+from duplex.encoders import load_encoder
+from duplex.errors import DuplexError, UsageError
+from duplex.features.pictures import BadPicture, read_picture
+from duplex.labels import LabelSpace, prompt_name
+from duplex.params import Params
+from duplex.report.prototypes import embed
+from duplex.report.retrieved import Hit, prototype_hits
+from duplex.report.swaps import swap_hits
+from duplex.stages.inventory import shown_run
+from duplex.stages.shown import Shown, load_shown
+
+
+def shown(params: Params, dataset: str, method: str | None, seed: int | None) -> Shown:
+    """The run that is asked for; by default the one whose prototypes the report shows."""
+    chosen = shown_run(params) or (params.run.methods[-1], params.run.seeds[0])
+    picked = (method if method is not None else chosen[0], seed if seed is not None else chosen[1])
+    return load_shown(params, dataset, *picked, ArtifactPaths())
+
+
+def retrieve(source: Shown, text: str, top: int) -> dict[str, list[Hit]]:
+    """The test images nearest to the semantic and to the visual prototype of a pair, named as in a prompt."""
+    gaze = source.gaze()
+    return prototype_hits(gaze, embed(gaze.network, gaze.test), find_pair(gaze.labels, text), top)
+
+
+def find_pair(labels: LabelSpace, text: str) -> int:
+    """The composition that a text names: every pair of a state and an object exists, seen or not."""
+    wanted, size = prompt_name(text), len(labels.objects)
+    for m, state in enumerate(map(prompt_name, labels.states)):
+        if wanted.startswith(state + " "):
+            rest = wanted.removeprefix(state + " ")
+            for n, name in enumerate(map(prompt_name, labels.objects)):
+                if rest == name:
+                    return m * size + n
+    names = [prompt_name(name) for name in (*labels.states, *labels.objects)]
+    close = dict.fromkeys(found for word in wanted.split() for found in difflib.get_close_matches(word, names, 2))
+    hint = f"; near to it: {', '.join(close)}" if close else ""
+    raise UsageError(f"{text!r} is not a state and an object of the data set{hint}; its labels are in labels.json")
+
+
+def swap(params: Params, dataset: str, source: Shown, pictures: tuple[Path, Path], top: int) -> list[Hit]:
+    """The test images nearest to the state of the first picture and the object of the second."""
+    gaze = source.gaze()
+    entry = params.dataset(dataset).encoder
+    encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
+    pixels = torch.stack([encoder.image_transform(_picture(path)) for path in pictures])
+    factors = gaze.network.factors
+    if factors is None:
+        raise UsageError("this method has no state and object factors to swap; choose one with `paths: cso`")
+    with torch.no_grad():
+        z_s, z_o = factors(gaze.network.features(encoder.encode_images(pixels)))
+    embedded = embed(gaze.network, gaze.test)
+    return swap_hits(gaze, embedded, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
+
+
+def _picture(path: Path) -> Image.Image:
+    try:
+        return read_picture(path)
+    except BadPicture as error:
+        raise DuplexError(f"{path} cannot be used: {error.reason}") from None
