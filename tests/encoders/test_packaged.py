@@ -9,7 +9,7 @@ from duplex.encoders import encoder_identity, load_encoder
 from duplex.encoders.source import find_packaged
 from duplex.errors import DuplexError
 
-pytestmark = pytest.mark.skipif(not (find_packaged() / "weights.safetensors").exists(), reason="no packaged weights here")
+pytestmark = pytest.mark.skipif(not (find_packaged() / "weights.safetensors").exists(), reason="no packaged weights")
 
 
 @pytest.fixture(scope="module")
