@@ -27,7 +27,7 @@ from duplex.encoders.clip import ClipEncoder, open_clip
 from duplex.encoders.source import EncoderSource, complete_preprocess
 from duplex.features.extraction import extract
 
-SIZES = {"ViT-L-14": (32, 4, 3), "ViT-B-32": (192, 32, 5)}  # pictures, batch size, rounds
+SIZES = {"ViT-L-14": (20, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds
 PICTURE = (400, 300)
 
 

@@ -241,8 +241,8 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps(found, indent=2))
         return
     for key, value in found.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             for name, part in value.items():
                 typer.echo(f"{key}.{name}: {part}")
         else:
-            typer.echo(f"{key}: {value}")
+            typer.echo(f"{key}: {'none' if value in (None, {}) else value}")

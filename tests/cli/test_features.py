@@ -16,6 +16,7 @@ from tests.features.pictures import write_pictures
 Command = Callable[..., tuple[int, str, str]]
 PARAMS = """
 run: {{datasets: [pics], methods: [], seeds: [0]}}
+ablation_run: {{datasets: [pics], seeds: [0]}}
 device: cpu
 extraction: {{batch_size: 8, num_workers: 0}}
 evaluation: {{}}
