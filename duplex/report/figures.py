@@ -16,7 +16,7 @@ from duplex.report.material import DatasetMaterial, Tree
 
 def slug(*words: str) -> str:
     """A file name of some words."""
-    return "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", word) for word in words)
+    return "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word) for word in words)
 
 
 def curves_of(data: DatasetMaterial, world: str) -> dict[str, MeanCurve]:

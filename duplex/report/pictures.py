@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 from PIL import Image
@@ -15,7 +14,6 @@ from duplex.features.pictures import BadPicture, read_picture
 SIDE, QUALITY = 128, 72
 
 
-@lru_cache(maxsize=4096)
 def thumbnail(path: Path, side: int = SIDE) -> str | None:
     """A data URI of the picture, at most `side` wide and high; None where it cannot be read."""
     try:

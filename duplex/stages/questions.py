@@ -53,12 +53,13 @@ def find_pair(labels: LabelSpace, text: str) -> int:
 def swap(params: Params, dataset: str, source: Shown, pictures: tuple[Path, Path], top: int) -> list[Hit]:
     """The test images nearest to the state of the first picture and the object of the second."""
     gaze = source.gaze()
-    entry = params.dataset(dataset).encoder
-    encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
-    pixels = torch.stack([encoder.image_transform(_picture(path)) for path in pictures])
     factors = gaze.network.factors
     if factors is None:
         raise UsageError("this method has no state and object factors to swap; choose one with `paths: cso`")
+    opened = [_picture(path) for path in pictures]
+    entry = params.dataset(dataset).encoder
+    encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
+    pixels = torch.stack([encoder.image_transform(picture) for picture in opened])
     with torch.no_grad():
         z_s, z_o = factors(gaze.network.features(encoder.encode_images(pixels)))
     embedded = embed(gaze.network, gaze.test)

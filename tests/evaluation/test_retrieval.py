@@ -1,0 +1,90 @@
+"""Retrieval against plain loops over sorted pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from duplex.errors import UsageError
+from duplex.evaluation import retrieval
+from duplex.evaluation.retrieval import accuracy_by_label, confusions, nearest, precision
+
+SMALL = st.integers(-2, 2).map(float)  # small whole numbers: cosines tie often
+
+
+def plain_nearest(queries, gallery, k, allowed):
+    rows, cosines = [], []
+    for q in queries:
+        scored = []
+        for i, g in enumerate(gallery):
+            if allowed[i]:
+                lengths = np.sqrt(q @ q) * np.sqrt(g @ g)
+                scored.append((-(q @ g) / lengths if lengths else 0.0, i))
+        scored.sort(key=lambda pair: (round(pair[0], 9), pair[1]))
+        rows.append([i for _, i in scored[:k]])
+        cosines.append([-c for c, _ in scored[:k]])
+    return np.array(rows, dtype=int).reshape(len(queries), -1), np.array(cosines).reshape(len(queries), -1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_nearest_is_a_sort_by_cosine(data):
+    n, d, q = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    gallery, queries = (
+        data.draw(arrays(float, (n, d), elements=SMALL)),
+        data.draw(arrays(float, (q, d), elements=SMALL)),
+    )
+    allowed, k = data.draw(arrays(bool, n)), data.draw(st.integers(1, 5))
+    rows, cosines = nearest(queries, gallery, k, allowed)
+    _, expected = plain_nearest(queries, gallery, k, allowed)
+    assert rows.shape == expected.shape
+    np.testing.assert_allclose(cosines, expected, atol=1e-9)
+    assert allowed[rows].all()
+    assert all(len(set(line)) == len(line) for line in rows.tolist())
+
+
+def test_equal_cosines_come_in_the_order_of_their_rows_and_blocks_do_not_matter(monkeypatch):
+    gallery = np.array([[0.0, 1.0], [2.0, 0.0], [1.0, 0.0], [3.0, 0.0]])
+    queries = np.array([[1.0, 0.0], [0.0, 5.0]])
+    rows, _ = nearest(queries, gallery, 2)
+    assert rows.tolist() == [[1, 2], [0, 1]]
+    monkeypatch.setattr(retrieval, "BLOCK", 1)
+    assert nearest(queries, gallery, 2)[0].tolist() == rows.tolist()
+
+
+def test_a_large_gallery_agrees_with_a_full_sort():
+    rng = np.random.default_rng(0)
+    gallery, queries = rng.normal(size=(500, 16)), rng.normal(size=(7, 16))
+    rows, cosines = nearest(queries, gallery, 9)
+    expected, scores = plain_nearest(queries, gallery, 9, np.ones(500, dtype=bool))
+    assert (rows == expected).all()
+    np.testing.assert_allclose(cosines, scores)
+
+
+def test_rows_of_another_width_are_refused():
+    with pytest.raises(UsageError, match="one width"):
+        nearest(np.ones((2, 3)), np.ones((4, 2)), 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=30))
+def test_confusions_count_wrong_pairs(answers):
+    label, predicted = (np.array([a[i] for a in answers], dtype=np.int64) for i in (0, 1))
+    pairs, counts = confusions(label, predicted)
+    wrong = [answer for answer in answers if answer[0] != answer[1]]
+    assert dict(zip(map(tuple, pairs.tolist()), counts.tolist(), strict=True)) == {
+        p: wrong.count(p) for p in set(wrong)
+    }
+    assert (np.diff(counts) <= 0).all()
+
+
+def test_accuracy_by_label_and_precision():
+    label, right = np.array([4, 4, 1, 1, 1, 7]), np.array([1, 1, 0, 1, 0, 0], dtype=bool)
+    names, images, share = accuracy_by_label(label, right)
+    assert names.tolist() == [4, 1, 7]
+    assert images.tolist() == [2, 3, 1]
+    assert share.tolist() == pytest.approx([1, 1 / 3, 0])
+    assert precision(np.array([[0, 2], [5, 5]]), label, np.array([4, 7])) == 0.75

@@ -1,0 +1,103 @@
+"""The page in a real browser, opened from disk without a network."""
+
+from __future__ import annotations
+
+import pytest
+
+from duplex.report.page import render_page
+from tests.report.browser import Browser, find_chromium
+from tests.report.test_page import EVIL, evil_report
+
+pytestmark = pytest.mark.skipif(
+    find_chromium() is None, reason="no chromium on this machine (apt-get install chromium)"
+)
+
+TEXTS = "h1, h2, h3, h4, p, td, th, a, caption, figcaption, dt, dd, code, .thumb-name, .thumb-line, .spread, .mark"
+CONTRAST = (  # texts whose contrast with their ground is below WCAG's 4.5
+    """(() => {
+  const light = colour => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)
+      .map(x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const ground = e => {
+    for (; e; e = e.parentElement) {
+      const colour = getComputedStyle(e).backgroundColor;
+      if (!/, 0\\)$/.test(colour) && colour !== 'transparent') return colour;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  const low = [];
+  for (const e of document.querySelectorAll('"""
+    + TEXTS
+    + """')) {
+    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
+    if ((a + .05) / (b + .05) < 4.5) low.push(e.className + ' ' + e.textContent.trim().slice(0, 40));
+  }
+  return low;
+})()"""
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(browser, project):
+    browser.window(1200)
+    browser.open(project.page)
+    return browser
+
+
+def test_no_complaint_no_request_and_every_picture_loads(page, project):
+    loaded = page.run("Promise.all([...document.images].map(i => i.decode().then(() => i.naturalWidth)))")
+    assert len(loaded) > 40 and all(width > 10 for width in loaded)
+    assert page.complaints == []
+    assert page.requests == [project.page.resolve().as_uri()]
+
+
+def test_tables_sort_by_the_column_that_is_pressed(page):
+    table = "document.querySelector('table')"
+    read = f"[...{table}.tBodies[0].rows].map(r => Number(r.cells[4].dataset.value))"
+    heading = f"{table}.querySelectorAll('th button')[4]"
+    before = page.run(read)
+    page.click(heading)
+    assert page.run(read) == sorted(before, reverse=True)
+    assert page.run(f"{heading}.parentElement.getAttribute('aria-sort')") == "descending"
+    page.click(heading)
+    assert page.run(read) == sorted(before)
+    page.click(f"{table}.querySelector('th button')")
+    assert page.run(f"[...{table}.tBodies[0].rows].map(r => r.cells[0].textContent)") == ["clip", "duplex"]
+
+
+def test_hover_text_shows_and_goes(page):
+    page.click("document.querySelector('circle.dot')")
+    assert page.run("!document.getElementById('tip').hidden && document.getElementById('tip').textContent").startswith(
+        "duplex"
+    )
+    page.click("document.querySelector('h1')")
+    assert page.run("document.getElementById('tip').hidden")
+
+
+@pytest.mark.parametrize("width", [320, 400, 1200])
+@pytest.mark.parametrize("dark", [False, True])
+def test_both_themes_at_every_width(browser, project, width, dark):
+    browser.window(width, dark=dark)
+    browser.open(project.page)
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    ground = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark
+    assert browser.run(CONTRAST) == []
+
+
+def test_evil_names_are_shown_as_they_are(browser, tmp_path):
+    place = tmp_path / "evil.html"
+    place.write_text(render_page(evil_report()), encoding="utf-8")
+    browser.open(place)
+    assert browser.run("document.querySelector('h1').textContent") == EVIL
+    assert browser.run("document.querySelector('tbody th').textContent.trim()") == EVIL
+    assert browser.complaints == []
+    assert len(browser.requests) == 1

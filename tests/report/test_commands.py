@@ -1,0 +1,115 @@
+"""`duplex report`, `retrieve` and `swap`, as people call them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from duplex.artifacts import ArtifactPaths
+from duplex.cli import app, guarded
+from duplex.errors import UsageError
+from duplex.labels import LabelSpace
+from duplex.report.maps import Scene, draw_maps
+from duplex.stages import maps, questions
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def duplex(project, capsys):
+    """The command, in this process and in the project's folder."""
+
+    def call(*words: str) -> Answer:
+        code = 0
+        try:
+            guarded(lambda: app(list(words), standalone_mode=False))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Answer(code, *capsys.readouterr())
+
+    return call
+
+
+def test_report_prints_the_page_and_opens_it_on_request(duplex, project, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or False)
+    assert duplex("report").out.strip() == "artifacts/report/index.html"
+    assert not opened
+    done = duplex("report", "--open")
+    assert opened == [project.page.resolve().as_uri()]
+    assert done.code == 0 and "no browser could be started" in done.err
+
+
+def test_retrieve_answers_with_both_prototypes(duplex, project):
+    found = json.loads(duplex("retrieve", "red star", "--dataset", "own", "--json", "--top", "3").out)
+    assert list(found) == ["semantic", "visual"]
+    for hits in found.values():
+        assert len(hits) == 3
+        cosines = [hit["cosine"] for hit in hits]
+        assert cosines == sorted(cosines, reverse=True)
+        assert all((project.folder / "pictures" / hit["image"]).is_file() for hit in hits)
+        assert all(hit["right"] == (hit["label"] == "red star") for hit in hits)
+    said = duplex("retrieve", "Red  Star", "--dataset", "own", "--top", "3").out.splitlines()
+    assert len(said) == 4 and said[0].split() == ["semantic", "prototype", "visual", "prototype"]
+
+
+def test_swap_with_one_picture_twice_finds_that_picture(duplex, project):
+    manifest = LabelSpace.load(project.paths.labels("own"))
+    source = questions.shown(project.params, "own", None, None)
+    gaze = source.gaze()
+    image = str(project.folder / "pictures" / gaze.images[0])
+    found = json.loads(duplex("swap", image, image, "--dataset", "own", "--json", "--top", "2").out)
+    assert found[0]["image"] == gaze.images[0] and found[0]["cosine"] > 0.99
+    assert found[0]["label"] in manifest.names(np.arange(manifest.size))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["retrieve", "redd star", "--dataset", "own"], 2, "near to it: red"),
+        (["retrieve", "red star", "--dataset", "none"], 2, "unknown data set 'none'"),
+        (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "duplex train"),
+        (["swap", "a.png", "b.png", "--dataset", "own"], 1, "a.png cannot be used: missing"),
+        (["swap", "params.yaml", "b.png", "--dataset", "own"], 1, "not a picture"),
+        (["swap", "a.png", "b.png", "--dataset", "own", "--method", "clip"], 2, "paths: cso"),
+    ],
+)
+def test_a_wrong_question_is_one_line(duplex, words, code, said):
+    done = duplex(*words)
+    assert done.code == code, done.err
+    assert said in done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+def test_a_pair_is_found_by_its_prompt_text_whatever_its_words():
+    labels = LabelSpace.from_pairs({"train": [("Faux.Fur", "Boots.Mid-Calf"), ("new", "car"), ("new car", "shop")]})
+    for composition in range(labels.size):
+        assert labels.name(questions.find_pair(labels, labels.name(composition))) == labels.name(composition)
+    assert labels.name(questions.find_pair(labels, "faux fur boots mid-calf")) == "faux fur boots mid-calf"
+    with pytest.raises(UsageError, match="not a state and an object"):
+        questions.find_pair(labels, "fur")
+
+
+def test_maps_are_the_same_on_every_run_and_hold_every_part(project):
+    before = project.paths.maps("own").read_bytes()
+    maps.run(project.params, "own", ArtifactPaths())
+    assert project.paths.maps("own").read_bytes() == before
+    assert b"semantic" in before and b"star" in before
+
+
+def test_a_handful_of_images_still_makes_maps():
+    labels = LabelSpace.from_pairs({"train": [("red", "star")], "test": [("red", "moon")]})
+    z = np.eye(2, 4, dtype=np.float32)
+    book = np.ones((labels.size, 4), dtype=np.float32)
+    scene = Scene(labels, np.array([0, 1]), z, z, book, book, lambda c: np.ones((len(c), 4), dtype=np.float32))
+    table = draw_maps(scene, lambda step: None)
+    assert set(table["map"]) == {"prototypes", "before", "after", "semantic", "visual", "combined"}
+    assert np.isfinite(table[["x", "y"]].to_numpy()).all()

@@ -1,0 +1,194 @@
+"""The page: every number is read from a file, every name is text, every section stands without its inputs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from duplex.report.blocks import (
+    Cell,
+    Column,
+    Figure,
+    Gallery,
+    Group,
+    Line,
+    Note,
+    Part,
+    Report,
+    Row,
+    Section,
+    Strip,
+    Table,
+    Thumb,
+)
+from duplex.report.charts import Chart, Mark, Series, draw
+from duplex.report.page import render_markdown, render_page
+from duplex.stages import report
+from tests.report.reading import Page, cited
+
+EVIL = "<b>bold</b> & \"quoted\" 'single' | `tick` café <script>alert(1)</script>"
+
+
+@pytest.fixture
+def page(project):
+    return Page(project.page.read_text(encoding="utf-8"))
+
+
+def test_every_number_of_a_table_is_that_of_the_file_it_cites(page):
+    cells = [e for e in page.elements if "data-from" in e.attributes and "#" in e.attributes["data-from"]]
+    assert len(cells) > 80
+    for cell in cells:
+        sources, text = cell.attributes["data-from"], cell.text
+        shown = [float(number.replace(",", "")) for number in re.findall(r"[\d,]+(?:\.\d+)?", text)]
+        places = sources.split()
+        if "_low" in places[0]:
+            assert shown == pytest.approx([cited(place) for place in places], abs=0.05001), (sources, text)
+            continue
+        scale = 1e-6 if "peak_bytes" in sources else 1.0
+        decimals = len(text.split(" ")[0].partition(".")[2].rstrip("s"))
+        assert shown[0] == pytest.approx(cited(sources) * scale, abs=0.5001 * 10**-decimals), (sources, text)
+        assert float(cell.attributes["data-value"]) == pytest.approx(cited(sources) * scale)
+        if "±" in text:
+            assert shown[1] == pytest.approx(cited(sources + "_se"), abs=0.05001)
+
+
+def test_no_number_of_a_table_is_without_a_source(page):
+    cells = [e for e in page.all("td") if e.attributes.get("class") == "num" and e.text != "–"]
+    assert cells
+    assert not [cell.text for cell in cells if not cell.attributes.get("data-from")]
+
+
+def test_confusions_and_accuracies_are_those_of_the_predictions(page):
+    cells = [e for e in page.all("td") if e.attributes.get("data-from", "").endswith("predictions.csv")]
+    table = pd.read_csv(cells[0].attributes["data-from"])
+    closed = table[table["world"] == "closed"]
+    wrong = closed[closed["top1"] != closed["label"]].groupby(["label", "top1"]).size()
+    assert int(cells[0].text) == wrong.max()
+    accuracy = (100 * closed.groupby("label")["right"].mean()).round(1)
+    rows = [[c.text for c in page.elements if c.parents and c.parents[-1] is row] for row in page.all("tr")]
+    found = {
+        row[0]: float(row[3])
+        for row in rows
+        if len(row) == 4 and row[0] in accuracy.index and row[1] in ("seen", "unseen")
+    }
+    assert len(found) > 8
+    assert found == {name: accuracy[name] for name in found}
+
+
+def test_the_page_loads_nothing_and_has_what_a_reader_needs(page, project):
+    text = project.page.read_text(encoding="utf-8")
+    assert len(text) < 5_000_000
+    addresses = [e.attributes[key] for e in page.elements for key in ("src", "href") if key in e.attributes]
+    assert addresses and all(a.startswith(("#", "data:")) for a in addresses)
+    assert "@import" not in text and "url(" not in text
+    assert page.all("html")[0].attributes["lang"] == "en"
+    levels = [int(e.tag[1]) for e in page.elements if re.fullmatch(r"h\d", e.tag)]
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert page.all("img") and all(e.attributes["alt"] for e in page.all("img"))
+    assert all(e.attributes.get("aria-label") for e in page.all("svg"))
+    named = [e.attributes["id"] for e in page.elements if "id" in e.attributes]
+    assert len(named) == len(set(named))
+    assert all(link.attributes["href"][1:] in named for link in page.all("a"))
+
+
+def test_the_same_runs_give_the_same_bytes(project):
+    before = {path: path.read_bytes() for path in (project.page, project.folder / "artifacts/report/report.md")}
+    report.run(project.params, project.paths)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_every_figure_is_a_drawing_of_its_own(project):
+    drawings = sorted((project.folder / "artifacts/plots").glob("*.svg"))
+    assert {"own-curve-closed.svg", "own-curve-open.svg", "own-map-prototypes.svg"} <= {d.name for d in drawings}
+    for drawing in drawings:
+        assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
+    markdown = (project.folder / "artifacts/report/report.md").read_text()
+    linked = re.findall(r"\]\(\.\./plots/([^)]+)\)", markdown)
+    assert sorted(linked) == [drawing.name for drawing in drawings]
+
+
+def evil_report() -> Report:
+    table = Table(
+        EVIL, [Column(EVIL, False, tip=EVIL), Column("n")], [Row([Cell(EVIL, EVIL, tip=EVIL), Cell("1", 1)])], EVIL
+    )
+    series = Series(EVIL, [0.0, 1.0], [0.0, 1.0], marks=[Mark(0.5, 0.5, EVIL)])
+    figure = Figure("evil", draw(Chart(EVIL, EVIL, EVIL, [series])), EVIL)
+    thumbs = [Thumb(None, EVIL, EVIL, True, [Line(EVIL, False)])]
+    gallery = Gallery([Group(EVIL, [Strip(EVIL, thumbs)])], EVIL)
+    parts = [Part(EVIL, [table, figure, gallery, Note(EVIL, "dvc repro")])]
+    return Report(EVIL, EVIL, [Section("evil", EVIL, parts, EVIL)], [(EVIL, EVIL)])
+
+
+def test_names_are_text_never_markup():
+    page = Page(render_page(evil_report()))
+    assert not page.all("b")
+    assert len(page.all("script")) == 1
+    assert [e.text for e in page.all("h1")] == [EVIL]
+    assert EVIL in [e.text for e in page.all("text")]
+    assert EVIL in [e.attributes.get("data-tip") for e in page.all("circle")]
+    assert {e.attributes["aria-label"] for e in page.all("svg")} == {EVIL}
+    ElementTree.fromstring(draw(Chart(EVIL, EVIL, EVIL, [Series(EVIL, [0.0], [1.0])])))
+
+
+def test_names_are_text_in_markdown_too():
+    text = render_markdown(evil_report())
+    assert "<b>" not in text and "<script>" not in text
+    rows = [line for line in text.splitlines() if line.startswith("| &lt;b&gt;")]
+    assert rows and all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
+
+
+def test_what_is_missing_is_named_with_its_command_and_the_page_stands(project, tmp_path):
+    """No pictures, no features, no maps, no ablations, no timings, no predictions."""
+    shutil.copytree(project.folder, tmp_path / "copy")
+    root = tmp_path / "copy"
+    shutil.rmtree(root / "pictures")
+    for name in ("features.h5", "statistics.json"):
+        (root / "artifacts/own" / name).unlink()
+    shutil.rmtree(root / "artifacts/maps")
+    for name in ("timing.json", "evaluation_timing.json", "history.csv", "predictions.csv"):
+        for path in (root / "artifacts/own").rglob(name):
+            path.unlink()
+    from tests.report.conftest import inside
+
+    with inside(root):
+        text = report.run(project.params, project.paths).read_text()
+    assert "dvc repro ablations/dvc.yaml" in text
+    assert "dvc repro maps@own" in text
+    assert "dvc repro prepare@own" in text
+    assert "duplex extract --dataset own" in text
+    assert "Results" in text
+
+
+def test_without_pictures_their_labels_are_shown(project, tmp_path):
+    from tests.report.conftest import inside
+
+    shutil.copytree(project.folder, tmp_path / "copy", ignore=shutil.ignore_patterns("pictures"))
+    with inside(tmp_path / "copy"):
+        text = report.run(project.params, project.paths).read_text()
+    assert "The pictures of own are not on this machine" in text
+    page = Page(text)
+    assert not page.all("img")
+    assert [e for e in page.all("span") if e.attributes.get("class") == "absent"]
+
+
+def test_a_run_without_prototypes_has_no_maps_and_still_a_page(project, tmp_path):
+    from duplex.stages import inventory, maps
+    from tests.report.conftest import inside
+
+    shutil.copytree(project.folder, tmp_path / "copy")
+    run = project.params.run.model_copy(update={"methods": ("clip",)})
+    params = project.params.model_copy(update={"run": run})
+    with inside(tmp_path / "copy"):
+        inventory.run(params, "own", project.paths)
+        assert json.loads((project.paths.inventory("own") / "shown.json").read_text()) == {}
+        maps.run(params, "own", project.paths)
+        text = report.run(params, project.paths).read_text()
+    assert "No method of this run has prototypes to map" in text
+    assert "no state and object factors to swap" in text
