@@ -65,7 +65,7 @@ class Problem:
 
     def batch(self) -> Batch:
         p_s, p_o = self.logits_s.softmax(-1), self.logits_o.softmax(-1)
-        return Batch(self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
+        return Batch(self.z_s, self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
 
     def step(self, dense: bool) -> Tensor:
         """Refine, send a gradient back, commit. Returns the refined rows."""

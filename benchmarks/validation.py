@@ -47,6 +47,16 @@ STUDY: dict[str, dict[str, Any]] = {
     "trainable codebook": {"codebook": "trainable"},
     "trainable codebook, static": {"codebook": "trainable", "graph": False},
     "refine over all pairs": {"refine_over": "open"},
+    "additive": {"fusion": "additive", "messages": ("counterfactual",)},
+    "additive, lambda 0.99": {"fusion": "additive", "messages": ("counterfactual",), "momentum": 0.99},
+    "additive, all pairs": {"fusion": "additive", "messages": ("counterfactual",), "refine_over": "open"},
+    "additive, all pairs, lambda 0.99": {
+        "fusion": "additive",
+        "messages": ("counterfactual",),
+        "refine_over": "open",
+        "momentum": 0.99,
+    },
+    "static, all pairs": {"graph": False, "refine_over": "open"},
     "no adapter": {"adapter": "none"},
     "no adapter, static": {"adapter": "none", "graph": False},
 }

@@ -22,6 +22,7 @@ from duplex.model.options import Message
 class Batch:
     """What the graph needs of a mini-batch of `B` images."""
 
+    z: Tensor  # composition features z^c [B, d]
     z_s: Tensor  # state factors [B, d]
     z_o: Tensor  # object factors [B, d]
     p_s: Tensor  # p(s | x) [B, M]
@@ -51,7 +52,7 @@ class Candidates:
         return cls(distinct_s, distinct_o, state_of, object_of, kept, grid[kept])
 
 
-def aggregate(batch: Batch, candidates: Candidates, fusion: Fusion, messages: tuple[Message, ...]) -> Tensor:
+def aggregate(batch: Batch, candidates: Candidates, fusion: Fusion | None, messages: tuple[Message, ...]) -> Tensor:
     """`h_hat = sum(weight * message) / sum(weight)` of every candidate [C, d] (Eq. 15-16)."""
     kept, rows = candidates.kept, candidates.kept.nonzero()
     m, n = rows[:, 0], rows[:, 1]  # place of each candidate in the grid [C]
@@ -71,10 +72,12 @@ def aggregate(batch: Batch, candidates: Candidates, fusion: Fusion, messages: tu
     return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
 
 
-def _counterfactuals(batch: Batch, candidates: Candidates, fusion: Fusion) -> tuple[Tensor, Tensor]:
+def _counterfactuals(batch: Batch, candidates: Candidates, fusion: Fusion | None) -> tuple[Tensor, Tensor]:
     """Weighted sums of the counterfactuals with each candidate's own label [C, d], and of their weights [C, 1].
 
-    A pair `(i, j)` is kept when its label is a candidate; its weight is `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`.
+    A pair `(i, j)` is kept when its label is a candidate; its weight is `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`. Without a
+    learned fusion `z^cf = normalise(z^c_i + z^c_j - mean z^c)`: what one image adds to the average and the other adds,
+    in the space in which prototypes are compared with images.
     """
     i, j = candidates.kept[candidates.state_of][:, candidates.object_of].nonzero(as_tuple=True)  # kept pairs [P]
     place = torch.full_like(candidates.kept, -1, dtype=torch.long)
@@ -83,9 +86,9 @@ def _counterfactuals(batch: Batch, candidates: Candidates, fusion: Fusion) -> tu
     own_s = batch.p_s.gather(1, batch.states[:, None])[:, 0]  # [B]
     own_o = batch.p_o.gather(1, batch.objects[:, None])[:, 0]  # [B]
     weight = own_s.index_select(0, i) * own_o.index_select(0, j)  # [P]
-    projected = fusion.project(batch.z_s, batch.z_o)
+    pair = (batch.z, batch.z - batch.z.mean(0)) if fusion is None else fusion.project(batch.z_s, batch.z_o)
     count = len(candidates.compositions)
-    sums = cell_sums(*projected, weight, i, j, cell, count)
+    sums = cell_sums(*pair, weight, i, j, cell, count, rectified=fusion is not None)
     return sums, weight.new_zeros(count).index_add(0, cell, weight)[:, None]
 
 

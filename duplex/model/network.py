@@ -67,7 +67,8 @@ class Network(nn.Module):
             Adapter(dim, options.adapter_width, options.adapter_dropout, options.adapter_scale) if adapted else None
         )
         residual = options.disentangler == "residual"
-        self.factors = Factors(dim, options.width, residual, options.graph) if options.paths == "cso" else None
+        learned = options.graph and options.fusion == "learned"
+        self.factors = Factors(dim, options.width, residual, learned) if options.paths == "cso" else None
         self.codebook = self._make_codebook(codebook, dim)
         self._remember_targets()
 
@@ -122,14 +123,14 @@ class Network(nn.Module):
             if "o" in wanted:
                 losses["o"] = nll_loss(log_o, objects)
             if self.options.graph:
-                refinement = self._refine(Batch(z_s, z_o, log_s.exp(), log_o.exp(), states, objects))
+                refinement = self._refine(Batch(z, z_s, z_o, log_s.exp(), log_o.exp(), states, objects))
         if "ch" in wanted:
             losses["ch"] = cross_entropy(self._visual_logits(z, refinement), self.position[compositions])
         return Step({name: losses[name] for name in wanted}, refinement)
 
     def _refine(self, batch: Batch) -> Refinement:
         """One local graph and the blend with the codebook's rows (Algorithm 1)."""
-        assert self.codebook is not None and self.factors is not None and self.factors.fusion is not None
+        assert self.codebook is not None and self.factors is not None
         candidates = Candidates.of(batch.states, batch.objects, self.is_target, len(self.labels.objects))
         aggregated = aggregate(batch, candidates, self.factors.fusion, self.options.messages)
         rows = self.codebook.rows.index_select(0, candidates.compositions)

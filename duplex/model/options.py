@@ -41,6 +41,7 @@ class Options:
     # local graph and write-back (Eq. 12-19)
     graph: bool = True
     messages: tuple[Message, ...] = ("state", "object", "counterfactual")
+    fusion: Literal["learned", "additive"] = "learned"  # of counterfactuals: Eq. 11, or sums in the images' own space
     momentum: float = 0.9  # lambda
     renormalise: bool = True
     refine_over: Literal["closed", "open"] = "closed"  # C_tgt in training

@@ -42,9 +42,14 @@ def twin_losses(network: Network, z: torch.Tensor, compositions: list[int], t: P
     rows = [H[c] for c in target]
     if options.graph:
         fusion = network.factors.fusion
+        fuse = (
+            twin.additive_fusion(z)
+            if fusion is None
+            else twin.learned_fusion(z_s, z_o, fusion.state.weight, fusion.object.weight)
+        )
         refined = twin.refine(
             H, z_s, z_o, p_s, p_o, states, objects, set(target), n_objects,
-            fusion.state.weight, fusion.object.weight, options.momentum, options.renormalise, options.messages,
+            fuse, options.momentum, options.renormalise, options.messages,
         )  # fmt: skip
         rows = [refined.get(c, row) for c, row in zip(target, rows, strict=True)]
     negatives = SEEN if options.semantic_negatives == "seen" else target
@@ -64,6 +69,7 @@ rows_of_options = st.fixed_dictionaries(
         "codebook": st.sampled_from(["buffer", "trainable"]),
         "graph": st.sampled_from([True, True, False]),
         "messages": st.sampled_from([subset for k in (1, 2, 3) for subset in itertools.combinations(MESSAGES, k)]),
+        "fusion": st.sampled_from(["learned", "learned", "additive"]),
         "momentum": st.sampled_from([0.0, 0.3, 0.9]),
         "renormalise": st.booleans(),
         "refine_over": st.sampled_from(["closed", "open"]),
@@ -116,7 +122,8 @@ def test_committed_rows_equal_the_twin(compositions):
         refined = twin.refine(
             before, z_s, z_o, p_s, p_o, [c // n for c in compositions], [c % n for c in compositions],
             set(network.labels.target("closed", "train").tolist()), n,
-            network.factors.fusion.state.weight, network.factors.fusion.object.weight, 0.9, True, MESSAGES,
+            twin.learned_fusion(z_s, z_o, network.factors.fusion.state.weight, network.factors.fusion.object.weight),
+            0.9, True, MESSAGES,
         )  # fmt: skip
     for c in range(len(before)):
         if c in refined:

@@ -27,7 +27,15 @@ def cross_entropy(z: Tensor, t: Tensor, own: list[int], scale: float) -> Tensor:
     return -sum(torch.log(p[i, own[i]]) for i in range(len(own))) / len(own)
 
 
-def refine(H, z_s, z_o, p_s, p_o, states, objects, target, n_objects, M_s, M_o, momentum, renormalise, messages):
+def learned_fusion(z_s, z_o, M_s, M_o):
+    return lambda i, j: unit(torch.relu(M_s @ z_s[i] + M_o @ z_o[j]))  # Eq. 11
+
+
+def additive_fusion(z):
+    return lambda i, j: unit(z[i] + z[j] - sum(z[1:], z[0]) / len(z))
+
+
+def refine(H, z_s, z_o, p_s, p_o, states, objects, target, n_objects, fuse, momentum, renormalise, messages):
     """Algorithm 1: X_local, W over all nodes, D_P^-1 W_P X_local, then the momentum blend. -> {c: h'}."""
     batch = range(len(states))
     candidates = [
@@ -37,7 +45,7 @@ def refine(H, z_s, z_o, p_s, p_o, states, objects, target, n_objects, M_s, M_o, 
     for i in batch:
         for j in batch:
             if states[i] * n_objects + objects[j] in target:
-                counterfactuals.append(unit(torch.relu(M_s @ z_s[i] + M_o @ z_o[j])))  # Eq. 11
+                counterfactuals.append(fuse(i, j))
                 labels.append((i, j))
     nodes = [*(H[m * n_objects + n] for m, n in candidates), *z_s, *z_o, *counterfactuals]  # Eq. 14
     X = torch.stack(nodes)
