@@ -10,7 +10,7 @@ import pandas as pd
 
 from duplex.report.blocks import Figure
 from duplex.report.charts import Chart, Mark, Series, draw
-from duplex.report.curves import MeanCurve, margins_of, mean_curve
+from duplex.report.curves import MeanCurve
 from duplex.report.material import DatasetMaterial, Tree
 
 
@@ -19,19 +19,9 @@ def slug(*words: str) -> str:
     return "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word) for word in words)
 
 
-def curves_of(data: DatasetMaterial, world: str) -> dict[str, MeanCurve]:
-    """Each method's mean curve, where its predictions are there."""
-    found = {}
-    for method, runs in data.runs.items():
-        margins = [margins_of(run.predictions, world) for run in runs.values() if run.predictions is not None]
-        sound = [one for one in margins if one is not None]
-        if sound:
-            found[method] = mean_curve(sound)
-    return found
-
-
-def curve_figure(data: DatasetMaterial, world: str, curves: Mapping[str, MeanCurve]) -> Figure | None:
+def curve_figure(data: DatasetMaterial, world: str) -> Figure | None:
     """Seen against unseen accuracy as the bias on unseen scores moves."""
+    curves = data.curves[world]
     if not curves:
         return None
     series = [
