@@ -46,7 +46,7 @@ class Table:
 @dataclass(frozen=True)
 class Figure:
     kind: ClassVar[str] = "figure"
-    name: str  # of its file under artifacts/plots/
+    name: str  # of its file under artifacts/plots/figures/
     svg: str
     caption: str
     small: bool = False  # three in a row where there is room

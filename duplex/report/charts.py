@@ -35,6 +35,10 @@ class Series:
     low: Sequence[float] = ()  # the band around `y`
     high: Sequence[float] = ()
     marks: Sequence[Mark] = ()
+    tone: int | None = None  # which colour; None: its place in the chart
+
+    def paint(self, place: int) -> str:
+        return f"t{(place if self.tone is None else self.tone) % TONES}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Axis:
 
 def draw(chart: Chart) -> str:
     """An `<svg>` element without an XML header, for the page."""
-    legend, legend_height = _legend([series.name for series in chart.series])
+    legend, legend_height = _legend(chart.series)
     top = TOP + legend_height
     height = HEIGHT + legend_height
     x = _axis([v for s in chart.series for v in s.x], LEFT, WIDTH - RIGHT, False, chart.whole_x)
@@ -74,8 +78,8 @@ def draw(chart: Chart) -> str:
         'xmlns="http://www.w3.org/2000/svg">',
         *legend,
         *_frame(x, y, chart),
-        *(line for tone, series in enumerate(chart.series) for line in _band(series, x, y, tone)),
-        *(line for tone, series in enumerate(chart.series) for line in _series(series, x, y, tone)),
+        *(line for place, one in enumerate(chart.series) for line in _band(one, x, y, one.paint(place))),
+        *(line for place, one in enumerate(chart.series) for line in _series(one, x, y, one.paint(place))),
         "</svg>",
     ]
     return "\n".join(parts)
@@ -112,18 +116,18 @@ def _axis(values: Sequence[float], start: float, stop: float, from_zero: bool, w
     return Axis(marks[0], marks[-1], start, stop, marks)
 
 
-def _legend(names: Sequence[str]) -> tuple[list[str], float]:
+def _legend(series: Sequence[Series]) -> tuple[list[str], float]:
     """Swatch and name of each series, wrapped into lines."""
     out, x, row = [], float(LEFT), 0
-    for tone, name in enumerate(names):
-        width = 26 + LETTER * len(name)
+    for place, one in enumerate(series):
+        width = 26 + LETTER * len(one.name)
         if x + width > WIDTH - RIGHT and x > LEFT:
             x, row = float(LEFT), row + 1
         y = TOP + 4 + row * LINE
-        out.append(f'<path class="line t{tone % TONES}" d="M{number(x)} {y}h14"/>')
-        out.append(f'<text class="ink" x="{number(x + 19)}" y="{y + 4}">{escape(name)}</text>')
+        out.append(f'<path class="line {one.paint(place)}" d="M{number(x)} {y}h14"/>')
+        out.append(f'<text class="ink" x="{number(x + 19)}" y="{y + 4}">{escape(one.name)}</text>')
         x += width
-    return out, float((row + 1) * LINE + 4 if names else 0)
+    return out, float((row + 1) * LINE + 4 if series else 0)
 
 
 def _frame(x: Axis, y: Axis, chart: Chart) -> list[str]:
@@ -158,19 +162,19 @@ def _path(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float]) -> str:
     return "M" + "L".join(points) if points else ""
 
 
-def _band(series: Series, x: Axis, y: Axis, tone: int) -> list[str]:
+def _band(series: Series, x: Axis, y: Axis, paint: str) -> list[str]:
     if not len(series.low):
         return []
     around = _path(x, y, [*series.x, *reversed(series.x)], [*series.high, *reversed(series.low)])
-    return [f'<path class="band t{tone % TONES}" d="{around}Z"/>'] if around else []
+    return [f'<path class="band {paint}" d="{around}Z"/>'] if around else []
 
 
-def _series(series: Series, x: Axis, y: Axis, tone: int) -> list[str]:
+def _series(series: Series, x: Axis, y: Axis, paint: str) -> list[str]:
     out = []
     if len(series.x) > 1:
-        out.append(f'<path class="line t{tone % TONES}" d="{_path(x, y, series.x, series.y)}"/>')
+        out.append(f'<path class="line {paint}" d="{_path(x, y, series.x, series.y)}"/>')
     for mark in series.marks:
         place = f'cx="{number(x(mark.x))}" cy="{number(y(mark.y))}" data-tip={quoteattr(mark.tip)}'
-        kind = f"dot t{tone % TONES}" if mark.shown else "hit"
+        kind = f"dot {paint}" if mark.shown else "hit"
         out.append(f'<circle class="{kind}" {place} r="{3.5 if mark.shown else 7}"/>')
     return out

@@ -10,7 +10,7 @@ import pandas as pd
 
 from duplex.report.blocks import Figure
 from duplex.report.charts import Chart, Mark, Series, draw
-from duplex.report.curves import MeanCurve, margins_of, mean_curve
+from duplex.report.curves import MeanCurve
 from duplex.report.material import DatasetMaterial, Tree
 
 
@@ -19,23 +19,14 @@ def slug(*words: str) -> str:
     return "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word) for word in words)
 
 
-def curves_of(data: DatasetMaterial, world: str) -> dict[str, MeanCurve]:
-    """Each method's mean curve, where its predictions are there."""
-    found = {}
-    for method, runs in data.runs.items():
-        margins = [margins_of(run.predictions, world) for run in runs.values() if run.predictions is not None]
-        sound = [one for one in margins if one is not None]
-        if sound:
-            found[method] = mean_curve(sound)
-    return found
-
-
-def curve_figure(data: DatasetMaterial, world: str, curves: Mapping[str, MeanCurve]) -> Figure | None:
+def curve_figure(data: DatasetMaterial, world: str) -> Figure | None:
     """Seen against unseen accuracy as the bias on unseen scores moves."""
+    curves = data.curves[world]
     if not curves:
         return None
+    tones = tones_of(data)
     series = [
-        Series(m, c.seen.tolist(), c.unseen.tolist(), c.low.tolist(), c.high.tolist(), _steps(m, c))
+        Series(m, c.seen.tolist(), c.unseen.tolist(), c.low.tolist(), c.high.tolist(), _steps(m, c), tones[m])
         for m, c in curves.items()
     ]
     what = f"seen–unseen curves of {data.name}, {world} world"
@@ -55,6 +46,11 @@ def _steps(method: str, curve: MeanCurve) -> list[Mark]:
     ]
 
 
+def tones_of(data: DatasetMaterial) -> dict[str, int]:
+    """Each method keeps its colour in all figures of a data set."""
+    return {method: tone for tone, method in enumerate(data.runs)}
+
+
 def training_figures(data: DatasetMaterial) -> list[Figure]:
     """Validation AUC and summed loss by epoch; methods that train nothing have no curve."""
     histories = {
@@ -69,20 +65,20 @@ def training_figures(data: DatasetMaterial) -> list[Figure]:
     epochs = {method: [h["epoch"] for h in found] for method, found in histories.items()}
     seeds = "Lines: mean over seeds. Bands: lowest to highest seed."
     return [
-        _by_epoch(data.name, "validation AUC", "validation AUC, %", auc, epochs, f"Validation AUC by epoch. {seeds}"),
-        _by_epoch(data.name, "training loss", "sum of losses", loss, epochs, f"Training loss, all terms. {seeds}"),
+        _by_epoch(data, "validation AUC", "validation AUC, %", auc, epochs, f"Validation AUC by epoch. {seeds}"),
+        _by_epoch(data, "training loss", "sum of losses", loss, epochs, f"Training loss, all terms. {seeds}"),
     ]
 
 
 def _by_epoch(
-    name: str,
+    data: DatasetMaterial,
     what: str,
     label: str,
     values: Mapping[str, Sequence[pd.Series]],
     epochs: Mapping[str, Sequence[pd.Series]],
     caption: str,
 ) -> Figure:
-    series = []
+    series, tones = [], tones_of(data)
     for method, columns in values.items():
         length = min(len(column) for column in columns)
         x = [float(e) for e in epochs[method][0][:length]]
@@ -91,9 +87,11 @@ def _by_epoch(
         x, table = [e for e, k in zip(x, known, strict=True) if k], table[:, known]
         y = table.mean(axis=0)
         marks = [Mark(a, b, f"{method}, epoch {a:g}: {b:.2f}", len(x) <= 25) for a, b in zip(x, y, strict=True)]
-        series.append(Series(method, x, y, table.min(axis=0), table.max(axis=0), marks))
-    chart = Chart(_sentence(f"{what} by epoch on {name}: {', '.join(values)}"), "epoch", label, series, whole_x=True)
-    return Figure(slug(name, what), draw(chart), caption)
+        series.append(Series(method, x, y, table.min(axis=0), table.max(axis=0), marks, tones[method]))
+    chart = Chart(
+        _sentence(f"{what} by epoch on {data.name}: {', '.join(values)}"), "epoch", label, series, whole_x=True
+    )
+    return Figure(slug(data.name, what), draw(chart), caption)
 
 
 def _total_loss(history: pd.DataFrame) -> pd.Series:

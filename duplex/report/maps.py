@@ -22,6 +22,7 @@ CLASSES, IMAGES, PROTOTYPES = 20, 40, 300  # largest classes, images shown of ea
 EARLY, STEPS, EVERY = 150, 350, 25
 Array = NDArray[np.float32]
 Tick = Callable[[int], None]
+Rows = Callable[[Ints], Array]  # of compositions [C]: [C, d]
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class Scene:
     own: Ints  # [n] compositions of the test images
     raw: Array  # [n, d] unit features as the encoder gave them
     trained: Array  # [n, d] as the trained network sees them
-    start: Array | None  # [M*N, d] the codebook before training
-    visual: Array | None  # [M*N, d] the codebook
-    semantic: Callable[[Ints], Array]  # compositions [C] -> t^c [C, d]
+    semantic: Rows  # t^c
+    visual: Rows | None  # h
+    start: Rows | None  # h before training
 
 
 def count(scene: Scene) -> int:
@@ -63,17 +64,17 @@ def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
     largest, rows = largest_classes(scene.own)
     if scene.visual is not None:
         parts = [("image", scene.own[rows], scene.trained[rows])]
-        parts += [("semantic", largest, scene.semantic(largest)), ("visual", largest, scene.visual[largest])]
+        parts += [("semantic", largest, scene.semantic(largest)), ("visual", largest, scene.visual(largest))]
         yield "prototypes", parts
     for name, features, book in (("before", scene.raw, scene.start), ("after", scene.trained, scene.visual)):
-        stars = [] if book is None else [("star", largest, book[largest])]
+        stars = [] if book is None else [("star", largest, book(largest))]
         yield name, [("image", scene.own[rows], features[rows]), *stars]
     first = scene.labels.target("closed", "test")[:PROTOTYPES]
     semantic = scene.semantic(first)
     yield "semantic", [("semantic", first, semantic)]
     if scene.visual is not None:
-        yield "visual", [("visual", first, scene.visual[first])]
-        yield "combined", [("combined", first, np.concatenate([semantic, scene.visual[first]], axis=1))]
+        yield "visual", [("visual", first, scene.visual(first))]
+        yield "combined", [("combined", first, np.concatenate([semantic, scene.visual(first)], axis=1))]
 
 
 def largest_classes(own: Ints, classes: int = CLASSES, images: int = IMAGES) -> tuple[Ints, Ints]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
 
 from duplex.errors import DuplexError
+from duplex.labels import WORLDS
+from duplex.report.curves import MeanCurve, margins_of, mean_curve
 
 Tree = dict[str, Any]
 
@@ -52,7 +55,22 @@ class DatasetMaterial:
     ablations: Mapping[str, Tree] = field(default_factory=dict)  # name -> world -> ..., as `summary`
     statistics: Tree | None = None
     statistics_file: str = ""
+    extraction: Tree | None = None
+    extraction_file: str = ""
     identity: Mapping[str, str] = field(default_factory=dict)  # of the feature cache
+
+    @cached_property
+    def curves(self) -> dict[str, dict[str, MeanCurve]]:
+        """World -> method -> its mean curve, where its predictions are there."""
+        return {world: self._curves(world) for world in WORLDS}
+
+    def _curves(self, world: str) -> dict[str, MeanCurve]:
+        found = {}
+        for method, runs in self.runs.items():
+            margins = [margins_of(run.predictions, world) for run in runs.values() if run.predictions is not None]
+            if sound := [one for one in margins if one is not None]:
+                found[method] = mean_curve(sound)
+        return found
 
 
 @dataclass(frozen=True)

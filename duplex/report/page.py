@@ -33,18 +33,18 @@ def render_markdown(report: Report) -> str:
     return _environment().get_template("report.md.j2").render(report=report)
 
 
-def write_report(report: Report, folder: Path, plots: Path, numbers: Mapping[str, object] | None = None) -> Path:
+def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
     """Write index.html, report.md, every figure, and `numbers`, the JSON files that the page cites.
 
     Returns the page's path. The folders are made afresh: what an earlier run left may be a link into DVC's cache.
     """
-    for place in (folder, plots):
+    for place in (folder, figures):
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
     for name, record in (numbers or {}).items():
         (folder / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     for figure in report.figures:
-        (plots / f"{figure.name}.svg").write_text(standalone(figure.svg), encoding="utf-8")
+        (figures / f"{figure.name}.svg").write_text(standalone(figure.svg), encoding="utf-8")
     (folder / "report.md").write_text(render_markdown(report), encoding="utf-8")
     page = folder / "index.html"
     page.write_text(render_page(report), encoding="utf-8")

@@ -54,10 +54,9 @@ def semantic_rows(network: Network, compositions: Ints) -> Array:
 
 
 @torch.no_grad()
-def visual_rows(network: Network, compositions: Ints) -> Array | None:
-    """h [C, d]; None where the method has no codebook."""
-    if network.codebook is None:
-        return None
+def visual_rows(network: Network, compositions: Ints) -> Array:
+    """h [C, d] of a method with a codebook."""
+    assert network.codebook is not None
     rows: Array = network.codebook.rows[torch.as_tensor(compositions)].detach().cpu().numpy()
     return rows
 

@@ -74,8 +74,7 @@ def hits(gaze: Gaze, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:
 def prototypes_of(network: Network, compositions: Ints) -> dict[str, Array]:
     """Both kinds of prototypes of some compositions, by name."""
     rows = {"semantic": semantic_rows(network, compositions)}
-    visual = visual_rows(network, compositions)
-    return rows if visual is None else {**rows, "visual": visual}
+    return rows if network.codebook is None else {**rows, "visual": visual_rows(network, compositions)}
 
 
 def _precisions(gaze: Gaze, embedded: Embedded, present: Ints) -> dict[str, dict[str, float]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from duplex.report.blocks import Block, Note, Part, Report, Section
-from duplex.report.figures import curve_figure, curves_of, lambda_figures, slug, training_figures
+from duplex.report.figures import curve_figure, lambda_figures, slug, training_figures
 from duplex.report.material import DatasetMaterial, Material
 from duplex.report.provenance import Provenance, provenance_part
 from duplex.report.tables import (
     ablation_tables,
     data_file,
     efficiency_table,
+    feasibility_table,
     group_table,
     result_table,
     statistics_table,
@@ -51,12 +52,12 @@ def dataset_section(material: Material, data: DatasetMaterial, pictured: Sequenc
 
 
 def _results(material: Material, data: DatasetMaterial) -> list[Block]:
-    tables = [result_table(material, data, world) for world in WORLDS]
+    tables = [*(result_table(material, data, world) for world in WORLDS), feasibility_table(data)]
     return [table for table in tables if table] or [Note("No method has been evaluated.", "dvc repro")]
 
 
 def _curves(data: DatasetMaterial) -> list[Block]:
-    figures = [curve_figure(data, world, curves_of(data, world)) for world in WORLDS]
+    figures = [curve_figure(data, world) for world in WORLDS]
     return [figure for figure in figures if figure] or [
         Note("No run has predictions of seen and unseen pairs.", "dvc repro")
     ]

@@ -103,6 +103,23 @@ def _is_benchmark(statistics: Tree | None, expected: Mapping[str, int]) -> bool:
     return {**found, "train_pairs": statistics.get("train", {}).get("seen")} == dict(expected)
 
 
+def feasibility_table(data: DatasetMaterial) -> Table | None:
+    """What the open world rules out, and what validation data said about it."""
+    keys = ("threshold", "feasible", "val_auc_all_feasible", "val_auc_at_threshold")
+    forms = ("{:.3f}", "{:,.0f}", "{:.1f}", "{:.1f}")
+    rows = [
+        Row([Cell(m, m), *(_run_cell(list(runs.values()), ("open", k), f) for k, f in zip(keys, forms, strict=True))])
+        for m, runs in data.runs.items()
+        if any("threshold" in run.metrics.get("open", {}) for run in runs.values())
+    ]
+    if not rows:
+        return None
+    titles = ("threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold")
+    note = "Unseen pairs below the threshold are ruled out; it is chosen by validation AUC. Mean over seeds."
+    header = [Column("method", numeric=False), *(Column(title) for title in titles)]
+    return Table(f"Feasibility in the open world: {data.name}", header, rows, note)
+
+
 # -- ablations --------------------------------------------------------------------------------------------------------
 
 
@@ -215,7 +232,10 @@ def statistics_table(data: DatasetMaterial) -> Table | Note:
     cells = [_tree_cell(stats, data.statistics_file, place, "{:,.0f}") for place in places]
     titles = ["states", "objects", "train pairs", "train images"]
     titles += [f"{split} {what}" for split in ("val", "test") for what in ("seen pairs", "unseen pairs", "images")]
-    rows = [Row([Cell(title), cell]) for title, cell in zip(titles, cells, strict=True)]
+    if data.extraction is not None:
+        titles.append("unreadable pictures")
+        cells.append(_tree_cell(data.extraction, data.extraction_file, ("bad",), "{:,.0f}"))
+    rows = [Row([Cell(title, title), cell]) for title, cell in zip(titles, cells, strict=True)]
     return Table(f"Counts: {data.name}", [Column("of", numeric=False), Column("count")], rows)
 
 

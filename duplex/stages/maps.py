@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
+
 import pandas as pd
 import torch
 
@@ -35,18 +36,18 @@ def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> Non
 def scene_of(shown: Shown, seed: int) -> Scene:
     """The network and its test images as arrays, and the codebook as training found it."""
     network, labels, examples = shown.network, shown.inputs.labels, shown.inputs.examples
-    every = np.arange(labels.size)
-    start = None
+    visual = start = None
     if network.codebook is not None:
+        visual = partial(visual_rows, network)
         torch.manual_seed(seed)  # rows that start at random
         train = examples["train"]
-        start = initial_rows(network.options, labels, unit(train.z), train.compositions).numpy()
+        start = initial_rows(network.options, labels, unit(train.z), train.compositions).numpy().__getitem__
     return Scene(
         labels=labels,
         own=examples["test"].compositions.numpy(),
         raw=unit(examples["test"].z).numpy(),
         trained=embed(network, examples["test"]).z,
+        semantic=partial(semantic_rows, network),
+        visual=visual,
         start=start,
-        visual=visual_rows(network, every),
-        semantic=lambda compositions: semantic_rows(network, compositions),
     )

@@ -13,6 +13,7 @@ from duplex.report.material import DatasetMaterial, Material, read_run, read_tre
 from duplex.report.page import write_report
 from duplex.report.provenance import find_provenance
 from duplex.report.sections import build_report
+from duplex.report.series import curve_table, training_table
 from duplex.stages.pictured import pictured
 
 
@@ -35,7 +36,10 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
             live.show(done)
     report = build_report(material, find_provenance(), {dataset: one.parts for dataset, one in found.items()})
     numbers = {name: record for one in found.values() for name, record in one.numbers.items()}
-    return write_report(report, paths.report, paths.plots, numbers)
+    page = write_report(report, paths.report, paths.plots / "figures", numbers)
+    for name, table in (("curves", curve_table(material)), ("training", training_table(material))):
+        table.to_csv(paths.plots / f"{name}.csv", index=False, lineterminator="\n", float_format="%.4f")
+    return page
 
 
 def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Material:
@@ -53,6 +57,8 @@ def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Material
             ablations=ablations.get(dataset, {}),
             statistics=read_tree(paths.statistics(dataset)),
             statistics_file=paths.statistics(dataset).as_posix(),
+            extraction=read_tree(paths.extraction(dataset)),
+            extraction_file=paths.extraction(dataset).as_posix(),
             identity=_identity(paths.features(dataset)),
         )
         for dataset in params.run.datasets

@@ -63,10 +63,10 @@ class Browser:
         self.send("Page.navigate", url=path.resolve().as_uri())
         self._until(lambda: any(event["method"] == "Page.loadEventFired" for event in self.events))
 
-    def window(self, width: int, height: int = 900, dark: bool = False) -> None:
+    def window(self, width: int, height: int = 900, dark: bool = False, media: str = "screen") -> None:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.send("Emulation.setEmulatedMedia", features=[scheme])
+        self.send("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
     def run(self, script: str):
         """The value of an expression in the page."""

@@ -93,6 +93,16 @@ def test_both_themes_at_every_width(browser, project, width, dark):
     assert browser.run(CONTRAST) == []
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_on_paper_it_is_dark_on_light_and_nothing_is_cut_off(browser, project, dark):
+    browser.window(720, dark=dark, media="print")
+    browser.open(project.page)
+    assert browser.run("document.documentElement.scrollWidth") <= 720
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.run("getComputedStyle(document.querySelector('nav')).display") == "none"
+    assert browser.run(CONTRAST) == []
+
+
 def test_evil_names_are_shown_as_they_are(browser, tmp_path):
     place = tmp_path / "evil.html"
     place.write_text(render_page(evil_report()), encoding="utf-8")

@@ -21,7 +21,8 @@ NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
 def test_ticks_cover_the_range_in_equal_round_steps(low, width, whole):
     found = ticks(low, low + width, whole=whole)
     step = found[1] - found[0]
-    assert found[0] <= low + 1e-6 * max(1, abs(low)) and found[-1] >= low + width - 1e-6 * max(1, abs(low + width))
+    slack = 1e-6 * max(1, step, abs(low), abs(low + width))
+    assert found[0] <= low + slack and found[-1] >= low + width - slack
     assert 2 <= len(found) <= 9
     assert all(math.isclose(b - a, step, rel_tol=1e-3, abs_tol=1e-9) for a, b in pairwise(found))
     assert not whole or all(tick == int(tick) for tick in found)

@@ -109,7 +109,8 @@ def test_a_handful_of_images_still_makes_maps():
     labels = LabelSpace.from_pairs({"train": [("red", "star")], "test": [("red", "moon")]})
     z = np.eye(2, 4, dtype=np.float32)
     book = np.ones((labels.size, 4), dtype=np.float32)
-    scene = Scene(labels, np.array([0, 1]), z, z, book, book, lambda c: np.ones((len(c), 4), dtype=np.float32))
+    rows = book.__getitem__
+    scene = Scene(labels, np.array([0, 1]), z, z, rows, rows, rows)
     table = draw_maps(scene, lambda step: None)
     assert set(table["map"]) == {"prototypes", "before", "after", "semantic", "visual", "combined"}
     assert np.isfinite(table[["x", "y"]].to_numpy()).all()

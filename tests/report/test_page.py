@@ -105,12 +105,12 @@ def test_the_same_runs_give_the_same_bytes(project):
 
 
 def test_every_figure_is_a_drawing_of_its_own(project):
-    drawings = sorted((project.folder / "artifacts/plots").glob("*.svg"))
+    drawings = sorted((project.folder / "artifacts/plots/figures").glob("*.svg"))
     assert {"own-curve-closed.svg", "own-curve-open.svg", "own-map-prototypes.svg"} <= {d.name for d in drawings}
     for drawing in drawings:
         assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
     markdown = (project.folder / "artifacts/report/report.md").read_text()
-    linked = re.findall(r"\]\(\.\./plots/([^)]+)\)", markdown)
+    linked = re.findall(r"\]\(\.\./plots/figures/([^)]+)\)", markdown)
     assert sorted(linked) == [drawing.name for drawing in drawings]
 
 
