@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--rates", default="", help="learning rates; default: params.yaml's")
     parser.add_argument("--seeds", default="100,101")
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="of the text tower")
     parser.add_argument("--study", action="store_true", help="the variations of duplex in this file")
     parser.add_argument("--only", default="", help="some rows of the study, separated by ';'")
     parser.add_argument("--out", type=Path, help="also write the JSON here, after every row")
@@ -90,9 +91,9 @@ def main() -> None:
     wanted = parser.parse_args()
 
     params = load_params()
-    inputs = load_inputs(params, wanted.dataset, ArtifactPaths())
+    inputs = load_inputs(params, wanted.dataset, ArtifactPaths(), wanted.precision)
     make_deterministic()
-    settings = params.dataset(wanted.dataset).training
+    settings = replace(params.dataset(wanted.dataset).training, precision=wanted.precision)
     if wanted.epochs:
         settings = replace(settings, epochs=wanted.epochs)
     if wanted.study:

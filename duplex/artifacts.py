@@ -70,7 +70,7 @@ class ArtifactPaths:
         return self.root / "ablations"
 
     def ablation(self, name: str) -> Path:
-        return self.ablations / f"{name}.json"
+        return self.ablations / "rows" / f"{name}.json"
 
     def inventory(self, dataset: str) -> Path:
         return self.root / "inventory" / dataset

@@ -8,6 +8,8 @@ from typing import Any
 
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.errors import pick
+from duplex.features.store import open_features
+from duplex.labels import LabelSpace
 from duplex.params import Params
 from duplex.report.aggregate import aggregate, read_metrics, write_json
 from duplex.stages import evaluate, train
@@ -25,6 +27,14 @@ def run(params: Params, name: str, paths: ArtifactPaths | None = None) -> None:
                 train.run(params, dataset, name, seed, paths, out)
                 found.setdefault(dataset, {})[str(seed)] = evaluate.run(params, dataset, name, seed, paths, out)
     write_json(found, paths.ablation(name))
+
+
+def note_inputs(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
+    """What every row of a data set depends on, as one small file: the feature cache's identity and its labels."""
+    paths = paths or ArtifactPaths()
+    found = open_features(paths.features(dataset))
+    record = {"features": found.identity, "labels": LabelSpace.load(paths.labels(dataset)).to_dict()}
+    write_json(record, paths.ablations / "inputs" / f"{dataset}.json")
 
 
 def tabulate(params: Params, paths: ArtifactPaths | None = None) -> None:

@@ -1,0 +1,59 @@
+"""What the README tells people to type exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from duplex.cli import app
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.S))
+LINES = [line.split("#")[0].strip() for line in BLOCKS.splitlines()]
+INLINE = [code for code in re.findall(r"`([^`\n]+)`", TEXT) if code.split()[0] in ("duplex", "dvc", "make")]
+COMMANDS = sorted({line.rstrip("… ") for line in [*LINES, *INLINE] if " " in line})
+
+
+def test_there_are_commands():
+    assert {"make repro", "make test", "dvc metrics diff"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("duplex ")])
+def test_a_duplex_command_and_its_options_exist(line):
+    words = shlex.split(line)[1:]
+    command = get_command(app)
+    while hasattr(command, "commands") and words and words[0] in command.commands:
+        command = command.commands[words.pop(0)]
+    alone = not hasattr(command, "commands") or getattr(command, "invoke_without_command", False)
+    assert alone, f"{line}: no such command"
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= known
+
+
+def test_make_has_the_two_commands():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+    assert targets == ["repro", "test"]
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((docs/[^)#]+)", TEXT))))
+def test_linked_pages_exist(path):
+    assert (ROOT / path).is_file()
+
+
+def test_dvc_knows_the_pipeline_and_the_ablations():
+    for target in ([], ["ablations/dvc.yaml"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", "stage", "list", "--name-only", *target],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        names = done.stdout.split()
+        expected = "tabulate" if target else "report"
+        assert any(name.endswith(expected) for name in names)
