@@ -2,10 +2,9 @@
 
 import sys
 
-from duplex.stages.extract import extract
-
 from duplex.cli import guarded
 from duplex.params import load_params
+from duplex.stages.extract import extract
 
 if __name__ == "__main__":
     guarded(lambda: extract(load_params(), sys.argv[1]))
