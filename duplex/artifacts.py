@@ -41,6 +41,9 @@ class RunPaths:
         return self.root / "predictions.csv"
 
 
+RESERVED = ("ablations", "inventory", "maps", "plots", "report")  # folders beside those of the data sets
+
+
 @dataclass(frozen=True)
 class ArtifactPaths:
     """The layout of `artifacts/`."""

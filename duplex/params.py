@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from duplex.artifacts import RESERVED
 from duplex.errors import UsageError, pick
 from duplex.labels import World
 from duplex.model.options import Options, TrainingOptions
@@ -140,6 +141,9 @@ def _check_run(params: Params) -> None:
         for key, values in getattr(params, section):
             if len(set(values)) != len(values):
                 raise UsageError(f"params.yaml: {section}.{key} names a value twice: {list(values)}")
+    taken = sorted(set(params.datasets) & set(RESERVED))
+    if taken:
+        raise UsageError(f"params.yaml: datasets.{taken[0]}: artifacts/{taken[0]} has another use; choose another name")
     both = sorted(set(params.methods) & set(params.ablations))
     if both:
         raise UsageError(f"params.yaml: {both[0]!r} is both a method and an ablation; give one another name")

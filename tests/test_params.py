@@ -70,6 +70,8 @@ def test_an_ablation_is_a_method_with_changes():
         ("static: {of: duplex", "static: {of: duplicate", ["ablations.static.of", "duplex"]),
         ("static: {of: duplex, graph: false}", "static: {of: cso, graph: true}", ["ablations.static", "codebook"]),
         ("static: {", "csp: {", ["csp", "both a method and an ablation"]),
+        ("  shapes:\n", "  maps: {}\n  shapes:\n", ["datasets.maps"]),
+        ("  ut-zappos:\n", "  plots:\n", ["datasets.plots", "another name"]),
         ("max_bad: 0.01", "max_bad: 2", ["extraction.max_bad"]),
         ("worlds: [closed, open]", "worlds: [closed, half]", ["evaluation.worlds"]),
     ],
