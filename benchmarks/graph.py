@@ -74,14 +74,16 @@ class Problem:
         batch = self.batch()
         candidates = Candidates.of(self.states, self.objects, self.is_target, self.n_objects)
         gather = aggregate_densely if dense else aggregate
-        h_hat = gather(batch, candidates, self.fusion, MESSAGES)
+        h_hat, _ = gather(batch, candidates, self.fusion, MESSAGES)
         refined = blend(self.rows.index_select(0, candidates.compositions), h_hat, 0.9, True)
         refined.sum().backward()
         self.rows.index_copy_(0, candidates.compositions, refined.detach())
         return refined
 
 
-def aggregate_densely(batch: Batch, candidates: Candidates, fusion: Fusion, messages: tuple[str, ...]) -> Tensor:
+def aggregate_densely(
+    batch: Batch, candidates: Candidates, fusion: Fusion, messages: tuple[str, ...]
+) -> tuple[Tensor, None]:
     """`D_P^-1 W_P X_local` with the `N_local x N_local` adjacency matrix in memory, as Eq. 14-16 are written."""
     i, j = candidates.kept[candidates.state_of][:, candidates.object_of].nonzero(as_tuple=True)
     z_cf = fusion(batch.z_s[i], batch.z_o[j])
@@ -94,7 +96,7 @@ def aggregate_densely(batch: Batch, candidates: Candidates, fusion: Fusion, mess
     here = (candidates.state_of[i][None] == m[:, None]) & (candidates.object_of[j][None] == n[:, None])
     w_p = torch.cat([batch.z_s.new_zeros(count, count), w_s, w_o, here * own], dim=1)
     w = torch.cat([w_p, w_p.new_zeros(2 * size + len(i), w_p.shape[1])])  # only prototypes receive messages
-    return ((w @ x) / w.sum(1, keepdim=True).clamp(min=1e-30))[:count]
+    return ((w @ x) / w.sum(1, keepdim=True).clamp(min=1e-30))[:count], None
 
 
 def peak_mib(problem: Problem, dense: bool) -> float:

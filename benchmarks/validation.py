@@ -24,8 +24,8 @@ from duplex.model.network import Network
 from duplex.model.options import Options
 from duplex.params import load_params
 from duplex.report.aggregate import mean, standard_error
-from duplex.stages.inputs import Inputs, load_inputs
-from duplex.stages.train import build, make_deterministic
+from duplex.stages.inputs import Inputs, load_inputs, make_deterministic
+from duplex.stages.train import build
 from duplex.training import train
 
 # Variations of `duplex`; `static` is the codebook without the graph.
@@ -91,9 +91,12 @@ def main() -> None:
     wanted = parser.parse_args()
 
     params = load_params()
-    inputs = load_inputs(params, wanted.dataset, ArtifactPaths(), wanted.precision)
+    entry = params.dataset(wanted.dataset)
+    settings = replace(entry.training, precision=wanted.precision)
+    changed = entry.model_copy(update={"training": settings})
+    params = params.model_copy(update={"datasets": {**params.datasets, wanted.dataset: changed}})
     make_deterministic()
-    settings = replace(params.dataset(wanted.dataset).training, precision=wanted.precision)
+    inputs = load_inputs(params, wanted.dataset, ArtifactPaths())
     if wanted.epochs:
         settings = replace(settings, epochs=wanted.epochs)
     if wanted.study:

@@ -62,7 +62,7 @@ def train(
             seconds, done = seconds + time.perf_counter() - start, done + 1
             state.schedule.step()
             state.epoch += 1
-            _keep_best(state, validate(network), losses)
+            _keep_best(state, _validated(state, validate, settings), losses)
             live.show(state.epoch, {**losses, "val AUC": state.history[-1]["val_auc"]})
             if run.partial is not None:
                 state.save(run.partial)
@@ -127,7 +127,19 @@ def optimiser_step(
     if reached:
         torch.autograd.backward([whole for whole, _ in reached], [grad for _, grad in reached])
     optimiser.step()
+    network.project()
     return dict(zip(terms, torch.stack(list(terms.values())).tolist(), strict=True))
+
+
+def _validated(state: State, validate: Validate, settings: TrainingOptions) -> float:
+    """The validation AUC, after a look at what the epoch's last step left behind."""
+    for name, parameter in state.network.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise DuplexError(
+                f"{name} diverged in the last step of epoch {state.epoch}; "
+                f"lower training.learning_rate (it is {settings.learning_rate:g})"
+            )
+    return validate(state.network)
 
 
 def _keep_best(state: State, auc: float, losses: dict[str, float]) -> None:

@@ -27,6 +27,11 @@ class Codebook(nn.Module):
         """Write refined rows back in place; every other row stays as it is, bit for bit."""
         self.rows.index_copy_(0, compositions, rows.detach().to(self.rows.dtype))
 
+    @torch.no_grad()
+    def project(self) -> None:
+        """Every row to unit length."""
+        self.rows.copy_(normalize(self.rows, dim=-1))
+
 
 def random_rows(count: int, dim: int) -> Tensor:
     return normalize(torch.randn(count, dim), dim=-1)

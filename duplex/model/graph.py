@@ -52,8 +52,14 @@ class Candidates:
         return cls(distinct_s, distinct_o, state_of, object_of, kept, grid[kept])
 
 
-def aggregate(batch: Batch, candidates: Candidates, fusion: Fusion | None, messages: tuple[Message, ...]) -> Tensor:
-    """`h_hat = sum(weight * message) / sum(weight)` of every candidate [C, d] (Eq. 15-16)."""
+LEAST_WEIGHT = 1e-20  # of a candidate's messages together; below it posteriors have underflowed
+
+
+def aggregate(
+    batch: Batch, candidates: Candidates, fusion: Fusion | None, messages: tuple[Message, ...]
+) -> tuple[Tensor, Tensor]:
+    """`h_hat = sum(weight * message) / sum(weight)` of every candidate [C, d] (Eq. 15-16), and which candidates any
+    message reached [C]: posteriors that are too sure of something else underflow to nothing."""
     kept, rows = candidates.kept, candidates.kept.nonzero()
     m, n = rows[:, 0], rows[:, 1]  # place of each candidate in the grid [C]
     total = batch.z_s.new_zeros(len(rows), batch.z_s.shape[1])
@@ -69,7 +75,7 @@ def aggregate(batch: Batch, candidates: Candidates, fusion: Fusion | None, messa
     if "counterfactual" in messages:
         sums, weights = _counterfactuals(batch, candidates, fusion)
         total, weight = total + sums, weight + weights
-    return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
+    return total / weight.clamp(min=LEAST_WEIGHT), weight[:, 0].detach() > LEAST_WEIGHT
 
 
 def _counterfactuals(batch: Batch, candidates: Candidates, fusion: Fusion | None) -> tuple[Tensor, Tensor]:

@@ -92,7 +92,7 @@ class Network(nn.Module):
         negatives = target if self.options.semantic_negatives == "target" else seen
         for name, value in (("target", target), ("is_target", mask), ("position", position), ("negatives", negatives)):
             self.register_buffer(name, value, persistent=False)
-        self._encoded: Ints = negatives.numpy()
+        self._encoded: Ints = negatives.numpy() if "ct" in self.options.losses else negatives.numpy()[:0]
 
     # -- training ---------------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Network(nn.Module):
         if "ct" in wanted:
             own = torch.searchsorted(self.negatives, compositions)
             losses["ct"] = cross_entropy(self._logits(z, prototypes.compositions), own)
-        if self.factors is not None and ({"s", "o"} & set(wanted) or self.options.graph):
+        if self.factors is not None and ({"s", "o"} & set(wanted) or (self.options.graph and self._visual)):
             z_s, z_o = self.factors(z)
             log_s = self._logits(z_s, prototypes.states).log_softmax(-1)  # log p(s|x) [B, M]
             log_o = self._logits(z_o, prototypes.objects).log_softmax(-1)  # log p(o|x) [B, N]
@@ -122,20 +122,25 @@ class Network(nn.Module):
                 losses["s"] = nll_loss(log_s, states)
             if "o" in wanted:
                 losses["o"] = nll_loss(log_o, objects)
-            if self.options.graph:
+            if self.options.graph and self._visual:
                 refinement = self._refine(Batch(z, z_s, z_o, log_s.exp(), log_o.exp(), states, objects))
         if "ch" in wanted:
             losses["ch"] = cross_entropy(self._visual_logits(z, refinement), self.position[compositions])
         return Step({name: losses[name] for name in wanted}, refinement)
 
+    @property
+    def _visual(self) -> bool:
+        """Whether anything asks the visual prototypes."""
+        return "ch" in self.options.losses or "ch" in self.options.inference
+
     def _refine(self, batch: Batch) -> Refinement:
         """One local graph and the blend with the codebook's rows (Algorithm 1)."""
         assert self.codebook is not None and self.factors is not None
         candidates = Candidates.of(batch.states, batch.objects, self.is_target, len(self.labels.objects))
-        aggregated = aggregate(batch, candidates, self.factors.fusion, self.options.messages)
+        aggregated, reached = aggregate(batch, candidates, self.factors.fusion, self.options.messages)
         rows = self.codebook.rows.index_select(0, candidates.compositions)
         blended = blend(rows, aggregated, self.options.momentum, self.options.renormalise)
-        return Refinement(candidates.compositions, blended)
+        return Refinement(candidates.compositions, torch.where(reached[:, None], blended, rows))
 
     def _visual_logits(self, z: Tensor, refinement: Refinement | None) -> Tensor:
         """`z . h' / tau` over C_tgt, with the refreshed rows in place, without a copy of the codebook [B, C]."""
@@ -149,6 +154,11 @@ class Network(nn.Module):
         """Momentum write-back: the refined rows become the codebook's."""
         if refinement is not None and self.codebook is not None:
             self.codebook.commit(refinement.compositions, refinement.rows)
+
+    def project(self) -> None:
+        """After an optimiser step, put rows that gradients moved back on the unit sphere."""
+        if self.codebook is not None and self.options.codebook == "trainable":
+            self.codebook.project()
 
     def trainable(self) -> list[nn.Parameter]:
         """Parameters that some switched-on loss reaches."""

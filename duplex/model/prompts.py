@@ -108,6 +108,8 @@ class Prompts(nn.Module):
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
         """Encode each distinct prompt once, keeping gradients to the learned rows."""
+        if not self._asks(compositions):
+            return self._nothing()
         key = compositions.tobytes()
         if self._tree is None or self._tree[0] != key:
             self._tree = (key, PromptTree.of(self.all_sequences(compositions)))
@@ -117,8 +119,18 @@ class Prompts(nn.Module):
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:
         """The same without gradients, in blocks, so that an open world of any size fits."""
+        if not self._asks(compositions):
+            return self._nothing()
         encoded = self.tower.encode_blocks(self.all_sequences(compositions), self.lexicon())
         return self._split(unit(encoded), len(compositions))
+
+    def _asks(self, compositions: Ints) -> bool:
+        return len(compositions) > 0 or "s" in self.paths
+
+    def _nothing(self) -> Prototypes:
+        """No prompt at all: a method of visual prototypes alone."""
+        empty = self.frozen_rows.new_empty(0, self.tower.dim)
+        return Prototypes(empty, empty, empty)
 
     def _split(self, encoded: Tensor, count: int) -> Prototypes:
         states = len(self.labels.states) if "s" in self.paths else 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.errors import pick
@@ -30,10 +33,17 @@ def run(params: Params, name: str, paths: ArtifactPaths | None = None) -> None:
 
 
 def note_inputs(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
-    """What every row of a data set depends on, as one small file: the feature cache's identity and its labels."""
+    """What every row of a data set depends on, as one small file."""
     paths = paths or ArtifactPaths()
     found = open_features(paths.features(dataset))
-    record = {"features": found.identity, "labels": LabelSpace.load(paths.labels(dataset)).to_dict()}
+    entry = params.dataset(dataset)
+    record = {
+        "features": found.identity,
+        "bad": np.flatnonzero(found.bad).tolist(),
+        "labels": LabelSpace.load(paths.labels(dataset)).to_dict(),
+        "training": asdict(entry.training),
+        "encoder": entry.encoder.model_dump(),
+    }
     write_json(record, paths.ablations / "inputs" / f"{dataset}.json")
 
 

@@ -29,7 +29,7 @@ from duplex.labels import Bools, LabelSpace, frequency_groups
 from duplex.model.network import Network
 from duplex.model.words import word_vectors
 from duplex.params import EvaluationParams, Params
-from duplex.stages.inputs import Inputs, load_inputs, pick_device
+from duplex.stages.inputs import Inputs, load_inputs, make_deterministic, pick_device
 
 
 def run(
@@ -44,6 +44,7 @@ def run(
     paths = paths or ArtifactPaths()
     out, settings = out or paths.run(dataset, method, seed), params.evaluation
     record = read_record(out.checkpoint)
+    make_deterministic()
     inputs = load_inputs(params, dataset, paths)
     device = pick_device(params.device)
     inputs.examples.update({split: inputs.examples[split].to(device) for split in ("val", "test")})
@@ -51,9 +52,10 @@ def run(
     start = time.perf_counter()
     found = [_evaluate_world(network, inputs, settings, world) for world in settings.worlds]
     timing = {"test_seconds": time.perf_counter() - start, "images": len(inputs.examples["test"])}
+    closed = [part for part in found if part.world == "closed"]
     metrics = {
         **{part.world: part.metrics for part in found},
-        "groups": _groups(found[0], inputs),
+        **({"groups": _groups(closed[0], inputs)} if closed else {}),
         "val_auc": 100 * record.val_auc,
         "epoch": record.epoch,
         "bad_images": inputs.bad,

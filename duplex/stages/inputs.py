@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import pandas as pd
@@ -35,9 +36,16 @@ def pick_device(wish: str) -> torch.device:
     return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def load_inputs(params: Params, dataset: str, paths: ArtifactPaths, precision: str = "fp32") -> Inputs:
-    """Everything about a data set that learning needs. `precision` is the text tower's."""
-    entry = params.dataset(dataset).encoder
+def make_deterministic() -> None:
+    """The same seed gives the same checkpoint, on a GPU too. To be called before anything runs there."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
+def load_inputs(params: Params, dataset: str, paths: ArtifactPaths) -> Inputs:
+    """Everything about a data set that learning needs. The text tower has the precision that training asks for, in
+    training and evaluation alike: what validation selected is what is evaluated."""
+    entry, precision = params.dataset(dataset).encoder, params.dataset(dataset).training.precision
     manifest_path = paths.manifest(dataset)
     manifest, labels = read_manifest(manifest_path), LabelSpace.load(paths.labels(dataset))
     device = pick_device(params.device)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pandas as pd
 import torch
 
+from duplex import model, resume, training
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.assessment import validation_auc
 from duplex.checkpoint import Record, save_checkpoint
@@ -17,7 +19,7 @@ from duplex.model.factors import unit
 from duplex.model.network import Network
 from duplex.model.options import Options
 from duplex.params import Params
-from duplex.stages.inputs import Inputs, load_inputs, pick_device
+from duplex.stages.inputs import Inputs, load_inputs, make_deterministic, pick_device
 from duplex.training import Outcome, Run, train
 
 
@@ -33,15 +35,22 @@ def run(
     paths = paths or ArtifactPaths()
     options, settings = params.method(method), params.dataset(dataset).training
     device = pick_device(params.device)
-    inputs = load_inputs(params, dataset, paths, precision=settings.precision)
     make_deterministic()
+    inputs = load_inputs(params, dataset, paths)
     torch.manual_seed(seed)
     network = build(inputs, options).to(device)
     val = inputs.examples["val"].to(device)
     out = out or paths.run(dataset, method, seed)
     out.root.mkdir(parents=True, exist_ok=True)
     partial = out.root / "training.partial"
-    key = {"options": options.to_dict(), "settings": asdict(settings), "seed": seed, "inputs": inputs.identity}
+    key = {
+        "options": options.to_dict(),
+        "settings": asdict(settings),
+        "seed": seed,
+        "inputs": inputs.identity,
+        "labels": inputs.labels.to_dict(),
+        "where": [device.type, torch.__version__, code_hash()],
+    }
     outcome = train(
         network,
         inputs.examples["train"].to(device),
@@ -67,12 +76,10 @@ def build(inputs: Inputs, options: Options) -> Network:
     return Network(options, inputs.labels, inputs.tower, rows)
 
 
-def make_deterministic() -> None:
-    """The same seed gives the same checkpoint, on a GPU too."""
-    import os
-
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+def code_hash() -> str:
+    """sha256 of the code that an unfinished state depends on: no run is half one program and half another."""
+    files = [*sorted(Path(model.__path__[0]).glob("*.py")), Path(training.__file__), Path(resume.__file__)]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _digest(key: dict[str, object]) -> str:

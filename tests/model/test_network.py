@@ -222,3 +222,38 @@ def test_options_survive_json():
     options = Options(messages=("state",), momentum=0.5)
     assert Options.from_dict(options.to_dict()) == options
     assert small_network(options).codebook.rows.shape[1] == DIM
+
+
+def test_underflowing_posteriors_leave_rows_and_gradients_sound():
+    """Logit gaps as large as CLIP's temperature allows: rows nothing reached stay, gradients stay finite."""
+    for scale in (10.0, 100.0, 400.0):
+        network = small_network(
+            Options(width=5, adapter="none", fusion="additive", messages=("counterfactual",), momentum=0.0)
+        )
+        network.scale = scale
+        network.float()
+        z, batch = features(4, 1).float(), torch.tensor(SEEN[:4])
+        prototypes = Prototypes(*(-t.detach().float() for t in network.prototypes()))
+        step = network(z, batch, prototypes)
+        step.total.backward()
+        norms = step.refinement.rows.norm(dim=-1)
+        torch.testing.assert_close(norms, torch.ones_like(norms), rtol=1e-5, atol=1e-5)
+        for name, parameter in network.named_parameters():
+            assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
+
+
+def test_gradients_leave_trainable_rows_on_the_unit_sphere():
+    network = small_network(Options(width=5, codebook="trainable"))
+    with torch.no_grad():
+        network.codebook.rows.mul_(1.3)
+    network.project()
+    norms = network.codebook.rows.norm(dim=-1)
+    torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+def test_visual_prototypes_alone_need_no_prompt():
+    network = small_network(Options(paths="c", graph=False, losses=("ch",), inference=("ch",)))
+    step = network(features(3, 0), torch.tensor(SEEN[:3]), network.prototypes())
+    assert set(step.losses) == {"ch"}
+    columns = small_labels().target("open", "test")
+    assert network.eval().scorer(columns)(features(2, 0)).shape == (2, len(columns))
