@@ -10,7 +10,7 @@ import typer
 
 from duplex.errors import DuplexError
 
-GROUPS = ("data", "features", "methods", "score", "report")
+GROUPS = ("data", "features", "methods", "score", "compare", "report")
 
 app = typer.Typer(
     help="Compositional zero-shot learning over cached CLIP features.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duplex.cli.differences import number, p_value, points, span
 from duplex.errors import DuplexError, UsageError, pick
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed:
     return {
         "first": {"file": str(first), **metrics[0]},
         "second": {"file": str(second), **metrics[1]},
-        "difference": {name: _points(asdict(gain)) for name, gain in gains.items()},
+        "difference": {name: points(asdict(gain)) for name, gain in gains.items()},
     }
 
 
@@ -139,21 +140,11 @@ def _same_images(one: ScoreFile, two: ScoreFile) -> None:
             raise UsageError(f"{one.path} and {two.path} differ in {name!r}; only the same images can be compared")
 
 
-def _points(gain: dict[str, Any]) -> dict[str, Any]:
-    """A difference in percentage points; p stays a probability."""
-    interval = gain["interval"]
-    return {
-        "value": 100 * gain["value"],
-        "interval": None if interval is None else [100 * end for end in interval],
-        "p": gain["p"],
-    }
-
-
 def _text(report: dict[str, Any]) -> str:
     """What a person reads: the four numbers with their intervals."""
     if "difference" in report:
         lines = [f"{report[name]['file']}\n{_table(report[name])}" for name in ("first", "second")]
-        gains = (f"{name:<10}{_span(gain)}   {_p(gain['p'])}" for name, gain in _gains(report))
+        gains = (f"{name:<10}{span(gain)}   {p_value(gain['p'])}" for name, gain in _gains(report))
         return "\n".join([*lines, "second - first", *gains])
     tops = report.get("top", {}).values()
     return "\n".join([_table(report), *(f"top-{top['k']}\n{_table(top)}" for top in tops)])
@@ -165,27 +156,11 @@ def _gains(report: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def _table(metrics: dict[str, Any]) -> str:
     rows = [
-        f"{name:<10}{_span({'value': metrics[name], 'interval': metrics[f'{name}_interval']})}".rstrip()
+        f"{name:<10}{span({'value': metrics[name], 'interval': metrics[f'{name}_interval']})}".rstrip()
         for name in SHOWN
     ]
-    parts = [f"{name:<10}{_number(metrics[f'{name}_accuracy'])}" for name in ("state", "object")]
+    parts = [f"{name:<10}{number(metrics[f'{name}_accuracy'])}" for name in ("state", "object")]
     rows += parts if metrics["state_accuracy"] is not None or metrics["object_accuracy"] is not None else []
     images = f"{metrics['images_seen']} seen and {metrics['images_unseen']} unseen images"
     tied = f", {metrics['tied']:.1f} % with a tied label" if metrics["tied"] else ""
     return "\n".join([*rows, images + tied])
-
-
-def _span(found: dict[str, Any]) -> str:
-    interval = found["interval"]
-    span = "" if interval is None else f"   [{_number(interval[0])}, {_number(interval[1])}]"
-    return _number(found["value"]) + span
-
-
-def _p(value: float | None) -> str:
-    if value is None:
-        return ""
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
-
-
-def _number(value: float | None) -> str:
-    return "     -" if value is None else f"{value:6.2f}"

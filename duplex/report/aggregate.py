@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from duplex.errors import DuplexError
+from duplex.labels import GROUPS, WORLDS
 
-WORLDS = ("closed", "open")
 HEADLINE = ("seen", "unseen", "hm", "auc")
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
@@ -19,30 +19,47 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
     """`{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., auc_high: .., seeds: n}}}}`.
 
     `auc_low` and `auc_high` are the means of the runs' own 95 % intervals over images; `auc_se` is the standard error
-    of the mean over seeds (0 for one seed).
+    of the mean over seeds (0 for one seed). Beside the worlds, `groups` holds the mean accuracy of each frequency
+    group. What is undefined for any seed is left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
         worlds = [world for world in WORLDS if world in records[0]]
-        table.setdefault(dataset, {})[method] = {
+        found: dict[str, dict[str, float]] = {
             world: _summary([record[world] for record in records]) for world in worlds
         }
+        if groups := _groups(records):
+            found["groups"] = groups
+        table.setdefault(dataset, {})[method] = found
     return table
+
+
+def _groups(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """`{head: mean accuracy, ..}`: scalars, so that DVC shows them."""
+    tables = [record.get("groups", {}) for record in records]
+    found = {group: _mean_of([table.get(group, {}) for table in tables], "accuracy") for group in GROUPS}
+    return {group: value for group, value in found.items() if value is not None}
+
+
+def _mean_of(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """None where any record is without it."""
+    values = [record.get(name) for record in records]
+    return None if any(value is None for value in values) else mean(values)
 
 
 def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in HEADLINE:
-        values = [record[name] for record in records]
-        if any(value is None for value in values):
+        centre = _mean_of(records, name)
+        if centre is None:
             continue
-        found[name], found[f"{name}_se"] = mean(values), standard_error(values)
+        found[name], found[f"{name}_se"] = centre, standard_error([record[name] for record in records])
         for end in ("low", "high"):
-            ends = [record.get(f"{name}_{end}") for record in records]
-            if all(value is not None for value in ends):
-                found[f"{name}_{end}"] = mean(ends)
+            if (value := _mean_of(records, f"{name}_{end}")) is not None:
+                found[f"{name}_{end}"] = value
     for name in ("state_accuracy", "object_accuracy"):
-        found[name] = mean([record[name] for record in records])
+        if (value := _mean_of(records, name)) is not None:
+            found[name] = value
     return {**found, "seeds": len(records)}
 
 
@@ -76,7 +93,7 @@ def metrics_table(table: Aggregate) -> list[list[str]]:
     """Rows of text: a header, then one row a data set x world x method."""
     rows = [["data set", "world", "method", "S", "U", "HM", "AUC", "AUC 95 %"]]
     for dataset, methods in table.items():
-        worlds = dict.fromkeys(world for found in methods.values() for world in found)
+        worlds = [world for world in WORLDS if any(world in found for found in methods.values())]
         for world in worlds:
             for method, found in methods.items():
                 rows.append([dataset, world, method, *_cells(found.get(world, {}))])

@@ -50,7 +50,7 @@ class DatasetMaterial:
     """One data set: its runs by method and seed, the aggregate over seeds, and what describes it."""
 
     name: str
-    summary: Mapping[str, Tree]  # method -> world -> seen, seen_se, ...
+    summary: Mapping[str, Tree]  # method -> world -> seen, seen_se, ...; -> "groups" -> accuracies
     runs: Mapping[str, Mapping[int, Run]] = field(default_factory=dict)
     ablations: Mapping[str, Tree] = field(default_factory=dict)  # name -> world -> ..., as `summary`
     statistics: Tree | None = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from duplex.labels import WORLDS
 from duplex.report.blocks import Block, Note, Part, Report, Section
 from duplex.report.figures import curve_figure, lambda_figures, slug, training_figures
+from duplex.report.frequency import graph_table
 from duplex.report.material import DatasetMaterial, Material
 from duplex.report.provenance import Provenance, provenance_part
 from duplex.report.tables import (
@@ -17,8 +19,6 @@ from duplex.report.tables import (
     result_table,
     statistics_table,
 )
-
-WORLDS = ("closed", "open")
 
 
 def build_report(
@@ -42,7 +42,7 @@ def dataset_section(material: Material, data: DatasetMaterial, pictured: Sequenc
         Part("Results", _results(material, data)),
         Part("Seen against unseen", _curves(data)),
         Part("Training", training_figures(data) or [Note("No run has a training history of more than one epoch.")]),
-        Part("Training frequency", [group_table(data)]),
+        Part("Training frequency", _frequency(material, data)),
         Part("Ablations", _ablations(material, data)),
         Part("Cost", [efficiency_table(material, data)]),
         *pictured,
@@ -61,6 +61,11 @@ def _curves(data: DatasetMaterial) -> list[Block]:
     return [figure for figure in figures if figure] or [
         Note("No run has predictions of seen and unseen pairs.", "dvc repro")
     ]
+
+
+def _frequency(material: Material, data: DatasetMaterial) -> list[Block]:
+    graph = graph_table(material, data)
+    return [group_table(data), *([graph] if graph else [])]
 
 
 def _ablations(material: Material, data: DatasetMaterial) -> list[Block]:

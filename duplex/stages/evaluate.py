@@ -68,7 +68,7 @@ def run(
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:
-    table.to_csv(path, index=False, lineterminator="\n", float_format="%.6g")
+    table.to_csv(path, index=False, lineterminator="\n", float_format="%.9g")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,12 @@ from duplex.report.aggregate import write_json
 UNFINISHED = ".partial"
 
 
-def shown_run(params: Params) -> tuple[str, int] | None:
+def shown_run(params: Params) -> tuple[str, int]:
+    """The run that the report shows: one with visual prototypes where there is any, else the last method."""
+    return prototype_run(params) or (params.run.methods[-1], params.run.seeds[0])
+
+
+def prototype_run(params: Params) -> tuple[str, int] | None:
     """The last method of `run:` that has visual prototypes, with the first seed; None where none has."""
     with_codebook = [name for name in params.run.methods if params.method(name).codebook != "none"]
     return (with_codebook[-1], params.run.seeds[0]) if with_codebook else None
@@ -31,7 +36,7 @@ def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> Non
     out = paths.inventory(dataset)
     write_json(hashes, out / "files.json")
     shown: dict[str, object] = {}
-    if (chosen := shown_run(params)) is not None:
+    if (chosen := prototype_run(params)) is not None:
         checkpoint = paths.run(dataset, *chosen).checkpoint
         inputs = (checkpoint, paths.features(dataset), manifest, paths.labels(dataset))
         shown = {"method": chosen[0], "seed": chosen[1], **{path.name: sha256(path) for path in inputs}}

@@ -14,7 +14,7 @@ from duplex.params import Params
 from duplex.progress import Live
 from duplex.report.maps import EARLY, STEPS, Scene, count, draw_maps
 from duplex.report.prototypes import embed, semantic_rows, visual_rows
-from duplex.stages.inventory import shown_run
+from duplex.stages.inventory import prototype_run
 from duplex.stages.shown import Shown, load_shown
 
 COLUMNS = ["map", "kind", "label", "object", "seen", "x", "y"]
@@ -23,7 +23,7 @@ COLUMNS = ["map", "kind", "label", "object", "seen", "x", "y"]
 def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
     """Write maps.csv; only its header where no method of `run:` has visual prototypes."""
     paths = paths or ArtifactPaths()
-    chosen, out = shown_run(params), paths.maps(dataset)
+    chosen, out = prototype_run(params), paths.maps(dataset)
     out.parent.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:

@@ -30,7 +30,7 @@ class Pictured:
 
 def pictured(params: Params, dataset: str, paths: ArtifactPaths) -> Pictured:
     """Examples, errors, retrieval, swapping and maps of the shown run (`inventory.shown_run`)."""
-    chosen = shown_run(params) or (params.run.methods[-1], params.run.seeds[0])
+    chosen = shown_run(params)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root
     missing = absence(root, read_manifest(paths.manifest(dataset))["image"].tolist(), dataset)

@@ -24,7 +24,7 @@ from duplex.stages.shown import Shown, load_shown
 
 def shown(params: Params, dataset: str, method: str | None, seed: int | None) -> Shown:
     """The run that is asked for; by default the one whose prototypes the report shows."""
-    chosen = shown_run(params) or (params.run.methods[-1], params.run.seeds[0])
+    chosen = shown_run(params)
     picked = (method if method is not None else chosen[0], seed if seed is not None else chosen[1])
     return load_shown(params, dataset, *picked, ArtifactPaths())
 

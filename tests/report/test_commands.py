@@ -114,3 +114,17 @@ def test_a_handful_of_images_still_makes_maps():
     table = draw_maps(scene, lambda step: None)
     assert set(table["map"]) == {"prototypes", "before", "after", "semantic", "visual", "combined"}
     assert np.isfinite(table[["x", "y"]].to_numpy()).all()
+
+
+@pytest.mark.parametrize("world", ["closed", "open"])
+def test_compare_of_two_runs_is_the_difference_of_their_metrics(duplex, project, world):
+    found = json.loads(
+        duplex("compare", "--dataset", "own", "--methods", "clip", "duplex", "--world", world, "--json").out
+    )
+    files = (project.paths.run("own", method, 0).metrics for method in ("clip", "duplex"))
+    before, after = (json.loads(file.read_text())[world] for file in files)
+    assert set(found["difference"]) == {"seen", "unseen", "hm", "auc"}
+    for name, gain in found["difference"].items():
+        assert gain["value"] == pytest.approx(after[name] - before[name], abs=1e-6)
+        assert gain["interval"][0] <= gain["value"] <= gain["interval"][1]
+    assert duplex("compare", "--dataset", "own", "--methods", "clip", "static").code == 1

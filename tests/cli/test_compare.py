@@ -1,0 +1,142 @@
+"""`duplex compare` against the comparison of the same margins in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from duplex.artifacts import ArtifactPaths
+from duplex.cli import app
+from duplex.errors import DuplexError
+from duplex.evaluation.curve import Margins
+from duplex.evaluation.uncertainty import compare
+from duplex.stages.evaluate import _write
+
+SHIPPED = Path(__file__).parents[2] / "params.yaml"
+IMAGES = 120
+
+
+@pytest.fixture
+def margins(tmp_path, monkeypatch) -> dict[str, np.ndarray]:
+    """A project with predictions of two methods, as evaluation writes them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text(SHIPPED.read_text())
+    rng = np.random.default_rng(0)
+    first = rng.normal(size=IMAGES).round(2)
+    second = first + np.where(is_seen(), 0.3, -0.3) + rng.normal(scale=0.3, size=IMAGES)
+    second[:4] = np.nan, np.nan, np.inf, -np.inf
+    found = {"static": first, "duplex": second}
+    for method, margin in found.items():
+        save(method, predictions(margin))
+    return found
+
+
+def is_seen(images: int = IMAGES) -> np.ndarray:
+    return np.arange(images) % 2 == 0
+
+
+def predictions(margin: np.ndarray, world: str = "closed") -> pd.DataFrame:
+    rows = np.arange(margin.size)
+    names = {"image": [f"{row}.png" for row in rows], "label": "NA 1"}
+    return pd.DataFrame(
+        {"row": rows, **names, "seen": is_seen(margin.size).astype(int), "margin": margin, "world": world}
+    )
+
+
+def save(method: str, table: pd.DataFrame) -> None:
+    path = ArtifactPaths().run("shapes", method, 0).predictions
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(table, path)
+
+
+def run(*words: str, methods: tuple[str, str] = ("static", "duplex")) -> str:
+    done = CliRunner().invoke(app, ["compare", "--dataset", "shapes", "--methods", *methods, *words])
+    if done.exception is not None:
+        raise done.exception
+    return done.stdout
+
+
+def test_the_files_give_what_the_margins_give(margins):
+    found = json.loads(run("--json"))
+    seen = is_seen()
+    expected = compare(*(Margins(one[seen], one[~seen], seen) for one in (margins["static"], margins["duplex"])))
+    assert list(found["difference"]) == ["seen", "unseen", "hm", "auc"]
+    for name, gain in expected.items():
+        assert found["difference"][name]["value"] == pytest.approx(100 * gain.value)
+        assert found["difference"][name]["interval"] == pytest.approx([100 * end for end in gain.interval])
+        assert found["difference"][name]["p"] == pytest.approx(gain.p)
+    assert found["difference"]["auc"]["value"] > 0 and found["difference"]["seen"]["value"] < 0
+    assert (found["first"], found["second"], found["images_seen"]) == ("static", "duplex", IMAGES // 2)
+
+
+def test_the_order_of_rows_does_not_matter_and_of_methods_turns_the_sign(margins):
+    before = json.loads(run("--json"))["difference"]
+    save("duplex", predictions(margins["duplex"]).sample(frac=1, random_state=0))
+    assert json.loads(run("--json"))["difference"] == before
+    back = json.loads(run("--json", methods=("duplex", "static")))["difference"]
+    assert all(back[name]["value"] == pytest.approx(-before[name]["value"]) for name in before)
+
+
+def test_text_for_people(margins):
+    lines = run().splitlines()
+    assert lines[0] == "duplex - static: shapes, closed world, seed 0"
+    assert [line.split()[0] for line in lines[1:5]] == ["S", "U", "HM", "AUC"]
+    assert all("[" in line and "p " in line for line in lines[1:5])
+    assert lines[5] == "60 seen and 60 unseen images"
+
+
+def test_the_same_run_twice_differs_in_nothing(margins):
+    found = json.loads(run("--json", methods=("duplex", "duplex")))["difference"]
+    assert all(gain["value"] == 0 and gain["p"] == 1 for gain in found.values())
+
+
+def test_without_unseen_images_there_is_only_s(margins):
+    for method in margins:
+        table = predictions(margins[method])
+        save(method, table[table["seen"] == 1])
+    assert list(json.loads(run("--json"))["difference"]) == ["seen"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--world", "half"), "unknown world 'half'"),
+        (("--world", "open"), "no images of the open world; add open to evaluation.worlds"),
+        (("--seed", "7"), "duplex train --dataset shapes --method static --seed 7"),
+        (("--dataset", "none"), "unknown data set 'none'"),
+        (("--methods", "static", "magic"), "unknown method 'magic'"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_sentence(margins, words, said):
+    with pytest.raises(DuplexError) as error:
+        run(*words)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_images_are_refused(margins):
+    for change in ({"label": "NA 2"}, {"seen": 1}, {"row": np.arange(IMAGES) + 1}):
+        save("duplex", predictions(margins["duplex"]).assign(**change))
+        with pytest.raises(DuplexError, match="different images"):
+            run()
+    save("duplex", predictions(margins["duplex"])[:-1])
+    with pytest.raises(DuplexError, match="different images"):
+        run()
+
+
+def test_a_file_without_margins_is_refused(margins):
+    save("duplex", predictions(margins["duplex"]).drop(columns="margin"))
+    with pytest.raises(DuplexError, match="has no column 'margin'"):
+        run()
+
+
+def test_nine_digits_keep_close_margins_apart(margins):
+    """Differences that six digits would turn into ties."""
+    close = np.where(is_seen(), 12.3456789, 12.3456780)
+    save("duplex", predictions(close))
+    save("static", predictions(np.full(IMAGES, 12.3456789)))
+    assert json.loads(run("--json"))["difference"]["auc"]["value"] == pytest.approx(50)

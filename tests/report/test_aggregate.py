@@ -1,0 +1,46 @@
+"""The aggregate over seeds: what is undefined stays out, frequency groups stand beside the worlds."""
+
+from __future__ import annotations
+
+import pytest
+
+from duplex.report.aggregate import aggregate, metrics_table
+
+NUMBERS = ("seen", "unseen", "hm", "auc", "state_accuracy", "object_accuracy")
+
+
+def record(value: float, *, without: tuple[str, ...] = (), head: float | None = None) -> dict:
+    world = {name: value for name in NUMBERS if name not in without}
+    groups = {
+        "head": {"compositions": 3.0, **({} if head is None else {"accuracy": head})},
+        "tail": {"compositions": 1},
+    }
+    return {"closed": {**world, "auc_low": value - 1, "auc_high": value + 1}, "groups": groups}
+
+
+def test_means_and_standard_errors_over_seeds():
+    found = aggregate({("a", "m"): [record(1.0), record(3.0)]})["a"]["m"]["closed"]
+    assert found["auc"] == 2.0 and found["auc_se"] == pytest.approx(1.0) and found["seeds"] == 2
+    assert (found["auc_low"], found["auc_high"], found["object_accuracy"]) == (1.0, 3.0, 2.0)
+
+
+@pytest.mark.parametrize("records", [2, 1])
+def test_undefined_numbers_are_left_out(records):
+    """A data set without unseen test images has no U, HM and AUC; `null` and a missing key are alike."""
+    gone = ("unseen", "hm", "auc", "state_accuracy")
+    runs = [record(1.0, without=gone), {"closed": {**record(1.0)["closed"], **dict.fromkeys(gone)}}][:records]
+    found = aggregate({("a", "m"): runs})
+    assert not {*gone, "auc_se", "hm_se"} & set(found["a"]["m"]["closed"])
+    assert found["a"]["m"]["closed"]["seen"] == 1.0 and found["a"]["m"]["closed"]["object_accuracy"] == 1.0
+    assert metrics_table(found)[1][3:7] == ["1.0 ± 0.0", "–", "–", "–"]
+
+
+def test_groups_are_mean_accuracies_and_no_world():
+    table = aggregate({("a", "m"): [record(1.0, head=40.0), record(1.0, head=50.0)], ("a", "n"): [record(1.0)]})
+    assert table["a"]["m"]["groups"] == {"head": 45.0}
+    assert "groups" not in table["a"]["n"]
+    assert {row[1] for row in metrics_table(table)[1:]} == {"closed"}
+
+
+def test_a_group_that_one_seed_lacks_is_left_out():
+    assert "groups" not in aggregate({("a", "m"): [record(1.0, head=40.0), record(1.0)]})["a"]["m"]
