@@ -6,6 +6,8 @@ exists so that the whole pipeline runs anywhere in minutes; its numbers say noth
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from duplex import drawing
 from duplex.data.manifest import COLUMNS
 from duplex.drawing import HARSH, LOOKS, picture, stream
 from duplex.errors import DuplexError
@@ -28,6 +31,7 @@ OBJECTS = (
     *("triangle", "cross", "ring", "drop", "house", "cloud"),
 )
 Pair = tuple[str, str]
+STAMP = ".drawn"  # in the root of the pictures: what drew them
 
 ABSENT = 48  # a quarter of all 192 pairs: in no split, distractors of the open world
 UNSEEN = 24  # pairs that only val lists, and as many that only test lists; the other 96 are trained on
@@ -84,7 +88,7 @@ def draw(image: str, seed: int = SEED) -> Image.Image:
     state, _, kind = Path(image).parent.name.partition("_")
     if state not in STATES or kind not in OBJECTS:
         raise DuplexError(
-            f"{image!r} is not a picture of shapes; `duplex data prepare shapes` lists them in its manifest"
+            f"{image!r} is not a picture of shapes; `duplex prepare --dataset shapes` lists them in its manifest"
         )
     return picture(kind, LOOKS[state], HARSH, stream(seed, image))
 
@@ -96,12 +100,27 @@ def render_pictures(
     progress: Callable[[Sequence[str]], Iterable[str]] | None = None,
 ) -> int:
     """Draw the pictures that `root` lacks and return how many. `progress` wraps the list of missing names, as
-    `rich.progress.track` does. A file appears whole or not at all."""
-    missing = [name for name in manifest["image"] if not (root / name).exists()]
+    `rich.progress.track` does. A file appears whole or not at all; pictures of another seed or drawing are redrawn."""
+    stamp, wanted = root / STAMP, _stamp(seed)
+    current = stamp.is_file() and stamp.read_text(encoding="utf-8", errors="replace") == wanted
+    if not current:
+        stamp.unlink(missing_ok=True)  # a redraw that is killed leaves a mixture, which nobody may believe
+    missing = [name for name in manifest["image"] if not (current and (root / name).exists())]
     for name in progress(missing) if progress and missing else missing:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         draw(name, seed).save(partial, format="PNG", compress_level=1)
         os.replace(partial, path)
+    if not current:
+        root.mkdir(parents=True, exist_ok=True)
+        stamp.write_text(wanted, encoding="utf-8")
     return len(missing)
+
+
+def _stamp(seed: int) -> str:
+    """The seed and a digest of all that decides a pixel."""
+    digest = hashlib.sha256(inspect.getsource(draw).encode())
+    for path in sorted(Path(drawing.__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return f"seed {seed}\ndrawing {digest.hexdigest()}\n"

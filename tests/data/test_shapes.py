@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from duplex.data import shapes
 from duplex.data.manifest import COLUMNS, read_manifest, write_manifest
 from duplex.data.shapes import ABSENT, OBJECTS, SEEN, STATES, UNSEEN, draw, render_pictures, shapes_manifest
 from duplex.errors import DuplexError
@@ -119,3 +120,27 @@ def test_rendering_writes_what_is_missing_in_any_order(tmp_path):
     assert render_pictures(frame, tmp_path / "a", progress=lambda names: seen.extend(names) or names) == 1
     assert seen == [frame["image"].iloc[3]]
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_pictures_of_another_seed_or_drawing_are_redrawn(tmp_path, monkeypatch):
+    frame = shapes_manifest(scale=0.02).sample(4, random_state=0)
+    name = frame["image"].iloc[0]
+    assert [render_pictures(frame, tmp_path, seed) for seed in (1, 1, 2)] == [4, 0, 4]
+    assert np.array_equal(np.asarray(Image.open(tmp_path / name)), np.asarray(draw(name, 2)))
+    monkeypatch.setattr(shapes, "_stamp", lambda seed: f"another drawing, seed {seed}")
+    assert [render_pictures(frame, tmp_path, 2) for _ in range(2)] == [4, 0]
+
+
+def test_a_killed_redraw_is_not_believed(tmp_path):
+    frame = shapes_manifest(scale=0.02).sample(4, random_state=0)
+    render_pictures(frame, tmp_path, 1)
+
+    def killed(names):
+        yield names[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        render_pictures(frame, tmp_path, 2, progress=killed)
+    assert render_pictures(frame, tmp_path, 1) == 4
+    for name in frame["image"]:
+        assert np.array_equal(np.asarray(Image.open(tmp_path / name)), np.asarray(draw(name, 1)))
