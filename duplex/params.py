@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -17,9 +18,11 @@ from duplex.errors import UsageError, pick
 from duplex.labels import World
 from duplex.model.options import Options, TrainingOptions
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*$"
+Name = Annotated[str, Field(pattern=NAME)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what every random generator takes
 
 
 class Section(BaseModel):
@@ -33,20 +36,20 @@ class RunParams(Section):
 
     datasets: tuple[Name, ...] = Field(min_length=1)
     methods: tuple[Name, ...] = Field(min_length=1)
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    seeds: tuple[Seed, ...] = Field(min_length=1)
 
 
 class AblationRunParams(Section):
     """What the ablation tables are made of."""
 
     datasets: tuple[Name, ...] = Field(min_length=1)
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    seeds: tuple[Seed, ...] = Field(min_length=1)
 
 
 class SplitParams(Section):
     """The compositional split made for a data set that comes without one: shares of the pairs that become unseen."""
 
-    seed: int = 0
+    seed: Seed = 0
     val_unseen: Share = 0.15
     test_unseen: Share = 0.15
     val_images: Share = 0.1  # of each seen pair's images
@@ -59,7 +62,7 @@ class SourceParams(Section):
     kind: Literal["shapes", "standard", "table", "folder"]
     root: Path
     table: Path | None = None
-    seed: int = 7
+    seed: Seed = 7
     split: SplitParams = SplitParams()
 
 
@@ -87,7 +90,7 @@ class ExtractionParams(Section):
 class EvaluationParams(Section):
     worlds: tuple[World, ...] = Field(default=("closed", "open"), min_length=1)
     protocol: Literal["exact", "sampled"] = "exact"
-    k: tuple[Positive, ...] = Field(default=(1,))
+    k: tuple[Positive, ...] = Field(default=(1,), min_length=1)
     thresholds: Positive = 50
     word_vectors: Path | None = None  # GloVe-format file; None: the encoder's own text tower
     bootstrap: Positive = 1000
@@ -116,8 +119,8 @@ class Params(Section):
 def load_params(path: Path = Path("params.yaml")) -> Params:
     """Read and check params.yaml."""
     record = _read(path)
-    methods = _table("methods", record.pop("methods", None))
-    ablations = _table("ablations", record.pop("ablations", None) or {})
+    methods = _rows("methods", record.pop("methods", None))
+    ablations = _rows("ablations", record.pop("ablations", None) or {})
     rows = {
         "methods": {name: _options(f"methods.{name}", row) for name, row in methods.items()},
         "ablations": {name: _ablation(name, row, methods) for name, row in ablations.items()},
@@ -137,10 +140,13 @@ def _check_run(params: Params) -> None:
             pick(name, params.datasets, f"data set in params.yaml, {key}.datasets:")
     for name in params.run.methods:
         pick(name, params.methods, "method in params.yaml, run.methods:")
-    for section in ("run", "ablation_run"):
+    for section in ("run", "ablation_run", "evaluation"):
         for key, values in getattr(params, section):
-            if len(set(values)) != len(values):
+            if isinstance(values, tuple) and len(set(values)) != len(values):
                 raise UsageError(f"params.yaml: {section}.{key} names a value twice: {list(values)}")
+    words = params.evaluation.word_vectors
+    if words is not None and not words.is_file():
+        raise UsageError(f"params.yaml: evaluation.word_vectors: {words} is not a file; null takes the encoder's own")
     taken = sorted(set(params.datasets) & set(RESERVED))
     if taken:
         raise UsageError(f"params.yaml: datasets.{taken[0]}: artifacts/{taken[0]} has another use; choose another name")
@@ -154,6 +160,8 @@ def _read(path: Path) -> dict[str, Any]:
         record = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist here; run from the project's folder") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except (YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     return dict(_table(str(path), record))
@@ -168,34 +176,46 @@ def _table(key: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
+def _rows(key: str, value: Any) -> Mapping[str, Any]:
+    """Methods or ablations by name; a name becomes a folder."""
+    table = _table(key, value)
+    for name in table:
+        if not re.fullmatch(NAME, name):
+            raise UsageError(
+                f"params.yaml: {key} has the name {name!r}; use letters, digits, `_`, `.` and single hyphens"
+            )
+    return table
+
+
 def _ablation(name: str, row: Any, methods: Mapping[str, Any]) -> Options:
     """An ablation is a method with some options changed: `{of: duplex, momentum: 1.0}`."""
     changes = dict(_table(f"ablations.{name}", row))
     base = changes.pop("of", None)
-    if base not in methods:
+    if not isinstance(base, str) or base not in methods:
         raise UsageError(f"params.yaml: ablations.{name}.of is {base!r}; known methods: {', '.join(methods)}")
     return _options(f"ablations.{name}", {**_table(f"methods.{base}", methods[base]), **changes})
 
 
 def _options(place: str, row: Any) -> Options:
+    table = _table(place, row)
     try:
-        return TypeAdapter(Options).validate_json(json.dumps(dict(_table(place, row)), default=str), strict=True)
+        return TypeAdapter(Options).validate_json(json.dumps(dict(table), default=str))
     except ValidationError as error:
-        raise UsageError(f"params.yaml: {place}.{_first_fault(error, Options)}") from None
-    except UsageError as error:
-        raise UsageError(f"params.yaml: {place}: {error}") from None
+        raise UsageError(f"params.yaml: {_first_fault(error, Options, place)}") from None
 
 
-def _first_fault(error: ValidationError, table: type) -> str:
+def _first_fault(error: ValidationError, table: type, within: str = "") -> str:
     """`datasets.shapes.training.epochs: input should be greater than 0 (it is 0)`."""
     unknown = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_property")
     faults = error.errors(include_url=False)
     fault = next((one for one in faults if one["type"] in unknown), faults[0])
-    place = ".".join(str(part) for part in fault["loc"])
+    place = ".".join(str(part) for part in (within, *fault["loc"]) if part != "")
     if fault["type"] in unknown:
         return f"{place}: unknown key; known: {', '.join(_known_keys(table, fault['loc'][:-1]))}"
     if fault["type"].startswith("missing"):
         return f"{place}: missing"
+    if fault["type"] == "value_error":  # a sentence of our own
+        return f"{place}: {fault['ctx']['error']}"
     return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]} (it is {fault['input']!r})"
 
 

@@ -50,11 +50,16 @@ def test_an_ablation_is_a_method_with_changes():
     [
         ("momentum: 0.9", "momentun: 0.9", ["methods.duplex.momentun", "unknown key", "momentum"]),
         ("momentum: 0.9", "momentum: '0.9'", ["methods.duplex.momentum", "0.9"]),
-        ("momentum: 0.9", "momentum: 1.9", ["methods.duplex", "momentum is 1.9"]),
+        ("momentum: 0.9", "momentum: 1.9", ["params.yaml: methods.duplex: momentum is 1.9"]),
         ("momentum: 0.9", "momentum: .nan", ["methods.duplex", "momentum"]),
         ("epochs: 20", "epoch: 20", ["datasets.ut-zappos.training.epoch", "unknown key", "epochs"]),
         ("epochs: 20", "epochs: 1.5", ["datasets.ut-zappos.training.epochs", "1.5"]),
-        ("epochs: 20", "epochs: 0", ["epochs is 0"]),
+        ("epochs: 20", "epochs: 0", ["datasets.ut-zappos.training: epochs is 0; it is at least 1"]),
+        ("epochs: 20", "epochs: true", ["datasets.ut-zappos.training.epochs"]),
+        ("epochs: 20", "epochs: '12'", ["datasets.ut-zappos.training.epochs", "'12'"]),
+        ("epochs: 20", "epochs: 20, checkpointing: 1", ["datasets.ut-zappos.training.checkpointing"]),
+        ("momentum: 0.9", "adapter_scale: .nan", ["methods.duplex: adapter_scale is nan"]),
+        ("momentum: 0.9", "adapter_scale: .inf", ["methods.duplex: adapter_scale is inf"]),
         ("epochs: 20", "epochs: yes", ["datasets.ut-zappos.training.epochs"]),
         ("learning_rate: 1e-4", "learning_rate: .inf", ["learning_rate"]),
         ("datasets: [shapes]", "datasets: [shape]", ["run.datasets", "'shape'", "shapes"]),
@@ -62,18 +67,29 @@ def test_an_ablation_is_a_method_with_changes():
         ("datasets: [shapes]", "datasets: shapes", ["run.datasets"]),
         ("seeds: [0, 1]", "seeds: [0, 0]", ["run.seeds", "twice"]),
         ("seeds: [0, 1]", "seeds: [-1]", ["run.seeds"]),
+        ("seeds: [0, 1]", "seeds: [9223372036854775808]", ["run.seeds"]),
+        ("seeds: [0, 1]", "seeds: [99999999999999999999999]", ["run.seeds"]),
+        ("seeds: [0, 1, 2,", "seeds: [9223372036854775808,", ["ablation_run.seeds"]),
+        ("root: data/shapes, seed: 7", "root: data/shapes, seed: 9223372036854775808", ["datasets.shapes.source.seed"]),
         ("clip, csp", "clip, cps", ["run.methods", "'cps'", "csp"]),
         ("device: auto", "device: tpu", ["device", "cuda", "'tpu'"]),
         ("device: auto", "device: [", ["not YAML"]),
         ("device: auto", "device: auto\nfoo: 1", ["foo", "unknown key"]),
         ("{kind: shapes,", "{kind: shape,", ["datasets.shapes.source.kind", "standard"]),
         ("static: {of: duplex", "static: {of: duplicate", ["ablations.static.of", "duplex"]),
+        ("static: {of: duplex,", "static: {of: [duplex],", ["ablations.static.of", "duplex"]),
         ("static: {of: duplex, graph: false}", "static: {of: cso, graph: true}", ["ablations.static", "codebook"]),
         ("static: {", "csp: {", ["csp", "both a method and an ablation"]),
         ("  shapes:\n", "  maps: {}\n  shapes:\n", ["datasets.maps"]),
         ("  ut-zappos:\n", "  plots:\n", ["datasets.plots", "another name"]),
         ("max_bad: 0.01", "max_bad: 2", ["extraction.max_bad"]),
         ("worlds: [closed, open]", "worlds: [closed, half]", ["evaluation.worlds"]),
+        ("worlds: [closed, open]", "worlds: [open, open]", ["evaluation.worlds", "twice"]),
+        ("k: [1, 3]", "k: []", ["evaluation.k"]),
+        ("k: [1, 3]", "k: [1, 1]", ["evaluation.k", "twice"]),
+        ("word_vectors: null", "word_vectors: none.txt", ["evaluation.word_vectors", "none.txt is not a file"]),
+        ("  static: {", "  ../../x: {", ["ablations", "'../../x'"]),
+        ("  duplex_additive: #", "  a/b: #", ["methods", "'a/b'"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_its_key(tmp_path, old, new, words):
@@ -92,6 +108,23 @@ def test_any_other_file_is_refused_in_one_line(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(UsageError):
         load_params(path)
+
+
+def test_a_row_that_is_no_table_is_named_once(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        load_params(changed(tmp_path, "{momentum: 0.9}", "[1]"))
+    assert str(caught.value) == "params.yaml: methods.duplex is [1]; it must be a table of keys and values"
+
+
+def test_the_last_seed_and_whole_numbers_for_fractions_are_fine(tmp_path):
+    assert load_params(changed(tmp_path, "seeds: [0, 1]", f"seeds: [{2**63 - 1}]")).run.seeds == (2**63 - 1,)
+    training = load_params(changed(tmp_path, "learning_rate: 0.001", "learning_rate: 1")).dataset("shapes").training
+    assert training.learning_rate == 1
+
+
+def test_a_folder_in_its_place_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_params(tmp_path)
 
 
 def test_a_missing_file_says_where_to_stand(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
@@ -13,11 +14,15 @@ Term = Literal["ch", "ct", "so"]
 Message = Literal["state", "object", "counterfactual"]
 
 
+class OptionError(UsageError, ValueError):
+    """A row of options that cannot be. As a ValueError it reaches whoever parses a file with the row's place there."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What the network is made of. The defaults are the paper's Duplex."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
     # prompts (Eq. 1-2, 6-7)
     context: Literal["learned", "fixed"] = "learned"
@@ -65,6 +70,7 @@ class Options:
             (not self.graph or self.messages, "graph: true needs at least one of messages"),
             (0.0 <= self.momentum <= 1.0, f"momentum is {self.momentum}; it lies in [0, 1]"),
             (0.0 <= self.adapter_dropout < 1.0, f"adapter_dropout is {self.adapter_dropout}; it lies in [0, 1)"),
+            (math.isfinite(self.adapter_scale), f"adapter_scale is {self.adapter_scale}; it is a finite number"),
             (self.width > 0 and self.adapter_width > 0, "width and adapter_width are positive"),
             (self.inference, "inference needs at least one term of ch, ct, so"),
             (self.template.strip(), "template is empty; give at least one word such as 'a photo of'"),
@@ -75,7 +81,7 @@ class Options:
         ]
         for holds, sentence in rules:
             if not holds:
-                raise UsageError(sentence)
+                raise OptionError(sentence)
 
     def _trains(self) -> bool:
         """Whether some loss reaches some parameter."""
@@ -102,7 +108,7 @@ class Options:
 class TrainingOptions:
     """The optimiser's settings: Adam, step decay (the paper's Tab. 2 gives the first three for the benchmarks)."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
     learning_rate: float
     batch_size: int
@@ -117,10 +123,10 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         for key in ("batch_size", "epochs", "decay_every", "accumulate"):
             if getattr(self, key) < 1:
-                raise UsageError(f"{key} is {getattr(self, key)}; it is at least 1")
+                raise OptionError(f"{key} is {getattr(self, key)}; it is at least 1")
         if self.patience is not None and self.patience < 1:
-            raise UsageError(f"patience is {self.patience}; it is at least 1, or null")
+            raise OptionError(f"patience is {self.patience}; it is at least 1, or null")
         if not 0 < self.learning_rate < 10:
-            raise UsageError(f"learning_rate is {self.learning_rate}; it lies between 0 and 10")
+            raise OptionError(f"learning_rate is {self.learning_rate}; it lies between 0 and 10")
         if not 0 < self.decay <= 1:
-            raise UsageError(f"decay is {self.decay}; it lies in (0, 1]")
+            raise OptionError(f"decay is {self.decay}; it lies in (0, 1]")
