@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.evidence import Evidence, Floats
 from duplex.evaluation.feasibility import Threshold, buckets, choose_threshold, thresholds
@@ -53,6 +53,8 @@ def assess(
     """Gather what the metrics need from one pass. `bucket` and `live` are the feasibility's, over `columns`."""
     if not len(examples):
         raise DuplexError("the split has no readable image")
+    if k > len(columns):
+        raise UsageError(f"k = {k} is more than the {len(columns)} compositions to choose from; correct evaluation.k")
     own = examples.compositions.cpu().numpy()
     target = np.searchsorted(columns, own)
     if (columns[np.minimum(target, len(columns) - 1)] != own).any():
