@@ -159,12 +159,13 @@ class LabelSpace:
 
     @classmethod
     def load(cls, path: Path) -> LabelSpace:
+        command = f"duplex prepare --dataset {path.parent.name}"
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            raise DuplexError(f"{path} does not exist; `dvc repro prepare` writes it") from None
+            raise DuplexError(f"{path} does not exist; `{command}` writes it") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DuplexError(f"{path} is not a label file ({error}); `dvc repro -f prepare` writes it again") from None
+            raise DuplexError(f"{path} is not a label file ({error}); `{command}` writes it again") from None
 
 
 def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:

@@ -1,10 +1,9 @@
 """dvc repro train@shapes-duplex-0  ==  python pipeline/train.py shapes duplex 0"""
 
-import sys
-
-from duplex.cli import guarded
+from duplex.cli import arguments, guarded
 from duplex.params import load_params
 from duplex.stages import train
 
 if __name__ == "__main__":
-    guarded(lambda: train.run(load_params(), sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    dataset, method, seed = arguments("DATASET METHOD SEED")
+    guarded(lambda: train.run(load_params(), dataset, method, int(seed)))

@@ -8,7 +8,10 @@ from collections.abc import Callable
 
 import typer
 
+from duplex.cli.usage import arguments
 from duplex.errors import DuplexError
+
+__all__ = ["app", "arguments", "guarded", "main"]
 
 GROUPS = ("data", "features", "methods", "score", "compare", "report")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duplex.cli.usage import LAST_SEED
 from duplex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def add(
     name: Annotated[str, typer.Argument(help="what the data set will be called")],
     path: Annotated[Path, typer.Argument(help="a folder of pictures, a CSV or Parquet table, or a benchmark's folder")],
     images: Annotated[Path | None, typer.Option(help="for a table: the folder its image paths start from")] = None,
-    split_seed: Annotated[int, typer.Option(help="seed of the split to be made")] = 0,
+    split_seed: Annotated[int, typer.Option(min=0, max=LAST_SEED, help="seed of the split to be made")] = 0,
     val_unseen: Annotated[float, typer.Option(help="share of the pairs held out for validation")] = 0.15,
     test_unseen: Annotated[float, typer.Option(help="share of the pairs held out for test")] = 0.15,
     val_images: Annotated[float, typer.Option(help="share of the seen pairs' images for validation")] = 0.1,

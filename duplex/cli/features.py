@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duplex.cli.usage import LAST_SEED
 from duplex.errors import UsageError, pick
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def verify(
     path: CachePath,
     dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Whose pictures they are.")] = None,
     sample: Annotated[int, typer.Option(min=1, help="Rows to encode again.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Which rows.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LAST_SEED, help="Which rows.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Encode a sample of rows again and compare."""

@@ -1,20 +1,26 @@
-"""`duplex params`, `train`, `evaluate`, `metrics`: the pipeline's steps one by one, without DVC."""
+"""`duplex params`, `prepare`, `train`, `evaluate`, `metrics`: the pipeline's steps one by one, without DVC."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
+from duplex.cli.usage import LAST_SEED
+
 Dataset = Annotated[str, typer.Option("--dataset", "-d", help="A data set of params.yaml.")]
 Method = Annotated[str, typer.Option("--method", "-m", help="A method or an ablation of params.yaml.")]
-Seed = Annotated[int, typer.Option("--seed", "-s", min=0, help="Seed of initial values, order and dropout.")]
+Seed = Annotated[
+    int, typer.Option("--seed", "-s", min=0, max=LAST_SEED, help="Seed of initial values, order and dropout.")
+]
 HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
 def register(app: typer.Typer) -> None:
     app.command("params")(show_params)
+    app.command("prepare")(prepare)
     app.command("train")(train)
     app.command("evaluate")(evaluate)
     app.command("metrics")(metrics)
@@ -29,6 +35,16 @@ def show_params(
     params = load_params()
     if not check:
         typer.echo(params.model_dump_json(indent=2))
+
+
+def prepare(dataset: Dataset) -> None:
+    """Write a data set's manifest, labels and statistics; draw its pictures if it is a drawn one."""
+    from duplex.artifacts import ArtifactPaths
+    from duplex.params import load_params
+    from duplex.stages import prepare as stage
+
+    stage.prepare(load_params(), dataset)
+    typer.echo(f"{ArtifactPaths().manifest(dataset)} is written", err=True)
 
 
 def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
@@ -55,12 +71,17 @@ def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_jso
         return
     for world in ("closed", "open"):
         if world in found:
-            values = found[world]
-            interval = f"[{values['auc_low']:.2f}, {values['auc_high']:.2f}]"
-            line = "  ".join(
-                f"{name} {values[key]:.2f}" for name, key in (("S", "seen"), ("U", "unseen"), ("HM", "hm"))
-            )
-            typer.echo(f"{world:6}  {line}  AUC {values['auc']:.2f} {interval}")
+            typer.echo(f"{world:6}  {headline(found[world])}")
+
+
+def headline(values: Mapping[str, Any]) -> str:
+    """`S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`; what is undefined is a dash, and the sampled protocol has
+    no interval."""
+    line = "  ".join(
+        f"{name} {values[key]:.2f}" if values.get(key) is not None else f"{name} –" for name, key in HEADLINE
+    )
+    low, high = values.get("auc_low"), values.get("auc_high")
+    return line if low is None or high is None else f"{line} [{low:.2f}, {high:.2f}]"
 
 
 def metrics(as_json: AsJson = False) -> None:
@@ -74,7 +95,7 @@ def metrics(as_json: AsJson = False) -> None:
     from duplex.report.aggregate import metrics_table, read_metrics
 
     paths = ArtifactPaths()
-    table = read_metrics(paths.metrics)
+    table = read_metrics(paths.metrics, "dvc repro report")
     if as_json:
         typer.echo(json.dumps(table, indent=2))
         return

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duplex.cli.usage import LAST_SEED
+
 if TYPE_CHECKING:
     from duplex.report.retrieved import Hit
 
 Dataset = Annotated[str, typer.Option("--dataset", "-d", help="A data set of params.yaml.")]
 Method = Annotated[str | None, typer.Option("--method", "-m", help="Default: the method that the report shows.")]
-Seed = Annotated[int | None, typer.Option("--seed", "-s", min=0, help="Default: the first seed of run:.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", "-s", min=0, max=LAST_SEED, help="Default: the first seed of run:.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli.differences import number, p_value, points, span
+from duplex.cli.usage import LAST_SEED
 from duplex.errors import DuplexError, UsageError, pick
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def register(app: typer.Typer) -> None:
         k: Annotated[list[int] | None, typer.Option("--k", help="top-k; may be repeated (default: the file's)")] = None,
         protocol: Annotated[str, typer.Option(help="exact, or sampled: the sweep behind published tables")] = "exact",
         rounds: Annotated[int, typer.Option(min=0, help="bootstrap rounds; 0: AUC intervals only")] = 1000,
-        seed: Annotated[int, typer.Option(help="of the bootstrap")] = 0,
+        seed: Annotated[int, typer.Option(min=0, max=LAST_SEED, help="of the bootstrap")] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     ) -> None:
         """Seen and unseen accuracy, best harmonic mean and AUC of a score matrix, in percent, with 95 % intervals."""

@@ -25,7 +25,7 @@ def read_manifest(path: Path) -> pd.DataFrame:
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
     except FileNotFoundError:
-        raise DuplexError(f"{path} does not exist; `dvc repro prepare` writes it") from None
+        raise DuplexError(f"{path} does not exist; `duplex prepare --dataset {path.parent.name}` writes it") from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise DuplexError(f"{path} is not a manifest: {error}") from None
     if list(frame.columns) != COLUMNS:

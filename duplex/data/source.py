@@ -16,7 +16,7 @@ from duplex.data.split import SplitOptions
 from duplex.data.standard import load_standard
 from duplex.data.table import is_table, read_table
 from duplex.data.tree import PictureTree
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import UsageError
 
 Kind = Literal["shapes", "standard", "table", "folder"]
 
@@ -68,7 +68,7 @@ def load_source(source: Source) -> Dataset:
         manifest = shapes_manifest(source.seed)
         return Dataset(manifest, labels_of(manifest))
     if not source.root.is_dir():
-        raise DuplexError(
+        raise UsageError(
             f"the data root {source.root} is not a folder; correct `source: {{root: ...}}` in params.yaml, "
             "or fetch a benchmark with `duplex data download`"
         )

@@ -75,13 +75,14 @@ def standard_error(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
-def read_metrics(path: Path) -> dict[str, Any]:
+def read_metrics(path: Path, command: str = "dvc repro evaluate") -> dict[str, Any]:
+    """A file of metrics; `command` is what writes it."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise DuplexError(f"{path} does not exist; `dvc repro evaluate` writes it") from None
+        raise DuplexError(f"{path} does not exist; `{command}` writes it") from None
     except ValueError as error:
-        raise DuplexError(f"{path} is not JSON ({error}); `dvc repro -f evaluate` writes it again") from None
+        raise DuplexError(f"{path} is not JSON ({error}); `{command} -f` writes it again") from None
 
 
 def write_json(record: Mapping[str, Any], path: Path) -> None:

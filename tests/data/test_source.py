@@ -8,7 +8,7 @@ import pytest
 
 from duplex.data.manifest import read_manifest, write_manifest
 from duplex.data.shapes import shapes_manifest
-from duplex.data.source import DataSource, ensure_pictures, load_source
+from duplex.data.source import DataSource, Kind, ensure_pictures, load_source
 from duplex.data.stats import statistics
 from duplex.errors import UsageError
 
@@ -19,7 +19,13 @@ def test_shapes_are_loaded_without_a_picture_and_drawn_on_demand(tmp_path: Path)
     assert dataset.manifest.equals(shapes_manifest(3)) and not (tmp_path / "shapes").exists()
     assert statistics(dataset.labels, dataset.manifest).splits["train"].seen == len(dataset.labels.pairs["train"])
     ensure_pictures(source, dataset.manifest.head(3))
-    assert sum(path.is_file() for path in (tmp_path / "shapes").rglob("*")) == 3
+    assert len(list((tmp_path / "shapes").rglob("*.png"))) == 3
+
+
+@pytest.mark.parametrize("kind", ["standard", "table", "folder"])
+def test_a_root_that_is_not_there_is_a_wrong_request(tmp_path: Path, kind: Kind) -> None:
+    with pytest.raises(UsageError, match="is not a folder"):
+        load_source(DataSource(kind, tmp_path / "none"))
 
 
 def test_a_table_source_needs_its_table(tmp_path: Path) -> None:

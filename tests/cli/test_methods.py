@@ -1,0 +1,44 @@
+"""What `duplex evaluate` prints of metrics that are whole, sampled or partly undefined; `duplex prepare` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from duplex.cli import app
+from duplex.cli.methods import headline
+
+SHIPPED = Path(__file__).parents[2] / "params.yaml"
+WHOLE = {"seen": 41.304, "unseen": 20.0, "hm": 18.2, "auc": 6.9, "auc_low": 6.1, "auc_high": 7.8}
+
+
+@pytest.mark.parametrize(
+    ("absent", "line"),
+    [
+        ((), "S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]"),
+        (("auc_low", "auc_high"), "S 41.30  U 20.00  HM 18.20  AUC 6.90"),
+        (("unseen", "hm", "auc", "auc_low", "auc_high"), "S 41.30  U –  HM –  AUC –"),
+    ],
+)
+def test_what_is_undefined_is_a_dash(absent, line):
+    assert headline({key: value for key, value in WHOLE.items() if key not in absent}) == line
+
+
+def test_evaluation_by_the_sampled_protocol_is_printed(monkeypatch):
+    sampled = {"closed": {key: WHOLE[key] for key in ("seen", "unseen", "hm", "auc")}}
+    monkeypatch.setattr("duplex.params.load_params", lambda: None)
+    monkeypatch.setattr("duplex.stages.evaluate.run", lambda *_: sampled)
+    done = CliRunner().invoke(app, ["evaluate", "--dataset", "any"])
+    assert (done.exit_code, done.stdout) == (0, "closed  S 41.30  U 20.00  HM 18.20  AUC 6.90\n")
+
+
+def test_prepare_writes_what_extraction_asks_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("duplex.stages.prepare.ensure_pictures", lambda *_: None)  # 6,000 pictures
+    (tmp_path / "params.yaml").write_text(SHIPPED.read_text())
+    done = CliRunner().invoke(app, ["prepare", "--dataset", "shapes"])
+    assert done.exit_code == 0, done.stderr
+    written = {path.name for path in (tmp_path / "artifacts" / "shapes").iterdir()}
+    assert written == {"manifest.csv", "labels.json", "statistics.json"}
