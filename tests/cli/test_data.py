@@ -161,7 +161,7 @@ def test_download_goes_on_where_a_killed_one_stopped_and_the_result_loads(
     ("words", "status", "says"),
     [
         (["stats", "nope"], 2, "no data set 'nope'"),
-        (["stats", "cgqa"], 1, "not a folder"),
+        (["stats", "cgqa"], 2, "not a folder"),
         (["add", "bad name", "."], 2, "no name for a data set"),
         (["add", "x", "nowhere"], 2, "neither a folder nor a table"),
         (["add", "x", ".", "--val-unseen", "0.9"], 2, "together below 1"),

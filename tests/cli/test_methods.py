@@ -42,3 +42,11 @@ def test_prepare_writes_what_extraction_asks_for(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.stderr
     written = {path.name for path in (tmp_path / "artifacts" / "shapes").iterdir()}
     assert written == {"manifest.csv", "labels.json", "statistics.json"}
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**63)])
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_seed_that_no_generator_takes_is_refused(command, seed):
+    done = CliRunner().invoke(app, [command, "--dataset", "shapes", "--seed", seed])
+    assert done.exit_code == 2
+    assert "--seed" in done.stderr
