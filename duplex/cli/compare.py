@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli.report import AsJson, Dataset
+from duplex.cli.usage import LAST_SEED
 from duplex.errors import DuplexError, UsageError, pick
 from duplex.labels import WORLDS
 
@@ -27,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def compare(
     dataset: Dataset,
     methods: Annotated[tuple[str, str], typer.Option("--methods", help="Two methods: FIRST SECOND.")],
-    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of both runs.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", "-s", min=0, max=LAST_SEED, help="Of both runs.")] = 0,
     world: Annotated[str, typer.Option("--world", help="closed or open")] = "closed",
     as_json: AsJson = False,
 ) -> None:
