@@ -50,7 +50,7 @@ def note_inputs(params: Params, dataset: str, paths: ArtifactPaths | None = None
 def tabulate(params: Params, paths: ArtifactPaths | None = None) -> None:
     """`{data set: {row: {world: means}}}` of all rows."""
     paths = paths or ArtifactPaths()
-    records = {name: read_metrics(paths.ablation(name)) for name in params.ablations}
+    records = {name: read_metrics(paths.ablation(name), "dvc repro ablations/dvc.yaml") for name in params.ablations}
     runs = {
         (dataset, name): list(found[dataset].values())
         for dataset in params.ablation_run.datasets
