@@ -99,7 +99,7 @@ def test_losses_and_gradients_equal_the_twin(row, compositions, seed):
     for name, value in slow.items():
         torch.testing.assert_close(fast[name], value, rtol=1e-10, atol=1e-10)
     for name, grad in slow_grads.items():
-        torch.testing.assert_close(fast_grads[name], grad, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(fast_grads[name], grad, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize(
