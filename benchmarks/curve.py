@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.measure import memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +101,7 @@ def sampled(columns: int) -> dict[str, Any]:
 
     from tests.evaluation.twins import published_sweep
 
-    free = min(SWEEP_MEMORY, _memory("/proc/meminfo", "MemAvailable") / 2)
+    free = min(SWEEP_MEMORY, memory("MemAvailable", "/proc/meminfo") / 2)
     rows = min(IMAGES, int(free / (SWEEP_RATIO * 4 * columns)))
     scores = Scores(columns, rows)
     tensors = [torch.from_numpy(a) for a in (scores.block(0, columns), scores.target, scores.seen)]
@@ -154,13 +154,6 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def _memory(path: str, name: str) -> int:
-    """Bytes of a `Name:  123 kB` line."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path(path).read_text(encoding="ascii"))
-    assert found, f"{path} has no {name}"
-    return int(found[1]) * 1024
-
-
 def run_part(name: str) -> dict[str, Any]:
     """One part in a process of its own."""
     print(f"{name} ...", file=sys.stderr, flush=True)
@@ -178,7 +171,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.part:
         result = PARTS[options.part]()
-        print(json.dumps({**result, "peak_gib": _memory("/proc/self/status", "VmHWM") / 2**30}))
+        print(json.dumps({**result, "peak_gib": memory("VmHWM") / 2**30}))
         return
     parts = {name: run_part(name) for name in PARTS}
     report = {

@@ -2,14 +2,13 @@
 
 Three ways over the same pictures and weights, alternating in one run: the encoder alone over tensors that are ready in
 memory, open_clip's plain example (open, transform, encode, one batch after another), and `extract`. Random weights:
-speed does not depend on them. The peak memory of an extraction is read for one and for many pictures.
+speed does not depend on them. An extraction's peak memory, decoding workers and all, is read for few and many pictures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -23,11 +22,12 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.measure import FamilyMemory
 from duplex.encoders.clip import ClipEncoder, open_clip
 from duplex.encoders.source import EncoderSource, complete_preprocess
 from duplex.features.extraction import extract
 
-SIZES = {"ViT-L-14": (20, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds
+SIZES = {"ViT-L-14": (24, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds
 PICTURE = (400, 300)
 
 
@@ -125,11 +125,11 @@ def write_pictures(folder: Path, count: int) -> list[str]:
 
 def measure_memory(count: int) -> float:
     command = [sys.executable, "-m", "benchmarks.extraction", "--memory", str(count)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def peak_memory(count: int) -> float:
-    """Megabytes at the peak of extracting `count` pictures with a small encoder, in this process."""
+    """Megabytes at the peak of extracting `count` pictures with a small encoder, this process and its workers."""
     small = {
         "embed_dim": 64,
         "vision_cfg": {"image_size": 224, "layers": 2, "width": 128, "patch_size": 32},
@@ -141,8 +141,9 @@ def peak_memory(count: int) -> float:
         source = EncoderSource("small", small, complete_preprocess({}, small), folder / "weights.pt")
         encoder = ClipEncoder(source, towers="image", device="cpu", precision="fp32")
         images = write_pictures(folder, min(count, 300))
-        run(encoder, folder, [images[row % len(images)] for row in range(count)], folder / "out.h5", 32, 2)
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+        with FamilyMemory() as memory:
+            run(encoder, folder, [images[row % len(images)] for row in range(count)], folder / "out.h5", 32, 2)
+    return round(memory.peak / 2**20, 1)
 
 
 if __name__ == "__main__":

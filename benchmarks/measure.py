@@ -1,13 +1,21 @@
-"""Shared by the benchmarks: alternating timings, peak memory of a child process."""
+"""Shared by the benchmarks: alternating timings, and memory as Linux counts it."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
+import os
+import re
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+STATUS = "/proc/self/status"
 
 
 def alternate(works: Mapping[str, Callable[[], object]], rounds: int = 5, warm: int = 1) -> dict[str, float]:
@@ -20,6 +28,49 @@ def alternate(works: Mapping[str, Callable[[], object]], rounds: int = 5, warm: 
             if turn >= warm:
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def memory(name: str, path: str = STATUS) -> int:
+    """Bytes of a `Name:  123 kB` line: of this process VmRSS is what it holds, VmHWM the most it held. (The `ru_maxrss`
+    of a child begins at its parent's: it says nothing of the child.)"""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path(path).read_text(encoding="ascii"))
+    assert found, f"{path} has no {name}"
+    return int(found[1]) * 1024
+
+
+def begin_peak() -> int:
+    """Let the high-water mark fall to what is held now, and say how much that is, in bytes."""
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier work freed must not hide what this work takes
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return memory("VmRSS")
+
+
+class FamilyMemory:
+    """The most memory that this process and its children held together, looked at every few milliseconds. What they
+    share counts once."""
+
+    def __init__(self, every: float = 0.02) -> None:
+        self.peak = 0
+        self._every = every
+        self._done = threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> FamilyMemory:
+        self._watch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._watch.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(self._every):
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+            held = 0
+            for pid in ("self", *children):
+                with contextlib.suppress(OSError):  # a child may just have ended
+                    held += memory("Pss", f"/proc/{pid}/smaps_rollup")
+            self.peak = max(self.peak, held)
 
 
 def say(text: str) -> None:

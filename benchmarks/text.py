@@ -10,7 +10,6 @@ side of a training step instead, three paths at once, in the sizes of three benc
 
 from __future__ import annotations
 
-import ctypes
 import json
 import statistics
 import sys
@@ -26,6 +25,7 @@ import typer
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.measure import begin_peak, memory
 from duplex.encoders import text_plain
 from duplex.encoders.prompt_tree import PromptTree, blocks, padded
 from duplex.encoders.text import TextTower
@@ -152,17 +152,10 @@ class Stopwatch:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             return torch.cuda.memory_allocated() / 2**30
-        ctypes.CDLL(None).malloc_trim(0)  # what earlier work freed must not hide what this work takes
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to the present size
-        return self._status("VmRSS")
+        return begin_peak() / 2**30
 
     def _peak(self) -> float:
-        return torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else self._status("VmHWM")
-
-    @staticmethod
-    def _status(key: str) -> float:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(key + ":")) / 2**20
+        return (torch.cuda.max_memory_allocated() if self.device.type == "cuda" else memory("VmHWM")) / 2**30
 
 
 def floor(tower: TextTower, tokens: int, device: torch.device) -> Callable[[], None]:

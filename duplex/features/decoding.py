@@ -17,36 +17,27 @@ from duplex.features.pictures import BadPicture, read_picture
 from duplex.features.store import ENCODED, mark_of
 
 Block = tuple[int, int]  # rows [start, stop)
-Decoded = tuple[int, Tensor, Tensor]  # start, pixels [B, 3, R, R] uint8, marks [B] uint8
 AHEAD = 2  # blocks a worker may be ahead
 
 
-class Blocks(Dataset[Decoded]):
-    """Blocks of rows, each decoded whole. A picture that cannot be had leaves a black one in its row and says why in
-    its mark, so that the encoder always sees the same block."""
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """Row -> pixels [3, R, R] uint8 and the row's mark. A picture that cannot be had is a black one and its mark says
+    why, so that the encoder always sees the same block."""
 
-    def __init__(
-        self, images: Sequence[str], root: Path, transform: Callable[[Image.Image], Tensor], blocks: Sequence[Block]
-    ) -> None:
+    def __init__(self, images: Sequence[str], root: Path, transform: Callable[[Image.Image], Tensor]) -> None:
         self.images = images
         self.root = root
         self.transform = transform
-        self.blocks = blocks
-        self.shape = transform(Image.new("RGB", (8, 8))).shape
+        self.black = torch.zeros_like(transform(Image.new("RGB", (8, 8))))
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return len(self.images)
 
-    def __getitem__(self, index: int) -> Decoded:
-        start, stop = self.blocks[index]
-        pixels = torch.zeros((stop - start, *self.shape), dtype=torch.uint8)
-        marks = torch.full((stop - start,), ENCODED, dtype=torch.uint8)
-        for row in range(start, stop):
-            try:
-                pixels[row - start] = self._pixels(row)
-            except BadPicture as bad:
-                marks[row - start] = mark_of(bad.reason)
-        return start, pixels, marks
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        try:
+            return self._pixels(row), ENCODED
+        except BadPicture as bad:
+            return self.black, mark_of(bad.reason)
 
     def _pixels(self, row: int) -> Tensor:
         picture = read_picture(self.root / self.images[row])
@@ -56,19 +47,26 @@ class Blocks(Dataset[Decoded]):
             raise BadPicture("cannot be resized") from None
 
 
-def decoded_blocks(blocks: Blocks, num_workers: int, *, pinned: bool) -> Iterator[Decoded]:
-    """Decode ahead of the encoder. Without a GPU the workers give way to the encoder, which shares their cores: they
-    run when it waits."""
-    loader: DataLoader[Decoded] = DataLoader(
-        blocks,
-        batch_size=None,
+def decoded_blocks(
+    pictures: Pictures, blocks: Sequence[Block], num_workers: int, *, pinned: bool
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """First row, pixels [B, 3, R, R] and marks [B] of each block, decoded ahead of the encoder.
+
+    Workers stack a block straight into shared memory; one that is stacked first and shared then stays with its worker
+    for some sixty more. Without a GPU the workers give way to the encoder, which shares their cores: one preempted
+    thread of a matrix product holds up all of them, so the workers run when it waits.
+    """
+    loader: DataLoader[tuple[Tensor, int]] = DataLoader(
+        pictures,
+        batch_sampler=[list(range(*block)) for block in blocks],
         num_workers=num_workers,
         prefetch_factor=AHEAD if num_workers else None,
         pin_memory=pinned,
         worker_init_fn=_quiet_worker if pinned else _yielding_worker,
     )
     try:
-        yield from loader
+        for (start, _), (pixels, marks) in zip(blocks, loader, strict=True):
+            yield start, pixels, marks.to(torch.uint8)
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
@@ -85,4 +83,4 @@ def _quiet_worker(_: int) -> None:
 
 def _yielding_worker(index: int) -> None:
     _quiet_worker(index)
-    os.nice(10)
+    os.nice(19)

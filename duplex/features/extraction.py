@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from duplex.errors import DuplexError, UsageError, pick
-from duplex.features.decoding import Block, Blocks, decoded_blocks
+from duplex.features.decoding import Block, Pictures, decoded_blocks
 from duplex.features.identity import Identity, cache_identity, difference
 from duplex.features.lock import sole_writer
 from duplex.features.pictures import BadPicture, read_picture
@@ -182,8 +182,9 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     """Encode every block that has a pending row, whole."""
     rows = len(job.images)
     pending = [block for block in _blocks(rows, job.batch_size) if (cache.marks[slice(*block)] == PENDING).any()]
-    blocks = Blocks(job.images, job.root, job.encoder.image_transform, pending)
-    stream = decoded_blocks(blocks, min(job.num_workers, len(pending)), pinned=job.encoder.device.type == "cuda")
+    pictures = Pictures(job.images, job.root, job.encoder.image_transform)
+    workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
+    stream = decoded_blocks(pictures, pending, workers, pinned=pinned)
     live = Live("pictures", sum(stop - start for start, stop in pending) if job.progress else 0)
     began = committed = time.monotonic()
     encoded = 0

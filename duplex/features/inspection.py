@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.decoding import Blocks
+from duplex.features.decoding import Pictures
 from duplex.features.identity import check_identity, repair
 from duplex.features.store import ENCODED, FIRST_BAD, PENDING, open_file, read_identity, read_span, reason
 
@@ -70,19 +70,18 @@ def verify(
             raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair(path)}")
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
         stored = file["cls"][rows].astype(np.float32)
-    blocks = Blocks(images[span.start : span.stop], root, encoder.image_transform, [(r, r + 1) for r in rows.tolist()])
+    pictures = Pictures(images[span.start : span.stop], root, encoder.image_transform)
     worst = 1.0
     for index, row in enumerate(rows.tolist()):
-        _, pixels, decoded = blocks[index]
-        if (int(decoded[0]) >= FIRST_BAD) != (int(marks[row]) >= FIRST_BAD):
-            found, held = (reason(mark) if mark >= FIRST_BAD else "readable" for mark in (int(decoded[0]), marks[row]))
-            raise DuplexError(
-                f"{path}: {blocks.images[row]} (row {row}) is {found}, in the cache {held}; {repair(path)}"
-            )
+        image = images[span.start + row]
+        pixels, decoded = pictures[row]
+        if (decoded >= FIRST_BAD) != (int(marks[row]) >= FIRST_BAD):
+            found, held = (reason(mark) if mark >= FIRST_BAD else "readable" for mark in (decoded, marks[row]))
+            raise DuplexError(f"{path}: {image} (row {row}) is {found}, in the cache {held}; {repair(path)}")
         if marks[row] == ENCODED:
-            worst = min(worst, _cosine(stored[index], encoder.encode_images(pixels)[0].cpu().numpy()))
+            worst = min(worst, _cosine(stored[index], encoder.encode_images(pixels[None])[0].cpu().numpy()))
             if worst < AGREE:
-                raise DuplexError(f"{path}: row {row} is not {blocks.images[row]} (cosine {worst:.4f}); {repair(path)}")
+                raise DuplexError(f"{path}: row {row} is not {image} (cosine {worst:.4f}); {repair(path)}")
     return {"path": str(path), "checked": len(rows), "worst_cosine": worst}
 
 

@@ -72,17 +72,16 @@ def test_worker_processes_prepare_pictures(method: str, tmp_path) -> None:
         from PIL import Image
         from torch.utils.data import DataLoader
         from duplex.encoders.clip import PictureTransform
-        from duplex.features.decoding import Blocks
+        from duplex.features.decoding import Pictures
         from pathlib import Path
         if __name__ == "__main__":
             Image.new("RGB", (9, 9), "red").save({str(tmp_path / "a.png")!r})
             transform = PictureTransform(dict(size=8, mode="RGB", mean=(0,)*3, std=(1,)*3, interpolation="bicubic",
                                               resize_mode="shortest", fill_color=0))
-            blocks = Blocks(["a.png"], Path({str(tmp_path)!r}), transform, [(0, 1)])
-            loader = DataLoader(blocks, batch_size=None, num_workers=1, multiprocessing_context={method!r})
-            for start, pixels, marks in loader:
-                print(start, tuple(pixels.shape), pixels[0, 0, 0, 0].item(), marks.tolist())
+            pictures = Pictures(["a.png"], Path({str(tmp_path)!r}), transform)
+            for pixels, marks in DataLoader(pictures, num_workers=1, multiprocessing_context={method!r}):
+                print(tuple(pixels.shape), pixels[0, 0, 0, 0].item(), marks.tolist())
     """)
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    assert done.stdout.strip() == "0 (1, 3, 8, 8) 255 [1]", done.stderr
+    assert done.stdout.strip() == "(1, 3, 8, 8) 255 [1]", done.stderr
