@@ -46,10 +46,10 @@ def begin_peak() -> int:
 
 
 class FamilyMemory:
-    """The most memory that this process and its children held together, looked at every few milliseconds. What they
+    """The most memory that this process and its children held together, looked at every tenth of a second. What they
     share counts once."""
 
-    def __init__(self, every: float = 0.02) -> None:
+    def __init__(self, every: float = 0.1) -> None:
         self.peak = 0
         self._every = every
         self._done = threading.Event()

@@ -11,63 +11,41 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.measure import emit, say
+from benchmarks.variations import STUDY, Variation
 from duplex.artifacts import ArtifactPaths
 from duplex.assessment import assess, validation_auc
 from duplex.evaluation.metrics import measure
 from duplex.model.network import Network
-from duplex.model.options import Options
+from duplex.model.options import Options, TrainingOptions
 from duplex.params import load_params
 from duplex.report.aggregate import mean, standard_error
 from duplex.stages.inputs import Inputs, load_inputs, make_deterministic
 from duplex.stages.train import build
 from duplex.training import train
 
-# Variations of `duplex`; `static` is the codebook without the graph.
-STUDY: dict[str, dict[str, Any]] = {
-    "duplex": {},
-    "static": {"graph": False},
-    "no codebook": {"codebook": "none", "graph": False, "losses": ("s", "o", "ct"), "inference": ("ct", "so")},
-    "state messages": {"messages": ("state",)},
-    "object messages": {"messages": ("object",)},
-    "counterfactual messages": {"messages": ("counterfactual",)},
-    "lambda 0.5": {"momentum": 0.5},
-    "lambda 0.99": {"momentum": 0.99},
-    "lambda 0.999": {"momentum": 0.999},
-    "not renormalised": {"renormalise": False},
-    "random unseen rows": {"unseen_rows": "random"},
-    "random unseen rows, static": {"unseen_rows": "random", "graph": False},
-    "random rows": {"unseen_rows": "random", "seen_rows": "random"},
-    "residual disentanglers": {"disentangler": "residual"},
-    "trainable codebook": {"codebook": "trainable"},
-    "trainable codebook, static": {"codebook": "trainable", "graph": False},
-    "refine over all pairs": {"refine_over": "open"},
-    "additive": {"fusion": "additive", "messages": ("counterfactual",)},
-    "additive, lambda 0.99": {"fusion": "additive", "messages": ("counterfactual",), "momentum": 0.99},
-    "additive, all pairs": {"fusion": "additive", "messages": ("counterfactual",), "refine_over": "open"},
-    "additive, all pairs, lambda 0.99": {
-        "fusion": "additive",
-        "messages": ("counterfactual",),
-        "refine_over": "open",
-        "momentum": 0.99,
-    },
-    "static, all pairs": {"graph": False, "refine_over": "open"},
-    "no adapter": {"adapter": "none"},
-    "no adapter, static": {"adapter": "none", "graph": False},
-}
 
-
-def run(inputs: Inputs, options: Options, settings: Any, seed: int) -> dict[str, float]:
+def run(
+    inputs: Inputs, options: Options, settings: TrainingOptions, seed: int, variation: Variation = Variation()
+) -> dict[str, float]:
     """Train one network; its best validation AUC, S and U there, and its AUC over all compositions."""
     torch.manual_seed(seed)
-    network: Network = build(inputs, options)
-    val = inputs.examples["val"]
-    outcome = train(network, inputs.examples["train"], settings, seed, lambda n: validation_auc(n, val, inputs.labels))
+    options = replace(options, **variation.options)
+    network = build(inputs, options, variation.network)
+    val, epochs = inputs.examples["val"], count()
+
+    def validate(network: Network) -> float:
+        """Once before training and once after each epoch."""
+        network.options = replace(options, momentum=variation.momentum(next(epochs), options, settings))
+        return validation_auc(network, val, inputs.labels)
+
+    outcome = train(network, inputs.examples["train"], settings, seed, validate)
     closed, wide = (
         measure(assess(network, val, inputs.labels, inputs.labels.target(world, "val")).evidence.rivals(), rounds=0)
         for world in ("closed", "open")
@@ -84,7 +62,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="100,101")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="of the text tower")
-    parser.add_argument("--study", action="store_true", help="the variations of duplex in this file")
+    parser.add_argument("--study", action="store_true", help="the variations of duplex in variations.py")
     parser.add_argument("--only", default="", help="some rows of the study, separated by ';'")
     parser.add_argument("--out", type=Path, help="also write the JSON here, after every row")
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
@@ -101,14 +79,14 @@ def main() -> None:
         settings = replace(settings, epochs=wanted.epochs)
     if wanted.study:
         chosen = [name for name in wanted.only.split(";") if name] or list(STUDY)
-        rows = {name: replace(params.method("duplex"), **STUDY[name]) for name in chosen}
+        rows = {name: (params.method("duplex"), STUDY[name]) for name in chosen}
     else:
-        rows = {name: params.method(name) for name in wanted.rows.split(",")}
+        rows = {name: (params.method(name), Variation()) for name in wanted.rows.split(",")}
     found: dict[str, Any] = {}
-    for name, options in rows.items():
+    for name, (options, variation) in rows.items():
         for rate in [float(r) for r in wanted.rates.split(",") if r] or [settings.learning_rate]:
             at_rate = replace(settings, learning_rate=rate)
-            runs = [run(inputs, options, at_rate, int(seed)) for seed in wanted.seeds.split(",")]
+            runs = [run(inputs, options, at_rate, int(seed), variation) for seed in wanted.seeds.split(",")]
             label = f"{name} @ {rate:g}" if wanted.rates else name
             found[label] = {key: mean([r[key] for r in runs]) for key in runs[0]}
             found[label]["auc_se"] = standard_error([r["auc"] for r in runs])

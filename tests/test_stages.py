@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import h5py
@@ -22,6 +24,7 @@ from duplex.params import Params, load_params
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
+from tests.subprocesses import ENVIRONMENT
 
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
 METHODS = ("clip", "coop", "csp", "cso", "duplex")
@@ -82,6 +85,44 @@ def test_the_same_seed_gives_the_same_bytes(place):
         run = paths.run("own", "duplex", 3)
         found.append([path.read_bytes() for path in (run.checkpoint, run.history, run.metrics, run.curve)])
     assert found[0] == found[1]
+
+
+def test_killed_training_ends_in_the_same_bytes(place):
+    """SIGKILL at random moments of `duplex train`, then the same command again."""
+    folder, _, paths = place
+    shipped = (folder / "params.yaml").read_text()
+    record = YAML(typ="safe").load(shipped)
+    record["datasets"]["own"]["training"]["epochs"] = 8
+    with (folder / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    run, command = paths.run("own", "duplex", 7), ["train", "--dataset", "own", "--method", "duplex", "--seed", "7"]
+    files, partial, moment = (run.checkpoint, run.history), run.root / "training.partial", random.Random(0)
+    try:
+        start(command, folder).communicate()
+        whole = [path.read_bytes() for path in files]
+        for path in files:
+            path.unlink()
+        for _ in range(3):
+            process, began = start(command, folder), time.monotonic()
+            while not partial.exists() and process.poll() is None:
+                assert time.monotonic() - began < 60
+                time.sleep(0.01)
+            time.sleep(moment.uniform(0, 0.8))
+            process.kill()
+            process.wait()
+            assert partial.exists()
+            assert not run.checkpoint.exists()
+        last = start(command, folder)
+        assert "going on after epoch" in last.communicate()[1]
+        assert [path.read_bytes() for path in files] == whole
+    finally:
+        (folder / "params.yaml").write_text(shipped)
+
+
+def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
+    """`duplex` in a process of its own."""
+    command = [sys.executable, "-c", "from duplex.cli import main; main()", *words]
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
 def test_test_images_have_no_part_in_training_and_selection(place):

@@ -71,7 +71,7 @@ class TextTower:
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
         """[P, dim] each prompt's feature. `checkpoint` recomputes layers in the backward pass to keep less."""
         if not self.shares_prefixes:
-            return self.encode_plain(tree.sequences(), lexicon)
+            return self.encode_plain(tree.sequences(), lexicon, checkpoint=checkpoint)
         self._check(tree.length, int(tree.rows.max()), lexicon)
         layout = self._layout(tree, lexicon.device)
         x = F.embedding(layout.entry_rows, lexicon).to(self.parts.positions.dtype)
@@ -86,12 +86,12 @@ class TextTower:
                 x = self._layer(block, x, plan, spread)
         return F.embedding(layout.ends, self.parts.finish(x))
 
-    def encode_plain(self, sequences: Prompts, lexicon: Tensor) -> Tensor:
+    def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
         """[P, dim] the same, every prompt by itself through the tower's own blocks."""
         rows = padded(sequences)
         self._check(rows.shape[1], int(rows.max()), lexicon)
         free = self.parts.causal and self.parts.pools_end
-        return text_plain.encode(self.parts, rows, lexicon, None if free else self._padding())
+        return text_plain.encode(self.parts, rows, lexicon, None if free else self._padding(), checkpoint)
 
     @torch.no_grad()
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:

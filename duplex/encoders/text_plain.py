@@ -10,13 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint as recompute
 
 from duplex.encoders.prompt_tree import PAD, Ints
 from duplex.encoders.text_parts import TextParts
 
 
-def encode(parts: TextParts, sequences: Ints, lexicon: Tensor, padding: Tensor | None) -> Tensor:
-    """[P, dim] from padded lexicon rows `[P, L]`; `padding` `[width]` is None where it cannot matter."""
+def encode(
+    parts: TextParts, sequences: Ints, lexicon: Tensor, padding: Tensor | None, checkpoint: bool = False
+) -> Tensor:
+    """[P, dim] from padded lexicon rows `[P, L]`; `padding` `[width]` is None where it cannot matter. `checkpoint`
+    recomputes blocks in the backward pass."""
     device = lexicon.device
     rows = torch.from_numpy(sequences).to(device)
     if padding is not None:
@@ -31,7 +35,10 @@ def encode(parts: TextParts, sequences: Ints, lexicon: Tensor, padding: Tensor |
     mask = _mask(parts, real, x)
     with torch.autocast(device.type, parts.dtype, enabled=parts.dtype in (torch.bfloat16, torch.float16)):
         for block in parts.blocks:
-            x = block(x, attn_mask=mask)
+            if checkpoint and x.requires_grad:
+                x = recompute(block, x, attn_mask=mask, use_reentrant=False)
+            else:
+                x = block(x, attn_mask=mask)
     return parts.finish(_pooled(parts, x, real).to(parts.positions.dtype))
 
 

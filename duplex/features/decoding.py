@@ -54,7 +54,8 @@ def decoded_blocks(
 
     Workers stack a block straight into shared memory; one that is stacked first and shared then stays with its worker
     for some sixty more. Without a GPU the workers give way to the encoder, which shares their cores: one preempted
-    thread of a matrix product holds up all of them, so the workers run when it waits.
+    thread of a matrix product holds up all of them, so the workers run when it waits. At the lowest
+    priority other people's jobs would starve them.
     """
     loader: DataLoader[tuple[Tensor, int]] = DataLoader(
         pictures,
@@ -83,4 +84,4 @@ def _quiet_worker(_: int) -> None:
 
 def _yielding_worker(index: int) -> None:
     _quiet_worker(index)
-    os.nice(19)
+    os.nice(10)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 import warnings
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,8 @@ FORMATS = (
     "JPEG2000",
     "AVIF",
 )  # told by their first bytes
+Image.init()  # once, before decoding workers are forked, not in each of them
+READABLE = tuple(name for name in FORMATS if name in Image.OPEN)  # those that this Pillow was built with
 MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB; Pillow's own limit, an error here instead of a warning
 
 
@@ -46,7 +47,7 @@ def read_picture(path: Path) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, and about sizes that the next check refuses
-            with Image.open(path, formats=_formats()) as picture:
+            with Image.open(path, formats=READABLE) as picture:
                 if picture.width * picture.height > MAX_PIXELS:
                     raise BadPicture("too large")
                 return _rgb(picture)
@@ -58,13 +59,6 @@ def read_picture(path: Path) -> Image.Image:
         raise BadPicture("not a picture") from None
     except Exception:  # decoders raise nearly every type there is on damaged bytes
         raise BadPicture("damaged") from None
-
-
-@lru_cache(maxsize=1)
-def _formats() -> tuple[str, ...]:
-    """Those that this Pillow was built with."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _check_file(path: Path) -> None:

@@ -67,13 +67,13 @@ def run(
     return outcome
 
 
-def build(inputs: Inputs, options: Options) -> Network:
-    """A fresh network; its codebook starts from the training images' features."""
+def build(inputs: Inputs, options: Options, kind: type[Network] = Network) -> Network:
+    """A fresh network of some `kind`; its codebook starts from the training images' features."""
     rows = None
     if options.codebook != "none":
         examples = inputs.examples["train"]
         rows = initial_rows(options, inputs.labels, unit(examples.z), examples.compositions)
-    return Network(options, inputs.labels, inputs.tower, rows)
+    return kind(options, inputs.labels, inputs.tower, rows)
 
 
 def code_hash() -> str:

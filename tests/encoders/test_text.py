@@ -115,12 +115,23 @@ def closed() -> list[list[int]]:
     return [[START, 1, 2, s, o, END] for s in range(4, 14) for o in range(14, 14 + 2 * (s - 3))]
 
 
-def test_recomputing_layers_changes_nothing(tower: TextTower, model: Any, closed: list[list[int]]) -> None:
-    lexicon, tree = lexicon_of(model), PromptTree.of(closed)
-    features, gradient = with_gradient(tower.encode(tree, lexicon), lexicon)
-    again = with_gradient(tower.encode(tree, lexicon, checkpoint=True), lexicon)
-    assert torch.equal(features, again[0])
-    assert torch.equal(gradient, again[1])
+@pytest.mark.parametrize("shares", [True, False])
+def test_recomputing_layers_changes_nothing(
+    tower: TextTower, model: Any, closed: list[list[int]], shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither features nor gradients: each layer just runs a second time."""
+    monkeypatch.setattr(tower, "shares_prefixes", shares)
+    lexicon, tree, found, runs = lexicon_of(model), PromptTree.of(closed), [], []
+    hook = tower.parts.blocks[0].ln_2.register_forward_hook(lambda *_: runs.append(1))
+    try:
+        for checkpoint in (False, True):
+            runs.clear()
+            found.append(with_gradient(tower.encode(tree, lexicon, checkpoint=checkpoint), lexicon))
+            assert len(runs) == (2 if checkpoint else 1)
+    finally:
+        hook.remove()
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_two_runs_are_bitwise_equal(tower: TextTower, model: Any, closed: list[list[int]]) -> None:
