@@ -8,35 +8,36 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.measure import emit, say
+from benchmarks.measure import alternate, emit, say
 from benchmarks.text import SIZES, made_up, random_tower
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
 from duplex.model.codebook import random_rows
 from duplex.model.network import Network
 from duplex.model.options import Options, TrainingOptions
+from duplex.model.prompts import Prototypes
 from duplex.training import optimiser_step
 
 IMAGES = {"mit-states": 30338, "ut-zappos": 22998, "cgqa": 26920}
 ENCODED = 2  # images timed through the image encoder; its cost is linear in them
 
 
-class Clock:
-    """Wall time, for which a GPU is waited for."""
+def finished(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """`work`, and whatever it left a GPU to do."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def now(self) -> float:
-        if self.device.type == "cuda":
+    def call() -> None:
+        work()
+        if device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter()
+
+    return call
 
 
 def world(name: str, device: torch.device, dim: int) -> tuple[LabelSpace, Examples]:
@@ -50,29 +51,38 @@ def world(name: str, device: torch.device, dim: int) -> tuple[LabelSpace, Exampl
 
 
 def measure(name: str, device: torch.device, rounds: int, checkpointing: bool) -> dict[str, Any]:
-    """One data set: whole steps, the same without the graph, and the text alone."""
+    """One data set: whole steps beside the text alone; then, over prototypes that are there, the network with and
+    without its graph."""
     tower = random_tower("ViT-L-14-quickgelu", device=str(device))
     labels, examples = world(name, device, tower.dim)
     batch = SIZES[name][3]
     settings = TrainingOptions(1e-4, batch, 1, checkpointing=checkpointing)
-    seconds = {"whole": math.inf, "static": math.inf, "text": math.inf}
-    for kind, options in (("whole", Options()), ("static", Options(graph=False))):
-        network = Network(options, labels, tower, random_rows(labels.size, tower.dim)).to(device)
-        optimiser, clock = torch.optim.Adam(network.trainable(), lr=1e-4), Clock(device)
-        network.train()
-        for turn in range(rounds + 1):
-            chosen = torch.arange(batch, device=device) + batch * (turn % 8)
-            start = clock.now()
-            optimiser_step(network, examples, chosen, settings, optimiser)
-            if turn:  # the first builds the tree
-                seconds[kind] = min(seconds[kind], clock.now() - start)
-        if kind == "whole":
-            for _ in range(rounds):
-                start = clock.now()
-                prototypes = network.prototypes(checkpointing)
-                torch.autograd.backward(list(prototypes), [torch.ones_like(t) for t in prototypes])
-                seconds["text"] = min(seconds["text"], clock.now() - start)
-        del network, optimiser
+    network = Network(Options(), labels, tower, random_rows(labels.size, tower.dim)).to(device).train()
+    optimiser, turns = torch.optim.Adam(network.trainable(), lr=1e-4), count()
+
+    def step() -> None:
+        chosen = torch.arange(batch, device=device) + batch * (next(turns) % 8)
+        optimiser_step(network, examples, chosen, settings, optimiser)
+
+    def text() -> None:
+        prototypes = network.prototypes(checkpointing)
+        torch.autograd.backward(list(prototypes), [torch.ones_like(t) for t in prototypes])
+
+    works = {"whole": step, "text": text}
+    seconds = alternate({key: finished(work, device) for key, work in works.items()}, rounds)
+    with torch.no_grad():
+        held = network.prototypes()
+    static = Network(Options(graph=False), labels, tower, network.codebook.rows).to(device).train()  # type: ignore[union-attr]
+
+    def rest(part: Network) -> None:
+        chosen = torch.arange(batch, device=device) + batch * (next(turns) % 8)
+        leaves = Prototypes(*(tensor.detach().requires_grad_() for tensor in held))
+        found = part(examples.z[chosen], examples.compositions[chosen], leaves)
+        found.total.backward()
+        part.commit(found.refinement)
+
+    parts = {"network": lambda: rest(static), "network and graph": lambda: rest(network)}
+    seconds |= alternate({key: finished(work, device) for key, work in parts.items()}, 7)
     return summarise(name, seconds, device)
 
 
@@ -85,8 +95,8 @@ def summarise(name: str, seconds: dict[str, float], device: torch.device) -> dic
         "steps_per_epoch": steps,
         "step_seconds": seconds["whole"],
         "text_seconds": seconds["text"],
-        "graph_seconds": max(0.0, seconds["whole"] - seconds["static"]),
-        "network_seconds": max(0.0, seconds["static"] - seconds["text"]),
+        "network_seconds": seconds["network"],
+        "graph_seconds": seconds["network and graph"] - seconds["network"],
         "epoch_seconds": steps * seconds["whole"],
     }
     if device.type == "cuda":
@@ -107,15 +117,10 @@ def image_seconds(device: torch.device) -> float:
     config = open_clip.get_model_config("ViT-L-14-quickgelu")
     tower = _build_vision_tower(config["embed_dim"], CLIPVisionCfg(**config["vision_cfg"]), quick_gelu=True)
     tower = tower.to(device).eval()
-    count = ENCODED if device.type == "cpu" else 64
-    pixels, clock = torch.randn(count, 3, 224, 224, device=device), Clock(device)
-    times = []
+    images = ENCODED if device.type == "cpu" else 64
+    pixels = torch.randn(images, 3, 224, 224, device=device)
     with torch.no_grad():
-        for _ in range(3):
-            start = clock.now()
-            tower(pixels)
-            times.append(clock.now() - start)
-    return min(times) / count
+        return alternate({"image": finished(lambda: tower(pixels), device)}, 3)["image"] / images
 
 
 def main() -> None:

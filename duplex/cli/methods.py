@@ -88,9 +88,6 @@ def metrics(as_json: AsJson = False) -> None:
     """Print the aggregate of all runs, and where the report is."""
     import json
 
-    from rich.console import Console
-    from rich.table import Table
-
     from duplex.artifacts import ArtifactPaths
     from duplex.report.aggregate import metrics_table, read_metrics
 
@@ -99,9 +96,8 @@ def metrics(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(table, indent=2))
         return
-    header, *rows = metrics_table(table)
-    shown = Table(*header)
-    for row in rows:
-        shown.add_row(*row)
-    Console().print(shown)
+    rows = metrics_table(table)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:  # never wrapped or cut, however narrow the terminal
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     typer.echo(f"report: {paths.report / 'index.html'}")

@@ -34,6 +34,21 @@ def test_evaluation_by_the_sampled_protocol_is_printed(monkeypatch):
     assert (done.exit_code, done.stdout) == (0, "closed  S 41.30  U 20.00  HM 18.20  AUC 6.90\n")
 
 
+def test_metrics_are_a_table_that_nothing_cuts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "40")
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts" / "metrics.json").write_text((SHIPPED.parent / "artifacts" / "metrics.json").read_text())
+    done = CliRunner().invoke(app, ["metrics"])
+    assert done.exit_code == 0, done.stderr
+    header, *rows, report = done.stdout.splitlines()
+    assert header.split("  ")[0] == "data set"
+    assert {tuple(row.split()[:3]) for row in rows} >= {("shapes", "closed", "clip"), ("shapes", "open", "duplex")}
+    starts = [header.index(name) for name in ("world", "method", "AUC")]
+    assert all(row[start - 2 : start] == "  " and row[start] != " " for row in rows for start in starts)
+    assert report == "report: artifacts/report/index.html"
+
+
 def test_prepare_writes_what_extraction_asks_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("duplex.stages.prepare.ensure_pictures", lambda *_: None)  # 6,000 pictures
