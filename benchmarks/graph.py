@@ -17,6 +17,7 @@ from duplex.model.factors import Fusion
 from duplex.model.graph import Batch, Candidates, aggregate, blend
 
 DIM = 768
+DENSE = 128  # largest batch of the dense step: at 256 its matrix alone takes 5.5 GB, and the gradient as much again
 MESSAGES = ("state", "object", "counterfactual")
 
 
@@ -84,19 +85,19 @@ class Problem:
 def aggregate_densely(
     batch: Batch, candidates: Candidates, fusion: Fusion, messages: tuple[str, ...]
 ) -> tuple[Tensor, None]:
-    """`D_P^-1 W_P X_local` with the `N_local x N_local` adjacency matrix in memory, as Eq. 14-16 are written."""
+    """`D_P^-1 W_P X_local` with the prototypes' rows of the adjacency matrix, `|C| x N_local`, in memory, as Eq. 14-16
+    are written. (Algorithm 1's whole matrix has as many rows as columns; those that Eq. 16 leaves out are not made.)"""
     i, j = candidates.kept[candidates.state_of][:, candidates.object_of].nonzero(as_tuple=True)
     z_cf = fusion(batch.z_s[i], batch.z_o[j])
     m, n = candidates.kept.nonzero(as_tuple=True)
-    count, size = len(m), len(batch.states)
+    count = len(m)
     x = torch.cat([batch.z_s.new_zeros(count, DIM), batch.z_s, batch.z_o, z_cf])
     w_s = (batch.p_s[:, candidates.states[m]] / candidates.kept.sum(1)[m]).T
     w_o = (batch.p_o[:, candidates.objects[n]] / candidates.kept.sum(0)[n]).T
     own = batch.p_s[i, batch.states[i]] * batch.p_o[j, batch.objects[j]]
     here = (candidates.state_of[i][None] == m[:, None]) & (candidates.object_of[j][None] == n[:, None])
     w_p = torch.cat([batch.z_s.new_zeros(count, count), w_s, w_o, here * own], dim=1)
-    w = torch.cat([w_p, w_p.new_zeros(2 * size + len(i), w_p.shape[1])])  # only prototypes receive messages
-    return ((w @ x) / w.sum(1, keepdim=True).clamp(min=1e-30))[:count], None
+    return (w_p @ x) / w_p.sum(1, keepdim=True).clamp(min=1e-30), None
 
 
 def peak_mib(problem: Problem, dense: bool) -> float:
@@ -116,9 +117,9 @@ def by_batch() -> list[dict[str, float]]:
         problem = Problem.of(size, 115, 245)
         candidates = len(Candidates.of(problem.states, problem.objects, problem.is_target, 245).compositions)
         works = {"factored": lambda p=problem: p.step(dense=False)}
-        if size <= 64:
+        if size <= DENSE:
             works["dense"] = lambda p=problem: p.step(dense=True)
-        times = alternate(works, rounds=5 if size <= 128 else 3)
+        times = alternate(works, rounds=5 if size < 128 else 3)
         row = {"batch": size, "candidates": candidates, "factored_ms": 1e3 * times["factored"]}
         row["factored_mib"] = peak_mib(problem, dense=False)
         row["factored_us_per_candidate"] = 1e6 * times["factored"] / candidates

@@ -26,26 +26,32 @@ from duplex.model.network import Network
 from duplex.model.options import Options, TrainingOptions
 from duplex.params import load_params
 from duplex.report.aggregate import mean, standard_error
-from duplex.stages.inputs import Inputs, load_inputs, make_deterministic
+from duplex.stages.inputs import Inputs, load_inputs, make_deterministic, pick_device
 from duplex.stages.train import build
 from duplex.training import train
 
 
 def run(
-    inputs: Inputs, options: Options, settings: TrainingOptions, seed: int, variation: Variation = Variation()
+    inputs: Inputs,
+    options: Options,
+    settings: TrainingOptions,
+    seed: int,
+    device: torch.device,
+    variation: Variation = Variation(),
 ) -> dict[str, float]:
     """Train one network; its best validation AUC, S and U there, and its AUC over all compositions."""
     torch.manual_seed(seed)
     options = replace(options, **variation.options)
-    network = build(inputs, options, variation.network)
-    val, epochs = inputs.examples["val"], count()
+    network = build(inputs, options, variation.network).to(device)
+    images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
+    epochs = count()
 
     def validate(network: Network) -> float:
         """Once before training and once after each epoch."""
         network.options = replace(options, momentum=variation.momentum(next(epochs), options, settings))
         return validation_auc(network, val, inputs.labels)
 
-    outcome = train(network, inputs.examples["train"], settings, seed, validate)
+    outcome = train(network, images, settings, seed, validate)
     closed, wide = (
         measure(assess(network, val, inputs.labels, inputs.labels.target(world, "val")).evidence.rivals(), rounds=0)
         for world in ("closed", "open")
@@ -74,6 +80,7 @@ def main() -> None:
     changed = entry.model_copy(update={"training": settings})
     params = params.model_copy(update={"datasets": {**params.datasets, wanted.dataset: changed}})
     make_deterministic()
+    device = pick_device(params.device)
     inputs = load_inputs(params, wanted.dataset, ArtifactPaths())
     if wanted.epochs:
         settings = replace(settings, epochs=wanted.epochs)
@@ -86,7 +93,7 @@ def main() -> None:
     for name, (options, variation) in rows.items():
         for rate in [float(r) for r in wanted.rates.split(",") if r] or [settings.learning_rate]:
             at_rate = replace(settings, learning_rate=rate)
-            runs = [run(inputs, options, at_rate, int(seed), variation) for seed in wanted.seeds.split(",")]
+            runs = [run(inputs, options, at_rate, int(seed), device, variation) for seed in wanted.seeds.split(",")]
             label = f"{name} @ {rate:g}" if wanted.rates else name
             found[label] = {key: mean([r[key] for r in runs]) for key in runs[0]}
             found[label]["auc_se"] = standard_error([r["auc"] for r in runs])

@@ -70,14 +70,18 @@ class PulledToImages(Network):
     `pull`, so that messages stay among the features with which prototypes are compared."""
 
     pull = 10.0
+    mean_s: Tensor
+    mean_o: Tensor
 
     def __init__(self, options: Options, labels: Any, tower: Any, codebook: Tensor | None = None) -> None:
         super().__init__(options, labels, tower, codebook)
         assert codebook is not None
         states, objects = self._split(torch.as_tensor(labels.pairs["train"]))
+        codebook = codebook.cpu()  # as the network is, until it is moved
         rows = codebook[torch.as_tensor(labels.pairs["train"])]
-        self.mean_s = _unit_means(rows, states, len(labels.states))  # [M, d]
-        self.mean_o = _unit_means(rows, objects, len(labels.objects))  # [N, d]
+        means = _unit_means(rows, states, len(labels.states)), _unit_means(rows, objects, len(labels.objects))
+        self.register_buffer("mean_s", means[0], persistent=False)  # [M, d]
+        self.register_buffer("mean_o", means[1], persistent=False)  # [N, d]
 
     def forward(self, z: Tensor, compositions: Tensor, prototypes: Prototypes) -> Step:
         step = super().forward(z, compositions, prototypes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from types import TracebackType
@@ -21,7 +22,9 @@ class Live:
             TextColumn("{task.fields[values]}"),
             TimeRemainingColumn(),
         )
-        self._progress = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty() or total == 0)
+        console, hidden = Console(stderr=True), not sys.stderr.isatty() or total == 0
+        # the time left comes from the whole run: a step may take longer than rich would look back
+        self._progress = Progress(*columns, console=console, disable=hidden, speed_estimate_period=math.inf)
         self._task = self._progress.add_task(label, total=total, values="")
 
     def show(self, done: int, values: Mapping[str, float] | None = None) -> None:

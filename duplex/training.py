@@ -54,16 +54,21 @@ def train(
     state = _begin(network, settings, seed, run, validate)
     epochs = settings.epochs if network.trainable() else 0
     seconds, done = 0.0, 0
-    with Live(run.label, epochs) as live:
-        live.show(state.epoch, {"val AUC": state.best_auc})
+    steps = math.ceil(len(examples) / (settings.batch_size * settings.accumulate))
+    with Live(f"{run.label}, steps", epochs * steps) as live:
+
+        def show(step: int, losses: dict[str, float]) -> None:
+            live.show(state.epoch * steps + step, {**losses, "val AUC": state.history[-1]["val_auc"]})
+
+        show(0, {})
         while state.epoch < epochs and not _out_of_patience(state, settings):
             start = time.perf_counter()
-            losses = _epoch(state, examples, settings)
+            losses = _epoch(state, examples, settings, show)
             seconds, done = seconds + time.perf_counter() - start, done + 1
             state.schedule.step()
             state.epoch += 1
             _keep_best(state, _validated(state, validate, settings), losses)
-            live.show(state.epoch, {**losses, "val AUC": state.history[-1]["val_auc"]})
+            show(0, losses)
             if run.partial is not None:
                 state.save(run.partial)
     network.load_state_dict(state.best)
@@ -87,13 +92,17 @@ def _begin(network: Network, settings: TrainingOptions, seed: int, run: Run, val
     return state
 
 
-def _epoch(state: State, examples: Examples, settings: TrainingOptions) -> dict[str, float]:
-    """One pass over the training images; the mean of every loss term."""
+def _epoch(
+    state: State, examples: Examples, settings: TrainingOptions, show: Callable[[int, dict[str, float]], None]
+) -> dict[str, float]:
+    """One pass over the training images; the mean of every loss term, which `show` is told after each step."""
     state.network.train()
     sums: dict[str, float] = {}
-    size = settings.batch_size * settings.accumulate
+    means: dict[str, float] = {}
+    size, seen = settings.batch_size * settings.accumulate, 0
     for step, chosen in enumerate(torch.randperm(len(examples), generator=state.order).split(size)):
         terms = optimiser_step(state.network, examples, chosen.to(examples.z.device), settings, state.optimiser)
+        seen += len(chosen)
         for name, value in terms.items():
             if not math.isfinite(value):
                 hint = "" if settings.precision == "fp32" else f" or set precision to fp32 (it is {settings.precision})"
@@ -102,7 +111,9 @@ def _epoch(state: State, examples: Examples, settings: TrainingOptions) -> dict[
                     f"lower training.learning_rate (it is {settings.learning_rate:g}){hint}"
                 )
             sums[name] = sums.get(name, 0.0) + value * len(chosen)
-    return {f"loss_{name}": total / len(examples) for name, total in sums.items()}
+            means[f"loss_{name}"] = sums[name] / seen
+        show(step + 1, means)
+    return means
 
 
 def optimiser_step(
@@ -133,8 +144,8 @@ def optimiser_step(
 
 def _validated(state: State, validate: Validate, settings: TrainingOptions) -> float:
     """The validation AUC, after a look at what the epoch's last step left behind."""
-    for name, parameter in state.network.named_parameters():
-        if not torch.isfinite(parameter).all():
+    for name, tensor in state.network.state_dict().items():
+        if not torch.isfinite(tensor).all():
             raise DuplexError(
                 f"{name} diverged in the last step of epoch {state.epoch}; "
                 f"lower training.learning_rate (it is {settings.learning_rate:g})"

@@ -6,4 +6,4 @@ from duplex.stages.extract import extract
 
 if __name__ == "__main__":
     (dataset,) = arguments("DATASET")
-    guarded(lambda: extract(load_params(), dataset))
+    guarded(lambda: print("\n".join(extract(load_params(), dataset).lines())))

@@ -27,12 +27,16 @@ def saved(tmp_path):
 
 
 def test_a_loaded_network_predicts_the_same(saved):
+    """A network of other weights before, the saved one's after."""
     path, network = saved
-    loaded = load_checkpoint(path, small_tower(), ENCODER, small_labels()).double()
-    columns = small_labels().target("open", "test")
-    z = features(6, 0)
-    network.load_state_dict(loaded.state_dict())
-    assert torch.equal(loaded.scorer(columns)(z), network.scorer(columns)(z))
+    loaded = load_checkpoint(path, small_tower(), ENCODER, small_labels())
+    state, columns, z = network.state_dict(), small_labels().target("open", "test"), features(6, 0)
+    assert state.keys() == loaded.state_dict().keys()
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, state[name].to(tensor.dtype)), name
+    scores, expected = loaded.double().scorer(columns)(z), network.scorer(columns)(z)
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(small_network(OPTIONS, seed=1).eval().scorer(columns)(z), expected, rtol=1e-2)
 
 
 def test_the_record_comes_back(saved):

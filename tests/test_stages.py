@@ -92,7 +92,7 @@ def test_killed_training_ends_in_the_same_bytes(place):
     folder, _, paths = place
     shipped = (folder / "params.yaml").read_text()
     record = YAML(typ="safe").load(shipped)
-    record["datasets"]["own"]["training"]["epochs"] = 8
+    record["datasets"]["own"]["training"]["epochs"] = 24
     with (folder / "params.yaml").open("w") as file:
         YAML().dump(record, file)
     run, command = paths.run("own", "duplex", 7), ["train", "--dataset", "own", "--method", "duplex", "--seed", "7"]
@@ -102,12 +102,12 @@ def test_killed_training_ends_in_the_same_bytes(place):
         whole = [path.read_bytes() for path in files]
         for path in files:
             path.unlink()
-        for _ in range(3):
-            process, began = start(command, folder), time.monotonic()
-            while not partial.exists() and process.poll() is None:
+        for _ in range(3):  # each after some more epochs are saved
+            process, began, before = start(command, folder), time.monotonic(), saved(partial)
+            while saved(partial) == before and process.poll() is None:
                 assert time.monotonic() - began < 60
-                time.sleep(0.01)
-            time.sleep(moment.uniform(0, 0.8))
+                time.sleep(0.005)
+            time.sleep(moment.uniform(0, 0.3))
             process.kill()
             process.wait()
             assert partial.exists()
@@ -117,6 +117,10 @@ def test_killed_training_ends_in_the_same_bytes(place):
         assert [path.read_bytes() for path in files] == whole
     finally:
         (folder / "params.yaml").write_text(shipped)
+
+
+def saved(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def start(words: list[str], folder: Path) -> subprocess.Popen[str]:

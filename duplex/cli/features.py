@@ -118,6 +118,7 @@ def import_(
     from duplex.artifacts import ArtifactPaths
     from duplex.data.manifest import manifest_hash, read_manifest
     from duplex.features.importing import import_features
+    from duplex.stages.extract import note_bad
 
     if (manifest is None) == (dataset is None):
         raise UsageError("name the rows with either --manifest FILE or --dataset NAME")
@@ -127,6 +128,7 @@ def import_(
     if manifest is None or out is None:
         raise UsageError("say where the cache goes with --out PATH")
     import_features(features, len(read_manifest(manifest)), manifest_hash(manifest), out)
+    note_bad(out)
     typer.echo(f"{out} holds {features}", err=True)
 
 
@@ -136,8 +138,11 @@ def join(
 ) -> None:
     """Make one cache of all shards."""
     from duplex.features.shards import join_shards
+    from duplex.stages.extract import note_bad
 
-    typer.echo(f"{out} joins {join_shards(out, copy=copy)} rows", err=True)
+    rows = join_shards(out, copy=copy)
+    note_bad(out)
+    typer.echo(f"{out} joins {rows} rows", err=True)
 
 
 def list_encoders(as_json: AsJson = False) -> None:
@@ -213,26 +218,25 @@ def _extract_on_ray(
     from duplex.artifacts import ArtifactPaths
     from duplex.features.ray_engine import EncoderSpec, extract_on_ray
     from duplex.features.shards import join_shards
-    from duplex.stages.extract import extraction_of
+    from duplex.stages.extract import extraction_of, note_bad
 
     paths = ArtifactPaths()
+    if options["limit"] is not None and out is None:
+        raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
     images, common = extraction_of(params, dataset, paths)
     entry, out = params.dataset(dataset).encoder, out or paths.features(dataset)
     spec = EncoderSpec(entry.name, entry.weights, params.device, entry.precision)
     root = common.pop("root")
     reports = extract_on_ray(images, root, out, spec, shards=shards, **common, **options)
     join_shards(out)
+    note_bad(out)
     return reports
 
 
 def _tell(reports: list[ExtractionReport], as_json: bool) -> None:
     """What happened, bad pictures listed; on stdout only what was asked for."""
     for report in reports:
-        resumed = f", {report.resumed} of them before" if report.resumed else ""
-        rate = f" at {report.rate:.1f} pictures a second" if report.rate else ""
-        typer.echo(f"{report.path}: {report.rows} rows{resumed}{rate}, {len(report.bad)} bad", err=True)
-        for bad in report.bad:
-            typer.echo(f"  bad: row {bad.row}, {bad.image}: {bad.reason}", err=True)
+        typer.echo("\n".join(report.lines()), err=True)
     if as_json:
         typer.echo(json.dumps([{"path": str(report.path), **report.to_dict()} for report in reports], indent=2))
 

@@ -85,7 +85,9 @@ class ClipEncoder:
     @torch.inference_mode()
     def encode_images(self, pixels: Tensor) -> Tensor:
         """[B, 3, R, R] uint8 -> [B, d] float32, not normalised."""
-        return self.visual(self._normalised(pixels)).float()
+        found = self.visual(self._normalised(pixels))
+        pooled = found[0] if isinstance(found, tuple) else found  # CoCa gives its tokens as well
+        return pooled.float()
 
     @torch.inference_mode()
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -65,11 +67,17 @@ def decoded_blocks(
         pin_memory=pinned,
         worker_init_fn=_quiet_worker if pinned else _yielding_worker,
     )
+    for (start, _), (pixels, marks) in zip(blocks, loader, strict=True):
+        yield start, pixels, marks.to(torch.uint8)
+
+
+@contextmanager
+def worker_deaths() -> Iterator[None]:
+    """Around whatever consumes the blocks: torch tells of a dead worker from a signal handler, wherever we are then."""
     try:
-        for (start, _), (pixels, marks) in zip(blocks, loader, strict=True):
-            yield start, pixels, marks.to(torch.uint8)
+        yield
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        if not re.search(r"DataLoader worker .*(killed by signal|exited unexpectedly)", str(error)):
             raise
         raise DuplexError(
             "a decoding worker died, most likely out of memory; finished rows are kept: run the same command again, "

@@ -5,6 +5,7 @@ Rows are encoded in blocks that always hold the same rows, so a feature never de
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +16,14 @@ import numpy as np
 import torch
 
 from duplex.errors import DuplexError, UsageError, pick
-from duplex.features.decoding import Block, Pictures, decoded_blocks
+from duplex.features.decoding import Block, Pictures, decoded_blocks, worker_deaths
 from duplex.features.identity import Identity, cache_identity, difference
 from duplex.features.lock import sole_writer
 from duplex.features.pictures import BadPicture, read_picture
 from duplex.features.shards import extent
 from duplex.features.store import (
     FIRST_BAD,
+    NOT_FINITE,
     PENDING,
     Half,
     Marks,
@@ -84,6 +86,13 @@ class ExtractionReport:
         """Pictures a second of this run."""
         return (self.rows - self.resumed) / self.seconds if self.seconds > 0 else 0.0
 
+    def lines(self) -> list[str]:
+        """What happened, bad pictures listed."""
+        resumed = f", {self.resumed} of them before" if self.resumed else ""
+        rate = f" at {self.rate:.1f} pictures a second" if self.rate else ""
+        listed = [f"  bad: row {bad.row}, {bad.image}: {bad.reason}" for bad in self.bad]
+        return [f"{self.path}: {self.rows} rows{resumed}{rate}, {len(self.bad)} bad", *listed]
+
     def to_dict(self) -> dict[str, object]:
         bad = [{"row": b.row, "image": b.image, "reason": b.reason} for b in self.bad]
         return {"rows": self.rows, "resumed": self.resumed, "seconds": round(self.seconds, 3), "bad": bad}
@@ -114,6 +123,8 @@ def extract(
     pick(tokens, TOKENS, "tokens")
     if not root.is_dir():
         raise UsageError(f"the pictures' folder {root} does not exist; set the data set's root in params.yaml")
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder; --out names the cache's file")
     began = time.monotonic()
     total = len(images) if limit is None else min(limit, len(images))
     span, path = extent(total, batch_size, shard, out)
@@ -122,8 +133,11 @@ def extract(
     job = Job(rows, root, encoder, tokens, batch_size, num_workers, max_bad, fresh, progress, commit_seconds)
     with sole_writer(path):
         marks = None if fresh else finished_marks(path, wanted, span)
-        if marks is not None:
+        if marks is not None and not _mended(path, marks, job):
+            _check_share(marks, job)
             return ExtractionReport(path, span.rows, span.rows, 0.0, _bad_images(marks, span, rows))
+        if marks is not None:
+            os.replace(path, partial_path(path))
         cache = _open_or_create(path, wanted, span, job)
         try:
             _reconsider(cache, job)
@@ -155,7 +169,9 @@ def _open_or_create(path: Path, wanted: Identity, span: Span, job: Job) -> Parti
     if not job.fresh and partial_path(path).exists():
         try:
             cache = PartialCache(path)
-        except (OSError, KeyError):
+        except (OSError, KeyError) as error:
+            if getattr(error, "errno", None) is not None:  # not of what is in it: whoever may read it may go on
+                raise DuplexError(f"{partial_path(path)} cannot be opened: {error}") from None
             say(f"{partial_path(path)} is damaged; extracting afresh")
         else:
             other = difference(cache.identity, wanted) or (None if cache.span == span else "set of rows")
@@ -170,12 +186,28 @@ def _open_or_create(path: Path, wanted: Identity, span: Span, job: Job) -> Parti
 
 def _reconsider(cache: PartialCache, job: Job) -> None:
     """A picture that was bad before and can be read today is encoded after all."""
-    for row in np.flatnonzero(cache.marks >= FIRST_BAD).tolist():
+    for row in _readable(cache.marks, job):
+        cache.marks[row] = PENDING
+
+
+def _mended(path: Path, marks: Marks, job: Job) -> bool:
+    """Whether a finished cache is to be taken up again. A view of shards is not: they are."""
+    if next(_readable(marks, job), None) is None:
+        return False
+    with open_file(path) as file:
+        return not file["mark"].is_virtual
+
+
+def _readable(marks: Marks, job: Job) -> Iterator[int]:
+    """Bad rows whose picture can be read today."""
+    for row in np.flatnonzero(marks >= FIRST_BAD).tolist():
+        if reason(marks[row]) == NOT_FINITE:
+            continue
         try:
             read_picture(job.root / job.images[row])
         except BadPicture:
             continue
-        cache.marks[row] = PENDING
+        yield row
 
 
 def _encode_pending(cache: PartialCache, job: Job) -> None:
@@ -188,7 +220,7 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     live = Live("pictures", sum(stop - start for start, stop in pending) if job.progress else 0)
     began = committed = time.monotonic()
     encoded = 0
-    with stop_requests() as stop, live:
+    with worker_deaths(), stop_requests() as stop, live:
         for start, pixels, decoded in stream:
             marks, values = _encode(job.encoder, pixels, decoded, patches="patch" in cache.names)
             cache.write(start, marks, **values)
@@ -198,13 +230,13 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
             if stop.is_set() or moment - committed >= job.commit_seconds:
                 cache.commit()
                 committed = moment
-                _check_share(cache, job)
+                _check_share(cache.marks, job)
             if stop.is_set():
                 raise DuplexError(
                     f"stopped with {cache.done} of {rows} rows encoded; run the same command again to go on"
                 )
     cache.commit()
-    _check_share(cache, job)
+    _check_share(cache.marks, job)
 
 
 def _blocks(rows: int, batch_size: int) -> Iterator[Block]:
@@ -221,18 +253,18 @@ def _encode(
     values = {name: output.half().cpu().numpy() for name, output in zip(("cls", "patch"), outputs, strict=False)}
     for value in values.values():
         finite = np.isfinite(value).reshape(len(value), -1).all(axis=1)
-        marks[(marks < FIRST_BAD) & ~finite] = mark_of("features not finite")
+        marks[(marks < FIRST_BAD) & ~finite] = mark_of(NOT_FINITE)
     for value in values.values():
         value[marks >= FIRST_BAD] = 0
     return marks, values
 
 
-def _check_share(cache: PartialCache, job: Job) -> None:
+def _check_share(marks: Marks, job: Job) -> None:
     """Stop as soon as the share of bad pictures cannot come right any more."""
-    bad = np.flatnonzero(cache.marks >= FIRST_BAD).tolist()
+    bad = np.flatnonzero(marks >= FIRST_BAD).tolist()
     if len(bad) <= job.max_bad * len(job.images):
         return
-    shown = "; ".join(f"{job.images[row]} ({reason(cache.marks[row])})" for row in bad[:5])
+    shown = "; ".join(f"{job.images[row]} ({reason(marks[row])})" for row in bad[:5])
     raise DuplexError(
         f"{len(bad)} of {len(job.images)} pictures cannot be read, more than max_bad = {job.max_bad:g} allows: {shown}"
         f"{'; …' if len(bad) > 5 else ''}; mend them, or raise extraction.max_bad in params.yaml"

@@ -10,7 +10,7 @@ import numpy as np
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import IMPORTED, Identity
 from duplex.features.lock import sole_writer
-from duplex.features.store import ENCODED, PartialCache, Span, mark_of
+from duplex.features.store import ENCODED, NOT_FINITE, PartialCache, Span, mark_of
 
 CHUNK = 65_536
 LARGEST = float(np.finfo(np.float16).max)
@@ -33,14 +33,14 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
         cache = PartialCache.create(out, identity, Span(0, rows, rows), values.shape[1])
         try:
             for start in range(0, rows, CHUNK):
-                block = np.asarray(values[start : start + CHUNK], dtype=np.float32)
+                block = np.asarray(values[start : start + CHUNK], dtype=np.float64)
                 finite = np.asarray(np.isfinite(block).all(axis=1))
                 block = np.where(finite[:, None], block, 0)
                 if np.abs(block).max(initial=0) > LARGEST:
                     raise UsageError(
                         f"{source} has values above {LARGEST:g}, which float16 cannot hold; scale them down"
                     )
-                marks = np.where(finite, ENCODED, mark_of("features not finite")).astype(np.uint8)
+                marks = np.where(finite, ENCODED, mark_of(NOT_FINITE)).astype(np.uint8)
                 cache.write(start, marks, cls=block.astype(np.float16))
             cache.finish()
         except UsageError:

@@ -64,7 +64,9 @@ def verify(
     """Encode a random sample of rows again and compare: cosine for pictures, the mark for bad ones. Raises where a
     row disagrees."""
     with open_file(path) as file:
-        check_identity(read_identity(file), {**encoder.identity, "manifest": manifest_sha256}, path)
+        identity = read_identity(file)
+        limit = {key: identity[key] for key in ("limit",) if key in identity}
+        check_identity(identity, {**encoder.identity, "manifest": manifest_sha256, **limit}, path)
         span, marks = read_span(file), file["mark"][...]
         if span.total > len(images):
             raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair(path)}")
@@ -79,9 +81,10 @@ def verify(
             found, held = (reason(mark) if mark >= FIRST_BAD else "readable" for mark in (decoded, marks[row]))
             raise DuplexError(f"{path}: {image} (row {row}) is {found}, in the cache {held}; {repair(path)}")
         if marks[row] == ENCODED:
-            worst = min(worst, _cosine(stored[index], encoder.encode_images(pixels[None])[0].cpu().numpy()))
-            if worst < AGREE:
-                raise DuplexError(f"{path}: row {row} is not {image} (cosine {worst:.4f}); {repair(path)}")
+            cosine = _cosine(stored[index], encoder.encode_images(pixels[None])[0].cpu().numpy())
+            worst = min(cosine, worst)
+            if not cosine >= AGREE:  # NaN is not
+                raise DuplexError(f"{path}: row {row} is not {image} (cosine {cosine:.4f}); {repair(path)}")
     return {"path": str(path), "checked": len(rows), "worst_cosine": worst}
 
 

@@ -18,9 +18,12 @@ from duplex.errors import DuplexError
 @contextmanager
 def sole_writer(path: Path) -> Iterator[None]:
     """Hold the right to write the cache at `path`, or say who does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(path.name + ".lock.partial")
-    descriptor = _acquire(lock, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _acquire(lock, path)
+    except OSError as error:  # no permission, a file where a folder should be, a file system without locks
+        raise DuplexError(f"{path} cannot be written: {error.strerror} ({lock}); choose another --out") from None
     try:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)

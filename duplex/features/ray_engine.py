@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from duplex.encoders import load_encoder, resolve_device
+from duplex.encoders import encoder_identity, load_encoder, resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.features.extraction import ExtractionReport, extract
+from duplex.features.shards import shard_path
+from duplex.features.store import partial_path
 from duplex.progress import Live
 
 RETRIES = 5  # of one shard
@@ -57,23 +59,30 @@ def extract_on_ray(
     **options: Any,
 ) -> list[ExtractionReport]:
     """Extract all shards of `out`; paths must mean the same on every node. `options` are those of `extract`."""
+    encoder_identity(spec.name, spec.weights, precision=spec.precision)  # what is wrong with it is told here
     ray = _connect()
     options = {"root": root.resolve(), "out": out.resolve(), **options}
+    if options.pop("fresh", False):  # once: a worker that dies goes on where it was
+        for path in (shard_path(options["out"], k, shards) for k in range(shards)):
+            path.unlink(missing_ok=True)
+            partial_path(path).unlink(missing_ok=True)
     listed = ray.put(list(images))  # once, not once a shard
     pool = _start_actors(ray, spec, actors, shards)
     waiting, idle, reports = list(range(shards)), list(pool), []
     running: dict[Any, Any] = {}
-    with Live("shards", shards if progress else 0) as live:
-        while waiting or running:
-            while waiting and idle:
-                k, actor = waiting.pop(0), idle.pop(0)
-                running[actor.extract.remote((k, shards), listed, options)] = actor
-            (done, *_), _ = ray.wait(list(running), num_returns=1)
-            reports.append(_result(ray, done))
-            idle.append(running.pop(done))
-            live.show(len(reports))
-    for actor in pool:
-        ray.kill(actor)
+    try:
+        with Live("shards", shards if progress else 0) as live:
+            while waiting or running:
+                while waiting and idle:
+                    k, actor = waiting.pop(0), idle.pop(0)
+                    running[actor.extract.remote((k, shards), listed, options)] = actor
+                (done, *_), _ = ray.wait(list(running), num_returns=1)
+                reports.append(_result(ray, done))
+                idle.append(running.pop(done))
+                live.show(len(reports))
+    finally:
+        for actor in pool:
+            ray.kill(actor)
     return sorted(reports, key=lambda report: str(report.path))
 
 
@@ -106,7 +115,9 @@ def _result(ray: Any, done: Any) -> ExtractionReport:
         if isinstance(cause, DuplexError):
             raise DuplexError(str(error.cause)) from None
         raise
-    except ray.exceptions.RayActorError:
+    except ray.exceptions.RayActorError as error:
+        if getattr(error, "actor_init_failed", False):
+            raise DuplexError(f"a worker could not start: {str(error).strip().splitlines()[-1]}") from None
         raise DuplexError(
             f"a worker died more than {RETRIES} times; finished rows are kept: run the same command again"
         ) from None

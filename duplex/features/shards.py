@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import Identity, difference
 from duplex.features.lock import sole_writer
 from duplex.features.store import PENDING, PartialCache, Span, describe, open_file, read_identity, read_span
 
-CHUNK = 65_536  # rows copied at once
+CHUNK = 2**26  # bytes copied at once
 Shape = tuple[tuple[int, ...], Any]  # of a row, and its dtype
 
 
@@ -111,12 +112,13 @@ def _link(out: Path, paths: list[Path], spans: list[Span], identity: Identity, s
 def _copy(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
     total = spans[-1].total
     patches = shapes["patch"][0] if "patch" in shapes else None
+    chunk = max(1, CHUNK // sum(int(np.prod(row)) * dtype.itemsize for row, dtype in shapes.values()))  # rows
     cache = PartialCache.create(out, identity, Span(0, total, total), int(identity["dim"]), patches)  # type: ignore[arg-type]
     try:
         for path, span in zip(paths, spans, strict=True):
             with open_file(path) as file:
-                for start in range(0, span.rows, CHUNK):
-                    rows = slice(start, start + CHUNK)
+                for start in range(0, span.rows, chunk):
+                    rows = slice(start, start + chunk)
                     values = {name: file[name][rows] for name in shapes if name != "mark"}
                     cache.write(span.start + start, file["mark"][rows], **values)
         cache.finish()

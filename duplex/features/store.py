@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
-from duplex.features.identity import Identity, check_identity, repair
+from duplex.features.identity import Identity, check_identity, difference, repair
 
 FORMAT = "duplex-features-1"
 PENDING, ENCODED, FIRST_BAD = 0, 1, 2
+NOT_FINITE = "features not finite"
 REASONS = (  # append only: their places are in the files
     "missing",
     "empty",
@@ -39,7 +40,7 @@ REASONS = (  # append only: their places are in the files
     "too large",
     "pixel type",
     "cannot be resized",
-    "features not finite",
+    NOT_FINITE,
 )
 Marks = NDArray[np.uint8]
 Half = NDArray[np.float16]
@@ -127,7 +128,26 @@ def open_file(path: Path) -> Any:
                 raise DuplexError(
                     f"{path} joins {source}, which is not beside it; bring it back or extract that shard again"
                 )
+        try:
+            _check_joined(file, path)
+        except DuplexError:
+            file.close()
+            raise
     return file
+
+
+def _check_joined(file: Any, path: Path) -> None:
+    """A shard may have been made again, by another encoder or of other rows, since its view was made."""
+    for source in file["mark"].virtual_sources():
+        (start,), (last,) = source.vspace.get_select_bounds()
+        with open_file(path.parent / source.file_name) as shard:
+            span, other = read_span(shard), difference(read_identity(shard), read_identity(file))
+        if other is None and (span.start, span.stop) == (start, last + 1):
+            continue
+        raise DuplexError(
+            f"{path} joins {source.file_name}, which was made again with another {other or 'set of rows'} since; "
+            f"`duplex extract` that shard as the others were, then `duplex cache join {path}`"
+        )
 
 
 def read_identity(file: Any) -> Identity:

@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.data.source import ensure_pictures
 from duplex.encoders import load_encoder
+from duplex.errors import UsageError
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
+from duplex.features.store import FIRST_BAD, open_file, reason
 from duplex.params import Params
 
 
@@ -22,14 +26,28 @@ def extract(
     params.yaml does not hold, such as a shard or a limit."""
     paths = paths or ArtifactPaths()
     manifest, common = extraction_of(params, dataset, paths)
+    if options.get("limit") is not None and out is None:
+        raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
     entry = params.dataset(dataset).encoder
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=params.device, precision=entry.precision)
     report = encode(manifest, out=out or paths.features(dataset), encoder=encoder, **{**common, **options})
-    if report.path == paths.features(dataset):
-        record = {"rows": report.rows, "bad": len(report.bad), "bad_images": [vars(bad) for bad in report.bad]}
-        text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-        paths.extraction(dataset).write_text(text, encoding="utf-8")
+    note_bad(report.path)
     return report
+
+
+def note_bad(cache: Path) -> None:
+    """Write `extraction.json` beside a data set's own cache, however it was made: what could not be read, and why."""
+    paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
+    if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
+        return
+    with open_file(cache) as file:
+        marks = file["mark"][...]
+    images = read_manifest(paths.manifest(dataset))["image"]
+    rows = np.flatnonzero(marks >= FIRST_BAD).tolist()
+    bad = [{"row": row, "image": images[row], "reason": reason(marks[row])} for row in rows]
+    record = {"rows": len(marks), "bad": len(bad), "bad_images": bad}
+    text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+    paths.extraction(dataset).write_text(text, encoding="utf-8")
 
 
 def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:

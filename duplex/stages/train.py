@@ -10,10 +10,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from duplex import model, resume, training
+from duplex import assessment, encoders, evaluation, model, resume, training
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.assessment import validation_auc
 from duplex.checkpoint import Record, save_checkpoint
+from duplex.features import examples
 from duplex.model.codebook import initial_rows
 from duplex.model.factors import unit
 from duplex.model.network import Network
@@ -49,7 +50,7 @@ def run(
         "seed": seed,
         "inputs": inputs.identity,
         "labels": inputs.labels.to_dict(),
-        "where": [device.type, torch.__version__, code_hash()],
+        "where": [device.type, torch.get_num_threads(), torch.__version__, code_hash()],
     }
     outcome = train(
         network,
@@ -71,14 +72,16 @@ def build(inputs: Inputs, options: Options, kind: type[Network] = Network) -> Ne
     """A fresh network of some `kind`; its codebook starts from the training images' features."""
     rows = None
     if options.codebook != "none":
-        examples = inputs.examples["train"]
-        rows = initial_rows(options, inputs.labels, unit(examples.z), examples.compositions)
+        images = inputs.examples["train"]
+        rows = initial_rows(options, inputs.labels, unit(images.z), images.compositions)
     return kind(options, inputs.labels, inputs.tower, rows)
 
 
 def code_hash() -> str:
     """sha256 of the code that an unfinished state depends on: no run is half one program and half another."""
-    files = [*sorted(Path(model.__path__[0]).glob("*.py")), Path(training.__file__), Path(resume.__file__)]
+    parts = (encoders, evaluation, model)
+    files = [path for part in parts for path in sorted(Path(part.__path__[0]).glob("*.py"))]
+    files += [Path(str(part.__file__)) for part in (assessment, examples, resume, training)] + [Path(__file__)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

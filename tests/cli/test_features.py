@@ -77,6 +77,22 @@ def test_shards_and_their_join(folder: Path, command: Command) -> None:
     assert Path("parts.h5").read_bytes() == Path("whole.h5").read_bytes()
 
 
+def test_every_way_to_a_cache_notes_its_bad_pictures(folder: Path, command: Command) -> None:
+    note = folder / "artifacts/pics/extraction.json"
+    for k in range(2):
+        command("extract", "-d", "pics", "--shard", f"{k}/2")
+    assert not note.exists()
+    assert command("cache", "join", CACHE)[0] == 0
+    assert json.loads(note.read_text()) == {"rows": 20, "bad": 0, "bad_images": []}
+    note.unlink()
+    values = np.ones((20, 16))
+    values[4, 2] = np.nan
+    np.save("f.npy", values)
+    assert command("cache", "import", "f.npy", "--dataset", "pics")[0] == 0
+    (bad,) = json.loads(note.read_text())["bad_images"]
+    assert (bad["row"], bad["reason"]) == (4, "features not finite")
+
+
 def test_own_features(folder: Path, command: Command) -> None:
     np.save("f.npy", np.ones((20, 16), np.float32))
     assert command("cache", "import", "f.npy", "--dataset", "pics")[0] == 0
@@ -92,6 +108,7 @@ def test_own_features(folder: Path, command: Command) -> None:
         (["extract", "-d", "pics", "--precision", "fp16"], 2, "bf16"),
         (["extract", "-d", "pics", "--engine", "spark"], 2, "known: local, ray"),
         (["extract", "-d", "absent"], 2, "known: pics"),
+        (["extract", "-d", "pics", "--limit", "5"], 2, "say where it goes with --out"),
         (["extract", "-d", "pics", "--encoder", "ViT-B-32"], 2, "needs weights"),
         (["cache", "info", "absent.h5"], 1, "does not exist"),
         (["cache", "verify", "absent.h5"], 2, "--dataset"),

@@ -85,10 +85,10 @@ def test_unknown_options_name_the_known(name: str) -> None:
             load_encoder(name, device="cuda")
 
 
-@pytest.mark.parametrize("architecture", ["RN50", "ViT-B-32", "ViT-B-16-SigLIP"])
+@pytest.mark.parametrize("architecture", ["RN50", "ViT-B-32", "ViT-B-16-SigLIP", "coca_ViT-B-32"])
 @pytest.mark.slow
 def test_real_architectures(architecture: str, tmp_path: Path) -> None:
-    """A ResNet, a plain ViT and a timm tower, through a weights file of random numbers."""
+    """A ResNet, a plain ViT, a timm tower and one that gives its tokens too, through a file of random weights."""
     import json
 
     from safetensors.torch import save_file

@@ -1,3 +1,7 @@
+import multiprocessing
+import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -132,3 +136,43 @@ def test_a_missing_folder_is_said_at_once(encoder, tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="does not exist; set the data set's root"):
         extract(["a.jpg"], tmp_path / "absent", tmp_path / "f.h5", encoder, manifest_sha256="m")
+
+
+def test_a_finished_cache_is_taken_up_again_for_mended_pictures_and_judged_again(run, images, tmp_path: Path) -> None:
+    good = run(tmp_path / "good.h5").path.read_bytes()
+    kept = (tmp_path / "pictures" / images[35]).read_bytes()
+    (tmp_path / "pictures" / images[35]).write_bytes(b"")
+    assert len(run(max_bad=0.1).bad) == 1
+    assert len(run(max_bad=0.1).bad) == 1
+    with pytest.raises(DuplexError, match="1 of 40 pictures cannot be read"):
+        run(max_bad=0.0)
+    (tmp_path / "pictures" / images[35]).write_bytes(kept)
+    report = run(max_bad=0.0)
+    assert report.resumed == 39 and report.path.read_bytes() == good
+
+
+def test_a_worker_that_is_killed_is_one_sentence(run, encoder) -> None:
+    """torch says so from a signal handler, here in the middle of an encoding."""
+
+    class Patient:
+        def __getattr__(self, name: str):
+            return getattr(encoder, name)
+
+        def encode_images(self, pixels):
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGKILL)
+            time.sleep(1)
+            return encoder.encode_images(pixels)
+
+    with pytest.raises(DuplexError, match=r"a decoding worker died, .*run the same command again"):
+        run(encoder=Patient(), num_workers=2, batch_size=2)
+    assert run(num_workers=2, batch_size=2).rows == 40
+
+
+def test_a_folder_or_a_file_in_the_way_is_said_at_once(run, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match="folder is a folder; --out names"):
+        run(tmp_path / "folder")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DuplexError, match=r"cannot be written: .*; choose another --out"):
+        run(tmp_path / "file" / "features.h5")

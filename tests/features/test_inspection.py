@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -44,3 +45,16 @@ def test_a_picture_that_went_bad_since_is_told(run, images, encoder, tmp_path: P
         verify(path, encoder, images, tmp_path / "pictures", "n" * 64)
     with open_file(path) as file:
         assert not file["cls"].is_virtual
+
+
+def test_a_row_of_nan_does_not_verify(run, images, encoder, tmp_path: Path) -> None:
+    path = run().path
+    with h5py.File(path, "r+") as file:
+        file["cls"][7] = np.nan
+    with pytest.raises(DuplexError, match=r"row 7 is not 00007\.jpg"):
+        verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
+
+
+def test_the_first_rows_alone_verify_as_well(run, images, encoder, tmp_path: Path) -> None:
+    path = run(limit=9).path
+    assert verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)["checked"] == 9

@@ -2,7 +2,6 @@
 
 import io
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from benchmarks.measure import begin_peak, memory
 from duplex.features.pictures import BadPicture, read_picture
 from duplex.features.store import REASONS, open_features
 from tests.subprocesses import ENVIRONMENT, ROOT
@@ -152,7 +152,7 @@ def test_a_thousand_hostile_files(run, encoder, tmp_path: Path) -> None:
     names, reasons = write_hostile(tmp_path / "hostile", 1000)
     from duplex.features.extraction import extract
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = begin_peak()
     report = extract(
         names,
         tmp_path / "hostile",
@@ -163,7 +163,7 @@ def test_a_thousand_hostile_files(run, encoder, tmp_path: Path) -> None:
         max_bad=1.0,
         batch_size=32,
     )
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kilobytes
+    assert memory("VmHWM") - before < 400e6
     features = open_features(report.path)
     assert [(bad.row, bad.reason) for bad in report.bad] == [(row, why) for row, why in enumerate(reasons) if why]
     for row in RANDOM.choice(np.flatnonzero(~features.bad), 20, replace=False):

@@ -66,3 +66,29 @@ def test_shards_that_do_not_belong_together(run, tmp_path: Path) -> None:
     run(out, shard=(0, 3))
     with pytest.raises(DuplexError, match=r"shards of \[2, 3\] pieces"):
         join_shards(out)
+
+
+@pytest.mark.parametrize("copy_chunk", [1, 2**26])
+def test_copies_do_not_depend_on_the_chunk(run, tmp_path: Path, monkeypatch, copy_chunk: int) -> None:
+    whole = run(tmp_path / "whole.h5", tokens="patch").path
+    for k in range(2):
+        run(tmp_path / "parts.h5", shard=(k, 2), tokens="patch")
+    monkeypatch.setattr("duplex.features.shards.CHUNK", copy_chunk)
+    join_shards(tmp_path / "parts.h5", copy=True)
+    assert (tmp_path / "parts.h5").read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"manifest_sha256": "n" * 64}, "another manifest"), ({"batch_size": 12}, "another set of rows")],
+)
+def test_a_shard_made_again_otherwise_is_not_read_through_the_old_view(run, tmp_path: Path, change, says: str) -> None:
+    out = tmp_path / "features.h5"
+    for k in range(2):
+        run(out, shard=(k, 2))
+    join_shards(out)
+    run(out, shard=(1, 2), fresh=True)
+    assert open_features(out).identity["manifest"] == "m" * 64, "the same shard again is the same"
+    run(out, shard=(1, 2), **change)
+    with pytest.raises(DuplexError, match=rf"features.shard-1-of-2.h5, which was made again with {says}"):
+        open_features(out)

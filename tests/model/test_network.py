@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import UsageError
+from duplex.model.codebook import initial_rows
+from duplex.model.graph import Batch
 from duplex.model.network import Network
 from duplex.model.options import Options
 from duplex.model.prompts import Prototypes
 from tests.model import twin
-from tests.model.world import DIM, features, small_labels, small_network
+from tests.model.world import DIM, features, random_labels, small_labels, small_network, small_tower
 
 SEEN = small_labels().pairs["train"].tolist()
 MESSAGES = ("state", "object", "counterfactual")
@@ -52,7 +54,7 @@ def twin_losses(network: Network, z: torch.Tensor, compositions: list[int], t: P
             fuse, options.momentum, options.renormalise, options.messages,
         )  # fmt: skip
         rows = [refined.get(c, row) for c, row in zip(target, rows, strict=True)]
-    negatives = SEEN if options.semantic_negatives == "seen" else target
+    negatives = labels.pairs["train"].tolist() if options.semantic_negatives == "seen" else target
     return {
         "s": twin.cross_entropy(z_s, t.states, states, scale),
         "o": twin.cross_entropy(z_o, t.objects, objects, scale),
@@ -80,10 +82,19 @@ rows_of_options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
-@given(rows_of_options, st.lists(st.sampled_from(SEEN), min_size=1, max_size=6), st.integers(0, 10**6))
-def test_losses_and_gradients_equal_the_twin(row, compositions, seed):
-    network = small_network(Options(**row), seed % 7)
+@settings(max_examples=60, deadline=None)
+@given(
+    rows_of_options,
+    st.none() | st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    st.integers(1, 6),
+    st.integers(0, 10**6),
+)
+def test_losses_and_gradients_equal_the_twin(row, sizes, batch, seed):
+    """Over random options, vocabularies, target sets and batches, duplicates and single images among them."""
+    random = np.random.default_rng(seed)
+    labels = small_labels() if sizes is None else random_labels(*sizes, random)
+    compositions = random.choice(labels.pairs["train"], batch).tolist()
+    network = small_network(Options(**row), seed % 7, labels)
     z = features(len(compositions), seed)
     results = []
     for losses in (
@@ -132,20 +143,38 @@ def test_committed_rows_equal_the_twin(compositions):
             assert torch.equal(after[c], before[c])
 
 
-def test_semantic_prototypes_receive_no_message_and_unseen_candidates_send_gradients():
-    """With the unseen row's softmax share alone, gradients reach both disentanglers and both projections."""
-    network = small_network(Options(width=5, adapter="none", losses=("ch",)))
-    m, n = 0, 1  # red heart is seen; red circle too; striped heart is unseen
-    compositions = torch.tensor([0, 3, 5])
-    t = Prototypes(*(tensor.detach() for tensor in network.prototypes()))
+def test_semantic_prototypes_receive_no_message():
+    """A step and its write-back leave them bit for bit, and with the posteriors held they have no part in `h'`."""
+    network, compositions = small_network(Options(width=5, adapter="none")), torch.tensor([0, 3, 5])
+    t = network.prototypes()
+    before = [tensor.detach().clone() for tensor in t]
     step = network(features(3, 5), compositions, t)
+    network.commit(step.refinement)
+    assert all(torch.equal(a, b) for a, b in zip(t, before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(network.prototypes(), before, strict=True))
+
+    z = twin.unit(features(3, 5))
+    z_s, z_o = network.factors(z)
+    p = [torch.full((3, count), 0.25, dtype=z.dtype) for count in (4, 3)]
+    refined = network._refine(Batch(z, z_s, z_o, *p, compositions // 3, compositions % 3))
+    (gradient,) = torch.autograd.grad(refined.rows.sum(), network.prompts.learned_rows, allow_unused=True)
+    assert gradient is None
+
+
+def test_gradients_come_from_unseen_rows_through_shared_candidates():
+    """`L_c^h` reaches unseen candidates' rows, and those rows alone reach both disentanglers and both projections."""
+    network = small_network(Options(width=5, adapter="none", losses=("ch",)))
+    step = network(features(3, 5), torch.tensor([0, 3, 5]), network.prototypes())
+    rows = step.refinement.rows
     unseen = ~torch.isin(step.refinement.compositions, torch.tensor(SEEN))
     assert unseen.any(), "the batch has an unseen candidate"
-    step.refinement.rows[unseen].sum().backward()
-    for name in ("state.first", "state.second", "object.first", "object.second", "fusion.state", "fusion.object"):
-        assert network.factors.get_parameter(f"{name}.weight").grad.abs().sum() > 0, name
-    assert network.prompts.learned_rows.grad is None
-    assert (m, n) == (0, 1)
+    (gradient,) = torch.autograd.grad(step.losses["ch"], rows, retain_graph=True)
+    assert (gradient[unseen].abs().sum(1) > 0).all()
+    names = [f"{name}.weight" for name in ("state.first", "state.second", "object.first", "object.second",
+                                           "fusion.state", "fusion.object")]  # fmt: skip
+    weights = [network.factors.get_parameter(name) for name in names]
+    for name, found in zip(names, torch.autograd.grad(rows[unseen], weights, gradient[unseen]), strict=True):
+        assert found.abs().sum() > 0, name
 
 
 def test_a_batch_without_unseen_candidates_refines_only_its_own_rows():
@@ -257,3 +286,53 @@ def test_visual_prototypes_alone_need_no_prompt():
     assert set(step.losses) == {"ch"}
     columns = small_labels().target("open", "test")
     assert network.eval().scorer(columns)(features(2, 0)).shape == (2, len(columns))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.tuples(st.integers(1, 4), st.integers(1, 4)), st.sampled_from(["compose", "random"]), st.integers(0, 10**6))
+def test_initial_rows_by_loops(sizes, unseen, seed):
+    """A seen pair's row is the mean of its images; composed rows are made of the means of state, object and all."""
+    random = np.random.default_rng(seed)
+    labels = random_labels(*sizes, random)
+    compositions = random.choice(labels.pairs["train"], 9)
+    z = twin.unit(features(9, seed))
+    rows = initial_rows(Options(unseen_rows=unseen), labels, z, torch.as_tensor(compositions))
+    n, everything = len(labels.objects), sum(z) / len(z)
+
+    def mean_where(chosen: list[bool]) -> torch.Tensor:
+        kept = [row for row, keep in zip(z, chosen, strict=True) if keep]
+        return sum(kept) / len(kept) if kept else everything
+
+    for c in range(labels.size):
+        own = [int(x) == c for x in compositions]
+        if any(own):
+            expected = twin.unit(mean_where(own))
+        elif unseen == "compose":
+            state, other = ([int(x) // n == c // n for x in compositions], [int(x) % n == c % n for x in compositions])
+            expected = twin.unit(mean_where(state) + mean_where(other) - everything)
+        else:
+            assert float(rows[c].norm()) == pytest.approx(1.0)
+            continue
+        torch.testing.assert_close(rows[c], expected, rtol=1e-10, atol=1e-10)
+
+
+def test_fixed_prompts_are_the_words_and_learned_ones_start_at_their_means():
+    """`a photo of S O` through the plain tower; a learned word is one vector, the mean of its tokens' embeddings."""
+    tower, labels = small_tower(), small_labels()
+    words = {name: tower.tokens(name.replace(".", " ").lower()) for name in (*labels.states, *labels.objects)}
+    assert len(words["Faux.Fur"]) > 1, "a name of several tokens"
+    template, table = tower.tokens("a photo of"), tower.embedding(torch.arange(49408))
+    means = torch.stack([tower.embedding(words[name]).mean(0) for name in words])
+    lexicon, place = torch.cat([table, means]), {name: [len(table) + i] for i, name in enumerate(words)}
+    pairs = [(s, o) for s in labels.states for o in labels.objects]
+    for context, vocabulary, spelled in [("fixed", "fixed", words), ("learned", "fixed", words),
+                                         ("fixed", "learned", place), ("learned", "learned", place)]:  # fmt: skip
+        network = small_network(Options(width=5, context=context, vocabulary=vocabulary))
+        found = network.prompts.encode(np.arange(labels.size))
+        for got, names in (
+            (found.compositions, pairs),
+            (found.states, [(s,) for s in labels.states]),
+            (found.objects, [(o,) for o in labels.objects]),
+        ):
+            rows = [[tower.start, *template, *(i for word in name for i in spelled[word]), tower.end] for name in names]
+            torch.testing.assert_close(got, twin.unit(tower.encode_plain(rows, lexicon)), rtol=1e-8, atol=1e-8)

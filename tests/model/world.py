@@ -51,9 +51,18 @@ def features(count: int, seed: int) -> torch.Tensor:
     return torch.randn(count, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def small_network(options: Options, seed: int = 0) -> Network:
+def random_labels(states: int, objects: int, random: np.random.Generator) -> LabelSpace:
+    """Any split of some of the pairs: at least one is seen; val and test hold seen and unseen ones."""
+    pairs = [(f"state {m}", f"object {n}") for m in range(states) for n in range(objects)]
+    random.shuffle(pairs)
+    cuts = random.integers(1, len(pairs) + 1), *random.integers(0, len(pairs) + 1, 2)
+    train, val, test = pairs[: cuts[0]], pairs[cuts[1] :], pairs[cuts[2] :]
+    return LabelSpace.from_pairs({"train": train, "val": val or train[:1], "test": test or train[:1]})
+
+
+def small_network(options: Options, seed: int = 0, labels: LabelSpace | None = None) -> Network:
     """In double precision, with every parameter random so that no gradient vanishes by construction."""
-    labels = small_labels()
+    labels = labels or small_labels()
     z = torch.nn.functional.normalize(features(40, seed + 1), dim=-1)
     compositions = torch.as_tensor(np.resize(labels.pairs["train"], 40))
     tower = small_tower()  # before seeding: making it draws random numbers, once
