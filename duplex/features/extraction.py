@@ -5,7 +5,6 @@ Rows are encoded in blocks that always hold the same rows, so a feature never de
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +18,9 @@ from duplex.errors import DuplexError, UsageError, pick
 from duplex.features.decoding import Block, Pictures, decoded_blocks, worker_deaths
 from duplex.features.identity import Identity, cache_identity, difference
 from duplex.features.lock import sole_writer
-from duplex.features.pictures import BadPicture, read_picture
 from duplex.features.shards import extent
 from duplex.features.store import (
+    ENCODED,
     FIRST_BAD,
     NOT_FINITE,
     PENDING,
@@ -35,6 +34,7 @@ from duplex.features.store import (
     read_identity,
     read_span,
     reason,
+    unfinish,
 )
 from duplex.features.watching import say, stop_requests
 from duplex.progress import Live
@@ -137,7 +137,7 @@ def extract(
             _check_share(marks, job)
             return ExtractionReport(path, span.rows, span.rows, 0.0, _bad_images(marks, span, rows))
         if marks is not None:
-            os.replace(path, partial_path(path))
+            unfinish(path)
         cache = _open_or_create(path, wanted, span, job)
         try:
             _reconsider(cache, job)
@@ -199,15 +199,11 @@ def _mended(path: Path, marks: Marks, job: Job) -> bool:
 
 
 def _readable(marks: Marks, job: Job) -> Iterator[int]:
-    """Bad rows whose picture can be read today."""
-    for row in np.flatnonzero(marks >= FIRST_BAD).tolist():
-        if reason(marks[row]) == NOT_FINITE:
-            continue
-        try:
-            read_picture(job.root / job.images[row])
-        except BadPicture:
-            continue
-        yield row
+    """Rows that were bad for their picture's sake, which can be had today."""
+    bad = (marks >= FIRST_BAD) & (marks != mark_of(NOT_FINITE))
+    if bad.any():
+        pictures = Pictures(job.images, job.root, job.encoder.image_transform)
+        yield from (row for row in np.flatnonzero(bad).tolist() if pictures[row][1] == ENCODED)
 
 
 def _encode_pending(cache: PartialCache, job: Job) -> None:

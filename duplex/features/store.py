@@ -162,6 +162,13 @@ def partial_path(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
+def unfinish(path: Path) -> None:
+    """Take a finished cache up again, as a copy: it stays whole, and whatever else its name is linked to as well."""
+    fresh = path.with_name(path.name + ".new.partial")
+    shutil.copyfile(path, fresh)
+    os.replace(fresh, partial_path(path))
+
+
 def describe(file: Any, identity: Mapping[str, str], span: Span) -> None:
     """Write what a file is. Fixed-length strings: variable ones live in a heap whose bytes need not repeat."""
     file.attrs["format"] = np.bytes_(FORMAT)

@@ -152,18 +152,11 @@ def test_a_thousand_hostile_files(run, encoder, tmp_path: Path) -> None:
     names, reasons = write_hostile(tmp_path / "hostile", 1000)
     from duplex.features.extraction import extract
 
+    place, options = (tmp_path / "hostile", tmp_path / "h.h5"), {"manifest_sha256": "m", "max_bad": 1.0}
     before = begin_peak()
-    report = extract(
-        names,
-        tmp_path / "hostile",
-        tmp_path / "h.h5",
-        encoder,
-        manifest_sha256="m",
-        num_workers=0,
-        max_bad=1.0,
-        batch_size=32,
-    )
+    report = extract(names, *place, encoder, num_workers=0, batch_size=32, **options)
     assert memory("VmHWM") - before < 400e6
+    assert extract(names, *place, encoder, **options).resumed == 1000, "what is bad for good is left alone"
     features = open_features(report.path)
     assert [(bad.row, bad.reason) for bad in report.bad] == [(row, why) for row, why in enumerate(reasons) if why]
     for row in RANDOM.choice(np.flatnonzero(~features.bad), 20, replace=False):
