@@ -60,6 +60,8 @@ def extract(
     pick(engine, ENGINES, "engine")
     if engine == "ray" and shard is not None:
         raise UsageError("--shard is for other launchers; the Ray engine takes --shards N and does them all")
+    if limit is not None and out is None:
+        raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
     wanted = {"name": encoder, "weights": weights if encoder is None or weights else "", "precision": precision}
     settings = {"batch_size": batch_size, "num_workers": num_workers, "max_bad": max_bad, "tokens": tokens}
     params = _override(load_params(), dataset, wanted, settings, device)
@@ -221,8 +223,6 @@ def _extract_on_ray(
     from duplex.stages.extract import extraction_of, note_bad
 
     paths = ArtifactPaths()
-    if options["limit"] is not None and out is None:
-        raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
     images, common = extraction_of(params, dataset, paths)
     entry, out = params.dataset(dataset).encoder, out or paths.features(dataset)
     spec = EncoderSpec(entry.name, entry.weights, params.device, entry.precision)

@@ -12,7 +12,6 @@ from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.data.source import ensure_pictures
 from duplex.encoders import load_encoder
-from duplex.errors import UsageError
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
 from duplex.features.store import FIRST_BAD, open_file, reason
@@ -26,8 +25,6 @@ def extract(
     params.yaml does not hold, such as a shard or a limit."""
     paths = paths or ArtifactPaths()
     manifest, common = extraction_of(params, dataset, paths)
-    if options.get("limit") is not None and out is None:
-        raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
     entry = params.dataset(dataset).encoder
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=params.device, precision=entry.precision)
     report = encode(manifest, out=out or paths.features(dataset), encoder=encoder, **{**common, **options})
