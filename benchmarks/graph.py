@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import alternate, emit, say
-from duplex.model.factors import Fusion
-from duplex.model.graph import Batch, Candidates, aggregate, blend
+from duplex.parts.factors import Fusion
+from duplex.parts.graph import Candidates, Nodes, aggregate, blend
 
 DIM = 768
 DENSE = 128  # largest batch of the dense step: at 256 its matrix alone takes 5.5 GB, and the gradient as much again
@@ -64,9 +64,9 @@ class Problem:
     def leaves(self) -> list[Tensor]:
         return [self.z_s, self.z_o, self.logits_s, self.logits_o, *self.fusion.parameters()]
 
-    def batch(self) -> Batch:
+    def batch(self) -> Nodes:
         p_s, p_o = self.logits_s.softmax(-1), self.logits_o.softmax(-1)
-        return Batch(self.z_s, self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
+        return Nodes(self.z_s, self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
 
     def step(self, dense: bool) -> Tensor:
         """Refine, send a gradient back, commit. Returns the refined rows."""
@@ -83,20 +83,20 @@ class Problem:
 
 
 def aggregate_densely(
-    batch: Batch, candidates: Candidates, fusion: Fusion, messages: tuple[str, ...]
+    nodes: Nodes, candidates: Candidates, fusion: Fusion, messages: tuple[str, ...]
 ) -> tuple[Tensor, None]:
     """`D_P^-1 W_P X_local` with the prototypes' rows of the adjacency matrix, `|C| x N_local`, in memory, as Eq. 14-16
     are written. (Algorithm 1's whole matrix has as many rows as columns; those that Eq. 16 leaves out are not made.)"""
     i, j = candidates.kept[candidates.state_of][:, candidates.object_of].nonzero(as_tuple=True)
-    z_cf = fusion(batch.z_s[i], batch.z_o[j])
+    z_cf = fusion(nodes.z_s[i], nodes.z_o[j])
     m, n = candidates.kept.nonzero(as_tuple=True)
     count = len(m)
-    x = torch.cat([batch.z_s.new_zeros(count, DIM), batch.z_s, batch.z_o, z_cf])
-    w_s = (batch.p_s[:, candidates.states[m]] / candidates.kept.sum(1)[m]).T
-    w_o = (batch.p_o[:, candidates.objects[n]] / candidates.kept.sum(0)[n]).T
-    own = batch.p_s[i, batch.states[i]] * batch.p_o[j, batch.objects[j]]
+    x = torch.cat([nodes.z_s.new_zeros(count, DIM), nodes.z_s, nodes.z_o, z_cf])
+    w_s = (nodes.p_s[:, candidates.states[m]] / candidates.kept.sum(1)[m]).T
+    w_o = (nodes.p_o[:, candidates.objects[n]] / candidates.kept.sum(0)[n]).T
+    own = nodes.p_s[i, nodes.states[i]] * nodes.p_o[j, nodes.objects[j]]
     here = (candidates.state_of[i][None] == m[:, None]) & (candidates.object_of[j][None] == n[:, None])
-    w_p = torch.cat([batch.z_s.new_zeros(count, count), w_s, w_o, here * own], dim=1)
+    w_p = torch.cat([nodes.z_s.new_zeros(count, count), w_s, w_o, here * own], dim=1)
     return (w_p @ x) / w_p.sum(1, keepdim=True).clamp(min=1e-30), None
 
 

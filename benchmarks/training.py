@@ -17,12 +17,11 @@ import torch
 
 from benchmarks.measure import alternate, emit, say
 from benchmarks.text import SIZES, made_up, random_tower
-from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
-from duplex.model.codebook import random_rows
-from duplex.model.network import Network
-from duplex.model.options import Options, TrainingOptions
-from duplex.model.prompts import Prototypes
+from duplex.methods.base import Batch, Setting
+from duplex.methods.duplex import Duplex, DuplexOptions
+from duplex.options import TrainingOptions
+from duplex.parts.prompts import Prototypes
 from duplex.training import optimiser_step
 
 IMAGES = {"mit-states": 30338, "ut-zappos": 22998, "cgqa": 26920}
@@ -39,14 +38,13 @@ def finished(work: Callable[[], object], device: torch.device) -> Callable[[], N
     return call
 
 
-def world(name: str, device: torch.device, dim: int) -> tuple[LabelSpace, Examples]:
+def world(name: str, device: torch.device, dim: int) -> tuple[LabelSpace, Batch]:
     """A label space of the benchmark's size and a few batches of random features."""
     states, objects, count, batch = SIZES[name]
     labels = LabelSpace.from_pairs({"train": [(s, o) for s, o in made_up(states, objects, count)]})
     compositions = np.random.default_rng(0).choice(labels.pairs["train"], size=8 * batch)
-    z = random_rows(len(compositions), dim)
-    examples = Examples(np.arange(len(z)), z, torch.from_numpy(compositions)).to(device)
-    return labels, examples
+    z = torch.nn.functional.normalize(torch.randn(len(compositions), dim), dim=-1)
+    return labels, Batch({"cls": z.to(device)}, torch.from_numpy(compositions).to(device))
 
 
 def measure(
@@ -58,15 +56,17 @@ def measure(
     labels, examples = world(name, device, tower.dim)
     batch = SIZES[name][3]
     settings = TrainingOptions(1e-4, batch, 1, checkpointing=checkpointing)
-    network = Network(Options(), labels, tower, random_rows(labels.size, tower.dim)).to(device).train()
-    optimiser, turns = torch.optim.Adam(network.trainable(), lr=1e-4), count()
+    setting = Setting(labels, {"cls": (tower.dim,)}, tower)
+    method = Duplex(setting, DuplexOptions()).to(device).train()
+    method.checkpointing = checkpointing
+    optimiser, turns = torch.optim.Adam(method.groups(), lr=1e-4), count()
 
     def step() -> None:
         chosen = torch.arange(batch, device=device) + batch * (next(turns) % 8)
-        optimiser_step(network, examples, chosen, settings, optimiser)
+        optimiser_step(method, examples, chosen, settings, optimiser)
 
     def text() -> None:
-        prototypes = network.prototypes(checkpointing)
+        prototypes = method.shared()
         torch.autograd.backward(list(prototypes), [torch.ones_like(t) for t in prototypes])
 
     def with_images() -> None:
@@ -82,17 +82,16 @@ def measure(
     works = {"with images": with_images, "whole beside it": step}
     seconds |= alternate({key: finished(work, device) for key, work in works.items()}, 1, warm=0)
     with torch.no_grad():
-        held = network.prototypes()
-    static = Network(Options(graph=False), labels, tower, network.codebook.rows).to(device).train()  # type: ignore[union-attr]
+        held = method.shared()
+    static = Duplex(setting, DuplexOptions(graph=False)).to(device).train()
 
-    def rest(part: Network) -> None:
+    def rest(part: Duplex) -> None:
         chosen = torch.arange(batch, device=device) + batch * (next(turns) % 8)
         leaves = Prototypes(*(tensor.detach().requires_grad_() for tensor in held))
-        found = part(examples.z[chosen], examples.compositions[chosen], leaves)
-        found.total.backward()
-        part.commit(found.refinement)
+        torch.stack(list(part.losses(examples[chosen], leaves).values())).sum().backward()
+        part.after_batch()
 
-    parts = {"network": lambda: rest(static), "network and graph": lambda: rest(network)}
+    parts = {"network": lambda: rest(static), "network and graph": lambda: rest(method)}
     seconds |= alternate({key: finished(work, device) for key, work in parts.items()}, 7)
     return summarise(name, seconds, device)
 

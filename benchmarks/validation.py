@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
-from itertools import count
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +19,66 @@ import torch
 from benchmarks.measure import emit, say
 from benchmarks.variations import STUDY, Variation
 from duplex.artifacts import ArtifactPaths
-from duplex.assessment import assess, validation_auc
+from duplex.assessment import Field, assess, validation_auc
 from duplex.evaluation.metrics import measure
-from duplex.model.network import Network
-from duplex.model.options import Options, TrainingOptions
+from duplex.labels import World
+from duplex.methods.base import Batch, Method
+from duplex.methods.duplex import DuplexOptions
+from duplex.methods.registry import find
+from duplex.options import Options, TrainingOptions
 from duplex.params import load_params
 from duplex.report.aggregate import mean, standard_error
 from duplex.stages.inputs import Inputs, load_inputs, make_deterministic, pick_device
-from duplex.stages.train import build
+from duplex.stages.train import begin
 from duplex.training import train
 
 
 def run(
     inputs: Inputs,
-    options: Options,
+    row: Row,
     settings: TrainingOptions,
     seed: int,
     device: torch.device,
-    variation: Variation = Variation(),
+    variation: Variation | None = None,
 ) -> dict[str, float]:
-    """Train one network; its best validation AUC, S and U there, and its AUC over all compositions."""
-    torch.manual_seed(seed)
-    options = replace(options, **variation.options)
-    network = build(inputs, options, variation.network).to(device)
+    """Train one method; its best validation AUC, S and U there, and its AUC over all compositions."""
+    method = (
+        begin(row.kind, row.options, inputs.setting(row.world), inputs, seed, device)
+        if variation is None
+        else varied(inputs, row, settings, seed, device, variation)
+    )
     images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
-    epochs = count()
-
-    def validate(network: Network) -> float:
-        """Once before training and once after each epoch."""
-        network.options = replace(options, momentum=variation.momentum(next(epochs), options, settings))
-        return validation_auc(network, val, inputs.labels)
-
-    outcome = train(network, images, settings, seed, validate)
+    outcome = train(method, images, settings, seed, lambda trained: validation_auc(trained, val, inputs.labels))
     closed, wide = (
-        measure(assess(network, val, inputs.labels, inputs.labels.target(world, "val")).evidence.rivals(), rounds=0)
+        measure(
+            assess(Field.of(method, inputs.labels.target(world, "val")), val, inputs.labels).evidence.rivals(), rounds=0
+        )
         for world in ("closed", "open")
     )
     ends = {name: closed.to_dict()[name] for name in ("seen", "unseen", "hm")}
     return {"auc": 100 * outcome.best_auc, "auc_open": wide.to_dict()["auc"], "epoch": outcome.best_epoch, **ends}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of params.yaml on this data set."""
+
+    kind: str
+    options: Options
+    world: World = "closed"
+
+
+def varied(
+    inputs: Inputs, row: Row, settings: TrainingOptions, seed: int, device: torch.device, variation: Variation
+) -> Method[Any]:
+    """A variation of `duplex`, begun as `duplex` is."""
+    assert isinstance(row.options, DuplexOptions)
+    torch.manual_seed(seed)
+    method = variation.kind(inputs.setting(row.world), replace(row.options, **variation.options)).to(device)
+    method.schedule, method.settings = variation.schedule, settings
+    images = inputs.examples["train"].to(device)
+    method.start(Batch(images.inputs, images.compositions))
+    return method
 
 
 def main() -> None:
@@ -75,25 +96,24 @@ def main() -> None:
     wanted = parser.parse_args()
 
     params = load_params()
-    entry = params.dataset(wanted.dataset)
-    settings = replace(entry.training, precision=wanted.precision)
-    changed = entry.model_copy(update={"training": settings})
-    params = params.model_copy(update={"datasets": {**params.datasets, wanted.dataset: changed}})
     make_deterministic()
     device = pick_device(params.device)
-    inputs = load_inputs(params, wanted.dataset, ArtifactPaths())
-    if wanted.epochs:
-        settings = replace(settings, epochs=wanted.epochs)
     if wanted.study:
         chosen = [name for name in wanted.only.split(";") if name] or list(STUDY)
-        rows = {name: (params.method("duplex"), STUDY[name]) for name in chosen}
+        rows: dict[str, tuple[str, Variation | None]] = {name: ("duplex", STUDY[name]) for name in chosen}
     else:
-        rows = {name: (params.method(name), Variation()) for name in wanted.rows.split(",")}
+        rows = {name: (name, None) for name in wanted.rows.split(",")}
+    needs = set().union(*(find(params.row(n).kind).needs(params.method(n, wanted.dataset)) for n, _ in rows.values()))
+    inputs = load_inputs(params, wanted.dataset, ArtifactPaths(), needs, wanted.precision)
     found: dict[str, Any] = {}
-    for name, (options, variation) in rows.items():
+    for name, (of, variation) in rows.items():
+        written = params.row(of)
+        row = Row(written.kind, params.method(of, wanted.dataset), written.trained_for)
+        settings = replace(params.training(wanted.dataset, of), precision=wanted.precision)
+        settings = replace(settings, epochs=wanted.epochs) if wanted.epochs else settings
         for rate in [float(r) for r in wanted.rates.split(",") if r] or [settings.learning_rate]:
             at_rate = replace(settings, learning_rate=rate)
-            runs = [run(inputs, options, at_rate, int(seed), device, variation) for seed in wanted.seeds.split(",")]
+            runs = [run(inputs, row, at_rate, int(seed), device, variation) for seed in wanted.seeds.split(",")]
             label = f"{name} @ {rate:g}" if wanted.rates else name
             found[label] = {key: mean([r[key] for r in runs]) for key in runs[0]}
             found[label]["auc_se"] = standard_error([r["auc"] for r in runs])

@@ -14,58 +14,76 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from duplex.model.graph import Batch
-from duplex.model.network import Network, Refinement, Step
-from duplex.model.options import Options, TrainingOptions
-from duplex.model.prompts import Prototypes
+from duplex.methods.base import Batch
+from duplex.methods.duplex import Duplex, DuplexOptions
+from duplex.options import TrainingOptions
+from duplex.parts.factors import unit
+from duplex.parts.graph import Nodes
+from duplex.parts.paths import Factored
+from duplex.parts.prompts import Prototypes
 
-Schedule = Callable[[int, Options, TrainingOptions], float]  # finished epochs -> lambda of the next one
+Schedule = Callable[[int, DuplexOptions, TrainingOptions], float]  # finished epochs -> lambda of the next one
 
 
-def constant(_: int, options: Options, __: TrainingOptions) -> float:
-    return options.momentum
-
-
-def late(epoch: int, options: Options, settings: TrainingOptions) -> float:
+def late(epoch: int, options: DuplexOptions, settings: TrainingOptions) -> float:
     """Rows stay as they are until half of the epochs are over."""
     return 1.0 if epoch < settings.epochs // 2 else options.momentum
 
 
-def early(epoch: int, options: Options, settings: TrainingOptions) -> float:
+def early(epoch: int, options: DuplexOptions, settings: TrainingOptions) -> float:
     """Rows stay as they are once half of the epochs are over."""
     return options.momentum if epoch < settings.epochs // 2 else 1.0
 
 
-def annealed(epoch: int, options: Options, settings: TrainingOptions) -> float:
+def annealed(epoch: int, options: DuplexOptions, settings: TrainingOptions) -> float:
     """`1 - lambda` falls as the learning rate does."""
     return 1 - (1 - options.momentum) * settings.decay ** (epoch // settings.decay_every)
 
 
-class Uniform(Network):
+class Scheduled(Duplex):
+    """Lambda follows a schedule over epochs."""
+
+    schedule: Schedule | None = None
+    settings: TrainingOptions | None = None
+    epoch = 0
+
+    @property
+    def momentum(self) -> float:
+        if self.schedule is None or self.settings is None:
+            return self.options.momentum
+        return self.schedule(self.epoch, self.options, self.settings)
+
+    def after_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class Uniform(Scheduled):
     """Messages weigh the same from every image, whatever its posteriors."""
 
-    def _refine(self, batch: Batch) -> Refinement:
-        return super()._refine(replace(batch, p_s=torch.ones_like(batch.p_s), p_o=torch.ones_like(batch.p_o)))
+    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor) -> Nodes:
+        nodes = super().nodes(z, factored, compositions)
+        return replace(nodes, p_s=torch.ones_like(nodes.p_s), p_o=torch.ones_like(nodes.p_o))
 
 
-class Labelled(Network):
+class Labelled(Scheduled):
     """Messages go where the image's own labels say, in place of its posteriors."""
 
-    def _refine(self, batch: Batch) -> Refinement:
-        p_s = one_hot(batch.states, len(self.labels.states)).to(batch.p_s)
-        p_o = one_hot(batch.objects, len(self.labels.objects)).to(batch.p_o)
-        return super()._refine(replace(batch, p_s=p_s, p_o=p_o))
+    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor) -> Nodes:
+        nodes = super().nodes(z, factored, compositions)
+        p_s = one_hot(nodes.states, len(self.labels.states)).to(nodes.p_s)
+        p_o = one_hot(nodes.objects, len(self.labels.objects)).to(nodes.p_o)
+        return replace(nodes, p_s=p_s, p_o=p_o)
 
 
-class Detached(Network):
+class Detached(Scheduled):
     """`L_c^h` does not reach the disentanglers or the posteriors: `L_s` and `L_o` alone pull them."""
 
-    def _refine(self, batch: Batch) -> Refinement:
-        parts = {name: getattr(batch, name).detach() for name in ("z_s", "z_o", "p_s", "p_o")}
-        return super()._refine(replace(batch, **parts))
+    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor) -> Nodes:
+        nodes = super().nodes(z, factored, compositions)
+        return replace(nodes, **{name: getattr(nodes, name).detach() for name in ("z_s", "z_o", "p_s", "p_o")})
 
 
-class PulledToImages(Network):
+class PulledToImages(Scheduled):
     """Factors are drawn to the mean image of their state or object as well: `L_s` and `L_o` each gain `1 - cos`, times
     `pull`, so that messages stay among the features with which prototypes are compared."""
 
@@ -73,28 +91,25 @@ class PulledToImages(Network):
     mean_s: Tensor
     mean_o: Tensor
 
-    def __init__(self, options: Options, labels: Any, tower: Any, codebook: Tensor | None = None) -> None:
-        super().__init__(options, labels, tower, codebook)
-        assert codebook is not None
-        states, objects = self._split(torch.as_tensor(labels.pairs["train"]))
-        codebook = codebook.cpu()  # as the network is, until it is moved
-        rows = codebook[torch.as_tensor(labels.pairs["train"])]
-        means = _unit_means(rows, states, len(labels.states)), _unit_means(rows, objects, len(labels.objects))
-        self.register_buffer("mean_s", means[0], persistent=False)  # [M, d]
-        self.register_buffer("mean_o", means[1], persistent=False)  # [N, d]
+    def start(self, train: Batch) -> None:
+        super().start(train)
+        n = len(self.labels.objects)
+        groups = {"mean_s": (train.compositions // n, len(self.labels.states)), "mean_o": (train.compositions % n, n)}
+        for name, (group, count) in groups.items():  # [M, d], [N, d]
+            self.register_buffer(name, _unit_means(unit(train.z), group, count), persistent=False)
 
-    def forward(self, z: Tensor, compositions: Tensor, prototypes: Prototypes) -> Step:
-        step = super().forward(z, compositions, prototypes)
-        assert self.factors is not None
-        states, objects = self._split(compositions)
-        z_s, z_o = self.factors(self.features(z))
-        pulled = {"s": (z_s * self.mean_s[states]).sum(-1), "o": (z_o * self.mean_o[objects]).sum(-1)}
-        losses = {name: step.losses[name] + self.pull * (1 - cosine).mean() for name, cosine in pulled.items()}
-        return replace(step, losses={**step.losses, **losses})
+    def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
+        losses = super().losses(batch, shared)
+        assert self.paths.factors is not None
+        n = len(self.labels.objects)
+        z_s, z_o = self.paths.factors(self.paths.features(batch.z))
+        means = {"s": (z_s, self.mean_s[batch.compositions // n]), "o": (z_o, self.mean_o[batch.compositions % n])}
+        pulled = {name: losses[name] + self.pull * (1 - (z * mean).sum(-1)).mean() for name, (z, mean) in means.items()}
+        return {**losses, **pulled}
 
 
-def _unit_means(rows: Tensor, groups: Tensor, count: int) -> Tensor:
-    return normalize(torch.zeros(count, rows.shape[1]).index_add_(0, groups, rows), dim=-1)
+def _unit_means(z: Tensor, groups: Tensor, count: int) -> Tensor:
+    return normalize(torch.zeros(count, z.shape[1], device=z.device).index_add_(0, groups, z), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -102,8 +117,8 @@ class Variation:
     """One change to a method."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    network: type[Network] = Network
-    momentum: Schedule = constant
+    kind: type[Scheduled] = Scheduled
+    schedule: Schedule | None = None
 
 
 GRAPH_ALONE = {"losses": ("ct", "ch"), "inference": ("ch", "ct")}
@@ -111,7 +126,6 @@ IN_IMAGE_SPACE = {"fusion": "additive", "messages": ("counterfactual",)}
 OPTIONS: dict[str, dict[str, Any]] = {
     "duplex": {},
     "static": {"graph": False},
-    "no codebook": {"codebook": "none", "graph": False, "losses": ("s", "o", "ct"), "inference": ("ct", "so")},
     "state messages": {"messages": ("state",)},
     "object messages": {"messages": ("object",)},
     "counterfactual messages": {"messages": ("counterfactual",)},
@@ -137,14 +151,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "additive, all pairs": {**IN_IMAGE_SPACE, "refine_over": "open"},
 }
 STUDY = {name: Variation(options) for name, options in OPTIONS.items()} | {
-    "uniform weights": Variation(network=Uniform),
-    "label weights": Variation(network=Labelled),
-    "refined late": Variation(momentum=late),
-    "refined early": Variation(momentum=early),
-    "annealed": Variation(momentum=annealed),
-    "graph does not pull": Variation(network=Detached),
-    "pulled to images": Variation(network=PulledToImages),
-    "pulled to images, static": Variation({"graph": False}, network=PulledToImages),
-    "additive, uniform weights": Variation(IN_IMAGE_SPACE, network=Uniform),
-    "additive, label weights": Variation(IN_IMAGE_SPACE, network=Labelled),
+    "uniform weights": Variation(kind=Uniform),
+    "label weights": Variation(kind=Labelled),
+    "refined late": Variation(schedule=late),
+    "refined early": Variation(schedule=early),
+    "annealed": Variation(schedule=annealed),
+    "graph does not pull": Variation(kind=Detached),
+    "pulled to images": Variation(kind=PulledToImages),
+    "pulled to images, static": Variation({"graph": False}, kind=PulledToImages),
+    "additive, uniform weights": Variation(IN_IMAGE_SPACE, kind=Uniform),
+    "additive, label weights": Variation(IN_IMAGE_SPACE, kind=Labelled),
 }

@@ -41,7 +41,7 @@ class RunPaths:
         return self.root / "predictions.csv"
 
 
-RESERVED = ("ablations", "inventory", "maps", "plots", "report")  # folders beside those of the data sets
+RESERVED = ("ablations", "inventory", "maps", "plan", "plots", "report")  # folders beside those of the data sets
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,10 @@ class ArtifactPaths:
     def ablation(self, name: str) -> Path:
         return self.ablations / "rows" / f"{name}.json"
 
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan"
+
     def inventory(self, dataset: str) -> Path:
         return self.root / "inventory" / dataset
 
@@ -84,6 +88,10 @@ class ArtifactPaths:
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
 
     @property
     def plots(self) -> Path:

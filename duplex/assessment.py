@@ -1,9 +1,10 @@
-"""Where a trained network meets the evaluation: its scores, block by block, as evidence."""
+"""Where a trained method meets the evaluation: its scores, block by block, as evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +16,31 @@ from duplex.evaluation.evidence import Evidence, Floats
 from duplex.evaluation.feasibility import Threshold, buckets, choose_threshold, thresholds
 from duplex.evaluation.uncertainty import Components
 from duplex.features.examples import Examples
-from duplex.labels import Bools, Ints, LabelSpace
-from duplex.model.network import Network
+from duplex.labels import Bools, Ints, LabelSpace, World
+from duplex.methods.base import Inputs, Method, Scorer
 
 BLOCK_SCORES = 2**24  # scores held at once: 64 MiB of float32
+
+
+@dataclass(frozen=True)
+class Field:
+    """A target set and what scores it: built once, asked in every pass over the same columns."""
+
+    columns: Ints  # sorted [C]
+    scorer: Scorer
+
+    @classmethod
+    def of(cls, method: Method[Any], columns: Ints) -> Field:
+        method.eval()
+        return cls(columns, method.scorer(columns))
+
+    def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
+        """`(rows, float32 scores)`; nothing ever holds images x compositions."""
+        images = len(next(iter(inputs.values())))
+        rows = max(1, BLOCK_SCORES // len(self.columns))
+        for start in range(0, images, rows):
+            block = slice(start, min(start + rows, images))
+            yield block, self.scorer({name: values[block] for name, values in inputs.items()})
 
 
 @dataclass(frozen=True)
@@ -27,30 +49,21 @@ class Pass:
 
     columns: Ints  # the target set, sorted [C]
     evidence: Evidence
-    top: Ints  # each image's best compositions at b = 0, best first [N, T]
-
-
-def score_blocks(network: Network, z: Tensor, columns: Ints) -> Iterator[tuple[slice, Tensor]]:
-    """`(rows, float32 scores)` of a target set; nothing ever holds images x compositions."""
-    scores = network.scorer(columns)
-    rows = max(1, BLOCK_SCORES // len(columns))
-    for start in range(0, len(z), rows):
-        block = slice(start, min(start + rows, len(z)))
-        yield block, scores(z[block])
+    top: Ints  # each image's best compositions, best first [N, T]
 
 
 def assess(
-    network: Network,
+    field: Field,
     examples: Examples,
     labels: LabelSpace,
-    columns: Ints,
     *,
     k: int = 1,
     bucket: Ints | None = None,
     live: Bools | None = None,
     top: int = 0,
 ) -> Pass:
-    """Gather what the metrics need from one pass. `bucket` and `live` are the feasibility's, over `columns`."""
+    """Gather what the metrics need from one pass. `bucket` and `live` are the feasibility's, over the columns."""
+    columns = field.columns
     if not len(examples):
         raise DuplexError("the split has no readable image")
     if k > len(columns):
@@ -59,11 +72,10 @@ def assess(
     target = np.searchsorted(columns, own)
     if (columns[np.minimum(target, len(columns) - 1)] != own).any():
         raise DuplexError("an image is labelled with a composition outside of its target set; check the split's pairs")
-    network.eval()
     evidence = Evidence(target, labels.seen[columns], k=k, bucket=bucket, live=live)
     best = np.empty((len(examples), min(top, len(columns))), dtype=np.int64)
-    dead = None if live is None else torch.as_tensor(~live, device=examples.z.device)
-    for rows, scores in score_blocks(network, examples.z, columns):
+    dead = None if live is None else torch.as_tensor(~live, device=examples.compositions.device)
+    for rows, scores in field.blocks(examples.inputs):
         evidence.add(scores, rows)
         if top:
             ranked = scores if dead is None else scores.masked_fill(dead, -torch.inf)
@@ -72,19 +84,19 @@ def assess(
 
 
 def choose_feasible(
-    network: Network, examples: Examples, labels: LabelSpace, feasible: Floats, points: int
+    field: Field, examples: Examples, labels: LabelSpace, feasible: Floats, points: int
 ) -> tuple[Threshold, Bools]:
-    """The open world's threshold by AUC on **validation** images, all candidates from one pass; and the compositions
-    [M*N] that pass it. `feasible` [M*N] is +inf for seen compositions, which always do."""
+    """The open world's threshold by AUC on **validation** images, all candidates from one pass over all compositions;
+    and the compositions [M*N] that pass it. `feasible` [M*N] is +inf for seen compositions, which always do."""
     steps = thresholds(feasible, labels.seen, points)
-    every = labels.target("open", "val")
-    chosen = choose_threshold(assess(network, examples, labels, every, bucket=buckets(feasible, steps)).evidence, steps)
+    chosen = choose_threshold(assess(field, examples, labels, bucket=buckets(feasible, steps)).evidence, steps)
     return chosen, feasible >= chosen.value
 
 
-def validation_auc(network: Network, examples: Examples, labels: LabelSpace) -> float:
-    """Closed-world AUC of the validation split: the one number that selects checkpoints."""
-    found = assess(network, examples, labels, labels.target("closed", "val"))
+def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:
+    """AUC of the validation split in the world that the method is trained for: the one number that selects
+    checkpoints."""
+    found = assess(Field.of(method, labels.target(world, "val")), examples, labels)
     auc = Components.of(Margins.of(found.evidence.rivals())).auc
     if auc is None:
         raise DuplexError("the validation split needs images of seen and of unseen pairs; its AUC is undefined")

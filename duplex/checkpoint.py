@@ -2,92 +2,161 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
-from duplex.encoders.text import TextTower
+from duplex.calibration import Calibration
 from duplex.errors import DuplexError
-from duplex.labels import LabelSpace
-from duplex.model.network import Network
-from duplex.model.options import Options
+from duplex.labels import LabelSpace, World
+from duplex.methods.base import Method, Setting
+from duplex.methods.registry import make, parse
+from duplex.options import Options
 
-FORMAT = 1
+FORMAT = 2
+COMPARED = {  # what decides the meaning of a feature or a prompt
+    "encoder": "encoder",
+    "architecture": "architecture",
+    "weights": "weights",
+    "preprocessing": "preprocessing",
+    "precision": "precision",
+    "text_precision": "text precision",
+}
 
 
 @dataclass(frozen=True)
 class Record:
     """What a checkpoint says of itself."""
 
+    kind: str
+    provider: str  # who brought the kind: distribution and version
     options: Options
     labels: LabelSpace
-    encoder: dict[str, str]  # the identity of the encoder whose features it was trained on
+    encoder: dict[str, str]  # identity of the encoder whose features it was trained on, and where to get it: name, tag
     seed: int
     epoch: int
     val_auc: float
+    world: World = "closed"  # that it was trained for
+    calibration: Mapping[str, Calibration] | None = None  # by world that it is for
+    exhibits: tuple[str, ...] = ()  # what the method lets people look at
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "provider": self.provider,
+            "options": self.options.to_dict(),
+            "labels": self.labels.to_dict(),
+            "encoder": self.encoder,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "val_auc": self.val_auc,
+            "world": self.world,
+            "calibration": {world: found.to_dict() for world, found in (self.calibration or {}).items()},
+            "exhibits": list(self.exhibits),
+        }
+
+    @classmethod
+    def from_dict(cls, meta: Mapping[str, Any]) -> Record:
+        return cls(
+            kind=meta["kind"],
+            provider=meta["provider"],
+            options=parse(meta["kind"], meta["options"]),
+            labels=LabelSpace.from_dict(meta["labels"]),
+            encoder=dict(meta["encoder"]),
+            seed=int(meta["seed"]),
+            epoch=int(meta["epoch"]),
+            val_auc=float(meta["val_auc"]),
+            world=meta["world"],
+            calibration={world: Calibration(**found) for world, found in meta["calibration"].items()},
+            exhibits=tuple(meta["exhibits"]),
+        )
 
 
-def save_checkpoint(path: Path, network: Network, record: Record) -> None:
+def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
     """Write a checkpoint; the file is replaced whole or not at all. The same run gives the same bytes."""
-    meta = {
-        "format": FORMAT,
-        "options": record.options.to_dict(),
-        "labels": record.labels.to_dict(),
-        "encoder": record.encoder,
-        "seed": record.seed,
-        "epoch": record.epoch,
-        "val_auc": record.val_auc,
-    }
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
+    meta = {"format": FORMAT, "tensors": digest(tensors), **record.to_dict()}
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".writing")
-    save_file(network.state_tensors(), scratch, {"duplex": json.dumps(meta, ensure_ascii=False, sort_keys=True)})
+    save_file(tensors, scratch, {"duplex": json.dumps(meta, ensure_ascii=False, sort_keys=True)})
     os.replace(scratch, path)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 of names, types, shapes and values."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def read_record(path: Path) -> Record:
     """A checkpoint's metadata, without its tensors."""
+    return _record(path, _metadata(path))
+
+
+def load_checkpoint(path: Path, setting: Setting, encoder: Mapping[str, str]) -> Method[Any]:
+    """The trained method, after checking encoder, labels, names, shapes, types and values of its tensors."""
     meta = _metadata(path)
+    record = _record(path, meta)
+    for key, spoken in COMPARED.items():
+        if record.encoder.get(key) != encoder.get(key):
+            raise DuplexError(
+                f"{path} was trained on features of {spoken} {record.encoder.get(key)!r}, not {encoder.get(key)!r}; "
+                "train again or name that encoder in params.yaml"
+            )
+    if record.labels != setting.labels:
+        raise DuplexError(f"{path} was trained on other labels than the data set has; train again")
+    method = make(record.kind, record.options, replace(setting, world=record.world))
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if digest(tensors) != meta.get("tensors"):
+        raise DuplexError(f"{path} is damaged: its tensors are not those that were saved; train again")
+    _check_fit(path, tensors, method.state_dict())
+    method.load_state_dict(tensors)
+    return method.eval()
+
+
+def _check_fit(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    again = "its method is of another version; train again"
+    odd = sorted(set(tensors) ^ set(wanted))
+    if odd:
+        verb = "lacks" if odd[0] in wanted else "holds a strange"
+        raise DuplexError(f"{path} {verb} tensor {odd[0]!r}; {again}")
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:
+            raise DuplexError(
+                f"{path}: {name} is {tuple(tensor.shape)} of {tensor.dtype}, its options ask for "
+                f"{tuple(wanted[name].shape)} of {wanted[name].dtype}; {again}"
+            )
+
+
+def _record(path: Path, meta: Mapping[str, Any]) -> Record:
     if meta.get("format") != FORMAT:
         raise DuplexError(f"{path} has format {meta.get('format')}, this version reads {FORMAT}; train again")
     try:
-        options, labels = Options.from_dict(meta["options"]), LabelSpace.from_dict(meta["labels"])
-        return Record(options, labels, meta["encoder"], meta["seed"], meta["epoch"], meta["val_auc"])
-    except (KeyError, TypeError) as error:
-        raise DuplexError(f"{path} is not a checkpoint of this version ({error}); train again") from None
-
-
-def load_checkpoint(path: Path, tower: TextTower, encoder: dict[str, str], labels: LabelSpace | None = None) -> Network:
-    """The trained network on a text tower, after checking encoder, labels and shapes."""
-    record = read_record(path)
-    for key in ("encoder", "weights"):
-        if record.encoder.get(key) != encoder.get(key):
-            raise DuplexError(
-                f"{path} was trained on features of {key} {record.encoder.get(key)!r}, not {encoder.get(key)!r}; "
-                "train again or name that encoder in params.yaml"
-            )
-    if labels is not None and record.labels.to_dict() != labels.to_dict():
-        raise DuplexError(f"{path} was trained on other labels than the data set has; train again")
-    network = Network(record.options, record.labels, tower)
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise DuplexError(f"{path} does not fit its own options: {str(error).splitlines()[-1].strip()}") from None
-    return network.eval()
+        return Record.from_dict(meta)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DuplexError(f"{path} is not a checkpoint of this version ({error}); train again") from error
 
 
 def _metadata(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, "pt") as file:
             meta = json.loads((file.metadata() or {})["duplex"])
+        return dict(meta)
     except FileNotFoundError:
         raise DuplexError(f"{path} does not exist; `duplex train` or `dvc repro` writes it") from None
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise DuplexError(f"{path} is not a checkpoint of duplex ({error})") from None
-    return dict(meta)
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+        raise DuplexError(f"{path} is not a checkpoint of duplex ({error})") from error

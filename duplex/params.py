@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
 from duplex.errors import UsageError, pick
 from duplex.labels import World
-from duplex.model.options import Options, TrainingOptions
+from duplex.methods import registry
+from duplex.options import OptionError, Options, TrainingOptions
+from duplex.rows import Row, read_rows
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*$"
 Name = Annotated[str, Field(pattern=NAME)]
@@ -77,7 +78,7 @@ class EncoderParams(Section):
 class DatasetParams(Section):
     source: SourceParams
     encoder: EncoderParams
-    training: TrainingOptions
+    training: Annotated[TrainingOptions, PlainValidator(TrainingOptions.from_dict)]
 
 
 class ExtractionParams(Section):
@@ -105,32 +106,63 @@ class Params(Section):
     extraction: ExtractionParams
     evaluation: EvaluationParams
     datasets: dict[Name, DatasetParams]
-    methods: dict[str, Options] = {}
-    ablations: dict[str, Options] = {}
+    methods: dict[str, Row] = {}
+    ablations: dict[str, Row] = {}
 
     def dataset(self, name: str) -> DatasetParams:
         return self.datasets[pick(name, self.datasets, "data set")]
 
-    def method(self, name: str) -> Options:
+    def row(self, name: str) -> Row:
+        """A method or an ablation as it is written."""
         rows = {**self.methods, **self.ablations}
         return rows[pick(name, rows, "method")]
 
+    def method(self, name: str, dataset: str | None = None) -> Options:
+        """A row's options on a data set, checked by its kind."""
+        row = self.row(name)
+        try:
+            return registry.parse(row.kind, row.options_on(dataset))
+        except OptionError as error:
+            raise _at(f"methods.{name}" if name in self.methods else f"ablations.{name}", error) from None
+
+    def training(self, dataset: str, name: str) -> TrainingOptions:
+        """The data set's settings, overlaid by what the row says."""
+        row, base = self.row(name), self.dataset(dataset).training
+        try:
+            return TrainingOptions.from_dict({**base.to_dict(), **row.training_on(dataset)})
+        except OptionError as error:
+            section = "methods" if name in self.methods else "ablations"
+            raise _at(f"{section}.{name}.training", error) from None
+
+    def check_rows(self) -> None:
+        """Every row makes sense to its kind, on every data set that it names apart."""
+        for name, row in {**self.methods, **self.ablations}.items():
+            for dataset in (None, *row.on):
+                self.method(name, dataset)
+            for dataset in self.datasets:
+                self.training(dataset, name)
+
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
-    """Read and check params.yaml."""
+    """Read and check params.yaml. What a method's options mean is its kind's to say, when it is asked for."""
     record = _read(path)
-    methods = _rows("methods", record.pop("methods", None))
-    ablations = _rows("ablations", record.pop("ablations", None) or {})
-    rows = {
-        "methods": {name: _options(f"methods.{name}", row) for name, row in methods.items()},
-        "ablations": {name: _ablation(name, row, methods) for name, row in ablations.items()},
-    }
+    written = {key: _rows(key, record.pop(key, None) or {}) for key in ("methods", "ablations")}
     try:
-        params = Params.model_validate_json(json.dumps(record, default=str)).model_copy(update=rows)
+        params = Params.model_validate_json(json.dumps(record, default=str))
     except ValidationError as error:
         raise UsageError(f"{path}: {_first_fault(error, Params)}") from None
+    try:
+        rows = read_rows(written["methods"], written["ablations"], tuple(params.datasets))
+    except UsageError as error:
+        raise UsageError(f"params.yaml: {error}") from None
+    params = params.model_copy(update=rows)
     _check_run(params)
     return params
+
+
+def _at(place: str, error: OptionError) -> UsageError:
+    """`params.yaml: methods.duplex.momentum: ...`"""
+    return UsageError(f"params.yaml: {place}{'.' if error.key else ': '}{error}")
 
 
 def _check_run(params: Params) -> None:
@@ -153,6 +185,16 @@ def _check_run(params: Params) -> None:
     both = sorted(set(params.methods) & set(params.ablations))
     if both:
         raise UsageError(f"params.yaml: {both[0]!r} is both a method and an ablation; give one another name")
+    shown: dict[tuple[str, str], str] = {}
+    for name in params.run.methods:
+        row = params.methods[name]
+        for world in row.worlds:
+            other = shown.setdefault((row.shown_as or name, world), name)
+            if other != name:
+                raise UsageError(
+                    f"params.yaml: run.methods: {other} and {name} are both shown as {row.shown_as or name} "
+                    f"in the {world} world; give one another `world` or `shown_as`"
+                )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -187,35 +229,19 @@ def _rows(key: str, value: Any) -> Mapping[str, Any]:
     return table
 
 
-def _ablation(name: str, row: Any, methods: Mapping[str, Any]) -> Options:
-    """An ablation is a method with some options changed: `{of: duplex, momentum: 1.0}`."""
-    changes = dict(_table(f"ablations.{name}", row))
-    base = changes.pop("of", None)
-    if not isinstance(base, str) or base not in methods:
-        raise UsageError(f"params.yaml: ablations.{name}.of is {base!r}; known methods: {', '.join(methods)}")
-    return _options(f"ablations.{name}", {**_table(f"methods.{base}", methods[base]), **changes})
-
-
-def _options(place: str, row: Any) -> Options:
-    table = _table(place, row)
-    try:
-        return TypeAdapter(Options).validate_json(json.dumps(dict(table), default=str))
-    except ValidationError as error:
-        raise UsageError(f"params.yaml: {_first_fault(error, Options, place)}") from None
-
-
-def _first_fault(error: ValidationError, table: type, within: str = "") -> str:
+def _first_fault(error: ValidationError, table: type) -> str:
     """`datasets.shapes.training.epochs: input should be greater than 0 (it is 0)`."""
     unknown = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_property")
     faults = error.errors(include_url=False)
     fault = next((one for one in faults if one["type"] in unknown), faults[0])
-    place = ".".join(str(part) for part in (within, *fault["loc"]) if part != "")
+    place = ".".join(str(part) for part in fault["loc"])
     if fault["type"] in unknown:
         return f"{place}: unknown key; known: {', '.join(_known_keys(table, fault['loc'][:-1]))}"
     if fault["type"].startswith("missing"):
         return f"{place}: missing"
     if fault["type"] == "value_error":  # a sentence of our own
-        return f"{place}: {fault['ctx']['error']}"
+        own = fault["ctx"]["error"]
+        return f"{place}{'.' if getattr(own, 'key', None) else ': '}{own}"
     return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]} (it is {fault['input']!r})"
 
 
@@ -225,5 +251,5 @@ def _known_keys(table: Any, place: tuple[int | str, ...]) -> list[str]:
         entry = getattr(table, "model_fields", {}).get(part)
         if entry:
             inner = [entry.annotation, *getattr(entry.annotation, "__args__", ())]
-            table = next((kind for kind in inner if hasattr(kind, "model_fields") or is_dataclass(kind)), table)
-    return [entry.name for entry in fields(table)] if is_dataclass(table) else list(table.model_fields)
+            table = next((kind for kind in inner if hasattr(kind, "model_fields")), table)
+    return list(table.model_fields)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from duplex.errors import DuplexError
-from duplex.model.network import Network
+from duplex.methods.base import Method
 
 
 @dataclass
@@ -23,10 +23,11 @@ class State:
     """Everything that the next epoch depends on. `key` names what the run depends on: options, data, seed."""
 
     key: str
-    network: Network
+    method: Method[Any]
     optimiser: torch.optim.Optimizer
     schedule: LRScheduler
     order: torch.Generator  # of the images
+    device: torch.device
     epoch: int = 0
     best_epoch: int = 0
     best_auc: float = -1.0
@@ -36,12 +37,12 @@ class State:
     def save(self, path: Path) -> None:
         """The file is replaced whole or not at all."""
         moments = self.optimiser.state_dict()
-        tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        tensors = {f"method.{name}": tensor for name, tensor in self.method.state_dict().items()}
         tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
         for row, state in moments["state"].items():
             tensors |= {f"optimiser.{row}.{name}": tensor for name, tensor in state.items()}
         tensors |= {"random.order": self.order.get_state(), "random.cpu": torch.get_rng_state()}
-        if torch.cuda.is_available():
+        if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state()
         record = {
             **{name: getattr(self, name) for name in ("key", "epoch", "best_epoch", "best_auc", "history")},
@@ -63,13 +64,12 @@ class State:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise DuplexError(f"{path} cannot be read ({error}); delete it to start afresh") from error
-        device = self.network.target.device
-        self.network.load_state_dict(_under("network.", tensors))
+        self.method.load_state_dict(_under("method.", tensors))
         self._load_optimiser(_under("optimiser.", tensors), record)
-        self.best = {name: tensor.to(device) for name, tensor in _under("best.", tensors).items()}
+        self.best = {name: tensor.to(self.device) for name, tensor in _under("best.", tensors).items()}
         self.order.set_state(tensors["random.order"])
         torch.set_rng_state(tensors["random.cpu"])
-        if "random.cuda" in tensors and torch.cuda.is_available():
+        if "random.cuda" in tensors and self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["random.cuda"])
         self.epoch, self.best_epoch = record["epoch"], record["best_epoch"]
         self.best_auc, self.history = record["best_auc"], record["history"]

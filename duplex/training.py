@@ -1,4 +1,4 @@
-"""The one training loop, for every method: Adam over resident features, best validation AUC kept."""
+"""The one training loop, for every method: one optimiser over resident inputs, best validation AUC kept."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from duplex.errors import DuplexError
 from duplex.features.examples import Examples
-from duplex.model.network import Network
-from duplex.model.options import TrainingOptions
-from duplex.model.prompts import Prototypes
+from duplex.methods.base import Batch, Method
+from duplex.options import TrainingOptions
 from duplex.progress import Live
 from duplex.resume import State
 
-Validate = Callable[[Network], float]
+AnyMethod = Method[Any]
+Validate = Callable[[AnyMethod], float]
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,20 @@ class Outcome:
 
 
 def train(
-    network: Network, examples: Examples, settings: TrainingOptions, seed: int, validate: Validate, run: Run = Run()
+    method: AnyMethod, examples: Examples, settings: TrainingOptions, seed: int, validate: Validate, run: Run = Run()
 ) -> Outcome:
-    """Train in place and leave the network at its best epoch by `validate`, the validation AUC.
+    """Train in place and leave the method at its best epoch by `validate`, the validation AUC.
 
-    Epoch 0 is the network as built: a method that trains nothing stays there.
+    Epoch 0 is the method as it starts: one that trains nothing stays there.
     """
     if not len(examples):
         raise DuplexError("there is no readable training image")
-    state = _begin(network, settings, seed, run, validate)
-    epochs = settings.epochs if network.trainable() else 0
+    images = Batch(examples.inputs, examples.compositions)
+    method.checkpointing = settings.checkpointing
+    state = _begin(method, settings, seed, run, validate, images.compositions.device)
+    epochs = settings.epochs if method.groups() else 0
     seconds, done = 0.0, 0
-    steps = math.ceil(len(examples) / (settings.batch_size * settings.accumulate))
+    steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
     with Live(f"{run.label}, steps", epochs * steps) as live:
 
         def show(step: int, losses: dict[str, float]) -> None:
@@ -63,45 +66,72 @@ def train(
         show(0, {})
         while state.epoch < epochs and not _out_of_patience(state, settings):
             start = time.perf_counter()
-            losses = _epoch(state, examples, settings, show)
+            losses = _epoch(state, images, settings, show)
             seconds, done = seconds + time.perf_counter() - start, done + 1
             state.schedule.step()
             state.epoch += 1
+            method.after_epoch(state.epoch)
             _keep_best(state, _validated(state, validate, settings), losses)
             show(0, losses)
             if run.partial is not None:
                 state.save(run.partial)
-    network.load_state_dict(state.best)
-    network.eval()
-    return Outcome(state.best_epoch, state.best_auc, state.history, _timing(seconds, done, network))
+    method.load_state_dict(state.best)
+    method.eval()
+    return Outcome(state.best_epoch, state.best_auc, state.history, _timing(seconds, done, state))
 
 
-def _begin(network: Network, settings: TrainingOptions, seed: int, run: Run, validate: Validate) -> State:
+def _begin(
+    method: AnyMethod, settings: TrainingOptions, seed: int, run: Run, validate: Validate, device: torch.device
+) -> State:
     """A fresh state, or the one that an earlier run with the same key left."""
-    parameters = network.trainable() or [torch.nn.Parameter(torch.zeros(1))]
-    optimiser = torch.optim.Adam(parameters, lr=settings.learning_rate)
-    schedule = torch.optim.lr_scheduler.StepLR(optimiser, settings.decay_every, settings.decay)
-    state = State(run.key, network, optimiser, schedule, torch.Generator().manual_seed(seed))
+    optimiser = make_optimiser(method, settings)
+    schedule = make_schedule(optimiser, settings)
+    state = State(run.key, method, optimiser, schedule, torch.Generator().manual_seed(seed), device)
     torch.manual_seed(seed)
     if run.partial is not None and run.partial.exists():
         if state.load(run.partial):
             print(f"{run.label}: going on after epoch {state.epoch}", file=sys.stderr)
             return state
         print(f"{run.label}: {run.partial} is of another run; starting afresh", file=sys.stderr)
-    _keep_best(state, validate(network), {})
+    _keep_best(state, validate(method), {})
     return state
 
 
+def make_optimiser(method: AnyMethod, settings: TrainingOptions) -> torch.optim.Optimizer:
+    """A method that trains nothing gets an optimiser of nothing."""
+    groups = method.groups() or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimiser]
+    return kind(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+
+
+def make_schedule(optimiser: torch.optim.Optimizer, settings: TrainingOptions) -> torch.optim.lr_scheduler.LRScheduler:
+    """The rate of each epoch, as a share of every group's own."""
+    return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda epoch: rate_share(epoch, settings))
+
+
+def rate_share(epoch: int, settings: TrainingOptions) -> float:
+    """`warm_up` epochs rise in equal steps; then `decay` to the power of the whole `decay_every` epochs gone (`step`),
+    or half a cosine down to 0 at the last epoch's end (`cosine`)."""
+    if epoch < settings.warm_up:
+        return (epoch + 1) / (settings.warm_up + 1)
+    if settings.schedule == "step":
+        return settings.decay ** (epoch // settings.decay_every)
+    if settings.schedule == "cosine":
+        gone = (epoch - settings.warm_up) / (settings.epochs - settings.warm_up)
+        return 0.5 * (1 + math.cos(math.pi * min(gone, 1.0)))
+    return 1.0
+
+
 def _epoch(
-    state: State, examples: Examples, settings: TrainingOptions, show: Callable[[int, dict[str, float]], None]
+    state: State, images: Batch, settings: TrainingOptions, show: Callable[[int, dict[str, float]], None]
 ) -> dict[str, float]:
     """One pass over the training images; the mean of every loss term, which `show` is told after each step."""
-    state.network.train()
+    state.method.train()
     sums: dict[str, float] = {}
     means: dict[str, float] = {}
     size, seen = settings.batch_size * settings.accumulate, 0
-    for step, chosen in enumerate(torch.randperm(len(examples), generator=state.order).split(size)):
-        terms = optimiser_step(state.network, examples, chosen.to(examples.z.device), settings, state.optimiser)
+    for step, chosen in enumerate(state.method.batches(images, size, state.order)):
+        terms = optimiser_step(state.method, images, chosen.to(state.device), settings, state.optimiser)
         seen += len(chosen)
         for name, value in terms.items():
             if not math.isfinite(value):
@@ -117,40 +147,53 @@ def _epoch(
 
 
 def optimiser_step(
-    network: Network, examples: Examples, chosen: Tensor, settings: TrainingOptions, optimiser: torch.optim.Optimizer
+    method: AnyMethod, images: Batch, chosen: Tensor, settings: TrainingOptions, optimiser: torch.optim.Optimizer
 ) -> dict[str, float]:
     """One optimiser step over `accumulate` batches; the mean of every loss term.
 
-    Text is encoded once: the batches' gradients gather at the prototypes and go through the text tower together.
+    What the batches share, such as encoded text, is made once: their gradients gather at it and go through it together.
     """
     optimiser.zero_grad(set_to_none=True)
-    prototypes = network.prototypes(settings.checkpointing)
-    leaves = Prototypes(*(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in prototypes))
+    shared = method.shared()
+    leaves = [_leaf(part) for part in shared]
     terms: dict[str, Tensor] = {}
-    for batch in chosen.split(settings.batch_size):
-        share = len(batch) / len(chosen)
-        step = network(examples.z[batch], examples.compositions[batch], leaves)
-        (share * step.total).backward()
-        network.commit(step.refinement)
-        for name, value in step.losses.items():
+    for rows in chosen.split(settings.batch_size):
+        share = len(rows) / len(chosen)
+        losses = method.losses(images[rows], _like(shared, leaves))
+        (share * torch.stack(list(losses.values())).sum()).backward()
+        method.after_batch()
+        for name, value in losses.items():
             terms[name] = terms.get(name, torch.zeros_like(value)) + share * value.detach()
-    reached = [(whole, leaf.grad) for whole, leaf in zip(prototypes, leaves, strict=True) if leaf.grad is not None]
+    reached = [(part, leaf.grad) for part, leaf in zip(shared, leaves, strict=True) if _has_gradient(leaf)]
     if reached:
-        torch.autograd.backward([whole for whole, _ in reached], [grad for _, grad in reached])
+        torch.autograd.backward([part for part, _ in reached], [grad for _, grad in reached])
     optimiser.step()
-    network.project()
+    method.after_step()
     return dict(zip(terms, torch.stack(list(terms.values())).tolist(), strict=True))
+
+
+def _leaf(part: Any) -> Any:
+    return part.detach().requires_grad_(part.requires_grad) if isinstance(part, Tensor) else part
+
+
+def _like(shared: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
+    """The parts in a tuple of the same kind, named or not."""
+    return type(shared)(*parts) if hasattr(shared, "_fields") else tuple(parts)
+
+
+def _has_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.grad is not None
 
 
 def _validated(state: State, validate: Validate, settings: TrainingOptions) -> float:
     """The validation AUC, after a look at what the epoch's last step left behind."""
-    for name, tensor in state.network.state_dict().items():
+    for name, tensor in state.method.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise DuplexError(
                 f"{name} diverged in the last step of epoch {state.epoch}; "
                 f"lower training.learning_rate (it is {settings.learning_rate:g})"
             )
-    return validate(state.network)
+    return validate(state.method)
 
 
 def _keep_best(state: State, auc: float, losses: dict[str, float]) -> None:
@@ -158,20 +201,20 @@ def _keep_best(state: State, auc: float, losses: dict[str, float]) -> None:
     state.history.append({"epoch": state.epoch, **losses, "val_auc": auc})
     if auc > state.best_auc:
         state.best_auc, state.best_epoch = auc, state.epoch
-        state.best = {name: tensor.detach().clone() for name, tensor in state.network.state_dict().items()}
+        state.best = {name: tensor.detach().clone() for name, tensor in state.method.state_dict().items()}
 
 
 def _out_of_patience(state: State, settings: TrainingOptions) -> bool:
     return settings.patience is not None and state.epoch - state.best_epoch >= settings.patience
 
 
-def _timing(seconds: float, epochs: int, network: Network) -> dict[str, float]:
+def _timing(seconds: float, epochs: int, state: State) -> dict[str, float]:
     """Cost of a run: kept apart from the metrics, which are the same each time."""
-    cuda = torch.cuda.is_available() and network.target.is_cuda
+    cuda = state.device.type == "cuda"
     return {
         "seconds_per_epoch": seconds / epochs if epochs else 0.0,
         "peak_bytes": torch.cuda.max_memory_allocated() if cuda else _peak_resident(),
-        **network.summary(),
+        **state.method.summary(),
     }
 
 

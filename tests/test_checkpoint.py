@@ -3,73 +3,77 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from duplex.calibration import Calibration
 from duplex.checkpoint import Record, load_checkpoint, read_record, save_checkpoint
 from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
-from duplex.model.options import Options
-from tests.model.world import features, small_labels, small_network, small_tower
+from duplex.methods.duplex import DuplexOptions as Options
+from tests.methods.world import features, scores_of, small_labels, small_method, small_setting
 
 ENCODER = {"encoder": "tiny", "weights": "abc", "precision": "fp32"}
 OPTIONS = Options(width=5)
+RECORD = Record(
+    "duplex", "duplex 0", OPTIONS, small_labels(), ENCODER, 3, 7, 0.25, "open",
+    {"closed": Calibration(0.5), "open": Calibration(-0.25, 0.125, 10.0, 12.5)}, ("semantic", "visual"),
+)  # fmt: skip
 
 
 @pytest.fixture
 def saved(tmp_path):
-    network = small_network(OPTIONS).eval()
+    network = small_method(OPTIONS, dtype=torch.float32).eval()
     path = tmp_path / "run" / "checkpoint.safetensors"
-    save_checkpoint(path, network, Record(OPTIONS, small_labels(), ENCODER, 3, 7, 0.25))
+    save_checkpoint(path, network, RECORD)
     return path, network
 
 
 def test_a_loaded_network_predicts_the_same(saved):
     """A network of other weights before, the saved one's after."""
     path, network = saved
-    loaded = load_checkpoint(path, small_tower(), ENCODER, small_labels())
-    state, columns, z = network.state_dict(), small_labels().target("open", "test"), features(6, 0)
+    loaded = load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)
+    state, columns, z = network.state_dict(), small_labels().target("open", "test"), features(6, 0).float()
     assert state.keys() == loaded.state_dict().keys()
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, state[name].to(tensor.dtype)), name
-    scores, expected = loaded.double().scorer(columns)(z), network.scorer(columns)(z)
-    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(small_network(OPTIONS, seed=1).eval().scorer(columns)(z), expected, rtol=1e-2)
+    scores, expected = scores_of(loaded, columns, z), scores_of(network, columns, z)
+    assert torch.equal(scores, expected)
+    assert not torch.allclose(scores_of(small_method(OPTIONS, 1, dtype=torch.float32), columns, z), expected, rtol=1e-2)
 
 
 def test_the_record_comes_back(saved):
-    record = read_record(saved[0])
-    assert (record.options, record.seed, record.epoch, record.val_auc) == (OPTIONS, 3, 7, 0.25)
-    assert record.labels == small_labels()
-    assert record.encoder == ENCODER
+    assert read_record(saved[0]) == RECORD
 
 
 def test_the_same_run_gives_the_same_bytes(saved, tmp_path):
     again = tmp_path / "again.safetensors"
-    save_checkpoint(again, small_network(OPTIONS), Record(OPTIONS, small_labels(), ENCODER, 3, 7, 0.25))
+    save_checkpoint(again, small_method(OPTIONS, dtype=torch.float32), RECORD)
     assert again.read_bytes() == saved[0].read_bytes()
     assert sorted(p.name for p in saved[0].parent.iterdir()) == ["checkpoint.safetensors"]
 
 
 def test_another_encoder_is_refused(saved):
     with pytest.raises(DuplexError, match="trained on features of weights 'abc', not 'xyz'"):
-        load_checkpoint(saved[0], small_tower(), {**ENCODER, "weights": "xyz"})
+        load_checkpoint(saved[0], small_setting(dtype=torch.float32), {**ENCODER, "weights": "xyz"})
 
 
 def test_other_labels_are_refused(saved):
     other = LabelSpace.from_pairs({"train": [("red", "circle"), ("blue", "star")]})
     with pytest.raises(DuplexError, match="other labels"):
-        load_checkpoint(saved[0], small_tower(), ENCODER, other)
+        load_checkpoint(saved[0], small_setting(other, torch.float32), ENCODER)
 
 
 def test_tensors_of_another_shape_are_refused(saved):
     path, network = saved
     record = dataclasses.replace(read_record(path), options=Options(width=6))
     save_checkpoint(path, network, record)
-    with pytest.raises(DuplexError, match="does not fit its own options"):
-        load_checkpoint(path, small_tower(), ENCODER)
+    with pytest.raises(DuplexError, match="another version; train again"):
+        load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"\x00" * 64])
@@ -90,3 +94,38 @@ def test_tensors_without_a_record_are_refused(saved, tmp_path):
 def test_a_missing_checkpoint_names_the_command(tmp_path):
     with pytest.raises(DuplexError, match="duplex train"):
         read_record(tmp_path / "none.safetensors")
+
+
+def test_a_changed_value_is_refused(saved):
+    """One bit of one tensor, behind the record's back."""
+    path, _ = saved
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    tensors["codebook.rows"][0, 0] += 1e-6
+    save_file(tensors, path, metadata)
+    with pytest.raises(DuplexError, match="is damaged"):
+        load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)
+
+
+def test_tensors_of_another_type_or_name_are_refused(saved):
+    path, network = saved
+    save_checkpoint(path, network.double(), RECORD)
+    with pytest.raises(DuplexError, match=r"codebook.rows is \(12, 8\) of torch.float64"):
+        load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)
+    save_checkpoint(path, network.float(), dataclasses.replace(RECORD, options=Options(width=5, adapter="none")))
+    with pytest.raises(DuplexError, match=r"holds a strange tensor 'paths\.adapter"):
+        load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)
+
+
+def test_another_preprocessing_precision_or_architecture_is_refused(saved):
+    for key in ("preprocessing", "precision", "architecture", "encoder"):
+        with pytest.raises(DuplexError, match="train again or name that encoder"):
+            load_checkpoint(saved[0], small_setting(dtype=torch.float32), {**ENCODER, key: "other"})
+
+
+def test_a_checkpoint_of_the_old_format_is_one_sentence(saved, tmp_path):
+    old = tmp_path / "old.safetensors"
+    save_file(load_file(saved[0]), old, {"duplex": json.dumps({"format": 1, "options": {}, "labels": {}})})
+    with pytest.raises(DuplexError, match="has format 1, this version reads 2; train again"):
+        load_checkpoint(old, small_setting(dtype=torch.float32), ENCODER)

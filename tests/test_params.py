@@ -22,7 +22,7 @@ def changed(tmp_path: Path, old: str, new: str) -> Path:
 
 def test_the_shipped_file_is_right():
     params = load_params(SHIPPED)
-    assert params.run.methods == ("clip", "csp", "cso", "duplex")
+    assert params.run.methods == ("clip", "csp", "cso", "duplex", "duplex_open")
     assert params.method("clip").losses == ()
     assert params.method("duplex").momentum == 0.9
     assert params.dataset("cgqa").training.learning_rate == 1.5e-5
@@ -36,6 +36,26 @@ def test_the_papers_settings_are_stated():
         (1.5e-5, 32, 20),
     ]
     assert {(r.decay, r.decay_every) for r in rows.values()} == {(0.5, 5)}
+
+
+def test_a_row_overlays_the_training_of_its_data_set(tmp_path):
+    row = "on: {cgqa: {momentum: 0.5, training: {epochs: 3}}}, training: {schedule: cosine, learning_rate: 0.25}"
+    params = load_params(changed(tmp_path, "momentum: 0.9", row))
+    assert params.method("duplex", "cgqa").momentum == 0.5
+    assert params.method("duplex", "shapes").momentum == 0.9
+    settings = params.training("cgqa", "duplex")
+    assert (settings.epochs, settings.schedule, settings.learning_rate, settings.batch_size) == (3, "cosine", 0.25, 32)
+    assert params.training("shapes", "duplex").epochs == 12
+    assert params.training("cgqa", "duplex_open") == settings, "taken over with `of`"
+    assert params.training("cgqa", "cso") == params.dataset("cgqa").training
+
+
+def test_where_a_row_is_scored_is_not_taken_over():
+    params = load_params(SHIPPED)
+    assert (params.row("duplex").worlds, params.row("duplex_open").worlds) == (("closed",), ("open",))
+    assert params.row("duplex_open").trained_for == "open"
+    assert params.row("static").worlds == ("closed", "open")
+    assert params.method("duplex_open") == params.method("duplex")
 
 
 def test_an_ablation_is_a_method_with_changes():
@@ -58,8 +78,26 @@ def test_an_ablation_is_a_method_with_changes():
         ("epochs: 20", "epochs: true", ["datasets.ut-zappos.training.epochs"]),
         ("epochs: 20", "epochs: '12'", ["datasets.ut-zappos.training.epochs", "'12'"]),
         ("epochs: 20", "epochs: 20, checkpointing: 1", ["datasets.ut-zappos.training.checkpointing"]),
-        ("momentum: 0.9", "adapter_scale: .nan", ["methods.duplex: adapter_scale is nan"]),
-        ("momentum: 0.9", "adapter_scale: .inf", ["methods.duplex: adapter_scale is inf"]),
+        (
+            "momentum: 0.9",
+            "adapter_scale: .nan",
+            ["duplex.adapter_scale: input should be a finite number (it is nan)"],
+        ),
+        ("momentum: 0.9", "adapter_scale: .inf", ["methods.duplex.adapter_scale", "finite"]),
+        ("{kind: prompts}", "{kind: promts}", ["unknown kind of method 'promts'", "duplex", "prompts"]),
+        ("{kind: prompts}", "{kind: 3}", ["methods.cso.kind is 3"]),
+        ("world: closed", "world: wide", ["methods.duplex.world is 'wide'", "closed, open, both"]),
+        (
+            "world: open, shown_as",
+            "world: both, shown_as",
+            ["duplex and duplex_open are both shown as duplex", "closed"],
+        ),
+        ("of: duplex, world: open", "of: duplex_open, world: open", ["duplex_open -> duplex_open goes in a circle"]),
+        ("momentum: 0.9", "training: {epoch: 3}", ["methods.duplex.training.epoch", "unknown key", "epochs"]),
+        ("momentum: 0.9", "training: 3", ["methods.duplex.training is 3"]),
+        ("momentum: 0.9", "on: {shape: {}}", ["methods.duplex.on.shape", "no such data set", "shapes"]),
+        ("momentum: 0.9", "on: {cgqa: {momentum: 2}}", ["methods.duplex: momentum is 2"]),
+        ("momentum: 0.9", "on: {cgqa: {training: {epochs: 0}}}", ["methods.duplex.training: epochs is 0"]),
         ("epochs: 20", "epochs: yes", ["datasets.ut-zappos.training.epochs"]),
         ("learning_rate: 1e-4", "learning_rate: .inf", ["learning_rate"]),
         ("datasets: [shapes]", "datasets: [shape]", ["run.datasets", "'shape'", "shapes"]),
@@ -78,7 +116,11 @@ def test_an_ablation_is_a_method_with_changes():
         ("{kind: shapes,", "{kind: shape,", ["datasets.shapes.source.kind", "standard"]),
         ("static: {of: duplex", "static: {of: duplicate", ["ablations.static.of", "duplex"]),
         ("static: {of: duplex,", "static: {of: [duplex],", ["ablations.static.of", "duplex"]),
-        ("static: {of: duplex, graph: false}", "static: {of: cso, graph: true}", ["ablations.static", "codebook"]),
+        (
+            "static: {of: duplex, graph: false}",
+            "static: {of: cso, graph: true}",
+            ["static.graph", "unknown key"],
+        ),
         ("static: {", "csp: {", ["csp", "both a method and an ablation"]),
         ("  shapes:\n", "  maps: {}\n  shapes:\n", ["datasets.maps"]),
         ("  ut-zappos:\n", "  plots:\n", ["datasets.plots", "another name"]),
@@ -94,7 +136,7 @@ def test_an_ablation_is_a_method_with_changes():
 )
 def test_a_mistake_is_one_line_that_names_its_key(tmp_path, old, new, words):
     with pytest.raises(UsageError) as caught:
-        load_params(changed(tmp_path, old, new))
+        load_params(changed(tmp_path, old, new)).check_rows()
     message = str(caught.value)
     assert "\n" not in message
     for word in words:
@@ -112,7 +154,7 @@ def test_any_other_file_is_refused_in_one_line(tmp_path, content):
 
 def test_a_row_that_is_no_table_is_named_once(tmp_path):
     with pytest.raises(UsageError) as caught:
-        load_params(changed(tmp_path, "{momentum: 0.9}", "[1]"))
+        load_params(changed(tmp_path, "{momentum: 0.9, world: closed}", "[1]"))
     assert str(caught.value) == "params.yaml: methods.duplex is [1]; it must be a table of keys and values"
 
 

@@ -11,10 +11,13 @@ import torch
 from duplex.assessment import validation_auc
 from duplex.errors import DuplexError
 from duplex.features.examples import Examples
-from duplex.model.options import Options, TrainingOptions
+from duplex.methods.base import Batch
+from duplex.methods.duplex import DuplexOptions as Options
+from duplex.methods.prompts import PromptOptions
+from duplex.options import TrainingOptions
 from duplex.resume import State
 from duplex.training import Run, optimiser_step, train
-from tests.model.world import features, small_labels, small_network
+from tests.methods.world import features, small_labels, small_method, step_of
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4)
 DUPLEX = Options(width=5)
@@ -24,11 +27,16 @@ LABELS = small_labels()
 def examples(split: str = "train", count: int = 50, seed: int = 0) -> Examples:
     compositions = torch.as_tensor(np.resize(LABELS.pairs[split], count))
     centres = features(LABELS.size, 99)  # one cluster a composition, so that there is something to learn
-    return Examples(np.arange(count), centres[compositions] + 0.5 * features(count, seed), compositions)
+    return Examples(np.arange(count), {"cls": centres[compositions] + 0.5 * features(count, seed)}, compositions)
 
 
-def run(options: Options = DUPLEX, settings: TrainingOptions = SETTINGS, **more):
-    network, val = small_network(options), examples("val", 24, 7)
+def images() -> Batch:
+    found = examples()
+    return Batch(found.inputs, found.compositions)
+
+
+def run(options: Options | PromptOptions = DUPLEX, settings: TrainingOptions = SETTINGS, **more):
+    network, val = small_method(options), examples("val", 24, 7)
     outcome = train(network, examples(), settings, 0, lambda n: validation_auc(n, val, LABELS), **more)
     return network, outcome
 
@@ -104,10 +112,10 @@ def test_accumulated_batches_are_one_step_over_one_text_encoding():
     options = Options(width=5, graph=False, adapter_dropout=0.0)
     chosen, results = torch.arange(8), []
     for settings in (SETTINGS, dataclasses.replace(SETTINGS, batch_size=2, accumulate=4)):
-        network = small_network(options)
-        tower = CountingTower(network.prompts.tower)
-        network.prompts._tower[0] = tower
-        terms = optimiser_step(network, examples(), chosen, settings, torch.optim.SGD(network.trainable(), lr=0.1))
+        network = small_method(options)
+        tower = CountingTower(network.paths.prompts.tower)
+        network.paths.prompts._tower[0] = tower
+        terms = optimiser_step(network, images(), chosen, settings, torch.optim.SGD(network.groups(), lr=0.1))
         results.append((network.state_dict(), terms))
         assert tower.calls == 1
     for name, value in results[0][0].items():
@@ -118,38 +126,36 @@ def test_accumulated_batches_are_one_step_over_one_text_encoding():
 def test_a_step_updates_prompts_through_the_gathered_gradients():
     """The prompts' gradient equals that of one backward pass through everything at once."""
     options, chosen = Options(width=5, adapter_dropout=0.0), torch.arange(8)
-    network = small_network(options)
-    optimiser = torch.optim.SGD(network.trainable(), lr=0.0)
-    optimiser_step(network, examples(), chosen, SETTINGS, optimiser)
-    gathered = network.prompts.learned_rows.grad.clone()
-    plain = small_network(options)
-    step = plain(examples().z[chosen], examples().compositions[chosen], plain.prototypes())
-    step.total.backward()
-    torch.testing.assert_close(gathered, plain.prompts.learned_rows.grad, rtol=1e-10, atol=1e-12)
+    network = small_method(options)
+    optimiser = torch.optim.SGD(network.groups(), lr=0.0)
+    optimiser_step(network, images(), chosen, SETTINGS, optimiser)
+    gathered = network.paths.prompts.learned_rows.grad.clone()
+    plain = small_method(options)
+    step_of(plain, examples().z[chosen], examples().compositions[chosen]).total.backward()
+    torch.testing.assert_close(gathered, plain.paths.prompts.learned_rows.grad, rtol=1e-10, atol=1e-12)
 
 
 def test_divergence_names_the_step_the_term_and_the_remedy():
     broken = examples()
     broken.z[3] = float("nan")
     with pytest.raises(DuplexError, match=r"loss \w+ became nan in epoch 1, step \d+; lower training.learning_rate"):
-        train(small_network(DUPLEX), broken, SETTINGS, 0, lambda _: 0.5)
+        train(small_method(DUPLEX), broken, SETTINGS, 0, lambda _: 0.5)
 
 
 def test_early_stop_waits_for_its_patience():
     settings = dataclasses.replace(SETTINGS, epochs=30, patience=2)
-    outcome = train(small_network(DUPLEX), examples(), settings, 0, lambda _: 0.5)
+    outcome = train(small_method(DUPLEX), examples(), settings, 0, lambda _: 0.5)
     assert [row["epoch"] for row in outcome.history] == [0, 1, 2]
 
 
 def test_a_method_without_losses_stays_at_epoch_zero():
-    clip = Options(context="fixed", vocabulary="fixed", paths="c", adapter="none", codebook="none", graph=False,
-                   losses=(), inference=("ct",))  # fmt: skip
+    clip = PromptOptions(context="fixed", vocabulary="fixed", paths="c", adapter="none", losses=(), inference=("ct",))
     network, outcome = run(clip)
     assert outcome.best_epoch == 0
     assert len(outcome.history) == 1
-    assert same(network, small_network(clip))
+    assert same(network, small_method(clip))
 
 
 def test_no_training_image_is_an_error():
     with pytest.raises(DuplexError, match="no readable training image"):
-        train(small_network(DUPLEX), examples(count=0), SETTINGS, 0, lambda _: 0.5)
+        train(small_method(DUPLEX), examples(count=0), SETTINGS, 0, lambda _: 0.5)

@@ -92,7 +92,7 @@ def metrics(as_json: AsJson = False) -> None:
     from duplex.report.aggregate import metrics_table, read_metrics
 
     paths = ArtifactPaths()
-    table = read_metrics(paths.metrics, "dvc repro report")
+    table = read_metrics(paths.summary, "dvc repro report")
     if as_json:
         typer.echo(json.dumps(table, indent=2))
         return

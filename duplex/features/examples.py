@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,26 +19,35 @@ class Examples:
     """The readable images of one split."""
 
     rows: Ints  # manifest rows [n]
-    z: Tensor  # cached features [n, d]
+    inputs: Mapping[str, Tensor]  # what is cached of them: {"cls": [n, d], "patch": [n, T, w]}
     compositions: Tensor  # [n]
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def z(self) -> Tensor:
+        """The CLS features [n, d]."""
+        return self.inputs["cls"]
+
     def to(self, device: torch.device) -> Examples:
-        return Examples(self.rows, self.z.to(device), self.compositions.to(device))
+        inputs = {name: values.to(device) for name, values in self.inputs.items()}
+        return Examples(self.rows, inputs, self.compositions.to(device))
 
 
-def join(manifest: pd.DataFrame, labels: LabelSpace, features: np.ndarray, bad: np.ndarray) -> dict[str, Examples]:
+def join(
+    manifest: pd.DataFrame, labels: LabelSpace, inputs: Mapping[str, np.ndarray], bad: np.ndarray
+) -> dict[str, Examples]:
     """Examples of each split. Pictures that could not be read are left out; the evaluation reports their number."""
-    if len(manifest) != len(features):
-        raise DuplexError(
-            f"the manifest has {len(manifest)} rows, the cache {len(features)}; `dvc repro extract` mends it"
-        )
+    if len(manifest) != len(bad):
+        raise DuplexError(f"the manifest has {len(manifest)} rows, the cache {len(bad)}; `dvc repro extract` mends it")
     compositions = labels.index(manifest["state"].tolist(), manifest["object"].tolist())
     splits = manifest["split"].to_numpy()
-    return {split: _pick(np.flatnonzero((splits == split) & ~bad), features, compositions) for split in SPLITS}
+    return {split: _pick(np.flatnonzero((splits == split) & ~bad), inputs, compositions) for split in SPLITS}
 
 
-def _pick(rows: Ints, features: np.ndarray, compositions: Ints) -> Examples:
-    return Examples(rows, torch.from_numpy(features[rows]).float(), torch.from_numpy(compositions[rows]))
+def _pick(rows: Ints, inputs: Mapping[str, np.ndarray], compositions: Ints) -> Examples:
+    """CLS features in float32, tokens as they are cached: they are large."""
+    chosen = {name: torch.from_numpy(values[rows]) for name, values in inputs.items()}
+    chosen = {name: values.float() if name == "cls" else values for name, values in chosen.items()}
+    return Examples(rows, chosen, torch.from_numpy(compositions[rows]))

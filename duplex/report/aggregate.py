@@ -34,6 +34,21 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
     return table
 
 
+def headlines(table: Aggregate) -> Aggregate:
+    """What people compare, for `dvc metrics diff` and `dvc exp show`: S, U, HM and AUC of every method and world."""
+    return {
+        dataset: {
+            method: {
+                world: {name: found[world][name] for name in HEADLINE if name in found[world]}
+                for world in WORLDS
+                if world in found
+            }
+            for method, found in methods.items()
+        }
+        for dataset, methods in table.items()
+    }
+
+
 def _groups(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """`{head: mean accuracy, ..}`: scalars, so that DVC shows them."""
     tables = [record.get("groups", {}) for record in records]

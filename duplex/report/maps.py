@@ -33,7 +33,7 @@ class Scene:
     own: Ints  # [n] compositions of the test images
     raw: Array  # [n, d] unit features as the encoder gave them
     trained: Array  # [n, d] as the trained network sees them
-    semantic: Rows  # t^c
+    semantic: Rows | None  # t^c
     visual: Rows | None  # h
     start: Rows | None  # h before training
 
@@ -64,17 +64,19 @@ def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
     largest, rows = largest_classes(scene.own)
     if scene.visual is not None:
         parts = [("image", scene.own[rows], scene.trained[rows])]
-        parts += [("semantic", largest, scene.semantic(largest)), ("visual", largest, scene.visual(largest))]
+        parts += [("semantic", largest, scene.semantic(largest))] if scene.semantic is not None else []
+        parts += [("visual", largest, scene.visual(largest))]
         yield "prototypes", parts
     for name, features, book in (("before", scene.raw, scene.start), ("after", scene.trained, scene.visual)):
         stars = [] if book is None else [("star", largest, book(largest))]
         yield name, [("image", scene.own[rows], features[rows]), *stars]
     first = scene.labels.target("closed", "test")[:PROTOTYPES]
-    semantic = scene.semantic(first)
-    yield "semantic", [("semantic", first, semantic)]
-    if scene.visual is not None:
-        yield "visual", [("visual", first, scene.visual(first))]
-        yield "combined", [("combined", first, np.concatenate([semantic, scene.visual(first)], axis=1))]
+    kinds = {"semantic": scene.semantic, "visual": scene.visual}
+    found = {name: rows(first) for name, rows in kinds.items() if rows is not None}
+    for name, vectors in found.items():
+        yield name, [(name, first, vectors)]
+    if len(found) == len(kinds):
+        yield "combined", [("combined", first, np.concatenate(list(found.values()), axis=1))]
 
 
 def largest_classes(own: Ints, classes: int = CLASSES, images: int = IMAGES) -> tuple[Ints, Ints]:

@@ -52,6 +52,7 @@ class DatasetMaterial:
     name: str
     summary: Mapping[str, Tree]  # method -> world -> seen, seen_se, ...; -> "groups" -> accuracies
     runs: Mapping[str, Mapping[int, Run]] = field(default_factory=dict)
+    shown_as: Mapping[str, str] = field(default_factory=dict)  # row -> the method that it is in another world
     ablations: Mapping[str, Tree] = field(default_factory=dict)  # name -> world -> ..., as `summary`
     statistics: Tree | None = None
     statistics_file: str = ""
@@ -69,14 +70,14 @@ class DatasetMaterial:
         for method, runs in self.runs.items():
             margins = [margins_of(run.predictions, world) for run in runs.values() if run.predictions is not None]
             if sound := [one for one in margins if one is not None]:
-                found[method] = mean_curve(sound)
+                found[self.shown_as.get(method, method)] = mean_curve(sound)
         return found
 
 
 @dataclass(frozen=True)
 class Material:
     datasets: tuple[DatasetMaterial, ...]
-    metrics_file: str = "artifacts/metrics.json"
+    metrics_file: str = "artifacts/summary.json"
     ablations_file: str = "artifacts/ablations/metrics.json"
     seeds: tuple[int, ...] = ()
 

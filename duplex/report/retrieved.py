@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from duplex.errors import UsageError
 from duplex.evaluation.evidence import Floats
 from duplex.evaluation.retrieval import nearest, precision
 from duplex.features.examples import Examples
 from duplex.labels import Ints, LabelSpace
-from duplex.model.network import Network
-from duplex.report.blocks import Block, Cell, Column, Gallery, Group, Line, Row, Strip, Table, Thumb
-from duplex.report.prototypes import Array, Embedded, semantic_rows, visual_rows
+from duplex.methods.exhibits import Exhibits
+from duplex.report.blocks import Block, Cell, Column, Gallery, Group, Line, Note, Row, Strip, Table, Thumb
+from duplex.report.prototypes import Embedded, prototypes_of
 from duplex.report.tables import pointer
 
 TOP, SHOWN = 4, 4
@@ -23,9 +24,9 @@ Look = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class Gaze:
-    """One network, the test images it looks at, and how to show them."""
+    """What a method lets people look at, the test images, and how to show them."""
 
-    network: Network
+    method: Exhibits
     labels: LabelSpace
     test: Examples
     images: Sequence[str]  # names of the test images
@@ -38,6 +39,8 @@ class Gaze:
 
 def prototype_blocks(gaze: Gaze, embedded: Embedded, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Tables and galleries of retrieval by prototypes, and the numbers that will be in `file`."""
+    if embedded.z is None or not (gaze.method.semantic or gaze.method.visual):
+        return [Note("The method has no prototypes to look at.")], {}
     present = np.unique(gaze.own)
     numbers: dict[str, Any] = {"precision_at_4": _precisions(gaze, embedded, present)}
     return [_precision_table(numbers, file), _prototype_gallery(gaze, embedded, present)], numbers
@@ -56,8 +59,10 @@ class Hit:
 
 def prototype_hits(gaze: Gaze, embedded: Embedded, composition: int, top: int) -> dict[str, list[Hit]]:
     """The test images nearest to each kind of prototype of a composition."""
+    if embedded.z is None or not (gaze.method.semantic or gaze.method.visual):
+        raise UsageError("this method has no prototypes to look at; choose another one with --method")
     found = {}
-    for kind, prototype in prototypes_of(gaze.network, np.array([composition])).items():
+    for kind, prototype in prototypes_of(gaze.method, np.array([composition])).items():
         rows, cosines = nearest(prototype, embedded.z, top)
         found[kind] = hits(gaze, rows[0], cosines[0], composition)
     return found
@@ -71,16 +76,11 @@ def hits(gaze: Gaze, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:
     ]
 
 
-def prototypes_of(network: Network, compositions: Ints) -> dict[str, Array]:
-    """Both kinds of prototypes of some compositions, by name."""
-    rows = {"semantic": semantic_rows(network, compositions)}
-    return rows if network.codebook is None else {**rows, "visual": visual_rows(network, compositions)}
-
-
 def _precisions(gaze: Gaze, embedded: Embedded, present: Ints) -> dict[str, dict[str, float]]:
     """Share of the four nearest images that have the prototype's label, in percent, over test compositions."""
+    assert embedded.z is not None
     found: dict[str, dict[str, float]] = {}
-    for kind, prototypes in prototypes_of(gaze.network, present).items():
+    for kind, prototypes in prototypes_of(gaze.method, present).items():
         rows, _ = nearest(prototypes, embedded.z, TOP)
         seen = gaze.labels.seen[present]
         found[kind] = {

@@ -28,9 +28,9 @@ def swap_blocks(gaze: Gaze, embedded: Embedded, file: str) -> tuple[list[Block],
 def swap_hits(gaze: Gaze, embedded: Embedded, states: Array, objects: Array, top: int) -> list[Hit]:
     """The test images nearest to `phi(z^s, z^o)` of one state and one object factor [1, d], among their own."""
     if embedded.states is None or embedded.objects is None:
-        raise UsageError("this method has no state and object factors to swap; choose one with `paths: cso`")
-    gallery = joined(gaze.network, embedded.states, embedded.objects)
-    rows, cosines = nearest(joined(gaze.network, states, objects), gallery, top)
+        raise UsageError("this method has no state and object factors to swap; choose another one with --method")
+    gallery = joined(gaze.method, embedded.states, embedded.objects)
+    rows, cosines = nearest(joined(gaze.method, states, objects), gallery, top)
     return hits(gaze, rows[0], cosines[0], -1)
 
 
@@ -41,8 +41,8 @@ def _ask(gaze: Gaze, states: Array, objects: Array, present: Ints) -> tuple[dict
     if not asked:
         return {"questions": 0}, Gallery([], "No two test images have a state and an object of another test pair.")
     wanted, a, b = (np.array(column) for column in zip(*asked, strict=True))
-    gallery = joined(gaze.network, states, objects)
-    rows, cosines = nearest(joined(gaze.network, states[a], objects[b]), gallery, TOP + 2)
+    gallery = joined(gaze.method, states, objects)
+    rows, cosines = nearest(joined(gaze.method, states[a], objects[b]), gallery, TOP + 2)
     groups, firsts = [], []
     unseen_first = np.argsort(gaze.labels.seen[wanted], kind="stable")[:SHOWN]
     for q in range(len(asked)):

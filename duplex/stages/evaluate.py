@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,19 +14,19 @@ import pandas as pd
 from torch import Tensor
 
 from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.assessment import Pass, assess, choose_feasible, score_blocks
-from duplex.checkpoint import load_checkpoint, read_record
+from duplex.assessment import Field, Pass, assess
+from duplex.calibration import Calibration, passing
+from duplex.checkpoint import Record, load_checkpoint, read_record
+from duplex.errors import DuplexError
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.evidence import Floats, Rivals
-from duplex.evaluation.feasibility import Threshold, feasibility
+from duplex.evaluation.evidence import Rivals
 from duplex.evaluation.groups import group_table
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.evaluation.sampled import sampled
-from duplex.evaluation.words import read_word_vectors
 from duplex.features.examples import Examples
 from duplex.labels import Bools, LabelSpace, frequency_groups
-from duplex.model.network import Network
-from duplex.model.words import word_vectors
+from duplex.methods.base import Method
+from duplex.methods.registry import find
 from duplex.params import EvaluationParams, Params
 from duplex.stages.inputs import Inputs, load_inputs, make_deterministic, pick_device
 
@@ -45,12 +44,17 @@ def run(
     out, settings = out or paths.run(dataset, method, seed), params.evaluation
     record = read_record(out.checkpoint)
     make_deterministic()
-    inputs = load_inputs(params, dataset, paths)
+    needs, precision = find(record.kind).needs(record.options), params.training(dataset, method).precision
+    inputs = load_inputs(params, dataset, paths, needs, precision)
     device = pick_device(params.device)
-    inputs.examples.update({split: inputs.examples[split].to(device) for split in ("val", "test")})
-    network = load_checkpoint(out.checkpoint, inputs.tower, inputs.encoder, inputs.labels).to(device)
+    inputs.examples["test"] = inputs.examples["test"].to(device)
+    trained = load_checkpoint(out.checkpoint, inputs.setting(), inputs.encoder).to(device)
     start = time.perf_counter()
-    found = [_evaluate_world(network, inputs, settings, world) for world in settings.worlds]
+    found = [
+        _evaluate_world(trained, inputs, settings, world, _calibration(out.checkpoint, record, world))
+        for world in params.row(method).worlds
+        if world in settings.worlds
+    ]
     timing = {"test_seconds": time.perf_counter() - start, "images": len(inputs.examples["test"])}
     closed = [part for part in found if part.world == "closed"]
     metrics = {
@@ -80,22 +84,30 @@ class WorldResult:
     right: Bools  # [test images] at b = 0
 
 
-def _evaluate_world(network: Network, inputs: Inputs, settings: EvaluationParams, world: str) -> WorldResult:
-    """One world's numbers. Open world: compositions below a threshold that validation sets score -inf."""
+def _calibration(path: Path, record: Record, world: str) -> Calibration:
+    found = (record.calibration or {}).get(world)
+    if found is None:
+        raise DuplexError(f"{path} was not trained for the {world} world; train again, or correct the row's `world`")
+    return found
+
+
+def _evaluate_world(
+    method: Method[Any], inputs: Inputs, settings: EvaluationParams, world: str, calibration: Calibration
+) -> WorldResult:
+    """One world's numbers. Open world: compositions below the threshold that validation chose score -inf."""
     labels, test = inputs.labels, inputs.examples["test"]
-    columns, live, threshold = labels.target(world, "test"), None, None
-    if world == "open" and not labels.seen.all():
-        feasible = _feasibility(inputs, settings)
-        threshold, live = choose_feasible(network, inputs.examples["val"], labels, feasible, settings.thresholds)
-    found = assess(network, test, labels, columns, k=max(settings.k), live=live, top=3)
+    field = Field.of(method, labels.target(world, "test"))
+    live = passing(labels, inputs.words if world == "open" else None, calibration)
+    found = assess(field, test, labels, k=max(settings.k), live=live, top=3)
     rivals = found.evidence.rivals()
     margins = Margins.of(rivals)
     metrics = _metrics(found, rivals, labels, settings)
     if settings.protocol == "sampled":
         named = {name: metrics[name] for name in ("state_accuracy", "object_accuracy")}
-        metrics = {**_sampled(network, test, found, live, settings), **named}
-    if threshold is not None and live is not None:
-        metrics |= {"threshold": threshold.value, "feasible": int(live.sum()), **_candidates(threshold)}
+        metrics = {**_sampled(field, test, found, live, settings), **named}
+    if live is not None:
+        chosen = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
+        metrics |= {"threshold": calibration.threshold, "feasible": int(live.sum()), **chosen}
     return WorldResult(
         world,
         metrics,
@@ -103,26 +115,6 @@ def _evaluate_world(network: Network, inputs: Inputs, settings: EvaluationParams
         _predictions(found, margins, test, labels, inputs.manifest).assign(world=world),
         margins.right(0.0),
     )
-
-
-def _feasibility(inputs: Inputs, settings: EvaluationParams) -> Floats:
-    """[M*N] from a GloVe-format file where params.yaml names one, else from the encoder's own text tower."""
-    labels = inputs.labels
-    if settings.word_vectors is None:
-        states, objects = (vectors.cpu().numpy() for vectors in word_vectors(labels, inputs.tower))
-        return feasibility(states, objects, labels)
-    words = read_word_vectors(settings.word_vectors, [*labels.states, *labels.objects])
-    if words.missing:
-        print(f"{settings.word_vectors} lacks: {', '.join(words.missing)}", file=sys.stderr)
-    return feasibility(words.vectors[: len(labels.states)], words.vectors[len(labels.states) :], labels)
-
-
-def _candidates(threshold: Threshold) -> dict[str, float]:
-    """What the choice was worth on validation data: AUC with every composition feasible, and at the threshold."""
-    return {
-        "val_auc_all_feasible": 100 * float(threshold.auc[0]),
-        "val_auc_at_threshold": 100 * float(threshold.auc.max()),
-    }
 
 
 def _metrics(found: Pass, rivals: Rivals, labels: LabelSpace, settings: EvaluationParams) -> dict[str, Any]:
@@ -134,13 +126,13 @@ def _metrics(found: Pass, rivals: Rivals, labels: LabelSpace, settings: Evaluati
 
 
 def _sampled(
-    network: Network, test: Examples, found: Pass, live: Bools | None, settings: EvaluationParams
+    field: Field, test: Examples, found: Pass, live: Bools | None, settings: EvaluationParams
 ) -> dict[str, Any]:
     """What the literature's 20-point sweep says in place of the exact numbers; it has no intervals."""
     evidence = found.evidence
 
     def blocks() -> Iterator[tuple[slice, Tensor]]:
-        return score_blocks(network, test.z, found.columns)
+        return field.blocks(test.inputs)
 
     results = {k: sampled(blocks, evidence.target, evidence.seen, live, k) for k in dict.fromkeys((1, *settings.k))}
     return {**flat(results.pop(1)), **{f"top_{k}": flat(result) for k, result in results.items()}}

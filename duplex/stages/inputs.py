@@ -1,10 +1,15 @@
-"""What training and evaluation read: manifest, labels, checked features, the frozen text tower."""
+"""What training and evaluation read: manifest, labels, checked features, and what else a method asks for."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -13,10 +18,17 @@ from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.encoders import load_encoder
 from duplex.encoders.text import TextTower
 from duplex.errors import UsageError
+from duplex.evaluation.words import read_word_vectors
 from duplex.features.examples import Examples, join
+from duplex.features.identity import IMPORTED
 from duplex.features.store import open_features
-from duplex.labels import LabelSpace
-from duplex.params import Params
+from duplex.features.tokens import read_patches
+from duplex.labels import LabelSpace, World
+from duplex.methods.base import Setting, Words
+from duplex.params import DatasetParams, Params
+from duplex.parts.words import word_vectors
+
+ANYTHING = frozenset({"cls", "text"})
 
 
 @dataclass(frozen=True)
@@ -24,10 +36,27 @@ class Inputs:
     manifest: pd.DataFrame
     labels: LabelSpace
     examples: dict[str, Examples]
-    tower: TextTower
-    encoder: dict[str, str]  # identity of the encoder that made the features
+    tower: TextTower | None  # None for an encoder without one
+    encoder: dict[str, str]  # identity of the encoder that made the features, and the name it is asked for by
     identity: dict[str, str]  # of the whole feature cache
     bad: int  # unreadable pictures, left out
+    glove: Path | None = None
+
+    def setting(self, world: World = "closed") -> Setting:
+        """What a method may know."""
+        shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
+        return Setting(self.labels, shapes, self.tower, self.words, world)
+
+    @cached_property
+    def words(self) -> Words | None:
+        """From a GloVe-format file where params.yaml names one, else from the encoder's text tower where it has one."""
+        if self.glove is not None:
+            found = read_word_vectors(self.glove, [*self.labels.states, *self.labels.objects])
+            if found.missing:
+                print(f"{self.glove} lacks: {', '.join(found.missing)}", file=sys.stderr)
+            states, objects = np.split(found.vectors, [len(self.labels.states)])
+            return Words(torch.from_numpy(states), torch.from_numpy(objects))
+        return None if self.tower is None else Words(*word_vectors(self.labels, self.tower))
 
 
 def pick_device(wish: str) -> torch.device:
@@ -40,18 +69,46 @@ def make_deterministic() -> None:
     """The same seed gives the same checkpoint, on a GPU too. To be called before anything runs there."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no result reads memory that nobody wrote
 
 
-def load_inputs(params: Params, dataset: str, paths: ArtifactPaths) -> Inputs:
-    """Everything about a data set that learning needs. The text tower has the precision that training asks for, in
-    training and evaluation alike: what validation selected is what is evaluated."""
-    entry, precision = params.dataset(dataset).encoder, params.dataset(dataset).training.precision
-    manifest_path = paths.manifest(dataset)
+def load_inputs(
+    params: Params, dataset: str, paths: ArtifactPaths, needs: Collection[str] = ANYTHING, precision: str = "fp32"
+) -> Inputs:
+    """Everything about a data set that a method with these `needs` asks for. The text tower has the `precision` of
+    training, in training and evaluation alike: what validation selected is what is evaluated."""
+    entry, manifest_path = params.dataset(dataset), paths.manifest(dataset)
     manifest, labels = read_manifest(manifest_path), LabelSpace.load(paths.labels(dataset))
-    device = pick_device(params.device)
-    encoder = load_encoder(entry.name, entry.weights, towers="text", device=str(device), precision=precision)
-    expected = {**encoder.identity, "precision": entry.precision, "manifest": manifest_hash(manifest_path)}
+    tower, made_by = _encoder(entry, pick_device(params.device), precision)
+    expected = {**made_by, "precision": entry.encoder.precision, "manifest": manifest_hash(manifest_path)}
+    if tower is None:
+        del expected["precision"]
     features = open_features(paths.features(dataset), expect=expected)
-    examples = join(manifest, labels, features.cls, features.bad)
     identity = {key: str(value) for key, value in features.identity.items()}
-    return Inputs(manifest, labels, examples, encoder.text, encoder.identity, identity, int(features.bad.sum()))
+    arrays = {"cls": features.cls, **_tokens(paths.features(dataset), needs)}
+    examples = join(manifest, labels, arrays, features.bad)
+    known = made_by if tower is not None else {"encoder": IMPORTED, "weights": identity["weights"]}
+    encoder = {**known, "precision": entry.encoder.precision, "text_precision": precision, **_asked(entry)}
+    return Inputs(
+        manifest, labels, examples, tower, encoder, identity, int(features.bad.sum()), params.evaluation.word_vectors
+    )
+
+
+def _encoder(entry: DatasetParams, device: torch.device, precision: str) -> tuple[TextTower | None, dict[str, str]]:
+    """The text tower and the identity of the encoder; features that somebody brought need not have one."""
+    name, weights = entry.encoder.name, entry.encoder.weights
+    if name == IMPORTED:
+        return None, {"encoder": IMPORTED}
+    encoder = load_encoder(name, weights, towers="text", device=str(device), precision=precision)
+    return encoder.text, encoder.identity
+
+
+def _asked(entry: DatasetParams) -> dict[str, str]:
+    """How params.yaml names the encoder, so that somebody else can find it."""
+    return {"name": entry.encoder.name, "tag": entry.encoder.weights or ""}
+
+
+def _tokens(path: Path, needs: Collection[str]) -> Mapping[str, np.ndarray]:
+    """Patch tokens where they are asked for and there; a method that lacks them says so itself."""
+    patches = read_patches(path) if "patch" in needs else None
+    return {} if patches is None else {"patch": patches}

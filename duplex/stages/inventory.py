@@ -10,21 +10,28 @@ import hashlib
 from pathlib import Path
 
 from duplex.artifacts import ArtifactPaths
+from duplex.checkpoint import read_record
+from duplex.code import code_of_run
 from duplex.params import Params
 from duplex.report.aggregate import write_json
 
 UNFINISHED = ".partial"
 
 
-def shown_run(params: Params) -> tuple[str, int]:
+def shown_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
     """The run that the report shows: one with visual prototypes where there is any, else the last method."""
-    return prototype_run(params) or (params.run.methods[-1], params.run.seeds[0])
+    return prototype_run(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
 
 
-def prototype_run(params: Params) -> tuple[str, int] | None:
-    """The last method of `run:` that has visual prototypes, with the first seed; None where none has."""
-    with_codebook = [name for name in params.run.methods if params.method(name).codebook != "none"]
-    return (with_codebook[-1], params.run.seeds[0]) if with_codebook else None
+def prototype_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
+    """The last method of `run:` that has visual prototypes, with the first seed; None where none has. A method that
+    tables show as another one is passed over: that other one stands for it."""
+    seed = params.run.seeds[0]
+    for name in reversed(params.run.methods):
+        checkpoint = paths.run(dataset, name, seed).checkpoint
+        if params.row(name).shown_as is None and checkpoint.exists() and "visual" in read_record(checkpoint).exhibits:
+            return name, seed
+    return None
 
 
 def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
@@ -36,10 +43,12 @@ def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> Non
     out = paths.inventory(dataset)
     write_json(hashes, out / "files.json")
     shown: dict[str, object] = {}
-    if (chosen := prototype_run(params)) is not None:
+    if (chosen := prototype_run(params, dataset, paths)) is not None:
         checkpoint = paths.run(dataset, *chosen).checkpoint
         inputs = (checkpoint, paths.features(dataset), manifest, paths.labels(dataset))
-        shown = {"method": chosen[0], "seed": chosen[1], **{path.name: sha256(path) for path in inputs}}
+        code = code_of_run("duplex.stages.maps", params.row(chosen[0]).kind)
+        hashes = {path.name: sha256(path) for path in inputs}
+        shown = {"method": chosen[0], "seed": chosen[1], "code": code, **hashes}
     write_json(shown, out / "shown.json")
 
 

@@ -30,7 +30,7 @@ class Pictured:
 
 def pictured(params: Params, dataset: str, paths: ArtifactPaths) -> Pictured:
     """Examples, errors, retrieval, swapping and maps of the shown run (`inventory.shown_run`)."""
-    chosen = shown_run(params)
+    chosen = shown_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root
     missing = absence(root, read_manifest(paths.manifest(dataset))["image"].tolist(), dataset)
@@ -54,7 +54,7 @@ def _retrieved(
         gaze = load_shown(params, dataset, *chosen, paths).gaze()
     except DuplexError as error:
         return Pictured([Part("What the prototypes hold", [Note(f"Not shown: {error}")])], {})
-    embedded, file = embed(gaze.network, gaze.test), (paths.report / name).as_posix()
+    embedded, file = embed(gaze.method, gaze.test), (paths.report / name).as_posix()
     prototypes, precisions = prototype_blocks(gaze, embedded, file)
     swaps, swapped = swap_blocks(gaze, embedded, file)
     parts = [

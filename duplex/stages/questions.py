@@ -24,7 +24,7 @@ from duplex.stages.shown import Shown, load_shown
 
 def shown(params: Params, dataset: str, method: str | None, seed: int | None) -> Shown:
     """The run that is asked for; by default the one whose prototypes the report shows."""
-    chosen = shown_run(params)
+    chosen = shown_run(params, dataset, ArtifactPaths())
     picked = (method if method is not None else chosen[0], seed if seed is not None else chosen[1])
     return load_shown(params, dataset, *picked, ArtifactPaths())
 
@@ -32,7 +32,7 @@ def shown(params: Params, dataset: str, method: str | None, seed: int | None) ->
 def retrieve(source: Shown, text: str, top: int) -> dict[str, list[Hit]]:
     """The test images nearest to the semantic and to the visual prototype of a pair, named as in a prompt."""
     gaze = source.gaze()
-    return prototype_hits(gaze, embed(gaze.network, gaze.test), find_pair(gaze.labels, text), top)
+    return prototype_hits(gaze, embed(gaze.method, gaze.test), find_pair(gaze.labels, text), top)
 
 
 def find_pair(labels: LabelSpace, text: str) -> int:
@@ -53,16 +53,15 @@ def find_pair(labels: LabelSpace, text: str) -> int:
 def swap(params: Params, dataset: str, source: Shown, pictures: tuple[Path, Path], top: int) -> list[Hit]:
     """The test images nearest to the state of the first picture and the object of the second."""
     gaze = source.gaze()
-    factors = gaze.network.factors
+    factors = gaze.method.factors
     if factors is None:
-        raise UsageError("this method has no state and object factors to swap; choose one with `paths: cso`")
+        raise UsageError("this method has no state and object factors to swap; choose another one with --method")
     opened = [_picture(path) for path in pictures]
     entry = params.dataset(dataset).encoder
     encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
     pixels = torch.stack([encoder.image_transform(picture) for picture in opened])
-    with torch.no_grad():
-        z_s, z_o = factors(gaze.network.features(encoder.encode_images(pixels)))
-    embedded = embed(gaze.network, gaze.test)
+    z_s, z_o = factors({"cls": encoder.encode_images(pixels)})
+    embedded = embed(gaze.method, gaze.test)
     return swap_hits(gaze, embedded, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from duplex.artifacts import ArtifactPaths
 from duplex.features.store import open_file, read_identity
 from duplex.params import Params
 from duplex.progress import Live
-from duplex.report.aggregate import Aggregate, aggregate, read_metrics, write_json
+from duplex.report.aggregate import Aggregate, aggregate, headlines, read_metrics, write_json
 from duplex.report.material import DatasetMaterial, Material, read_run, read_tree
 from duplex.report.page import write_report
 from duplex.report.provenance import find_provenance
@@ -21,13 +22,9 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
     """Gather the metrics of every run that params.yaml names and lay them out; returns the page."""
     paths = paths or ArtifactPaths()
     names = params.run
-    runs = {
-        (dataset, method): [read_metrics(paths.run(dataset, method, seed).metrics) for seed in names.seeds]
-        for dataset in names.datasets
-        for method in names.methods
-    }
-    summary = aggregate(runs)
-    write_json(summary, paths.metrics)
+    summary = aggregate({(d, m): found for d in names.datasets for m, found in gathered(params, d, paths).items()})
+    write_json(summary, paths.summary)
+    write_json(headlines(summary), paths.metrics)
     material = gather(params, summary, paths)
     with Live("report", len(names.datasets)) as live:
         found = {}
@@ -42,6 +39,21 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
     return page
 
 
+def gathered(params: Params, dataset: str, paths: ArtifactPaths) -> dict[str, list[dict[str, Any]]]:
+    """Metrics of every seed by method; a row that is shown as another one gives that method its worlds."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in params.run.methods:
+        row = params.row(name)
+        records = [read_metrics(paths.run(dataset, name, seed).metrics) for seed in params.run.seeds]
+        if row.shown_as is not None:
+            records = [{world: record[world] for world in row.worlds if world in record} for record in records]
+        before = found.get(row.shown_as or name)
+        found[row.shown_as or name] = (
+            records if before is None else [{**a, **b} for a, b in zip(before, records, strict=True)]
+        )
+    return found
+
+
 def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Material:
     """Read what every run left behind."""
     table = paths.ablations / "metrics.json"
@@ -54,6 +66,7 @@ def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Material
                 method: {seed: read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
                 for method in params.run.methods
             },
+            shown_as={name: shown for name in params.run.methods if (shown := params.row(name).shown_as) is not None},
             ablations=ablations.get(dataset, {}),
             statistics=read_tree(paths.statistics(dataset)),
             statistics_file=paths.statistics(dataset).as_posix(),
@@ -63,7 +76,7 @@ def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Material
         )
         for dataset in params.run.datasets
     ]
-    return Material(tuple(datasets), paths.metrics.as_posix(), table.as_posix(), params.run.seeds)
+    return Material(tuple(datasets), paths.summary.as_posix(), table.as_posix(), params.run.seeds)
 
 
 def _identity(path: Path) -> dict[str, str]:

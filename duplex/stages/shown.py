@@ -1,33 +1,48 @@
-"""A trained network with its test images at hand: what retrieval, swapping and the maps look at."""
+"""A trained run with its test images at hand: what retrieval, swapping and the maps look at."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from duplex.artifacts import ArtifactPaths
-from duplex.checkpoint import load_checkpoint
-from duplex.model.network import Network
+from duplex.checkpoint import load_checkpoint, read_record
+from duplex.methods.base import Method
+from duplex.methods.registry import find
 from duplex.params import Params
 from duplex.report.qualitative import look_under
 from duplex.report.retrieved import Gaze
 from duplex.stages.inputs import Inputs, load_inputs
+from duplex.stages.train import begin
 
 
 @dataclass(frozen=True)
 class Shown:
-    network: Network
+    method: Method[Any]
     inputs: Inputs
     root: Path  # of the pictures
 
     def gaze(self) -> Gaze:
         test = self.inputs.examples["test"]
         images = self.inputs.manifest["image"].to_numpy()[test.rows].tolist()
-        return Gaze(self.network, self.inputs.labels, test, images, look_under(self.root))
+        return Gaze(self.method.exhibits(), self.inputs.labels, test, images, look_under(self.root))
+
+    def at_start(self, kind: str, seed: int) -> Method[Any]:
+        """The method as training found it."""
+        fresh = begin(kind, self.method.options, self.method.setting, self.inputs, seed, torch.device("cpu"))
+        return fresh.eval()
 
 
 def load_shown(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> Shown:
     """On the CPU: one pass over a few thousand features."""
-    inputs = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths)
-    network = load_checkpoint(paths.run(dataset, method, seed).checkpoint, inputs.tower, inputs.encoder, inputs.labels)
-    return Shown(network, inputs, params.dataset(dataset).source.root)
+    path = paths.run(dataset, method, seed).checkpoint
+    record = read_record(path)
+    needs = find(record.kind).needs(record.options)
+    inputs = load_inputs(
+        params.model_copy(update={"device": "cpu"}), dataset, paths, needs, params.training(dataset, method).precision
+    )
+    trained = load_checkpoint(path, inputs.setting(), inputs.encoder)
+    return Shown(trained, inputs, params.dataset(dataset).source.root)

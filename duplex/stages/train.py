@@ -1,24 +1,22 @@
-"""Manifest, feature cache and text tower -> checkpoint and history."""
+"""Manifest, feature cache and what the method asks for -> checkpoint and history."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 
-from duplex import assessment, encoders, evaluation, model, resume, training
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.assessment import validation_auc
+from duplex.calibration import calibrate
 from duplex.checkpoint import Record, save_checkpoint
-from duplex.features import examples
-from duplex.model.codebook import initial_rows
-from duplex.model.factors import unit
-from duplex.model.network import Network
-from duplex.model.options import Options
+from duplex.code import code_of_run
+from duplex.methods.base import Batch, Method, Setting
+from duplex.methods.registry import find, make, source_of
+from duplex.options import Options
 from duplex.params import Params
 from duplex.stages.inputs import Inputs, load_inputs, make_deterministic, pick_device
 from duplex.training import Outcome, Run, train
@@ -34,55 +32,71 @@ def run(
 ) -> Outcome:
     """Train one method on one data set with one seed, and keep its best epoch by validation AUC."""
     paths = paths or ArtifactPaths()
-    options, settings = params.method(method), params.dataset(dataset).training
+    row, options, settings = params.row(method), params.method(method, dataset), params.training(dataset, method)
     device = pick_device(params.device)
     make_deterministic()
-    inputs = load_inputs(params, dataset, paths)
-    torch.manual_seed(seed)
-    network = build(inputs, options).to(device)
+    inputs = load_inputs(params, dataset, paths, find(row.kind).needs(options), settings.precision)
+    trained = begin(row.kind, options, inputs.setting(row.trained_for), inputs, seed, device)
     val = inputs.examples["val"].to(device)
     out = out or paths.run(dataset, method, seed)
     out.root.mkdir(parents=True, exist_ok=True)
     partial = out.root / "training.partial"
     key = {
+        "kind": row.kind,
         "options": options.to_dict(),
-        "settings": asdict(settings),
+        "world": row.world,
+        "settings": settings.to_dict(),
         "seed": seed,
         "inputs": inputs.identity,
         "labels": inputs.labels.to_dict(),
-        "where": [device.type, torch.get_num_threads(), torch.__version__, code_hash()],
+        "where": [*_where(device), torch.__version__, code_of_run("duplex.stages.train", row.kind)],
     }
     outcome = train(
-        network,
+        trained,
         inputs.examples["train"].to(device),
         settings,
         seed,
-        lambda trained: validation_auc(trained, val, inputs.labels),
+        lambda current: validation_auc(current, val, inputs.labels),
         Run(f"{dataset} {method} seed {seed}", partial, _digest(key)),
     )
-    record = Record(options, inputs.labels, inputs.encoder, seed, outcome.best_epoch, outcome.best_auc)
-    save_checkpoint(out.checkpoint, network, record)
+    points = params.evaluation.thresholds
+    record = Record(
+        kind=row.kind,
+        provider=source_of(row.kind).provider,
+        options=options,
+        labels=inputs.labels,
+        encoder=inputs.encoder,
+        seed=seed,
+        epoch=outcome.best_epoch,
+        val_auc=outcome.best_auc,
+        world=row.trained_for,
+        calibration={
+            world: calibrate(trained, val, inputs.labels, world, inputs.words if world == "open" else None, points)
+            for world in row.worlds
+        },
+        exhibits=trained.exhibits().names,
+    )
+    save_checkpoint(out.checkpoint, trained, record)
     pd.DataFrame(outcome.history).to_csv(out.history, index=False, lineterminator="\n")
     out.timing.write_text(json.dumps(outcome.timing, indent=2) + "\n", encoding="utf-8")
     partial.unlink(missing_ok=True)
     return outcome
 
 
-def build(inputs: Inputs, options: Options, kind: type[Network] = Network) -> Network:
-    """A fresh network of some `kind`; its codebook starts from the training images' features."""
-    rows = None
-    if options.codebook != "none":
-        images = inputs.examples["train"]
-        rows = initial_rows(options, inputs.labels, unit(images.z), images.compositions)
-    return kind(options, inputs.labels, inputs.tower, rows)
+def begin(
+    kind: str, options: Options, setting: Setting, inputs: Inputs, seed: int, device: torch.device
+) -> Method[Any]:
+    """A fresh method with its start from the training images."""
+    torch.manual_seed(seed)
+    fresh = make(kind, options, setting).to(device)
+    images = inputs.examples["train"].to(device)
+    fresh.start(Batch(images.inputs, images.compositions))
+    return fresh
 
 
-def code_hash() -> str:
-    """sha256 of the code that an unfinished state depends on: no run is half one program and half another."""
-    parts = (encoders, evaluation, model)
-    files = [path for part in parts for path in sorted(Path(part.__path__[0]).glob("*.py"))]
-    files += [Path(str(part.__file__)) for part in (assessment, examples, resume, training)] + [Path(__file__)]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+def _where(device: torch.device) -> list[object]:
+    """What decides the last bits: the GPU's model, or the CPU's threads."""
+    return ["cuda", torch.cuda.get_device_name(device)] if device.type == "cuda" else ["cpu", torch.get_num_threads()]
 
 
 def _digest(key: dict[str, object]) -> str:

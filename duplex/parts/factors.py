@@ -57,12 +57,11 @@ class Fusion(nn.Module):
 
 
 class Factors(nn.Module):
-    """`z^s = D^s(z)`, `z^o = D^o(z)` and their fusion."""
+    """`z^s = D^s(z)`, `z^o = D^o(z)`."""
 
-    def __init__(self, dim: int, width: int, residual: bool, fusion: bool) -> None:
+    def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
         self.state, self.object = Disentangler(dim, width, residual), Disentangler(dim, width, residual)
-        self.fusion = Fusion(dim) if fusion else None
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return self.state(z), self.object(z)

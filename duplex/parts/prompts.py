@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.encoders.text import TextTower
 from duplex.labels import Ints, LabelSpace, prompt_name
-from duplex.model.factors import unit
-from duplex.model.options import Options
+from duplex.parts.factors import unit
+
+Source = Literal["learned", "fixed"]
+TEMPLATE = "a photo of"
 
 
 class Prototypes(NamedTuple):
@@ -36,19 +38,28 @@ class Prompts(nn.Module):
     frozen_rows: Tensor
     _tower: list[TextTower]
 
-    def __init__(self, options: Options, labels: LabelSpace, tower: TextTower) -> None:
+    def __init__(
+        self,
+        labels: LabelSpace,
+        tower: TextTower,
+        *,
+        context: Source = "fixed",
+        vocabulary: Source = "fixed",
+        paths: str = "cso",
+        template: str = TEMPLATE,
+    ) -> None:
         super().__init__()
         self.labels = labels
-        self.paths = tuple(options.paths)
+        self.paths = tuple(paths)
         self._tower = [tower]  # in a list: the frozen tower is no part of this module's state
-        context = tower.embedding(torch.tensor(tower.tokens(options.template)))  # [K, width]
+        words = tower.embedding(torch.tensor(tower.tokens(template)))  # [K, width]
         names = [tower.tokens(prompt_name(name)) for name in (*labels.states, *labels.objects)]
 
         ends = tower.embedding(torch.tensor([tower.start, tower.end]))  # [2, width]
         frozen, learned = [ends], list[Tensor]()
-        shared = options.context == "fixed"  # a fixed context is the same rows for every path
-        (frozen if shared else learned).append(context if shared else context.repeat(len(self.paths), 1))
-        if options.vocabulary == "learned":
+        shared = context == "fixed"  # a fixed context is the same rows for every path
+        (frozen if shared else learned).append(words if shared else words.repeat(len(self.paths), 1))
+        if vocabulary == "learned":
             learned.append(torch.stack([tower.embedding(torch.tensor(ids)).mean(0) for ids in names]))
             spans = [[row] for row in range(len(names))]
         else:
@@ -58,21 +69,22 @@ class Prompts(nn.Module):
 
         self.register_buffer("frozen_rows", torch.cat(frozen), persistent=False)
         self.learned_rows = nn.Parameter(torch.cat(learned)) if learned else None
-        self._lay_out(options, len(context), spans)
-        self._tree: tuple[bytes, PromptTree] | None = None
+        self._lay_out(context, vocabulary, len(words), spans)
+        self._tree: tuple[tuple[object, ...], PromptTree] | None = None
+        self._encoded: Tensor | None = None  # what the tree's prompts say, where nothing of them is learned
 
-    def _lay_out(self, options: Options, k: int, spans: list[list[int]]) -> None:
+    def _lay_out(self, context: Source, vocabulary: Source, k: int, spans: list[list[int]]) -> None:
         """Give every context and primitive its lexicon rows; the frozen rows stand before the learned ones."""
         frozen = len(self.frozen_rows)
-        contexts = 1 if options.context == "fixed" else len(self.paths)
-        first = 2 if options.context == "fixed" else frozen
+        contexts = 1 if context == "fixed" else len(self.paths)
+        first = 2 if context == "fixed" else frozen
         self.context_rows = {
             path: list(range(first + k * (i % contexts), first + k * (i % contexts) + k))
             for i, path in enumerate(self.paths)
         }
-        fixed_start = 2 + (k if options.context == "fixed" else 0)
-        learned_start = frozen + (0 if options.context == "fixed" else k * len(self.paths))
-        start = learned_start if options.vocabulary == "learned" else fixed_start
+        fixed_start = 2 + (k if context == "fixed" else 0)
+        learned_start = frozen + (0 if context == "fixed" else k * len(self.paths))
+        start = learned_start if vocabulary == "learned" else fixed_start
         width = max(map(len, spans))
         table = np.full((len(spans), width), -1, dtype=np.int64)  # [M + N, longest name]
         for row, span in enumerate(spans):
@@ -107,14 +119,19 @@ class Prompts(nn.Module):
         return np.concatenate([np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks])
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
-        """Encode each distinct prompt once, keeping gradients to the learned rows."""
+        """Encode each distinct prompt once, keeping gradients to the learned rows. Prompts of which nothing is learned
+        are encoded once and for all."""
         if not self._asks(compositions):
             return self._nothing()
-        key = compositions.tobytes()
+        key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)
         if self._tree is None or self._tree[0] != key:
-            self._tree = (key, PromptTree.of(self.all_sequences(compositions)))
-        encoded = self.tower.encode(self._tree[1], self.lexicon(), checkpoint=checkpointing)
-        return self._split(unit(encoded), len(compositions))
+            self._tree, self._encoded = (key, PromptTree.of(self.all_sequences(compositions))), None
+        if self._encoded is not None:
+            return self._split(self._encoded, len(compositions))
+        encoded = unit(self.tower.encode(self._tree[1], self.lexicon(), checkpoint=checkpointing))
+        if self.learned_rows is None:
+            self._encoded = encoded
+        return self._split(encoded, len(compositions))
 
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:

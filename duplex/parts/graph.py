@@ -8,18 +8,20 @@ the (state x object) grid, so no matrix over the graph's nodes is ever built.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from duplex.model.counterfactual import cell_sums
-from duplex.model.factors import Fusion
-from duplex.model.options import Message
+from duplex.parts.counterfactual import cell_sums
+from duplex.parts.factors import Fusion
+
+Message = Literal["state", "object", "counterfactual"]
 
 
 @dataclass(frozen=True)
-class Batch:
+class Nodes:
     """What the graph needs of a mini-batch of `B` images."""
 
     z: Tensor  # composition features z^c [B, d]
@@ -56,29 +58,29 @@ LEAST_WEIGHT = 1e-20  # of a candidate's messages together; below it posteriors 
 
 
 def aggregate(
-    batch: Batch, candidates: Candidates, fusion: Fusion | None, messages: tuple[Message, ...]
+    nodes: Nodes, candidates: Candidates, fusion: Fusion | None, messages: tuple[Message, ...]
 ) -> tuple[Tensor, Tensor]:
     """`h_hat = sum(weight * message) / sum(weight)` of every candidate [C, d] (Eq. 15-16), and which candidates any
     message reached [C]: posteriors that are too sure of something else underflow to nothing."""
     kept, rows = candidates.kept, candidates.kept.nonzero()
     m, n = rows[:, 0], rows[:, 1]  # place of each candidate in the grid [C]
-    total = batch.z_s.new_zeros(len(rows), batch.z_s.shape[1])
-    weight = batch.z_s.new_zeros(len(rows), 1)
+    total = nodes.z_s.new_zeros(len(rows), nodes.z_s.shape[1])
+    weight = nodes.z_s.new_zeros(len(rows), 1)
     if "state" in messages:
-        p = batch.p_s[:, candidates.states] / kept.sum(1).clamp(min=1)  # p(s_m|x_i) / |O_cand(m)|  [B, S]
-        total = total + (p.T @ batch.z_s)[m]
+        p = nodes.p_s[:, candidates.states] / kept.sum(1).clamp(min=1)  # p(s_m|x_i) / |O_cand(m)|  [B, S]
+        total = total + (p.T @ nodes.z_s)[m]
         weight = weight + p.sum(0)[m, None]
     if "object" in messages:
-        p = batch.p_o[:, candidates.objects] / kept.sum(0).clamp(min=1)  # p(o_n|x_j) / |S_cand(n)|  [B, O]
-        total = total + (p.T @ batch.z_o)[n]
+        p = nodes.p_o[:, candidates.objects] / kept.sum(0).clamp(min=1)  # p(o_n|x_j) / |S_cand(n)|  [B, O]
+        total = total + (p.T @ nodes.z_o)[n]
         weight = weight + p.sum(0)[n, None]
     if "counterfactual" in messages:
-        sums, weights = _counterfactuals(batch, candidates, fusion)
+        sums, weights = _counterfactuals(nodes, candidates, fusion)
         total, weight = total + sums, weight + weights
     return total / weight.clamp(min=LEAST_WEIGHT), weight[:, 0].detach() > LEAST_WEIGHT
 
 
-def _counterfactuals(batch: Batch, candidates: Candidates, fusion: Fusion | None) -> tuple[Tensor, Tensor]:
+def _counterfactuals(nodes: Nodes, candidates: Candidates, fusion: Fusion | None) -> tuple[Tensor, Tensor]:
     """Weighted sums of the counterfactuals with each candidate's own label [C, d], and of their weights [C, 1].
 
     A pair `(i, j)` is kept when its label is a candidate; its weight is `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`. Without a
@@ -89,10 +91,10 @@ def _counterfactuals(batch: Batch, candidates: Candidates, fusion: Fusion | None
     place = torch.full_like(candidates.kept, -1, dtype=torch.long)
     place[candidates.kept] = torch.arange(len(candidates.compositions), device=place.device)
     cell = place[candidates.state_of[i], candidates.object_of[j]]  # [P]
-    own_s = batch.p_s.gather(1, batch.states[:, None])[:, 0]  # [B]
-    own_o = batch.p_o.gather(1, batch.objects[:, None])[:, 0]  # [B]
+    own_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # [B]
+    own_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # [B]
     weight = own_s.index_select(0, i) * own_o.index_select(0, j)  # [P]
-    pair = (batch.z, batch.z - batch.z.mean(0)) if fusion is None else fusion.project(batch.z_s, batch.z_o)
+    pair = (nodes.z, nodes.z - nodes.z.mean(0)) if fusion is None else fusion.project(nodes.z_s, nodes.z_o)
     count = len(candidates.compositions)
     sums = cell_sums(*pair, weight, i, j, cell, count, rectified=fusion is not None)
     return sums, weight.new_zeros(count).index_add(0, cell, weight)[:, None]

@@ -7,15 +7,11 @@ from torch import Tensor
 
 from duplex.encoders.text import TextTower
 from duplex.labels import LabelSpace
-from duplex.model.options import Options
-from duplex.model.prompts import Prompts
+from duplex.parts.prompts import Prompts
 
 
 def word_vectors(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:
     """`[M, d]`, `[N, d]`: the tower's features of "a photo of <state>" and "a photo of <object>"; nothing learned."""
-    plain = Options(
-        context="fixed", vocabulary="fixed", adapter="none", codebook="none", graph=False, losses=(), inference=("ct",)
-    )
     none = np.empty(0, dtype=np.int64)
-    prototypes = Prompts(plain, labels, tower).encode(none)
+    prototypes = Prompts(labels, tower).encode(none)
     return prototypes.states, prototypes.objects

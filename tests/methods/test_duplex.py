@@ -1,4 +1,4 @@
-"""The network against a literal twin of the paper's formulas: values and gradients in double precision."""
+"""Duplex against a literal twin of the paper's formulas: values and gradients in double precision."""
 
 from __future__ import annotations
 
@@ -11,39 +11,48 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import UsageError
-from duplex.model.codebook import initial_rows
-from duplex.model.graph import Batch
-from duplex.model.network import Network
-from duplex.model.options import Options
-from duplex.model.prompts import Prototypes
-from tests.model import twin
-from tests.model.world import DIM, features, random_labels, small_labels, small_network, small_tower
+from duplex.methods.duplex import Duplex
+from duplex.methods.duplex import DuplexOptions as Options
+from duplex.parts.codebook import Codebook
+from duplex.parts.graph import Nodes
+from duplex.parts.prompts import Prototypes
+from tests.methods import twin
+from tests.methods.world import (
+    DIM,
+    features,
+    random_labels,
+    scores_of,
+    small_labels,
+    small_method,
+    small_tower,
+    step_of,
+)
 
 SEEN = small_labels().pairs["train"].tolist()
 MESSAGES = ("state", "object", "counterfactual")
 
 
-def twin_losses(network: Network, z: torch.Tensor, compositions: list[int], t: Prototypes) -> dict[str, torch.Tensor]:
-    """Every loss of Eq. 20 by the formulas; the network's own weights, nothing of its code."""
-    options, labels, scale = network.options, network.labels, network.scale
+def twin_losses(method: Duplex, z: torch.Tensor, compositions: list[int], t: Prototypes) -> dict[str, torch.Tensor]:
+    """Every loss of Eq. 20 by the formulas; the method's own weights, nothing of its code."""
+    options, labels, scale = method.options, method.labels, method.paths.scale
     n_objects = len(labels.objects)
     states, objects = [c // n_objects for c in compositions], [c % n_objects for c in compositions]
     z = twin.unit(z)
-    if network.adapter is not None:
-        a = network.adapter
+    if method.paths.adapter is not None:
+        a = method.paths.adapter
         z = twin.unit(z + a.scale * (torch.relu(z @ a.down.weight.T + a.down.bias) @ a.up.weight.T + a.up.bias))
 
     def disentangle(d):
         out = torch.relu(z @ d.first.weight.T + d.first.bias) @ d.second.weight.T + d.second.bias
         return twin.unit(z + out if options.disentangler == "residual" else out)
 
-    z_s, z_o = disentangle(network.factors.state), disentangle(network.factors.object)
+    z_s, z_o = disentangle(method.paths.factors.state), disentangle(method.paths.factors.object)
     p_s, p_o = twin.posteriors(z_s, t.states, scale), twin.posteriors(z_o, t.objects, scale)
     target = labels.target(options.refine_over, "train").tolist()
-    H = network.codebook.rows
+    H = method.codebook.rows
     rows = [H[c] for c in target]
     if options.graph:
-        fusion = network.factors.fusion
+        fusion = method.fusion
         fuse = (
             twin.additive_fusion(z)
             if fusion is None
@@ -94,17 +103,17 @@ def test_losses_and_gradients_equal_the_twin(row, sizes, batch, seed):
     random = np.random.default_rng(seed)
     labels = small_labels() if sizes is None else random_labels(*sizes, random)
     compositions = random.choice(labels.pairs["train"], batch).tolist()
-    network = small_network(Options(**row), seed % 7, labels)
+    method = small_method(Options(**row), seed % 7, labels)
     z = features(len(compositions), seed)
     results = []
     for losses in (
-        lambda t: network(z, torch.tensor(compositions), t).losses,
-        lambda t: twin_losses(network, z, compositions, t),
+        lambda t: step_of(method, z, compositions, t).losses,
+        lambda t: twin_losses(method, z, compositions, t),
     ):
-        network.zero_grad(set_to_none=True)
-        values = losses(network.prototypes())
+        method.zero_grad(set_to_none=True)
+        values = losses(method.shared())
         sum(values.values()).backward()
-        grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in network.named_parameters()}
+        grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in method.named_parameters()}
         results.append((values, grads))
     (fast, fast_grads), (slow, slow_grads) = results
     for name, value in slow.items():
@@ -119,21 +128,24 @@ def test_losses_and_gradients_equal_the_twin(row, sizes, batch, seed):
     ids=["one image", "duplicates", "one state", "all seen"],
 )
 def test_committed_rows_equal_the_twin(compositions):
-    network = small_network(Options(width=5, adapter_dropout=0.0, adapter="none"))
-    z, t = features(len(compositions), 3), network.prototypes()
-    before = network.codebook.rows.clone()
-    step = network(z, torch.tensor(compositions), t)
-    network.commit(step.refinement)
-    after = network.codebook.rows
+    method = small_method(Options(width=5, adapter_dropout=0.0, adapter="none"))
+    z, t = features(len(compositions), 3), method.shared()
+    before = method.codebook.rows.clone()
+    step_of(method, z, compositions, t)
+    method.after_batch()
+    after = method.codebook.rows
     with torch.no_grad():
         z = twin.unit(z)
-        z_s, z_o = network.factors(z)
-        p_s, p_o = twin.posteriors(z_s, t.states, network.scale), twin.posteriors(z_o, t.objects, network.scale)
-        n = len(network.labels.objects)
+        z_s, z_o = method.paths.factors(z)
+        p_s, p_o = (
+            twin.posteriors(z_s, t.states, method.paths.scale),
+            twin.posteriors(z_o, t.objects, method.paths.scale),
+        )
+        n = len(method.labels.objects)
         refined = twin.refine(
             before, z_s, z_o, p_s, p_o, [c // n for c in compositions], [c % n for c in compositions],
-            set(network.labels.target("closed", "train").tolist()), n,
-            twin.learned_fusion(z_s, z_o, network.factors.fusion.state.weight, network.factors.fusion.object.weight),
+            set(method.labels.target("closed", "train").tolist()), n,
+            twin.learned_fusion(z_s, z_o, method.fusion.state.weight, method.fusion.object.weight),
             0.9, True, MESSAGES,
         )  # fmt: skip
     for c in range(len(before)):
@@ -145,89 +157,91 @@ def test_committed_rows_equal_the_twin(compositions):
 
 def test_semantic_prototypes_receive_no_message():
     """A step and its write-back leave them bit for bit, and with the posteriors held they have no part in `h'`."""
-    network, compositions = small_network(Options(width=5, adapter="none")), torch.tensor([0, 3, 5])
-    t = network.prototypes()
+    method, compositions = small_method(Options(width=5, adapter="none")), torch.tensor([0, 3, 5])
+    t = method.shared()
     before = [tensor.detach().clone() for tensor in t]
-    step = network(features(3, 5), compositions, t)
-    network.commit(step.refinement)
+    step_of(method, features(3, 5), compositions, t)
+    method.after_batch()
     assert all(torch.equal(a, b) for a, b in zip(t, before, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(network.prototypes(), before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(method.shared(), before, strict=True))
 
     z = twin.unit(features(3, 5))
-    z_s, z_o = network.factors(z)
+    z_s, z_o = method.paths.factors(z)
     p = [torch.full((3, count), 0.25, dtype=z.dtype) for count in (4, 3)]
-    refined = network._refine(Batch(z, z_s, z_o, *p, compositions // 3, compositions % 3))
-    (gradient,) = torch.autograd.grad(refined.rows.sum(), network.prompts.learned_rows, allow_unused=True)
+    refined = method.refine(Nodes(z, z_s, z_o, *p, compositions // 3, compositions % 3))
+    (gradient,) = torch.autograd.grad(refined.rows.sum(), method.paths.prompts.learned_rows, allow_unused=True)
     assert gradient is None
 
 
 def test_gradients_come_from_unseen_rows_through_shared_candidates():
     """`L_c^h` reaches unseen candidates' rows, and those rows alone reach both disentanglers and both projections."""
-    network = small_network(Options(width=5, adapter="none", losses=("ch",)))
-    step = network(features(3, 5), torch.tensor([0, 3, 5]), network.prototypes())
+    method = small_method(Options(width=5, adapter="none", losses=("ch",)))
+    step = step_of(method, features(3, 5), torch.tensor([0, 3, 5]))
     rows = step.refinement.rows
     unseen = ~torch.isin(step.refinement.compositions, torch.tensor(SEEN))
     assert unseen.any(), "the batch has an unseen candidate"
     (gradient,) = torch.autograd.grad(step.losses["ch"], rows, retain_graph=True)
     assert (gradient[unseen].abs().sum(1) > 0).all()
-    names = [f"{name}.weight" for name in ("state.first", "state.second", "object.first", "object.second",
-                                           "fusion.state", "fusion.object")]  # fmt: skip
-    weights = [network.factors.get_parameter(name) for name in names]
+    parts = [f"{kind}.{layer}" for kind in ("state", "object") for layer in ("first", "second")]
+    names = [*(f"paths.factors.{part}.weight" for part in parts), "fusion.state.weight", "fusion.object.weight"]
+    weights = [method.get_parameter(name) for name in names]
     for name, found in zip(names, torch.autograd.grad(rows[unseen], weights, gradient[unseen]), strict=True):
         assert found.abs().sum() > 0, name
 
 
 def test_a_batch_without_unseen_candidates_refines_only_its_own_rows():
-    network = small_network(Options(width=5))
-    step = network(features(2, 1), torch.tensor([SEEN[0], SEEN[0]]), network.prototypes())
+    method = small_method(Options(width=5))
+    step = step_of(method, features(2, 1), torch.tensor([SEEN[0], SEEN[0]]))
     assert step.refinement.compositions.tolist() == [SEEN[0]]
 
 
 @pytest.mark.parametrize("codebook", ["buffer"])
 def test_momentum_one_freezes_the_codebook_and_zero_replaces_candidates(codebook):
     batch = torch.tensor(SEEN[:4])
-    frozen = small_network(Options(width=5, momentum=1.0, codebook=codebook))
+    frozen = small_method(Options(width=5, momentum=1.0, codebook=codebook))
     before = frozen.codebook.rows.clone()
-    frozen.commit(frozen(features(4, 1), batch, frozen.prototypes()).refinement)
+    step_of(frozen, features(4, 1), batch)
+    frozen.after_batch()
     assert torch.equal(frozen.codebook.rows, before)
 
-    replaced = small_network(Options(width=5, momentum=0.0, adapter="none"))
-    other = small_network(Options(width=5, momentum=0.0, adapter="none"))
+    replaced = small_method(Options(width=5, momentum=0.0, adapter="none"))
+    other = small_method(Options(width=5, momentum=0.0, adapter="none"))
     torch.nn.init.normal_(other.codebook.rows)  # what the rows were has no part in what they become
-    steps = [network(features(4, 1), batch, network.prototypes()) for network in (replaced, other)]
+    steps = [step_of(method, features(4, 1), batch) for method in (replaced, other)]
     torch.testing.assert_close(steps[0].refinement.rows, steps[1].refinement.rows, rtol=0, atol=0)
 
 
 def test_scores_are_the_sum_of_the_named_posteriors():
     labels = small_labels()
     for terms in [("ch",), ("ct",), ("so",), ("ch", "ct", "so"), ("ct", "so")]:
-        network = small_network(Options(width=5, inference=terms)).eval()
+        method = small_method(Options(width=5, inference=terms)).eval()
         for world, split in (("closed", "val"), ("closed", "test"), ("open", "test")):
             columns = labels.target(world, split)
             z = features(5, 2)
-            got = network.scorer(columns)(z).double()
-            double = network
+            got = scores_of(method, columns, z).double()
             with torch.no_grad():
-                zc = double.features(z.double())
-                t = double.prompts.encode(columns)
-                z_s, z_o = double.factors(zc)
+                zc = method.paths.features(z.double())
+                t = method.paths.prompts.encode(columns)
+                z_s, z_o = method.paths.factors(zc)
                 want = torch.zeros(5, len(columns), dtype=torch.float64)
                 if "ch" in terms:
-                    want += twin.posteriors(zc, double.codebook.rows[torch.as_tensor(columns)], double.scale)
+                    want += twin.posteriors(zc, method.codebook.rows[torch.as_tensor(columns)], method.paths.scale)
                 if "ct" in terms:
-                    want += twin.posteriors(zc, t.compositions, double.scale)
+                    want += twin.posteriors(zc, t.compositions, method.paths.scale)
                 if "so" in terms:
-                    p_s, p_o = (twin.posteriors(f, p, double.scale) for f, p in ((z_s, t.states), (z_o, t.objects)))
+                    p_s, p_o = (
+                        twin.posteriors(f, p, method.paths.scale) for f, p in ((z_s, t.states), (z_o, t.objects))
+                    )
                     want += p_s[:, labels.state_of(columns)] * p_o[:, labels.object_of(columns)]
             torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
 
 
 def test_scores_follow_their_columns():
-    network = small_network(Options(width=5)).eval()
+    method = small_method(Options(width=5)).eval()
     columns = small_labels().target("closed", "test")
     shuffled = np.random.default_rng(0).permutation(len(columns))
     z = features(4, 9)
-    torch.testing.assert_close(network.scorer(columns)(z)[:, shuffled], network.scorer(columns[shuffled])(z))
+    torch.testing.assert_close(scores_of(method, columns, z)[:, shuffled], scores_of(method, columns[shuffled], z))
 
 
 @pytest.mark.parametrize(
@@ -235,6 +249,9 @@ def test_scores_follow_their_columns():
     [
         ({"paths": "c"}, "paths: cso"),
         ({"codebook": "none"}, "codebook"),
+        ({"context": "lerned"}, "context"),
+        ({"momentum": "0.9"}, "momentum"),
+        ({"losses": ("sh",)}, "losses"),
         ({"graph": True, "messages": ()}, "messages"),
         ({"inference": ()}, "inference"),
         ({"momentum": 1.5}, "momentum"),
@@ -250,42 +267,42 @@ def test_contradicting_options_are_refused(row, word):
 def test_options_survive_json():
     options = Options(messages=("state",), momentum=0.5)
     assert Options.from_dict(options.to_dict()) == options
-    assert small_network(options).codebook.rows.shape[1] == DIM
+    assert small_method(options).codebook.rows.shape[1] == DIM
 
 
 def test_underflowing_posteriors_leave_rows_and_gradients_sound():
     """Logit gaps as large as CLIP's temperature allows: rows nothing reached stay, gradients stay finite."""
     for scale in (10.0, 100.0, 400.0):
-        network = small_network(
+        method = small_method(
             Options(width=5, adapter="none", fusion="additive", messages=("counterfactual",), momentum=0.0)
         )
-        network.scale = scale
-        network.float()
+        method.paths.scale = scale
+        method.float()
         z, batch = features(4, 1).float(), torch.tensor(SEEN[:4])
-        prototypes = Prototypes(*(-t.detach().float() for t in network.prototypes()))
-        step = network(z, batch, prototypes)
+        prototypes = Prototypes(*(-t.detach().float() for t in method.shared()))
+        step = step_of(method, z, batch, prototypes)
         step.total.backward()
         norms = step.refinement.rows.norm(dim=-1)
         torch.testing.assert_close(norms, torch.ones_like(norms), rtol=1e-5, atol=1e-5)
-        for name, parameter in network.named_parameters():
+        for name, parameter in method.named_parameters():
             assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
 
 
 def test_gradients_leave_trainable_rows_on_the_unit_sphere():
-    network = small_network(Options(width=5, codebook="trainable"))
+    method = small_method(Options(width=5, codebook="trainable"))
     with torch.no_grad():
-        network.codebook.rows.mul_(1.3)
-    network.project()
-    norms = network.codebook.rows.norm(dim=-1)
+        method.codebook.rows.mul_(1.3)
+    method.after_step()
+    norms = method.codebook.rows.norm(dim=-1)
     torch.testing.assert_close(norms, torch.ones_like(norms))
 
 
 def test_visual_prototypes_alone_need_no_prompt():
-    network = small_network(Options(paths="c", graph=False, losses=("ch",), inference=("ch",)))
-    step = network(features(3, 0), torch.tensor(SEEN[:3]), network.prototypes())
+    method = small_method(Options(paths="c", graph=False, losses=("ch",), inference=("ch",)))
+    step = step_of(method, features(3, 0), torch.tensor(SEEN[:3]))
     assert set(step.losses) == {"ch"}
     columns = small_labels().target("open", "test")
-    assert network.eval().scorer(columns)(features(2, 0)).shape == (2, len(columns))
+    assert scores_of(method, columns, features(2, 0)).shape == (2, len(columns))
 
 
 @settings(max_examples=30, deadline=None)
@@ -296,7 +313,9 @@ def test_initial_rows_by_loops(sizes, unseen, seed):
     labels = random_labels(*sizes, random)
     compositions = random.choice(labels.pairs["train"], 9)
     z = twin.unit(features(9, seed))
-    rows = initial_rows(Options(unseen_rows=unseen), labels, z, torch.as_tensor(compositions))
+    book = Codebook(labels, DIM, trainable=False, random_seen=False).double()
+    book.start(z, torch.as_tensor(compositions), seen=True, unseen=unseen == "compose")
+    rows = book.rows
     n, everything = len(labels.objects), sum(z) / len(z)
 
     def mean_where(chosen: list[bool]) -> torch.Tensor:
@@ -327,8 +346,8 @@ def test_fixed_prompts_are_the_words_and_learned_ones_start_at_their_means():
     pairs = [(s, o) for s in labels.states for o in labels.objects]
     for context, vocabulary, spelled in [("fixed", "fixed", words), ("learned", "fixed", words),
                                          ("fixed", "learned", place), ("learned", "learned", place)]:  # fmt: skip
-        network = small_network(Options(width=5, context=context, vocabulary=vocabulary))
-        found = network.prompts.encode(np.arange(labels.size))
+        method = small_method(Options(width=5, context=context, vocabulary=vocabulary))
+        found = method.paths.prompts.encode(np.arange(labels.size))
         for got, names in (
             (found.compositions, pairs),
             (found.states, [(s,) for s in labels.states]),

@@ -1,0 +1,1 @@
+"""The methods: one module each, and the protocol they share (`base`)."""

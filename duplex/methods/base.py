@@ -1,0 +1,165 @@
+"""The protocol: all that the loop, the checkpoint, the evaluation and the report know of a method.
+
+A method is a module of this package, or of anybody's distribution (docs/your_method.md). It is told its `Setting` and
+its `Options`, reads batches of cached inputs, and answers with losses while it trains and with scores afterwards:
+
+    method = make(find("duplex"), Options(), setting)     # what is random is drawn here
+    method.start(train)                                   # what comes from data
+    for batches of one optimiser step:
+        shared = method.shared()                          # once, whatever the number of batches
+        method.losses(batch, shared) -> {name: term}      # the loop sums and calls backward
+        method.after_batch()
+      method.after_step()
+    method.after_epoch(epoch)
+    scores = method.scorer(columns)                       # inputs -> [B, C]
+
+Nothing here reads a file; a method works in a notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from duplex.encoders.text import TextTower
+from duplex.labels import Ints, LabelSpace, World
+from duplex.methods.exhibits import Exhibits, Inputs
+from duplex.options import Options
+
+Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
+Row = TypeVar("Row", bound=Options)
+
+
+@dataclass(frozen=True)
+class Words:
+    """A vector for every primitive, from a GloVe-format file or the encoder's own text tower."""
+
+    states: Tensor  # [M, w]
+    objects: Tensor  # [N, w]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that a method may know of where it is used."""
+
+    labels: LabelSpace
+    inputs: Mapping[str, tuple[int, ...]]  # shape of one image's inputs: {"cls": (d,), "patch": (T, w)}
+    text: TextTower | None = None  # the encoder's frozen text tower
+    words: Words | None = None
+    world: World = "closed"  # the target set that training is for; the paper trains its open-world model on all pairs
+
+    @property
+    def dim(self) -> int:
+        """Width of the CLS feature."""
+        return self.inputs["cls"][0]
+
+    @property
+    def tower(self) -> TextTower:
+        """The text tower of a method that `needs` it."""
+        assert self.text is not None
+        return self.text
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some training images: their cached inputs and their compositions [B]."""
+
+    inputs: Inputs
+    compositions: Tensor
+
+    def __len__(self) -> int:
+        return len(self.compositions)
+
+    def __getitem__(self, rows: Tensor) -> Batch:
+        return Batch({name: values[rows] for name, values in self.inputs.items()}, self.compositions[rows])
+
+    @property
+    def z(self) -> Tensor:
+        """The cached CLS features [B, d]."""
+        return self.inputs["cls"]
+
+
+class Method(nn.Module, Generic[Row]):
+    """One way to recognise compositions. A subclass gives `losses` and `scorer`; all else has a default.
+
+    What a checkpoint holds is `state_dict()`: parameters and persistent buffers, nothing of the frozen encoder.
+    """
+
+    Options: ClassVar[type[Options]] = Options
+    checkpointing = False  # training asks to recompute activations in the backward pass
+
+    def __init__(self, setting: Setting, options: Row) -> None:
+        """Build the method; draw what starts at random. `start` does what needs data."""
+        super().__init__()
+        self.setting, self.labels = setting, setting.labels
+        self.options: Row = options
+
+    # -- what it reads and how it starts ------------------------------------------------------------------------
+
+    @classmethod
+    def needs(cls, options: Any) -> frozenset[str]:
+        """Which inputs it reads (`cls`, `patch`), and whether it asks for `text` (a text tower) or `words`."""
+        return frozenset({"cls"})
+
+    def start(self, train: Batch) -> None:
+        """Whatever is made from the training images before the first epoch; not called on loading."""
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Parameter groups for the optimiser; none: nothing is trained."""
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return [{"params": parameters}] if parameters else []
+
+    def batches(self, train: Batch, size: int, order: torch.Generator) -> Iterable[Tensor]:
+        """Rows of each optimiser step's images in one epoch; `order` is the only randomness to use."""
+        return torch.randperm(len(train), generator=order).split(size)
+
+    def shared(self) -> tuple[Any, ...]:
+        """What all batches of an optimiser step have in common: a tuple (or named tuple), such as prototypes of
+        prompts. Gradients of the batches gather at its tensors and go on from there once."""
+        return ()
+
+    def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
+        """Loss terms of a batch by name; their sum is minimised."""
+        raise UnfinishedMethod(type(self), "losses")
+
+    def after_batch(self) -> None:
+        """After the backward pass of a batch."""
+
+    def after_step(self) -> None:
+        """After the optimiser has moved the parameters."""
+
+    def after_epoch(self, epoch: int) -> None:
+        """After an epoch, before its validation; `epoch` counts from 1."""
+
+    # -- inference ------------------------------------------------------------------------------------------------
+
+    def scorer(self, columns: Ints) -> Scorer:
+        """A function from inputs to scores over the target set `columns`; built once, asked for many batches."""
+        raise UnfinishedMethod(type(self), "scorer")
+
+    def exhibits(self) -> Exhibits:
+        """What the report, `retrieve` and `swap` may look at."""
+        return Exhibits()
+
+    def summary(self) -> dict[str, int]:
+        """Sizes worth reporting."""
+        return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}
+
+
+class UnfinishedMethod(TypeError):
+    """A subclass of `Method` lacks what every method must have."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        super().__init__(f"{kind.__module__}.{kind.__qualname__} defines no `{name}`; every method must")
+
+
+def columns_of(labels: LabelSpace, columns: Ints, device: torch.device) -> tuple[Tensor, Tensor]:
+    """States and objects [C] of compositions, as indices on a device."""
+    states, objects = labels.state_of(columns), labels.object_of(columns)
+    return torch.as_tensor(states, device=device), torch.as_tensor(objects, device=device)

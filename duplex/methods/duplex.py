@@ -1,0 +1,211 @@
+"""Duplex (Peng et al.): semantic prototypes of learned prompts beside a codebook of visual prototypes that a local
+graph refines batch by batch (Eq. 5-22, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from duplex.labels import Ints
+from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, columns_of
+from duplex.methods.exhibits import Exhibits, of_paths
+from duplex.parts.codebook import Codebook
+from duplex.parts.factors import Fusion, unit
+from duplex.parts.graph import Candidates, Message, Nodes, aggregate, blend
+from duplex.parts.paths import Factored, PathOptions, Paths
+from duplex.parts.prompts import Prototypes
+
+
+@dataclass(frozen=True)
+class DuplexOptions(PathOptions):
+    """The defaults are the paper's."""
+
+    # codebook (Eq. 10-11)
+    codebook: Literal["buffer", "trainable"] = "buffer"
+    seen_rows: Literal["data", "random"] = "data"
+    unseen_rows: Literal["compose", "random"] = "compose"
+
+    # local graph and write-back (Eq. 12-19)
+    graph: bool = True
+    messages: tuple[Message, ...] = ("state", "object", "counterfactual")
+    fusion: Literal["learned", "additive"] = "learned"  # of counterfactuals: Eq. 11, or sums in the images' own space
+    momentum: float = 0.9  # lambda
+    renormalise: bool = True
+    refine_over: Literal["world", "closed", "open"] = (
+        "world"  # C_tgt in training: that of the run's world, or one of them
+    )
+
+    # objective (Eq. 20) and inference (Eq. 21)
+    losses: tuple[Literal["s", "o", "ct", "ch"], ...] = ("s", "o", "ct", "ch")
+    inference: tuple[Literal["ch", "ct", "so"], ...] = ("ch", "ct", "so")
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        yield from super().rules()
+        yield from self.path_rules(self.losses, self.inference)
+        yield self.paths == "cso" or not self.graph, "graph: true needs paths: cso"
+        yield not self.graph or self.messages, "graph: true needs at least one of messages"
+        yield len(set(self.messages)) == len(self.messages), "messages names a term twice"
+        yield 0 <= self.momentum <= 1, f"momentum is {self.momentum}; it lies in [0, 1]"
+        reach = f"losses {list(self.losses)} reach nothing that can be trained here"
+        yield not self.losses or self.reached() & set(self.losses), reach
+
+    def reached(self) -> set[str]:
+        moved = self.adapted or self.codebook == "trainable" or (self.graph and self.momentum < 1)
+        return super().reached() | ({"ch"} if moved else set())
+
+    @property
+    def visual(self) -> bool:
+        """Whether anything asks the visual prototypes."""
+        return "ch" in self.losses or "ch" in self.inference
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """Rows that a batch refined, to be committed after it."""
+
+    compositions: Tensor  # [C]
+    rows: Tensor  # h' [C, d]
+
+
+class Duplex(Method[DuplexOptions]):
+    """`L = L_s + L_o + L_c^t + L_c^h`, `S(c|x) = p(c^h|x) + p(c^t|x) + p(s|x) p(o|x)`, of the terms switched on."""
+
+    Options = DuplexOptions
+    target: Tensor
+    is_target: Tensor
+    position: Tensor
+
+    def __init__(self, setting: Setting, options: DuplexOptions) -> None:
+        super().__init__(setting, options)
+        world = setting.world if options.refine_over == "world" else options.refine_over
+        target = setting.labels.target(world, "train")
+        dim = setting.tower.dim
+        self.codebook = Codebook(
+            setting.labels,
+            dim,
+            trainable=options.codebook == "trainable",
+            random_seen=options.seen_rows == "random",
+        )
+        self.paths = Paths(setting.labels, setting.tower, options, target)
+        self.fusion = Fusion(dim) if options.graph and options.fusion == "learned" else None
+        self._remember(torch.as_tensor(target))
+        self._refined: Refinement | None = None
+
+    def _remember(self, target: Tensor) -> None:
+        """C_tgt of training, as a mask, and each composition's column among it."""
+        mask = torch.zeros(self.labels.size, dtype=torch.bool)
+        mask[target] = True
+        position = torch.full((self.labels.size,), -1)
+        position[target] = torch.arange(len(target))
+        for name, value in (("target", target), ("is_target", mask), ("position", position)):
+            self.register_buffer(name, value, persistent=False)
+
+    @classmethod
+    def needs(cls, options: Any) -> frozenset[str]:
+        return frozenset({"cls", "text"})
+
+    def start(self, train: Batch) -> None:
+        self.codebook.start(
+            unit(train.z),
+            train.compositions,
+            seen=self.options.seen_rows == "data",
+            unseen=self.options.unseen_rows == "compose",
+        )
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[dict[str, Any]]:
+        return super().groups() if self.options.losses else []
+
+    def shared(self) -> Prototypes:
+        return self.paths.prototypes(self.options.losses, self.checkpointing)
+
+    def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
+        wanted, z = self.options.losses, self.paths.features(batch.z)
+        refines = self.options.graph and self.options.visual
+        found, factored = self.paths.losses(z, batch.compositions, shared, wanted, ask=refines)
+        if refines and factored is not None:
+            self._refined = self.refine(self.nodes(z, factored, batch.compositions))
+        if "ch" in wanted:
+            own = self.position[batch.compositions]
+            found["ch"] = cross_entropy(self._visual_logits(z, self._refined), own)
+        return {name: found[name] for name in wanted}
+
+    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor) -> Nodes:
+        """A batch as the graph sees it; each image's messages weigh as its posteriors say."""
+        n = len(self.labels.objects)
+        p_s, p_o = factored.log_s.exp(), factored.log_o.exp()
+        return Nodes(z, factored.z_s, factored.z_o, p_s, p_o, compositions // n, compositions % n)
+
+    def refine(self, nodes: Nodes) -> Refinement:
+        """One local graph and the blend with the codebook's rows (Algorithm 1)."""
+        candidates = Candidates.of(nodes.states, nodes.objects, self.is_target, len(self.labels.objects))
+        aggregated, reached = aggregate(nodes, candidates, self.fusion, self.options.messages)
+        rows = self.codebook.rows.index_select(0, candidates.compositions)
+        blended = blend(rows, aggregated, self.momentum, self.options.renormalise)
+        return Refinement(candidates.compositions, torch.where(reached[:, None], blended, rows))
+
+    @property
+    def momentum(self) -> float:
+        """Lambda of the next write-back."""
+        return self.options.momentum
+
+    def _visual_logits(self, z: Tensor, refinement: Refinement | None) -> Tensor:
+        """`z . h' / tau` over C_tgt, with the refreshed rows in place, without a copy of the codebook [B, C]."""
+        logits = self.paths.logits(z, self.codebook.rows.index_select(0, self.target))
+        if refinement is None:
+            return logits
+        refined = self.paths.logits(z, refinement.rows)
+        return logits.index_copy(1, self.position[refinement.compositions], refined)
+
+    def after_batch(self) -> None:
+        """Momentum write-back: the refined rows become the codebook's."""
+        if self._refined is not None:
+            self.codebook.commit(self._refined.compositions, self._refined.rows)
+            self._refined = None
+
+    def after_step(self) -> None:
+        """Rows that gradients moved go back to the unit sphere."""
+        if self.codebook.trainable:
+            self.codebook.project()
+
+    # -- inference --------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def scorer(self, columns: Ints) -> Scorer:
+        terms, device = self.options.inference, self.target.device
+        prototypes = self.paths.encode(columns, terms)
+        states, objects = columns_of(self.labels, columns, device)
+        visual = self.codebook.rows[torch.as_tensor(columns, device=device)] if "ch" in terms else None
+
+        @torch.no_grad()
+        def scores(inputs: Inputs) -> Tensor:
+            z = self.paths.features(inputs["cls"])
+            total = torch.zeros(len(z), len(columns), device=device)
+            if visual is not None:
+                total += self.paths.logits(z, visual).softmax(-1)
+            for term in self.paths.terms(z, prototypes, states, objects, terms):
+                total += term
+            return total
+
+        return scores
+
+    def exhibits(self) -> Exhibits:
+        @torch.no_grad()
+        def visual(compositions: Ints) -> Tensor:
+            return self.codebook.rows[torch.as_tensor(compositions, device=self.target.device)].detach()
+
+        @torch.no_grad()
+        def joined(z_s: Tensor, z_o: Tensor) -> Tensor:
+            assert self.fusion is not None
+            return self.fusion(z_s, z_o)
+
+        return replace(of_paths(self.paths), visual=visual, joined=None if self.fusion is None else joined)
+
+    def summary(self) -> dict[str, int]:
+        return {**super().summary(), "codebook_rows": len(self.codebook.rows)}

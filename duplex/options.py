@@ -1,0 +1,104 @@
+"""Options as frozen, checked records: the base of every method's row, and the optimiser's settings.
+
+A record refuses a wrong value where it is made, in Python as from a file: `Options(context="lerned")` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cache
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from duplex.errors import UsageError
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+Kind = TypeVar("Kind", bound="Options")
+
+
+class OptionError(UsageError, ValueError):
+    """An option that cannot be. `key` is its name where one option alone is at fault. As a ValueError it reaches
+    whoever parses a file, with the record's place there."""
+
+    def __init__(self, sentence: str, key: str | None = None) -> None:
+        super().__init__(sentence if key is None else f"{key}: {sentence}")
+        self.key, self.sentence = key, sentence
+
+
+@dataclass(frozen=True)
+class Options:
+    """A record whose fields are checked against their annotations, then against `rules`."""
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, adapter in _adapters(kind).items():
+            given = getattr(self, name)
+            value = tuple(given) if isinstance(given, list) else given
+            try:
+                object.__setattr__(self, name, adapter.validate_python(value))
+            except ValidationError as error:
+                fault = error.errors(include_url=False)[0]
+                said = f"{fault['msg'][0].lower()}{fault['msg'][1:]} (it is {fault['input']!r})"
+                raise OptionError(said, name) from None
+        for holds, sentence in self.rules():
+            if not holds:
+                raise OptionError(sentence)
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        """What must hold between options, and the sentence where it does not."""
+        return ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls: type[Kind], record: Mapping[str, Any]) -> Kind:
+        """From a table of a file; unknown and missing keys are named."""
+        known = {field.name: field for field in fields(cls)}
+        for key in record:
+            if key not in known:
+                raise OptionError(f"unknown key; known: {', '.join(known) or 'none'}", str(key))
+        for key, field in known.items():
+            if key not in record and field.default is MISSING and field.default_factory is MISSING:
+                raise OptionError("missing", key)
+        return cls(**record)
+
+
+@cache
+def _adapters(kind: Any) -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(kind)
+    return {field.name: TypeAdapter(hints[field.name], config=STRICT) for field in fields(kind)}
+
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True)
+class TrainingOptions(Options):
+    """The optimiser's settings. The paper's Tab. 2 gives rate, batch and epochs for the benchmarks: Adam, the rate
+    halved every five epochs."""
+
+    learning_rate: float
+    batch_size: int
+    epochs: int
+    optimiser: Literal["adam", "adamw"] = "adam"
+    weight_decay: float = 0.0
+    schedule: Literal["step", "cosine", "constant"] = "step"
+    decay: float = 0.5  # of `schedule: step`
+    decay_every: int = 5  # epochs
+    warm_up: int = 0  # epochs over which the rate rises to its value
+    patience: int | None = None  # stop after so many epochs without a better validation AUC
+    accumulate: int = 1  # batches an optimiser step; text is encoded once for all of them
+    precision: Precision = "fp32"  # of the text tower; logits are fp32 always
+    checkpointing: bool = False  # recompute the text tower's activations in the backward pass: less memory, more time
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        for key in ("batch_size", "epochs", "decay_every", "accumulate"):
+            yield getattr(self, key) >= 1, f"{key} is {getattr(self, key)}; it is at least 1"
+        yield self.patience is None or self.patience >= 1, f"patience is {self.patience}; it is at least 1, or null"
+        yield 0 < self.learning_rate < 10, f"learning_rate is {self.learning_rate}; it lies between 0 and 10"
+        yield 0 < self.decay <= 1, f"decay is {self.decay}; it lies in (0, 1]"
+        yield 0 <= self.weight_decay < 1, f"weight_decay is {self.weight_decay}; it lies in [0, 1)"
+        yield 0 <= self.warm_up < self.epochs, f"warm_up is {self.warm_up}; it is at least 0 and below epochs"
