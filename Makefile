@@ -3,12 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 
-.PHONY: repro test
+.PHONY: repro ablations test
 
 repro: $(VENV)/.ready
 	@$(BIN)/duplex params --check
 	@PATH="$(BIN):$$PATH" $(BIN)/dvc repro
 	@$(BIN)/duplex metrics
+
+ablations: $(VENV)/.ready
+	@$(BIN)/duplex params --check
+	@cd ablations && PATH="$(BIN):$$PATH" $(BIN)/dvc repro
+	@$(BIN)/duplex report
 
 test: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m pytest $(ARGS)

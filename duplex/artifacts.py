@@ -70,7 +70,12 @@ class ArtifactPaths:
 
     @property
     def ablations(self) -> Path:
-        return self.root / "ablations"
+        """A DVC project of its own, beside the artifacts."""
+        return self.root.parent / "ablations"
+
+    def ablation_run(self, name: str, dataset: str, seed: int) -> RunPaths:
+        """The metrics and predictions of one run of an ablation row."""
+        return RunPaths(self.ablations / "runs" / name / dataset / str(seed))
 
     def ablation(self, name: str) -> Path:
         return self.ablations / "rows" / f"{name}.json"

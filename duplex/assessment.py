@@ -61,8 +61,10 @@ def assess(
     bucket: Ints | None = None,
     live: Bools | None = None,
     top: int = 0,
+    bias: float = 0.0,
 ) -> Pass:
-    """Gather what the metrics need from one pass. `bucket` and `live` are the feasibility's, over the columns."""
+    """Gather what the metrics need from one pass. `bucket` and `live` are the feasibility's, over the columns; the best
+    `top` compositions are those once `bias` is added to unseen ones."""
     columns = field.columns
     if not len(examples):
         raise DuplexError("the split has no readable image")
@@ -74,12 +76,14 @@ def assess(
         raise DuplexError("an image is labelled with a composition outside of its target set; check the split's pairs")
     evidence = Evidence(target, labels.seen[columns], k=k, bucket=bucket, live=live)
     best = np.empty((len(examples), min(top, len(columns))), dtype=np.int64)
-    dead = None if live is None else torch.as_tensor(~live, device=examples.compositions.device)
+    shift = torch.as_tensor(np.where(labels.seen[columns], 0.0, bias), dtype=torch.float32)
+    if live is not None:
+        shift[torch.as_tensor(~live)] = -torch.inf
+    shift = shift.to(examples.compositions.device)
     for rows, scores in field.blocks(examples.inputs):
         evidence.add(scores, rows)
         if top:
-            ranked = scores if dead is None else scores.masked_fill(dead, -torch.inf)
-            best[rows] = columns[ranked.topk(best.shape[1], dim=1).indices.cpu().numpy()]
+            best[rows] = columns[(scores + shift).topk(best.shape[1], dim=1).indices.cpu().numpy()]
     return Pass(columns, evidence, best)
 
 

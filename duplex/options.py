@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -50,6 +50,12 @@ class Options:
         """What must hold between options, and the sentence where it does not."""
         return ()
 
+    @classmethod
+    def spoken_types(cls) -> dict[str, str]:
+        """Option -> what it takes, as a person writes it: `learned | fixed`."""
+        hints = get_type_hints(cls)
+        return {field.name: _spoken(hints[field.name]) for field in fields(cls)}
+
     def to_dict(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
@@ -64,6 +70,17 @@ class Options:
             if key not in record and field.default is MISSING and field.default_factory is MISSING:
                 raise OptionError("missing", key)
         return cls(**record)
+
+
+def _spoken(hint: Any) -> str:
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " | ".join(str(value) for value in inside)
+    if origin is tuple:
+        return f"list of {_spoken(inside[0])}"
+    if inside:
+        return " | ".join(_spoken(part) for part in inside)
+    return {bool: "true | false", str: "text", type(None): "null"}.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 @cache

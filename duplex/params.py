@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -78,7 +78,9 @@ class EncoderParams(Section):
 class DatasetParams(Section):
     source: SourceParams
     encoder: EncoderParams
-    training: Annotated[TrainingOptions, PlainValidator(TrainingOptions.from_dict)]
+    training: Annotated[
+        TrainingOptions, PlainValidator(TrainingOptions.from_dict), PlainSerializer(TrainingOptions.to_dict)
+    ]
 
 
 class ExtractionParams(Section):
@@ -116,6 +118,18 @@ class Params(Section):
         """A method or an ablation as it is written."""
         rows = {**self.methods, **self.ablations}
         return rows[pick(name, rows, "method")]
+
+    def shown(self, name: str, world: World) -> str:
+        """The row whose runs stand for a method in a world: its own, or one that is shown as it there."""
+        if world in self.row(name).worlds:
+            return name
+        rows = {**self.methods, **self.ablations}
+        others = [other for other, row in rows.items() if row.shown_as == name and world in row.worlds]
+        if not others:
+            raise UsageError(
+                f"{name} is for the {self.row(name).world} world alone; correct --world or the row's `world`"
+            )
+        return others[0]
 
     def method(self, name: str, dataset: str | None = None) -> Options:
         """A row's options on a data set, checked by its kind."""

@@ -1,11 +1,13 @@
-"""dvc repro ablations/dvc.yaml:ablate@static  ==  python pipeline/ablate.py row static"""
+"""cd ablations && dvc repro ablate@static  ==  python pipeline/ablate.py row static"""
 
 from duplex.cli import arguments, guarded
 from duplex.params import load_params
 from duplex.stages import ablate
 
 if __name__ == "__main__":
-    match arguments("inputs DATASET | row NAME | table"):
+    match arguments("plan | inputs DATASET | row NAME | table"):
+        case ["plan"]:
+            guarded(lambda: ablate.plan(load_params()))
         case ["inputs", dataset]:
             guarded(lambda: ablate.note_inputs(load_params(), dataset))
         case ["row", name]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from duplex.evaluation.curve import Margins
+    from duplex.params import Params
 
 IMAGES = ["row", "image", "label", "seen"]  # columns that must agree
 NAMES = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
@@ -27,12 +28,15 @@ def register(app: typer.Typer) -> None:
 
 def compare(
     dataset: Dataset,
-    methods: Annotated[tuple[str, str], typer.Option("--methods", help="Two methods: FIRST SECOND.")],
-    seed: Annotated[int, typer.Option("--seed", "-s", min=0, max=LAST_SEED, help="Of both runs.")] = 0,
+    methods: Annotated[tuple[str, str], typer.Option("--methods", help="Two methods or ablations: FIRST SECOND.")],
+    seed: Annotated[
+        int | None, typer.Option("--seed", "-s", min=0, max=LAST_SEED, help="One seed; default: all that both have.")
+    ] = None,
     world: Annotated[str, typer.Option("--world", help="closed or open")] = "closed",
     as_json: AsJson = False,
 ) -> None:
-    """Second minus first in S, U, HM and AUC, in percentage points, with 95 % intervals and p-values.
+    """Second minus first in S, U, HM and AUC, in percentage points, with 95 % intervals and p-values: over seeds and
+    images, or over the images of one seed.
 
     Both are read from the runs' predictions.csv. It keeps nine digits of a margin, so that margins equal in all of them
     count as ties.
@@ -41,38 +45,63 @@ def compare(
 
     from duplex.params import load_params
 
-    pick(world, WORLDS, "world")
     params = load_params()
     params.dataset(dataset)
-    for method in methods:
-        params.method(method)
-    report = {"dataset": dataset, "world": world, "seed": seed, **_compare(dataset, methods, seed, world)}
+    report = _compare(params, dataset, methods, seed, pick(world, WORLDS, "world"))
     typer.echo(json.dumps(report, indent=2, allow_nan=False) if as_json else _text(report))
 
 
-def _compare(dataset: str, methods: tuple[str, str], seed: int, world: str) -> dict[str, Any]:
+def _compare(params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from duplex.artifacts import ArtifactPaths
     from duplex.cli.differences import points
-    from duplex.evaluation import uncertainty
+    from duplex.evaluation.seeds import compare_seeds
 
-    files = [ArtifactPaths().run(dataset, method, seed).predictions for method in methods]
-    first, second = (
-        _predictions(file, f"--dataset {dataset} --method {method} --seed {seed}", world)
-        for file, method in zip(files, methods, strict=True)
-    )
-    if not first[IMAGES].equals(second[IMAGES]):
-        raise UsageError(f"{files[0]} and {files[1]} are of different images; `duplex evaluate` both runs again")
-    before, after = _margins(first), _margins(second)
-    gains = uncertainty.compare(before, after)
+    rows = [params.shown(method, world) for method in methods]  # type: ignore[arg-type]
+    seeds = [seed] if seed is not None else _common_seeds(params, rows)
+    files = [[_file(params, dataset, row, one) for one in seeds] for row in rows]
+    tables = [
+        [
+            _predictions(file, f"--dataset {dataset} --method {row} --seed {one}", world)
+            for file, one in zip(paths, seeds, strict=True)
+        ]
+        for row, paths in zip(rows, files, strict=True)
+    ]
+    first = tables[0][0]
+    for paths, found in zip(files, tables, strict=True):
+        for path, table in zip(paths, found, strict=True):
+            if not first[IMAGES].equals(table[IMAGES]):
+                raise UsageError(f"{files[0][0]} and {path} are of different images; `duplex evaluate` both runs again")
+    before, after = ([_margins(table) for table in found] for found in tables)
+    gains = compare_seeds(before, after)
     return {
+        "dataset": dataset,
+        "world": world,
+        "seeds": seeds,
         "first": methods[0],
         "second": methods[1],
-        "images_seen": before.seen.size,
-        "images_unseen": before.unseen.size,
+        "images_seen": before[0].seen.size,
+        "images_unseen": before[0].unseen.size,
         "difference": {name: points(asdict(gain)) for name, gain in gains.items()},
     }
+
+
+def _common_seeds(params: Params, rows: list[str]) -> list[int]:
+    """Seeds that both are run with; ablations have seeds of their own."""
+    each = [params.ablation_run.seeds if row in params.ablations else params.run.seeds for row in rows]
+    both = [seed for seed in each[0] if seed in each[1]]
+    if not both:
+        raise UsageError(f"{rows[0]} and {rows[1]} have no seed in common; name one with --seed")
+    return both
+
+
+def _file(params: Params, dataset: str, row: str, seed: int) -> Path:
+    """Predictions of a run: an ablation's own where the table has been made, else as `duplex evaluate` leaves them."""
+    from duplex.artifacts import ArtifactPaths
+
+    paths = ArtifactPaths()
+    kept = paths.ablation_run(row, dataset, seed).predictions
+    return kept if row in params.ablations and kept.exists() else paths.run(dataset, row, seed).predictions
 
 
 def _predictions(file: Path, run: str, world: str) -> pd.DataFrame:
@@ -106,7 +135,9 @@ def _margins(predictions: pd.DataFrame) -> Margins:
 def _text(report: dict[str, Any]) -> str:
     from duplex.cli.differences import p_value, span
 
-    place = f"{report['dataset']}, {report['world']} world, seed {report['seed']}"
+    seeds = report["seeds"]
+    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {', '.join(map(str, seeds))}"
+    place = f"{report['dataset']}, {report['world']} world, {over}"
     head = f"{report['second']} - {report['first']}: {place}"
     lines = [f"{NAMES[name]:<5}{span(gain)}   {p_value(gain['p'])}" for name, gain in report["difference"].items()]
     images = f"{report['images_seen']} seen and {report['images_unseen']} unseen images"

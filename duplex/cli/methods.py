@@ -1,9 +1,9 @@
-"""`duplex params`, `prepare`, `train`, `evaluate`, `metrics`: the pipeline's steps one by one, without DVC."""
+"""`duplex params`, `methods`, `prepare`, `train`, `evaluate`, `metrics`: the pipeline's steps, without DVC."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,12 +14,16 @@ Method = Annotated[str, typer.Option("--method", "-m", help="A method or an abla
 Seed = Annotated[
     int, typer.Option("--seed", "-s", min=0, max=LAST_SEED, help="Seed of initial values, order and dropout.")
 ]
+if TYPE_CHECKING:
+    from duplex.params import Params
+
 HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
 def register(app: typer.Typer) -> None:
     app.command("params")(show_params)
+    app.command("methods")(methods)
     app.command("prepare")(prepare)
     app.command("train")(train)
     app.command("evaluate")(evaluate)
@@ -30,11 +34,45 @@ def show_params(
     check: Annotated[bool, typer.Option("--check", help="Print nothing; fail where something is wrong.")] = False,
 ) -> None:
     """Check params.yaml and print it with every default filled in, as JSON."""
+    import json
+
     from duplex.params import load_params
 
     params = load_params()
+    params.check_rows()
     if not check:
-        typer.echo(params.model_dump_json(indent=2))
+        record = json.loads(params.model_dump_json(exclude={"methods", "ablations"}))
+        for section in ("methods", "ablations"):
+            record[section] = {name: _row(params, name) for name in getattr(params, section)}
+        typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+
+
+def _row(params: Params, name: str) -> dict[str, Any]:
+    """A row with the options that it leaves out; what it says of training and of single data sets as it is written."""
+    row = params.row(name)
+    changes = {"training": dict(row.training), "on": dict(row.on), "shown_as": row.shown_as}
+    said = {key: value for key, value in changes.items() if value}
+    return {"kind": row.kind, "world": row.world, **params.method(name).to_dict(), **said}
+
+
+def methods(as_json: AsJson = False) -> None:
+    """The kinds of methods that are installed: what they read, their options with defaults, and who brings them."""
+    import json
+
+    from duplex.methods.registry import describe, sources
+
+    found = [describe(kind) for kind in sources()]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    for one in found:
+        typer.echo(f"{one['kind']}  ({one['source']})")
+        if "error" in one:
+            typer.echo(f"  {one['error']}")
+            continue
+        typer.echo(f"  reads {', '.join(one['needs'])}")
+        for option in one["options"]:
+            typer.echo(f"  {option['name']}: {option['type']} = {json.dumps(option['default'])}")
 
 
 def prepare(dataset: Dataset) -> None:

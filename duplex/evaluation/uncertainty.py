@@ -115,7 +115,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
     for column, name in enumerate(("seen", "unseen", "hm")):
         value = ends[1][column] - ends[0][column]
         if not math.isnan(value):
-            found[name] = Difference(value, percentiles(change[:, column]), _bootstrap_p(change[:, column]))
+            found[name] = Difference(value, percentiles(change[:, column]), bootstrap_p(change[:, column]))
     gain = Components.of(second).minus(Components.of(first))
     if gain.auc is not None:
         error = gain.standard_error
@@ -129,7 +129,7 @@ def _summary(margins: Margins) -> tuple[float, float, float]:
     return float(curve.seen_accuracy[0]), float(curve.unseen_accuracy[-1]), float(curve.harmonic.max())
 
 
-def _bootstrap_p(change: Floats) -> float | None:
+def bootstrap_p(change: Floats) -> float | None:
     """Twice the smaller share of rounds on either side of 0, never less than rounds can tell."""
     if not change.size:
         return None

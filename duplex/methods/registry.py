@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from duplex.methods.base import Method, Setting
 
 GROUP = "duplex.methods"
+KNOWN_NEEDS = ("cls", "patch", "text", "words")
 HINTS = {
     "text": "reads prompts through a text tower, which the encoder of these features has not got; choose a kind "
     "without text (`duplex methods`), or name an encoder with a text tower in params.yaml",
@@ -106,6 +107,32 @@ def make(kind: str, options: Options, setting: Setting) -> Method[Any]:
                 f"method kind {kind!r} {HINTS.get(need, f'needs the input {need!r}, and this cache holds {has}')}"
             )
     return method(setting, options)
+
+
+def describe(kind: str) -> dict[str, Any]:
+    """What `duplex methods` says of a kind: who brings it, what it reads by default, its options."""
+    source = source_of(kind)
+    said: dict[str, Any] = {"kind": kind, "source": source.provider, "module": source.module}
+    try:
+        method = find(kind)
+    except BrokenMethod as error:
+        return {**said, "needs": [], "options": [], "error": str(error)}
+    defaults = {field.name: _default(field) for field in fields(method.Options)}
+    missing = [name for name, value in defaults.items() if value is MISSING]
+    needs = [] if missing else sorted(method.needs(method.Options()))
+    options = [
+        {"name": name, "type": spoken, "default": None if defaults[name] is MISSING else _plain(defaults[name])}
+        for name, spoken in method.Options.spoken_types().items()
+    ]
+    return {**said, "needs": needs, "options": options}
+
+
+def _default(field: Any) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _is_ours(point: EntryPoint) -> bool:

@@ -12,6 +12,7 @@ from duplex.errors import DuplexError
 from duplex.labels import GROUPS, WORLDS
 
 HEADLINE = ("seen", "unseen", "hm", "auc")
+BESIDE = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
@@ -72,7 +73,7 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for end in ("low", "high"):
             if (value := _mean_of(records, f"{name}_{end}")) is not None:
                 found[f"{name}_{end}"] = value
-    for name in ("state_accuracy", "object_accuracy"):
+    for name in BESIDE:
         if (value := _mean_of(records, name)) is not None:
             found[name] = value
     return {**found, "seeds": len(records)}

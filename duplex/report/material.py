@@ -78,7 +78,7 @@ class DatasetMaterial:
 class Material:
     datasets: tuple[DatasetMaterial, ...]
     metrics_file: str = "artifacts/summary.json"
-    ablations_file: str = "artifacts/ablations/metrics.json"
+    ablations_file: str = "ablations/metrics.json"
     seeds: tuple[int, ...] = ()
 
 

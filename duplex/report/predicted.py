@@ -11,6 +11,7 @@ from duplex.evaluation.retrieval import accuracy_by_label, confusions
 from duplex.report.blocks import Block, Cell, Column, Gallery, Group, Line, Note, Row, Strip, Table, Thumb
 
 EACH, SHOWN = 4, 10
+CHOSEN = "At the bias on unseen pairs that validation chose."
 Look = Callable[[str], str | None]  # an image's thumbnail, by its name in the manifest
 KINDS = (("seen", True), ("unseen", True), ("seen", False), ("unseen", False))
 
@@ -26,7 +27,10 @@ def examples(predictions: pd.DataFrame, look: Look, each: int = EACH) -> Block:
             groups.append(Group(f"{kind.capitalize()} pairs, {'right' if right else 'wrong'}", [Strip("", thumbs)]))
     if not groups:
         return Note("There are no closed-world predictions to show.", "dvc repro")
-    return Gallery(groups, "Below each test image its label, then the three compositions that score highest.")
+    return Gallery(
+        groups,
+        "Below each test image its label, then the best three compositions at the bias that validation chose.",
+    )
 
 
 def _spread(rows: pd.DataFrame, count: int) -> pd.DataFrame:
@@ -43,7 +47,7 @@ def _example(row: pd.Series, look: Look) -> Thumb:
 
 
 def confused_table(predictions: pd.DataFrame, source: str, limit: int = SHOWN) -> Table:
-    """The wrong answers given most often, closed world."""
+    """The wrong answers given most often, closed world, at the bias that validation chose."""
     names, label, predicted, _ = _coded(predictions)
     pairs, counts = confusions(label, predicted)
     images = np.bincount(label, minlength=len(names))
@@ -59,11 +63,11 @@ def confused_table(predictions: pd.DataFrame, source: str, limit: int = SHOWN) -
         for (own, other), count in zip(pairs[:limit].tolist(), counts[:limit].tolist(), strict=True)
     ]
     header = [Column("label", False), Column("taken for", False), Column("images"), Column("of")]
-    return Table("Most confused pairs, closed world", header, rows)
+    return Table("Most confused pairs, closed world", header, rows, CHOSEN)
 
 
 def accuracy_tables(predictions: pd.DataFrame, source: str, limit: int = SHOWN) -> list[Table]:
-    """The compositions recognised worst and best, closed world, no bias."""
+    """The compositions recognised worst and best, closed world, at the bias that validation chose."""
     names, label, _, seen = _coded(predictions)
     rows = predictions[predictions["world"] == "closed"]
     found, images, share = accuracy_by_label(label, rows["right"].to_numpy(dtype=bool))
@@ -82,8 +86,8 @@ def accuracy_tables(predictions: pd.DataFrame, source: str, limit: int = SHOWN) 
     half = min(limit, len(lines) // 2)
     worst = [lines[i] for i in np.lexsort((-images, share))[:half]]
     return [
-        Table("Recognised worst, closed world", header, worst),
-        Table("Recognised best, closed world", header, lines[:half]),
+        Table("Recognised worst, closed world", header, worst, CHOSEN),
+        Table("Recognised best, closed world", header, lines[:half], CHOSEN),
     ]
 
 

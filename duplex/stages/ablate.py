@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,34 @@ from duplex.labels import LabelSpace
 from duplex.params import Params
 from duplex.report.aggregate import aggregate, read_metrics, write_json
 from duplex.stages import evaluate, train
+from duplex.stages.plan import planned
+
+KEPT = ("metrics", "predictions")  # of every run: what tables and comparisons read
+
+
+def plan(params: Params, paths: ArtifactPaths | None = None) -> None:
+    """Write what every row depends on: its options on each data set, and its code."""
+    paths = paths or ArtifactPaths()
+    shutil.rmtree(paths.ablations / "plan", ignore_errors=True)
+    for name in params.ablations:
+        record = {dataset: planned(params, dataset, name) for dataset in params.ablation_run.datasets}
+        write_json({"seeds": list(params.ablation_run.seeds), **record}, paths.ablations / "plan" / f"{name}.json")
 
 
 def run(params: Params, name: str, paths: ArtifactPaths | None = None) -> None:
-    """Train and evaluate one row on every data set and seed of `ablation_run`; keep the metrics."""
+    """Train and evaluate one row on every data set and seed of `ablation_run`; keep metrics and predictions."""
     paths = paths or ArtifactPaths()
     pick(name, params.ablations, "ablation")
     found: dict[str, dict[str, Any]] = {}
     for dataset in params.ablation_run.datasets:
         for seed in params.ablation_run.seeds:
             with tempfile.TemporaryDirectory() as scratch:
-                out = RunPaths(Path(scratch))
+                out, kept = RunPaths(Path(scratch)), paths.ablation_run(name, dataset, seed)
                 train.run(params, dataset, name, seed, paths, out)
                 found.setdefault(dataset, {})[str(seed)] = evaluate.run(params, dataset, name, seed, paths, out)
+                kept.root.mkdir(parents=True, exist_ok=True)
+                for part in KEPT:
+                    shutil.copyfile(getattr(out, part), getattr(kept, part))
     write_json(found, paths.ablation(name))
 
 
@@ -36,13 +51,11 @@ def note_inputs(params: Params, dataset: str, paths: ArtifactPaths | None = None
     """What every row of a data set depends on, as one small file."""
     paths = paths or ArtifactPaths()
     found = open_features(paths.features(dataset))
-    entry = params.dataset(dataset)
     record = {
         "features": found.identity,
         "bad": np.flatnonzero(found.bad).tolist(),
         "labels": LabelSpace.load(paths.labels(dataset)).to_dict(),
-        "training": asdict(entry.training),
-        "encoder": entry.encoder.model_dump(),
+        "encoder": params.dataset(dataset).encoder.model_dump(),
     }
     write_json(record, paths.ablations / "inputs" / f"{dataset}.json")
 
@@ -50,7 +63,7 @@ def note_inputs(params: Params, dataset: str, paths: ArtifactPaths | None = None
 def tabulate(params: Params, paths: ArtifactPaths | None = None) -> None:
     """`{data set: {row: {world: means}}}` of all rows."""
     paths = paths or ArtifactPaths()
-    records = {name: read_metrics(paths.ablation(name), "dvc repro ablations/dvc.yaml") for name in params.ablations}
+    records = {name: read_metrics(paths.ablation(name), "make ablations") for name in params.ablations}
     runs = {
         (dataset, name): list(found[dataset].values())
         for dataset in params.ablation_run.datasets

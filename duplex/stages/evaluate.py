@@ -18,7 +18,7 @@ from duplex.assessment import Field, Pass, assess
 from duplex.calibration import Calibration, passing
 from duplex.checkpoint import Record, load_checkpoint, read_record
 from duplex.errors import DuplexError
-from duplex.evaluation.curve import Curve, Margins
+from duplex.evaluation.curve import Curve, Margins, harmonic_mean
 from duplex.evaluation.evidence import Rivals
 from duplex.evaluation.groups import group_table
 from duplex.evaluation.metrics import Metrics, measure
@@ -98,13 +98,14 @@ def _evaluate_world(
     labels, test = inputs.labels, inputs.examples["test"]
     field = Field.of(method, labels.target(world, "test"))
     live = passing(labels, inputs.words if world == "open" else None, calibration)
-    found = assess(field, test, labels, k=max(settings.k), live=live, top=3)
+    found = assess(field, test, labels, k=max(settings.k), live=live, top=3, bias=calibration.bias)
     rivals = found.evidence.rivals()
     margins = Margins.of(rivals)
     metrics = _metrics(found, rivals, labels, settings)
     if settings.protocol == "sampled":
         named = {name: metrics[name] for name in ("state_accuracy", "object_accuracy")}
         metrics = {**_sampled(field, test, found, live, settings), **named}
+    metrics |= at_bias(margins, calibration.bias)
     if live is not None:
         chosen = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
         metrics |= {"threshold": calibration.threshold, "feasible": int(live.sum()), **chosen}
@@ -112,9 +113,22 @@ def _evaluate_world(
         world,
         metrics,
         Curve.of(margins).table().assign(world=world),
-        _predictions(found, margins, test, labels, inputs.manifest).assign(world=world),
+        _predictions(found, margins, test, labels, inputs.manifest, calibration.bias).assign(world=world),
         margins.right(0.0),
     )
+
+
+def at_bias(margins: Margins, bias: float) -> dict[str, float]:
+    """What a user gets, in percent: accuracies at the bias that validation chose. The best HM of the curve is read from
+    the test images themselves."""
+    ends = [float(np.mean(right)) for right in (bias < margins.seen, bias > margins.unseen) if right.size]
+    record = {"val_bias": bias}
+    if len(ends) == 2:
+        values = (*ends, float(harmonic_mean(np.array(ends[0]), np.array(ends[1]))))
+        record |= {
+            f"{name}_at_val_bias": 100 * value for name, value in zip(("seen", "unseen", "hm"), values, strict=True)
+        }
+    return record
 
 
 def _metrics(found: Pass, rivals: Rivals, labels: LabelSpace, settings: EvaluationParams) -> dict[str, Any]:
@@ -162,9 +176,10 @@ def _groups(result: WorldResult, inputs: Inputs) -> dict[str, dict[str, float]]:
 
 
 def _predictions(
-    found: Pass, margins: Margins, examples: Examples, labels: LabelSpace, manifest: pd.DataFrame
+    found: Pass, margins: Margins, examples: Examples, labels: LabelSpace, manifest: pd.DataFrame, bias: float
 ) -> pd.DataFrame:
-    """One row an image: its label, the best three compositions at b = 0, and the bias at which it turns."""
+    """One row an image: its label, whether it is right and the best three compositions at the bias that validation
+    chose, and the bias at which it turns."""
     margin = np.empty(len(examples))
     margin[margins.is_seen], margin[~margins.is_seen] = margins.seen, margins.unseen
     own = examples.compositions.cpu().numpy()
@@ -174,7 +189,7 @@ def _predictions(
             "image": manifest["image"].to_numpy()[examples.rows],
             "label": labels.names(own),
             "seen": margins.is_seen.astype(int),
-            "right": margins.right(0.0).astype(int),
+            "right": margins.right(bias).astype(int),
             "margin": margin,
             **{f"top{place + 1}": labels.names(found.top[:, place]) for place in range(found.top.shape[1])},
         }

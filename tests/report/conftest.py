@@ -39,7 +39,7 @@ def made(tmp_path_factory) -> Project:
         render_pictures(manifest, Path("pictures"))
         manifest.to_csv("pictures.csv", index=False)
         record = YAML(typ="safe").load(SHIPPED.read_text())
-        record["run"] = {"datasets": ["own"], "methods": ["clip", "duplex"], "seeds": [0, 1]}
+        record["run"] = {"datasets": ["own"], "methods": ["clip", "duplex", "duplex_open"], "seeds": [0, 1]}
         record["device"] = "cpu"
         record["evaluation"]["bootstrap"] = 20
         record["datasets"]["own"] = {

@@ -23,7 +23,7 @@ def test_both_ablations_and_what_the_graph_gains():
         ["head", "80.0", "79.5", "-0.5"],
         ["tail", "41.0", "45.2", "+4.2"],
     ]
-    assert table.rows[1].cells[2].source == "artifacts/ablations/metrics.json#/own~1x/duplex_five/groups/tail"
+    assert table.rows[1].cells[2].source == "ablations/metrics.json#/own~1x/duplex_five/groups/tail"
 
 
 def test_one_of_them_is_no_comparison():

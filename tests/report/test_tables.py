@@ -70,9 +70,9 @@ def test_an_ablation_table_has_the_rows_that_were_run():
         ["L_c^t", "5.0"],
         ["L_c^h + L_c^t + L_s + L_o", "9.0"],
     ]
-    assert losses.rows[2].cells[4].source == "artifacts/ablations/metrics.json#/shapes/duplex_five/closed/auc"
+    assert losses.rows[2].cells[4].source == "ablations/metrics.json#/shapes/duplex_five/closed/auc"
     assert isinstance(found["Inference terms"], Note)
-    assert "dvc repro ablations/dvc.yaml" in found["Inference terms"].command
+    assert "make ablations" in found["Inference terms"].command
 
 
 def test_lambda_is_drawn_where_two_values_were_run():

@@ -1,0 +1,74 @@
+"""Two methods over several seeds on the same images: a hierarchical bootstrap over seeds and images.
+
+A seed moves all images of a run together and an image moves all runs together, so a round draws seeds (the same for
+both methods: run `s` of one is paired with run `s` of the other) and images (the same for all runs; seen and unseen
+ones separately), and averages the quantities over the drawn runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from duplex.errors import UsageError
+from duplex.evaluation.curve import Curve, Margins, falling, harmonic_mean, rising
+from duplex.evaluation.evidence import Floats
+from duplex.evaluation.uncertainty import ROUNDS, Difference, bootstrap_p, compare, percentiles
+from duplex.labels import Ints
+
+NAMES = ("seen", "unseen", "hm", "auc")
+
+
+def compare_seeds(
+    first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
+) -> dict[str, Difference]:
+    """`second - first`, means over seeds, for `seen, unseen, hm, auc`; undefined ones are left out. One seed: over
+    images alone, AUC by DeLong."""
+    if len(first) != len(second) or not first:
+        raise UsageError(f"{len(first)} runs cannot be paired with {len(second)}; compare the same seeds")
+    if len(first) == 1:
+        return compare(first[0], second[0], rounds, seed)
+    curves = [[Curve.of(margins) for margins in runs] for runs in (first, second)]
+    n_seen, n_unseen = first[0].seen.size, first[0].unseen.size
+    every = np.arange(n_seen), np.arange(n_unseen)
+    whole = _mean_change(curves, np.arange(len(first)), *every)
+    rng = np.random.default_rng(seed)
+    draws = np.array(
+        [
+            _mean_change(
+                curves,
+                rng.integers(0, len(first), len(first)),
+                rng.integers(0, n_seen, n_seen) if n_seen else every[0],
+                rng.integers(0, n_unseen, n_unseen) if n_unseen else every[1],
+            )
+            for _ in range(rounds)
+        ]
+    ).reshape(rounds, len(NAMES))
+    return {
+        name: Difference(float(whole[i]), percentiles(draws[:, i]), bootstrap_p(draws[:, i]))
+        for i, name in enumerate(NAMES)
+        if not np.isnan(whole[i])
+    }
+
+
+def _mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
+    """[4] second minus first over drawn runs and images."""
+    drawn, times = np.unique(runs, return_counts=True)
+    change = [quantities(curves[1][run], seen, unseen) - quantities(curves[0][run], seen, unseen) for run in drawn]
+    mean: Floats = np.average(change, axis=0, weights=times)
+    return mean
+
+
+def quantities(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
+    """S, U, best HM and AUC [4] of some of a curve's images."""
+    s = falling(curve.seen_until[seen], curve.breakpoints.size)
+    u = rising(curve.unseen_from[unseen], curve.breakpoints.size)
+    return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area(s, u)])
+
+
+def area(seen: Floats, unseen: Floats) -> float:
+    """Under the curve through points `(unseen_p, seen_p)`: trapezoids, so that ties count one half, and on the left the
+    unseen images that are right at every bias."""
+    steps = np.diff(unseen) * (seen[1:] + seen[:-1]) / 2
+    return float(steps.sum() + unseen[0] * seen[0])
