@@ -5,12 +5,18 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from duplex.errors import DuplexError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SCRATCH = ".partial"  # ends the name of every unfinished file; git and DVC ignore them
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -44,10 +50,45 @@ def replaced(path: Path, *, sync: bool = True) -> Iterator[Path]:
         raise unwritable(path, error) from error
 
 
-def write_text(path: Path, text: str, *, sync: bool = True) -> None:
+@contextmanager
+def replaced_folder(path: Path) -> Iterator[Path]:
+    """The same for a folder of files that are made together: the old one stays until the new one is complete."""
+    scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        try:
+            yield scratch
+            if path.is_symlink():
+                path.unlink()
+            elif path.exists():
+                shutil.rmtree(path)
+            os.replace(scratch, path)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def write_text(path: Path, text: str) -> None:
     """UTF-8, whole or not at all, with the line ends that `text` has."""
-    with replaced(path, sync=sync) as scratch:
+    with replaced(path) as scratch:
         scratch.write_bytes(text.encode("utf-8"))
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file, whole or not at all."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with replaced(path) as scratch:
+        try:
+            save_file(tensors, scratch, metadata)
+        except SafetensorError as error:
+            if found := re.search(r"os error (\d+)", str(error)):
+                raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+            raise
 
 
 def unwritable(path: Path, error: OSError) -> DuplexError:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError, pick
+from duplex.files import write_text
 
 SPLITS = ("train", "val", "test")
 World = Literal["closed", "open"]
@@ -155,7 +156,7 @@ class LabelSpace:
         return cls(tuple(record["states"]), tuple(record["objects"]), pairs)
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_dict(), ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(self.to_dict(), ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> LabelSpace:

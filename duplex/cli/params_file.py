@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from duplex.errors import DuplexError, UsageError
-from duplex.params import Name, load_params
+from duplex.files import replaced
+from duplex.params import Name, Params, load_params
 
 PARAMS = Path("params.yaml")
 
@@ -35,10 +36,7 @@ def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = 
     text = _with_entry(path.read_text(encoding="utf-8"), name, entry)
     if run:
         text = _with_name(text, name)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    try:
-        params = load_params(partial)
+    with _edited(path, text) as params:
         written = params.datasets.get(name)
         if (
             written is None
@@ -46,11 +44,19 @@ def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = 
             or (name in params.run.datasets) < run
         ):
             raise DuplexError(f"{path} has a form that cannot be edited; add by hand: {_flow({name: entry})}")
-        os.replace(partial, path)
-    except UsageError as error:
-        raise UsageError(str(error).replace(str(partial), str(path))) from None
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _edited(path: Path, text: str) -> Iterator[Params]:
+    """What an edited params.yaml would mean; it takes the old one's place if the block agrees. Where `path` is a link,
+    the file it leads to is edited."""
+    with replaced(path.resolve()) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+        try:
+            params = load_params(scratch)
+        except UsageError as error:
+            raise UsageError(str(error).replace(str(scratch), str(path))) from error
+        yield params
 
 
 def _with_entry(text: str, name: str, entry: Mapping[str, Any]) -> str:

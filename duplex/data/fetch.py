@@ -15,6 +15,7 @@ import requests
 
 from duplex.data.progress import transfer
 from duplex.errors import DuplexError
+from duplex.files import unwritable, write_text
 
 CHUNK = 1 << 16  # of a transfer that breaks off, less than this is fetched twice
 WAIT = (15, 60)  # seconds to connect, seconds of silence
@@ -115,7 +116,7 @@ class _Resuming:
         except OSError as error:
             if isinstance(error, requests.RequestException):
                 raise
-            raise DuplexError(f"{self.partial} cannot be written: {error.strerror}") from None
+            raise unwritable(self.partial, error) from error
         if total is not None and done > total:
             self._forget()
         return done == total if total is not None else True
@@ -131,7 +132,7 @@ class _Resuming:
         return begun if begun.url == url else None
 
     def _note(self, begun: Begun) -> None:
-        self.record.write_text(json.dumps(asdict(begun)), encoding="utf-8")
+        write_text(self.record, json.dumps(asdict(begun)))
 
     def _forget(self) -> None:
         self.partial.unlink(missing_ok=True)

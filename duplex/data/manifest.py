@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 from pathlib import Path
 
 import pandas as pd
 
 from duplex.errors import DuplexError
+from duplex.files import replaced, sha256
 from duplex.labels import SPLITS
 
 COLUMNS = ["image", "state", "object", "split"]
@@ -16,8 +16,8 @@ COLUMNS = ["image", "state", "object", "split"]
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
     """Write rows in their order; the same rows give the same bytes everywhere."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    frame[COLUMNS].to_csv(path, index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL, encoding="utf-8")
+    with replaced(path) as scratch:
+        frame[COLUMNS].to_csv(scratch, index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL, encoding="utf-8")
 
 
 def read_manifest(path: Path) -> pd.DataFrame:
@@ -38,4 +38,4 @@ def read_manifest(path: Path) -> pd.DataFrame:
 
 def manifest_hash(path: Path) -> str:
     """sha256 of the file; part of a feature cache's identity."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256(path)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from duplex.encoders.clip import build_model
 from duplex.encoders.source import CONFIG, EncoderSource, find_source, is_torchscript, preprocess_of
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.errors import DuplexError, UsageError
+from duplex.files import write_tensors, write_text
 
 ensure_torchvision()
 
@@ -37,10 +35,9 @@ def convert(archive: Path, folder: Path, name: str, tag: str | None = None) -> E
         raise UsageError(f"{archive} does not say how pictures are prepared; name the published weights with --tag")
     preprocess = preprocess_of(name, architecture, tag or "openai")
     tensors = _read_archive(archive, scripted)
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / WEIGHTS, lambda path: save_file(tensors, path))
+    write_tensors(folder / WEIGHTS, tensors)
     config = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocess}, indent=2) + "\n"
-    _replace(folder / CONFIG, lambda path: path.write_text(config, encoding="utf-8"))
+    write_text(folder / CONFIG, config)
     source = find_source(f"local-dir:{folder}")
     try:
         build_model(source)
@@ -61,10 +58,3 @@ def _read_archive(archive: Path, scripted: bool) -> dict[str, torch.Tensor]:
     except Exception as error:  # torch, zip and pickle each raise their own
         raise DuplexError(f"{archive} cannot be read as weights: {str(error).strip().splitlines()[0][:200]}") from None
     return {key: value.detach().contiguous().clone() for key, value in state.items() if key not in NOT_WEIGHTS}
-
-
-def _replace(path: Path, write: Any) -> None:
-    """A folder never holds half a file."""
-    partial = path.with_name(path.name + ".partial")
-    write(partial)
-    os.replace(partial, path)

@@ -18,6 +18,7 @@ from typing import Any
 
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.errors import DuplexError, UsageError
+from duplex.files import sha256
 
 ensure_torchvision()
 
@@ -53,7 +54,7 @@ class EncoderSource:
         return {
             "encoder": self.name,
             "architecture": hashlib.sha256(_stable(self.architecture).encode()).hexdigest()[:16],
-            "weights": _sha256(str(self.weights), stat.st_size, stat.st_mtime_ns),
+            "weights": _sha256(self.weights, stat.st_size, stat.st_mtime_ns),
             "preprocessing": _stable(self.preprocess),
             "precision": precision,
             "dim": str(self.dim),
@@ -214,10 +215,6 @@ def _version(library: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _sha256(path: str, size: int, modified: int) -> str:
+def _sha256(path: Path, size: int, modified: int) -> str:
     """Hash a file; its size and time are part of the key so that a replaced file is hashed again."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return sha256(path)

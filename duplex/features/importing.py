@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import IMPORTED, Identity
 from duplex.features.lock import sole_writer
 from duplex.features.store import ENCODED, NOT_FINITE, PartialCache, Span, mark_of
+from duplex.files import sha256
 
 CHUNK = 65_536
 LARGEST = float(np.finfo(np.float16).max)
@@ -24,7 +24,7 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
         raise UsageError(f"{source} has {len(values)} rows and the manifest {rows}; they must correspond one to one")
     identity = {
         "encoder": IMPORTED,
-        "weights": _sha256(source),
+        "weights": sha256(source),
         "precision": str(values.dtype),
         "dim": str(values.shape[1]),
         "manifest": manifest_sha256,
@@ -64,11 +64,3 @@ def _open_array(source: Path) -> np.ndarray:
             f"{source} must hold one array of numbers [rows, width]; it has {shape} {getattr(values, 'dtype', '')}"
         )
     return values
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()

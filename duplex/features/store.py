@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
 from duplex.features.identity import Identity, check_identity, difference, repair
+from duplex.files import replaced, unwritable
 
 FORMAT = "duplex-features-1"
 PENDING, ENCODED, FIRST_BAD = 0, 1, 2
@@ -164,9 +165,8 @@ def partial_path(path: Path) -> Path:
 
 def unfinish(path: Path) -> None:
     """Take a finished cache up again, as a copy: it stays whole, and whatever else its name is linked to as well."""
-    fresh = path.with_name(path.name + ".new.partial")
-    shutil.copyfile(path, fresh)
-    os.replace(fresh, partial_path(path))
+    with replaced(partial_path(path)) as scratch:
+        shutil.copyfile(path, scratch)
 
 
 def describe(file: Any, identity: Mapping[str, str], span: Span) -> None:
@@ -209,7 +209,10 @@ class PartialCache:
         cls, path: Path, identity: Mapping[str, str], span: Span, dim: int, patches: tuple[int, int] | None = None
     ) -> PartialCache:
         """Lay the file out under another name first, so that a partial file is always a whole layout."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path, error) from error
         shapes = {"cls": (span.rows, dim), **({"patch": (span.rows, *patches)} if patches else {})}
         needed = sum(int(np.prod(shape)) for shape in shapes.values()) * 2 + span.rows + (1 << 16)
         free = shutil.disk_usage(path.parent).free
@@ -217,13 +220,11 @@ class PartialCache:
             raise DuplexError(
                 f"{path} needs {_size(needed)} and {path.parent} has {_size(free)} free; make room or choose --out"
             )
-        fresh = path.with_name(path.name + ".new.partial")
-        with h5py.File(fresh, "w", locking="best-effort") as file:
+        with replaced(partial_path(path)) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
             describe(file, identity, span)
             for name, shape in shapes.items():
                 _allocate(file, name, shape, np.float16)
             _allocate(file, "mark", (span.rows,), np.uint8)
-        os.replace(fresh, partial_path(path))
         return cls(path)
 
     def write(self, row: int, marks: Marks, **values: Half) -> None:

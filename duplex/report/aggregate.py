@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from duplex.errors import DuplexError
+from duplex.files import write_text
 from duplex.labels import GROUPS, WORLDS
 
 HEADLINE = ("seen", "unseen", "hm", "auc")
@@ -86,8 +87,7 @@ def read_metrics(path: Path, command: str = "dvc repro evaluate") -> dict[str, A
 
 
 def write_json(record: Mapping[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(record, indent=2) + "\n")
 
 
 def metrics_table(table: Aggregate) -> list[list[str]]:

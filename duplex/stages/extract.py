@@ -15,6 +15,7 @@ from duplex.encoders import load_encoder
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
 from duplex.features.store import FIRST_BAD, open_file, reason
+from duplex.files import write_text
 from duplex.params import Params
 
 
@@ -43,8 +44,7 @@ def note_bad(cache: Path) -> None:
     rows = np.flatnonzero(marks >= FIRST_BAD).tolist()
     bad = [{"row": row, "image": images[row], "reason": reason(marks[row])} for row in rows]
     record = {"rows": len(marks), "bad": len(bad), "bad_images": bad}
-    text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    paths.extraction(dataset).write_text(text, encoding="utf-8")
+    write_text(paths.extraction(dataset), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:

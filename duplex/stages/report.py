@@ -6,6 +6,7 @@ from pathlib import Path
 
 from duplex.artifacts import ArtifactPaths
 from duplex.features.store import open_file, read_identity
+from duplex.files import replaced
 from duplex.params import Params
 from duplex.progress import Live
 from duplex.report.aggregate import Aggregate, aggregate, read_metrics, write_json
@@ -38,7 +39,8 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
     numbers = {name: record for one in found.values() for name, record in one.numbers.items()}
     page = write_report(report, paths.report, paths.plots / "figures", numbers)
     for name, table in (("curves", curve_table(material)), ("training", training_table(material))):
-        table.to_csv(paths.plots / f"{name}.csv", index=False, lineterminator="\n", float_format="%.4f")
+        with replaced(paths.plots / f"{name}.csv") as scratch:
+            table.to_csv(scratch, index=False, lineterminator="\n", float_format="%.4f")
     return page
 
 

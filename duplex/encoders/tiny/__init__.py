@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duplex.errors import DuplexError
+from duplex.files import write_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -58,14 +59,11 @@ def load_state(folder: Path = HERE) -> tuple[dict[str, Any], dict[str, torch.Ten
 def save_state(model: torch.nn.Module, rows: torch.Tensor, folder: Path = HERE) -> Path:
     """Write the weights in half precision. `model` embeds only the tokens in use; `rows` are their vocabulary ids."""
     import torch
-    from safetensors.torch import save_file
 
     tensors = {n: t.half() if t.is_floating_point() else t for n, t in model.state_dict().items()}
     tensors["token_rows"] = rows.to(torch.int32)
     path = folder / WEIGHTS.name
-    partial = path.with_name(f"{path.name}.partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
-    partial.replace(path)
+    write_tensors(path, {name: tensor.contiguous() for name, tensor in tensors.items()})
     return path
 
 
