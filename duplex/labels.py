@@ -163,10 +163,10 @@ class LabelSpace:
         command = f"duplex prepare --dataset {path.parent.name}"
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise DuplexError(f"{path} does not exist; `{command}` writes it") from None
+        except FileNotFoundError as error:
+            raise DuplexError(f"{path} does not exist; `{command}` writes it") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DuplexError(f"{path} is not a label file ({error}); `{command}` writes it again") from None
+            raise DuplexError(f"{path} is not a label file ({error}); `{command}` writes it again") from error
 
 
 def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
@@ -174,7 +174,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
     try:
         return np.fromiter(map(index.__getitem__, names), dtype=np.int64)
     except KeyError as error:
-        raise DuplexError(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from None
+        raise DuplexError(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from error
 
 
 def _distinct(compositions: Ints, size: int) -> Ints:

@@ -24,10 +24,10 @@ def check_name(name: str, path: Path = PARAMS) -> None:
     load_params(path)
     try:
         TypeAdapter(Name).validate_python(name)
-    except ValidationError:
+    except ValidationError as error:
         raise UsageError(
             f"{name!r} is no name for a data set; use letters, digits, `_`, `.` and single hyphens"
-        ) from None
+        ) from error
 
 
 def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = PARAMS) -> None:

@@ -45,7 +45,7 @@ def fetch(url: str, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DuplexError(f"{path.parent} cannot be made: {error.strerror}; choose another folder with --to") from None
+        raise DuplexError(f"{path.parent} cannot be made: {error.strerror}; choose another folder with --to") from error
     pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent, downloader=_Resuming(path))
     return path
 
@@ -91,10 +91,10 @@ class _Resuming:
                 response.raise_for_status()
                 return self._receive(url, response, begun, step)
         except (requests.HTTPError, requests.exceptions.InvalidURL, requests.exceptions.MissingSchema) as error:
-            raise DeadLink(f"{url} does not answer with the file ({error})") from None
+            raise DeadLink(f"{url} does not answer with the file ({error})") from error
         except requests.ConnectionError as error:
             if not self._have():
-                raise DeadLink(f"{url} cannot be reached ({type(error).__name__})") from None
+                raise DeadLink(f"{url} cannot be reached ({type(error).__name__})") from error
             return False
         except requests.RequestException:
             return False

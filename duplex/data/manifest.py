@@ -24,10 +24,10 @@ def read_manifest(path: Path) -> pd.DataFrame:
     """Read and check a manifest. Every cell is text: a state named `NA` or `1` stays what it is."""
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
-    except FileNotFoundError:
-        raise DuplexError(f"{path} does not exist; `duplex prepare --dataset {path.parent.name}` writes it") from None
+    except FileNotFoundError as error:
+        raise DuplexError(f"{path} does not exist; `duplex prepare --dataset {path.parent.name}` writes it") from error
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise DuplexError(f"{path} is not a manifest: {error}") from None
+        raise DuplexError(f"{path} is not a manifest: {error}") from error
     if list(frame.columns) != COLUMNS:
         raise DuplexError(f"{path} has the columns {list(frame.columns)}; a manifest has {COLUMNS}")
     strange = sorted(set(frame["split"]) - set(SPLITS))

@@ -80,7 +80,7 @@ def read_metadata(path: Path) -> list[dict[str, Any]]:
         raise DuplexError(
             f"{path} does not hold plain data that `torch.load(weights_only=True)` reads ({reason}); "
             "a file that needs more could run code and is never opened: get the published one again"
-        ) from None
+        ) from error
     if not (isinstance(records, list) and all(isinstance(record, dict) for record in records)):
         raise DuplexError(f"{path} holds no list of records with image, attr, obj and set")
     return records

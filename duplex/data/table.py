@@ -91,7 +91,7 @@ def _csv_rows(lines: Iterator[list[str]], path: Path) -> Iterator[Row]:
         except StopIteration:
             return
         except csv.Error as error:
-            raise DuplexError(f"{path}, line {number}: {error}") from None
+            raise DuplexError(f"{path}, line {number}: {error}") from error
         if any(cell.strip() for cell in cells):
             yield f"{path}, line {number}", cells
 
@@ -108,7 +108,7 @@ def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
         raise
     except Exception as error:  # arrow's errors have no common type
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120]
-        raise DuplexError(f"{path} is not a Parquet table ({reason})") from None
+        raise DuplexError(f"{path} is not a Parquet table ({reason})") from error
     return columns, _parquet_rows(values, columns, path)
 
 

@@ -72,7 +72,7 @@ class PictureTree:
         except OSError as error:
             if error.errno in ABSENT:
                 return []
-            raise DuplexError(f"{self.root / folder} cannot be listed: {error.strerror}") from None
+            raise DuplexError(f"{self.root / folder} cannot be listed: {error.strerror}") from error
 
     def _inside(self, path: str) -> bool:
         real = os.path.realpath(path)

@@ -142,7 +142,7 @@ def _load_weights(model: Any, source: EncoderSource) -> None:
         open_clip.load_checkpoint(model, str(source.weights), weights_only=True)
     except Exception as error:  # torch, safetensors, pickle and zip each raise their own
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise DuplexError(f"{source.weights} does not hold the weights of {source.name!r}: {reason}") from None
+        raise DuplexError(f"{source.weights} does not hold the weights of {source.name!r}: {reason}") from error
 
 
 def _text_tower(model: Any, source: EncoderSource, device: torch.device, precision: str) -> Any:

@@ -41,12 +41,12 @@ def convert(archive: Path, folder: Path, name: str, tag: str | None = None) -> E
     source = find_source(f"local-dir:{folder}")
     try:
         build_model(source)
-    except DuplexError:
+    except DuplexError as error:
         (folder / CONFIG).unlink()
         (folder / WEIGHTS).unlink()
         raise DuplexError(
             f"{archive} does not hold the weights of {name!r}; name its architecture with --encoder"
-        ) from None
+        ) from error
     return source
 
 
@@ -56,5 +56,5 @@ def _read_archive(archive: Path, scripted: bool) -> dict[str, torch.Tensor]:
             torch.jit.load(str(archive), map_location="cpu").state_dict() if scripted else load_state_dict(str(archive))
         )
     except Exception as error:  # torch, zip and pickle each raise their own
-        raise DuplexError(f"{archive} cannot be read as weights: {str(error).strip().splitlines()[0][:200]}") from None
+        raise DuplexError(f"{archive} cannot be read as weights: {str(error).strip().splitlines()[0][:200]}") from error
     return {key: value.detach().contiguous().clone() for key, value in state.items() if key not in NOT_WEIGHTS}

@@ -137,7 +137,7 @@ def _hub_source(name: str) -> EncoderSource:
         folder = Path(download_pretrained_from_hf(owner, filename=CONFIG)).parent
         weights = download_pretrained_from_hf(owner)
     except Exception as error:  # whatever network, cache and hub raise between them
-        raise DuplexError(_unreachable(name, error)) from None
+        raise DuplexError(_unreachable(name, error)) from error
     config = _read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
     preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
     return EncoderSource(name, config["model_cfg"], preprocess, Path(weights))
@@ -148,7 +148,7 @@ def _tag_source(name: str, architecture: Config, tag: str) -> EncoderSource:
     try:
         path = open_clip.download_pretrained(open_clip.get_pretrained_cfg(name, tag))
     except Exception as error:
-        raise DuplexError(_unreachable(f"{name} + {tag}", error)) from None
+        raise DuplexError(_unreachable(f"{name} + {tag}", error)) from error
     return EncoderSource(name, architecture, preprocess, _present(Path(path)))
 
 
@@ -187,10 +187,10 @@ def _unreachable(what: str, error: Exception) -> str:
 def _read_config(path: Path, keys: tuple[str, ...]) -> Config:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DuplexError(f"{path} does not exist; an encoder's folder needs it") from None
+    except FileNotFoundError as error:
+        raise DuplexError(f"{path} does not exist; an encoder's folder needs it") from error
     except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise DuplexError(f"{path} cannot be read: {error}") from None
+        raise DuplexError(f"{path} cannot be read: {error}") from error
     missing = [key for key in keys if not isinstance(config, dict) or key not in config]
     if missing:
         raise DuplexError(f"{path} lacks the key {missing[0]!r}, without which the encoder is a guess")

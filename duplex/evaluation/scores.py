@@ -71,7 +71,7 @@ def _open(path: Path) -> Iterator[Any]:
     try:
         store = opener[kind]()
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read as {kind}: {_brief(error)}") from None
+        raise UsageError(f"{path} cannot be read as {kind}: {_brief(error)}") from error
     if not hasattr(store, "close"):
         raise UsageError(f"{path} is a single array, not an .npz of {', '.join(NEEDED)}")
     with store:
@@ -86,7 +86,7 @@ def _entry(path: Path, store: Any, name: str) -> Any:
             raise UsageError(f"{path}: {name!r} is a folder or empty, not an array")
         return entry if name == "scores" else np.asarray(entry[()])
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path}: {name!r} cannot be read: {_brief(error)}") from None
+        raise UsageError(f"{path}: {name!r} cannot be read: {_brief(error)}") from error
 
 
 def _brief(error: Exception) -> str:

@@ -45,8 +45,8 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         picture = read_picture(self.root / self.images[row])
         try:
             return self.transform(picture)
-        except (ValueError, ZeroDivisionError, MemoryError):
-            raise BadPicture("cannot be resized") from None
+        except (ValueError, ZeroDivisionError, MemoryError) as error:
+            raise BadPicture("cannot be resized") from error
 
 
 def decoded_blocks(
@@ -82,7 +82,7 @@ def worker_deaths() -> Iterator[None]:
         raise DuplexError(
             "a decoding worker died, most likely out of memory; finished rows are kept: run the same command again, "
             "with a smaller --num-workers or --batch-size"
-        ) from None
+        ) from error
 
 
 def _quiet_worker(_: int) -> None:

@@ -171,7 +171,7 @@ def _open_or_create(path: Path, wanted: Identity, span: Span, job: Job) -> Parti
             cache = PartialCache(path)
         except (OSError, KeyError) as error:
             if getattr(error, "errno", None) is not None:  # not of what is in it: whoever may read it may go on
-                raise DuplexError(f"{partial_path(path)} cannot be opened: {error}") from None
+                raise DuplexError(f"{partial_path(path)} cannot be opened: {error}") from error
             say(f"{partial_path(path)} is damaged; extracting afresh")
         else:
             other = difference(cache.identity, wanted) or (None if cache.span == span else "set of rows")

@@ -54,10 +54,10 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
 def _open_array(source: Path) -> np.ndarray:
     try:
         values = np.load(source, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise UsageError(f"{source} does not exist") from None
+    except FileNotFoundError as error:
+        raise UsageError(f"{source} does not exist") from error
     except (ValueError, OSError, EOFError) as error:
-        raise DuplexError(f"{source} is not an array that numpy saved: {error}") from None
+        raise DuplexError(f"{source} is not an array that numpy saved: {error}") from error
     if not isinstance(values, np.ndarray) or values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
         shape = getattr(values, "shape", "several arrays")
         raise UsageError(

@@ -23,7 +23,7 @@ def sole_writer(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(lock, path)
     except OSError as error:  # no permission, a file where a folder should be, a file system without locks
-        raise DuplexError(f"{path} cannot be written: {error.strerror} ({lock}); choose another --out") from None
+        raise DuplexError(f"{path} cannot be written: {error.strerror} ({lock}); choose another --out") from error
     try:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -39,11 +39,11 @@ def _acquire(lock: Path, path: Path) -> int:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
+        except (BlockingIOError, PermissionError) as error:
             holder = os.pread(descriptor, 20, 0).decode() or "unknown"
             os.close(descriptor)
             writer = f"another extraction (process {holder}) is writing {path}"
-            raise DuplexError(f"{writer}; let it finish, or give this one another --out") from None
+            raise DuplexError(f"{writer}; let it finish, or give this one another --out") from error
         try:
             if os.stat(lock).st_ino == os.fstat(descriptor).st_ino:
                 return descriptor

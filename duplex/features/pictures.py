@@ -53,21 +53,21 @@ def read_picture(path: Path) -> Image.Image:
                 return _rgb(picture)
     except (BadPicture, KeyboardInterrupt):
         raise
-    except Image.DecompressionBombError:
-        raise BadPicture("too large") from None
-    except UnidentifiedImageError:
-        raise BadPicture("not a picture") from None
-    except Exception:  # decoders raise nearly every type there is on damaged bytes
-        raise BadPicture("damaged") from None
+    except Image.DecompressionBombError as error:
+        raise BadPicture("too large") from error
+    except UnidentifiedImageError as error:
+        raise BadPicture("not a picture") from error
+    except Exception as error:  # decoders raise nearly every type there is on damaged bytes
+        raise BadPicture("damaged") from error
 
 
 def _check_file(path: Path) -> None:
     try:
         info = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise BadPicture("missing") from None
-    except (OSError, ValueError):
-        raise BadPicture("unreadable") from None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BadPicture("missing") from error
+    except (OSError, ValueError) as error:
+        raise BadPicture("unreadable") from error
     if not stat.S_ISREG(info.st_mode) or not os.access(path, os.R_OK):
         raise BadPicture("unreadable")  # opening a pipe would wait for ever
     if info.st_size == 0:

@@ -118,7 +118,7 @@ def open_file(path: Path) -> Any:
     try:
         file = h5py.File(path, "r", locking="best-effort")
     except OSError as error:
-        raise DuplexError(f"{path} is not an HDF5 file ({error}); {repair(path)}") from None
+        raise DuplexError(f"{path} is not an HDF5 file ({error}); {repair(path)}") from error
     if file.attrs.get("format") != FORMAT.encode():
         file.close()
         raise DuplexError(f"{path} is not a feature cache of duplex; {repair(path)}")
@@ -241,7 +241,7 @@ class PartialCache:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            raise self._failed(error) from None
+            raise self._failed(error) from error
         for row, marks in self._waiting:
             self._put(marks.tobytes(), self._offset["mark"] + row)
             self.marks[row : row + len(marks)] = marks
@@ -253,7 +253,7 @@ class PartialCache:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            raise self._failed(error) from None
+            raise self._failed(error) from error
         self.close()
         os.replace(self.partial, self.path)
 
@@ -269,7 +269,7 @@ class PartialCache:
                 written = os.pwrite(self._descriptor, view, offset)
                 view, offset = view[written:], offset + written
         except OSError as error:
-            raise self._failed(error) from None
+            raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> DuplexError:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

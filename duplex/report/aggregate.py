@@ -80,10 +80,10 @@ def read_metrics(path: Path, command: str = "dvc repro evaluate") -> dict[str, A
     """A file of metrics; `command` is what writes it."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise DuplexError(f"{path} does not exist; `{command}` writes it") from None
+    except FileNotFoundError as error:
+        raise DuplexError(f"{path} does not exist; `{command}` writes it") from error
     except ValueError as error:
-        raise DuplexError(f"{path} is not JSON ({error}); `{command} -f` writes it again") from None
+        raise DuplexError(f"{path} is not JSON ({error}); `{command} -f` writes it again") from error
 
 
 def write_json(record: Mapping[str, Any], path: Path) -> None:

@@ -104,7 +104,7 @@ def read_tree(path: Path) -> Tree | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
-        raise DuplexError(f"{path} is not a table in JSON ({error}); `dvc repro -f` writes it again") from None
+        raise DuplexError(f"{path} is not a table in JSON ({error}); `dvc repro -f` writes it again") from error
 
 
 def read_table(path: Path) -> pd.DataFrame | None:
@@ -117,5 +117,5 @@ def read_table(path: Path) -> pd.DataFrame | None:
     except FileNotFoundError:
         return None
     except (ValueError, pd.errors.ParserError) as error:
-        raise DuplexError(f"{path} is not a table ({error}); `dvc repro -f` writes it again") from None
+        raise DuplexError(f"{path} is not a table ({error}); `dvc repro -f` writes it again") from error
     return frame
