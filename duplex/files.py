@@ -100,7 +100,11 @@ def unwritable(path: Path, error: OSError) -> DuplexError:
 
 def reason(error: OSError) -> str:
     """What the system says, without its number and the file's name."""
-    return "the disk is full" if error.errno in FULL else str(error.strerror or error).lower().replace("\n", " ")
+    if error.errno in FULL:
+        return "the disk is full"
+    if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
+        return f"{error.filename} is a file, not a folder"
+    return " ".join(str(error.strerror or error).lower().split())
 
 
 def refuse_unwritable(path: Path) -> None:

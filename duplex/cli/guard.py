@@ -1,6 +1,7 @@
 """What a person sees when work cannot be done: one line on stderr and an exit code.
 
-`DUPLEX_DEBUG=1` adds the traceback. Codes: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 and 143 stopped by Ctrl-C and by SIGTERM.
+`DUPLEX_DEBUG=1` adds the traceback. Codes: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 and 143
+stopped by Ctrl-C and by SIGTERM.
 """
 
 from __future__ import annotations

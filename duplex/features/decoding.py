@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from duplex.errors import DuplexError
+from duplex.features.layout import ENCODED, mark_of
 from duplex.features.pictures import BadPicture, read_picture
-from duplex.features.store import ENCODED, mark_of
 
 Block = tuple[int, int]  # rows [start, stop)
 AHEAD = 2  # blocks a worker may be ahead

@@ -8,9 +8,10 @@ import numpy as np
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import IMPORTED, Identity
-from duplex.features.lock import sole_writer
-from duplex.features.store import ENCODED, NOT_FINITE, PartialCache, Span, mark_of
+from duplex.features.layout import ENCODED, NOT_FINITE, Span, mark_of, refuse_foreign
+from duplex.features.store import EXTRACTION, PartialCache
 from duplex.files import sha256
+from duplex.lock import sole_writer
 
 CHUNK = 65_536
 LARGEST = float(np.finfo(np.float16).max)
@@ -29,7 +30,8 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
         "dim": str(values.shape[1]),
         "manifest": manifest_sha256,
     }
-    with sole_writer(out):
+    refuse_foreign(out)
+    with sole_writer(out, *EXTRACTION):
         cache = PartialCache.create(out, identity, Span(0, rows, rows), values.shape[1])
         try:
             for start in range(0, rows, CHUNK):
@@ -43,8 +45,8 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
                 marks = np.where(finite, ENCODED, mark_of(NOT_FINITE)).astype(np.uint8)
                 cache.write(start, marks, cls=block.astype(np.float16))
             cache.finish()
-        except UsageError:
-            cache.partial.unlink()
+        except BaseException:
+            cache.partial.unlink(missing_ok=True)
             raise
         finally:
             cache.close()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from duplex.errors import DuplexError, UsageError
 from duplex.features.decoding import Pictures
 from duplex.features.identity import check_identity, repair
-from duplex.features.store import ENCODED, FIRST_BAD, PENDING, open_file, read_identity, read_span, reason
+from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, open_file, read_identity, read_span, reason
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder

@@ -16,8 +16,8 @@ from typing import Any
 from duplex.encoders import encoder_identity, load_encoder, resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.features.extraction import ExtractionReport, extract
+from duplex.features.layout import partial_path
 from duplex.features.shards import shard_path
-from duplex.features.store import partial_path
 from duplex.progress import Live
 
 RETRIES = 5  # of one shard

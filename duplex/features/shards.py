@@ -11,9 +11,10 @@ import numpy as np
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import Identity, difference
-from duplex.features.lock import sole_writer
-from duplex.features.store import PENDING, PartialCache, Span, describe, open_file, read_identity, read_span
+from duplex.features.layout import PENDING, Span, open_file, read_identity, read_span, refuse_foreign
+from duplex.features.store import EXTRACTION, PartialCache, describe
 from duplex.files import replaced
+from duplex.lock import sole_writer
 
 CHUNK = 2**26  # bytes copied at once
 Shape = tuple[tuple[int, ...], Any]  # of a row, and its dtype
@@ -64,7 +65,8 @@ def join_shards(out: Path, *, copy: bool = False) -> int:
     paths = find_shards(out)
     identity, spans, shapes = _agree(paths)
     total = spans[-1].total
-    with sole_writer(out):
+    refuse_foreign(out)
+    with sole_writer(out, *EXTRACTION):
         if copy:
             _copy(out, paths, spans, identity, shapes)
         else:

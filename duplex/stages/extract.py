@@ -14,7 +14,7 @@ from duplex.data.source import ensure_pictures
 from duplex.encoders import load_encoder
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
-from duplex.features.store import FIRST_BAD, open_file, reason
+from duplex.features.layout import FIRST_BAD, open_file, reason
 from duplex.files import write_text
 from duplex.params import Params
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from duplex.artifacts import ArtifactPaths
-from duplex.features.store import open_file, read_identity
+from duplex.features.layout import open_file, read_identity
 from duplex.files import replaced
 from duplex.params import Params
 from duplex.progress import Live

@@ -62,9 +62,7 @@ def test_work_that_is_done_says_nothing(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(("words", "setting"), [(["--debug"], {}), ([], {"DUPLEX_DEBUG": "1"})])
-def test_debugging_shows_the_traceback_and_cause(
-    tmp_path: Path, words: list[str], setting: dict[str, str]
-) -> None:
+def test_debugging_shows_the_traceback_and_cause(tmp_path: Path, words: list[str], setting: dict[str, str]) -> None:
     (tmp_path / "bad.npz").write_bytes(b"PK no archive")
     command = [*DUPLEX, *words, "score", str(tmp_path / "bad.npz")]
     plain = subprocess.run(
