@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
+from duplex.data.damage import DECODING, machine_fault
 from duplex.data.dataset import Dataset
 from duplex.data.progress import tracked
 from duplex.data.tree import PictureTree
@@ -113,7 +114,9 @@ def open_picture(path: Path) -> tuple[str, bytes]:
         with Image.open(io.BytesIO(data)) as picture:
             picture.draft("RGB", (1, 1))
             picture.load()
-    except Exception as error:  # decoders raise all sorts of errors on broken files
+    except (MemoryError, Image.DecompressionBombError, *DECODING) as error:
+        if fault := machine_fault(path, error):
+            raise fault from error
         return str(error).replace("<_io.BytesIO object at ", "<").split("\n", 1)[0][:80] or type(error).__name__, b""
     return "", hashlib.sha256(data).digest()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from duplex.encoders.precision import PRECISIONS
 from duplex.errors import UsageError, pick
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 Towers = Literal["both", "image", "text"]
 TOWERS: tuple[Towers, ...] = ("both", "image", "text")
-PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 class Encoder(Protocol):

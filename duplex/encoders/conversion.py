@@ -8,15 +8,10 @@ from pathlib import Path
 import torch
 
 from duplex.encoders.clip import build_model
+from duplex.encoders.openclip import LOADING, load_state_dict, open_clip
 from duplex.encoders.source import CONFIG, EncoderSource, find_source, is_torchscript, preprocess_of
-from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.errors import DuplexError, UsageError
 from duplex.files import write_tensors, write_text
-
-ensure_torchvision()
-
-import open_clip  # noqa: E402
-from open_clip.factory import load_state_dict  # noqa: E402
 
 WEIGHTS = "open_clip_model.safetensors"
 NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers that OpenAI's archives carry
@@ -34,6 +29,9 @@ def convert(archive: Path, folder: Path, name: str, tag: str | None = None) -> E
     if tag is None and not scripted:
         raise UsageError(f"{archive} does not say how pictures are prepared; name the published weights with --tag")
     preprocess = preprocess_of(name, architecture, tag or "openai")
+    there = next((folder / name for name in (WEIGHTS, CONFIG) if (folder / name).exists()), None)
+    if there is not None:
+        raise UsageError(f"{there} exists and is left alone; name a folder without an encoder in it")
     tensors = _read_archive(archive, scripted)
     write_tensors(folder / WEIGHTS, tensors)
     config = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocess}, indent=2) + "\n"
@@ -55,6 +53,6 @@ def _read_archive(archive: Path, scripted: bool) -> dict[str, torch.Tensor]:
         state = (
             torch.jit.load(str(archive), map_location="cpu").state_dict() if scripted else load_state_dict(str(archive))
         )
-    except Exception as error:  # torch, zip and pickle each raise their own
+    except LOADING as error:
         raise DuplexError(f"{archive} cannot be read as weights: {str(error).strip().splitlines()[0][:200]}") from error
     return {key: value.detach().contiguous().clone() for key, value in state.items() if key not in NOT_WEIGHTS}

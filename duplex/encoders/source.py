@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,20 +15,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from duplex.encoders.vision_ops import ensure_torchvision
+from duplex.encoders.hub import WEIGHTS, fetch, fetch_from_hub
+from duplex.encoders.openclip import PreprocessCfg, merge_preprocess_dict, open_clip
 from duplex.errors import DuplexError, UsageError
 from duplex.files import sha256
-
-ensure_torchvision()
-
-import open_clip  # noqa: E402
-from open_clip.factory import _find_checkpoint_in_dir  # noqa: E402
-from open_clip.pretrained import download_pretrained_from_hf  # noqa: E402
-from open_clip.transform import PreprocessCfg, merge_preprocess_dict  # noqa: E402
 
 PACKAGED = "tiny"
 LOCAL, HUB = "local-dir:", "hf-hub:"
 CONFIG = "open_clip_config.json"
+USUAL = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")  # names of weights files
+SUFFIXES = (".safetensors", ".bin", ".pth")
 LIBRARIES = ("torch", "open_clip_torch", "pillow")  # what decides the last bits of a feature
 Config = dict[str, Any]
 
@@ -122,34 +117,37 @@ def _packaged_source() -> EncoderSource:
 
 def _folder_source(folder: Path) -> EncoderSource:
     config = _read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
-    weights = _find_checkpoint_in_dir(folder)
+    weights = _weights_in(folder)
     if weights is None:
         raise DuplexError(f"{folder} holds no weights; put open_clip_model.safetensors beside {CONFIG}")
     architecture = config["model_cfg"]
     name = LOCAL + hashlib.sha256(_stable(architecture).encode()).hexdigest()[:12]  # a folder may be moved
     preprocess = complete_preprocess(config["preprocess_cfg"], architecture)
-    return EncoderSource(name, architecture, preprocess, Path(weights), folder)
+    return EncoderSource(name, architecture, preprocess, weights, folder)
+
+
+def _weights_in(folder: Path) -> Path | None:
+    """The file that is called as weights usually are, else the first by name; safetensors before what holds pickles."""
+    found = sorted(
+        (path for path in folder.iterdir() if path.suffix in SUFFIXES),
+        key=lambda path: (path.stem not in USUAL, SUFFIXES.index(path.suffix), path.stem != USUAL[0], path.name),
+    )
+    return found[0] if found else None
 
 
 def _hub_source(name: str) -> EncoderSource:
     owner = name.removeprefix(HUB)
-    try:
-        folder = Path(download_pretrained_from_hf(owner, filename=CONFIG)).parent
-        weights = download_pretrained_from_hf(owner)
-    except Exception as error:  # whatever network, cache and hub raise between them
-        raise DuplexError(_unreachable(name, error)) from error
-    config = _read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
+    config_file = fetch_from_hub(owner, (CONFIG,), name)
+    weights = fetch_from_hub(owner, WEIGHTS, name)
+    config = _read_config(config_file, ("model_cfg", "preprocess_cfg"))
     preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
-    return EncoderSource(name, config["model_cfg"], preprocess, Path(weights))
+    return EncoderSource(name, config["model_cfg"], preprocess, weights)
 
 
 def _tag_source(name: str, architecture: Config, tag: str) -> EncoderSource:
     preprocess = preprocess_of(name, architecture, tag)
-    try:
-        path = open_clip.download_pretrained(open_clip.get_pretrained_cfg(name, tag))
-    except Exception as error:
-        raise DuplexError(_unreachable(f"{name} + {tag}", error)) from error
-    return EncoderSource(name, architecture, preprocess, _present(Path(path)))
+    path = fetch(open_clip.get_pretrained_cfg(name, tag), f"{name} + {tag}")
+    return EncoderSource(name, architecture, preprocess, path)
 
 
 def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
@@ -176,12 +174,6 @@ def _convert_hint(name: str, path: Path) -> str:
 def _other_activation(architecture: Config) -> bool:
     """Towers of timm bring their own activation: open_clip's switch does not reach them."""
     return "timm_model_name" in architecture["vision_cfg"]
-
-
-def _unreachable(what: str, error: Exception) -> str:
-    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    return f"the weights of {what} are not on disk and could not be fetched{offline}: {reason}; or give a {LOCAL}FOLDER"
 
 
 def _read_config(path: Path, keys: tuple[str, ...]) -> Config:

@@ -76,7 +76,7 @@ def verify(
     worst = 1.0
     for index, row in enumerate(rows.tolist()):
         image = images[span.start + row]
-        pixels, decoded = pictures[row]
+        pixels, decoded = pictures.read(row)
         if (decoded >= FIRST_BAD) != (int(marks[row]) >= FIRST_BAD):
             found, held = (reason(mark) if mark >= FIRST_BAD else "readable" for mark in (decoded, marks[row]))
             raise DuplexError(f"{path}: {image} (row {row}) is {found}, in the cache {held}; {repair(path)}")

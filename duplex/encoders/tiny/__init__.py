@@ -31,10 +31,7 @@ def load_config(path: Path = CONFIG) -> dict[str, Any]:
 
 def build(config: Mapping[str, Any]) -> torch.nn.Module:
     """The model with random weights."""
-    from duplex.encoders.vision_ops import ensure_torchvision
-
-    ensure_torchvision()
-    from open_clip.model import CLIP
+    from duplex.encoders.openclip import CLIP
 
     model: torch.nn.Module = CLIP(**config["architecture"])
     return model
@@ -69,10 +66,7 @@ def save_state(model: torch.nn.Module, rows: torch.Tensor, folder: Path = HERE) 
 
 @cache
 def _tokenizer() -> Any:
-    from duplex.encoders.vision_ops import ensure_torchvision
-
-    ensure_torchvision()
-    from open_clip.tokenizer import SimpleTokenizer
+    from duplex.encoders.openclip import SimpleTokenizer
 
     return SimpleTokenizer()
 
