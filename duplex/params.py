@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
 from duplex.errors import UsageError, pick
 from duplex.labels import World
 from duplex.model.options import Options, TrainingOptions
+from duplex.plain_yaml import read_yaml
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*$"
 Name = Annotated[str, Field(pattern=NAME)]
@@ -156,15 +155,7 @@ def _check_run(params: Params) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        record = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist here; run from the project's folder") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    return dict(_table(str(path), record))
+    return dict(_table(str(path), read_yaml(path)))
 
 
 def _table(key: str, value: Any) -> Mapping[str, Any]:
