@@ -23,6 +23,7 @@ SPLITS = ("train", "val", "test")
 World = Literal["closed", "open"]
 GROUPS = ("head", "medium", "tail", "unseen")  # compositions by how often they are trained on
 HEAD, HEAD_AND_MEDIUM = 0.2, 0.5
+MOST = 1 << 30  # pairs: a mark for each of them is a gigabyte
 WORLDS: tuple[World, ...] = ("closed", "open")
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -49,6 +50,8 @@ class LabelSpace:
                 raise DuplexError(f"the data set has no {kind}s")
             if len(set(names)) != len(names):
                 raise DuplexError(f"a {kind} is listed twice")
+        if self.size > MOST:
+            raise DuplexError(f"{len(self.states)} states and {len(self.objects)} objects make {self.size:,} pairs")
         for split, pairs in self.pairs.items():
             pick(split, SPLITS, "split")
             if pairs.size and not (pairs[0] >= 0 and pairs[-1] < self.size):
@@ -152,7 +155,13 @@ class LabelSpace:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> LabelSpace:
-        pairs = {split: np.asarray(rows, dtype=np.int64) for split, rows in record["pairs"].items()}
+        for kind in ("states", "objects"):
+            if not (isinstance(record[kind], list) and all(isinstance(name, str) for name in record[kind])):
+                raise TypeError(f"{kind} is not a list of names")
+        for split, rows in record["pairs"].items():
+            if not (isinstance(rows, list) and all(type(row) is int for row in rows)):
+                raise TypeError(f"the pairs of {split} are not a list of whole numbers")
+        pairs = {split: np.array(rows, dtype=np.int64) for split, rows in record["pairs"].items()}
         return cls(tuple(record["states"]), tuple(record["objects"]), pairs)
 
     def save(self, path: Path) -> None:
@@ -165,7 +174,7 @@ class LabelSpace:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise DuplexError(f"{path} does not exist; `{command}` writes it") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise DuplexError(f"{path} is not a label file ({error}); `{command}` writes it again") from error
 
 

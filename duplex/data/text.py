@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from duplex.errors import DuplexError
+from duplex.files import reason
 
 LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form feeds and U+2028, inside a name
 
@@ -17,7 +18,7 @@ def read_bytes(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise DuplexError(f"{path} does not exist") from error
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
+        raise DuplexError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def read_text(path: Path) -> str:

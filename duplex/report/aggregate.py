@@ -11,6 +11,7 @@ from typing import Any
 from duplex.errors import DuplexError
 from duplex.files import write_text
 from duplex.labels import GROUPS, WORLDS
+from duplex.report.numbers import read_numbers
 
 HEADLINE = ("seen", "unseen", "hm", "auc")
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
@@ -76,14 +77,12 @@ def standard_error(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
-def read_metrics(path: Path, command: str = "dvc repro evaluate") -> dict[str, Any]:
-    """A file of metrics; `command` is what writes it."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise DuplexError(f"{path} does not exist; `{command}` writes it") from error
-    except ValueError as error:
-        raise DuplexError(f"{path} is not JSON ({error}); `{command} -f` writes it again") from error
+def read_metrics(path: Path, command: str = "dvc repro report", *, names: int = 2) -> dict[str, Any]:
+    """A file of metrics by data set and method, or data set and seed; `command` is what writes it."""
+    found = read_numbers(path, command, names=names)
+    if found is None:
+        raise DuplexError(f"{path} does not exist; `{command}` writes it")
+    return found
 
 
 def write_json(record: Mapping[str, Any], path: Path) -> None:
@@ -101,7 +100,12 @@ def metrics_table(table: Aggregate) -> list[list[str]]:
     return rows
 
 
+def _spread(summary: Mapping[str, float], name: str) -> str:
+    """One seed says nothing of how far seeds lie apart."""
+    return f"{summary[f'{name}_se']:.1f}" if summary.get("seeds", 1) > 1 else "–"
+
+
 def _cells(summary: Mapping[str, float]) -> list[str]:
-    cells = [f"{summary[n]:.1f} ± {summary[f'{n}_se']:.1f}" if n in summary else "–" for n in HEADLINE]
+    cells = [f"{summary[n]:.1f} ± {_spread(summary, n)}" if n in summary else "–" for n in HEADLINE]
     ends = [summary.get(f"auc_{end}") for end in ("low", "high")]
     return [*cells, f"{ends[0]:.1f}–{ends[1]:.1f}" if None not in ends else "–"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from duplex.artifacts import ArtifactPaths
@@ -9,8 +11,9 @@ from duplex.features.layout import open_file, read_identity
 from duplex.files import replaced
 from duplex.params import Params
 from duplex.progress import Live
-from duplex.report.aggregate import Aggregate, aggregate, read_metrics, write_json
+from duplex.report.aggregate import Aggregate, aggregate, write_json
 from duplex.report.material import DatasetMaterial, Material, read_run, read_tree
+from duplex.report.numbers import Tree
 from duplex.report.page import write_report
 from duplex.report.provenance import find_provenance
 from duplex.report.sections import build_report
@@ -22,21 +25,24 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
     """Gather the metrics of every run that params.yaml names and lay them out; returns the page."""
     paths = paths or ArtifactPaths()
     names = params.run
-    runs = {
-        (dataset, method): [read_metrics(paths.run(dataset, method, seed).metrics) for seed in names.seeds]
-        for dataset in names.datasets
-        for method in names.methods
-    }
+    runs: dict[tuple[str, str], list[Tree]] = {}
+    absent: dict[str, list[str]] = {}
+    for dataset, method, seed in product(names.datasets, names.methods, names.seeds):
+        found = read_tree(paths.run(dataset, method, seed).metrics)
+        if found is None:
+            absent.setdefault(dataset, []).append(f"{method} seed {seed}")
+        else:
+            runs.setdefault((dataset, method), []).append(found)
     summary = aggregate(runs)
     write_json(summary, paths.metrics)
-    material = gather(params, summary, paths)
+    material = replace(gather(params, summary, paths), absent=absent)
     with Live("report", len(names.datasets)) as live:
-        found = {}
+        shown = {}
         for done, dataset in enumerate(names.datasets, 1):
-            found[dataset] = pictured(params, dataset, paths)
+            shown[dataset] = pictured(params, dataset, paths)
             live.show(done)
-    report = build_report(material, find_provenance(), {dataset: one.parts for dataset, one in found.items()})
-    numbers = {name: record for one in found.values() for name, record in one.numbers.items()}
+    report = build_report(material, find_provenance(), {dataset: one.parts for dataset, one in shown.items()})
+    numbers = {name: record for one in shown.values() for name, record in one.numbers.items()}
     page = write_report(report, paths.report, paths.plots / "figures", numbers)
     for name, table in (("curves", curve_table(material)), ("training", training_table(material))):
         with replaced(paths.plots / f"{name}.csv") as scratch:
@@ -47,11 +53,11 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
 def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Material:
     """Read what every run left behind."""
     table = paths.ablations / "metrics.json"
-    ablations = read_tree(table) or {}
+    ablations = read_tree(table, names=2) or {}
     datasets = [
         DatasetMaterial(
             name=dataset,
-            summary=summary[dataset],
+            summary=summary.get(dataset, {}),
             runs={
                 method: {seed: read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
                 for method in params.run.methods
