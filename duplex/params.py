@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from duplex.artifacts import RESERVED
+from duplex.data.shares import SplitOptions
 from duplex.errors import UsageError, pick
 from duplex.labels import World
 from duplex.model.options import Options, TrainingOptions
@@ -48,11 +49,11 @@ class AblationRunParams(Section):
 class SplitParams(Section):
     """The compositional split made for a data set that comes without one: shares of the pairs that become unseen."""
 
-    seed: Seed = 0
-    val_unseen: Share = 0.15
-    test_unseen: Share = 0.15
-    val_images: Share = 0.1  # of each seen pair's images
-    test_images: Share = 0.2
+    seed: Seed = SplitOptions.seed
+    val_unseen: Share = SplitOptions.val_unseen
+    test_unseen: Share = SplitOptions.test_unseen
+    val_images: Share = SplitOptions.val_images  # of each seen pair's images
+    test_images: Share = SplitOptions.test_images
 
 
 class SourceParams(Section):

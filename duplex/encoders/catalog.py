@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from duplex.encoders import PACKAGED
 from duplex.encoders.hub import place_on_disk
 from duplex.encoders.openclip import open_clip
-from duplex.encoders.source import PACKAGED, find_source
+from duplex.encoders.source import find_source
 from duplex.errors import DuplexError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from typing import Any
 
@@ -10,9 +9,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from duplex.encoders import PACKAGED
 from duplex.encoders.openclip import LOADING, PreprocessCfg, image_transform_v2, open_clip, transforms
 from duplex.encoders.precision import dtype_of
-from duplex.encoders.source import PACKAGED, EncoderSource
+from duplex.encoders.source import EncoderSource, model_arguments, model_class
 from duplex.errors import DuplexError
 
 LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]
@@ -107,13 +107,7 @@ class ClipEncoder:
 
 def build_model(source: EncoderSource) -> Any:
     """Build open_clip's model and load its weights: all of them or an error."""
-    config = copy.deepcopy(source.architecture)
-    custom = config.pop("custom_text", False) or "hf_model_name" in config["text_cfg"]
-    kind = open_clip.CLIP if not custom else open_clip.CoCa if "multimodal_cfg" in config else open_clip.CustomTextCLIP
-    if "timm_model_name" in config["vision_cfg"]:
-        config["vision_cfg"]["timm_model_pretrained"] = False  # the weights come from the one file
-    if "hf_model_name" in config["text_cfg"]:
-        config["text_cfg"]["hf_model_pretrained"] = False
+    kind, config = model_class(source.architecture), model_arguments(source.architecture)
     _check_config(kind, config, source)
     model = kind(**config)
     if source.name == PACKAGED:

@@ -103,9 +103,23 @@ def _reach(url: str, what: str) -> None:
     if _offline():
         raise unreachable(what, OSError("no network is used"))
     try:
-        requests.head(url, timeout=PATIENCE, allow_redirects=False)
+        _ask(url)
     except (requests.RequestException, ValueError) as error:
         raise unreachable(what, OSError(f"{urlsplit(url).hostname} does not answer")) from error
+
+
+def answers(url: str) -> bool:
+    """Whether something could be fetched from there."""
+    try:
+        if not _offline():
+            _ask(url)
+    except (requests.RequestException, ValueError):
+        return False
+    return not _offline()
+
+
+def _ask(url: str) -> None:
+    requests.head(url, timeout=PATIENCE, allow_redirects=False)
 
 
 def _offline() -> bool:

@@ -5,6 +5,7 @@ Everything about an encoder that can be known without building it: what a cache 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import zipfile
@@ -15,12 +16,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from duplex.encoders.hub import WEIGHTS, fetch, fetch_from_hub
+import torch
+
+from duplex.encoders import PACKAGED
+from duplex.encoders.hub import WEIGHTS, address, fetch, fetch_from_hub, hub_file_on_disk, place_on_disk
 from duplex.encoders.openclip import PreprocessCfg, merge_preprocess_dict, open_clip
 from duplex.errors import DuplexError, UsageError
 from duplex.files import sha256
 
-PACKAGED = "tiny"
 LOCAL, HUB = "local-dir:", "hf-hub:"
 CONFIG = "open_clip_config.json"
 USUAL = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")  # names of weights files
@@ -75,6 +78,54 @@ def find_source(name: str, weights: str | None = None) -> EncoderSource:
     if Path(weights).expanduser().is_file():
         return _file_source(name, architecture, Path(weights).expanduser())
     return _tag_source(name, architecture, weights)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Published weights that are not on this disk."""
+
+    address: str  # where they would be fetched from
+    size: int | None  # bytes, about
+
+
+def absent_weights(name: str, weights: str | None = None) -> Absent | None:
+    """What using an encoder would have to fetch; None where it is all here. Nothing is fetched to answer."""
+    if name.startswith(HUB):
+        owner = name.removeprefix(HUB)
+        here = hub_file_on_disk(owner, (CONFIG,)) and hub_file_on_disk(owner, WEIGHTS)
+        return None if here else Absent(f"https://huggingface.co/{owner}", None)
+    architecture = None if name == PACKAGED or name.startswith(LOCAL) else open_clip.get_model_config(name)
+    if architecture is None or weights is None or Path(weights).expanduser().is_file():
+        find_source(name, weights)  # what is wrong with it is told here
+        return None
+    preprocess_of(name, architecture, weights)
+    published = open_clip.get_pretrained_cfg(name, weights)
+    return None if place_on_disk(published) else Absent(address(published), _size(architecture))
+
+
+def _size(architecture: Config) -> int:
+    """Bytes of an architecture's weights, as float32; its towers are counted without being made."""
+    with torch.device("meta"):
+        model = model_class(architecture)(**model_arguments(architecture))
+    return 4 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def model_class(architecture: Config) -> Any:
+    """open_clip's class for an architecture."""
+    if not (architecture.get("custom_text", False) or "hf_model_name" in architecture["text_cfg"]):
+        return open_clip.CLIP
+    return open_clip.CoCa if "multimodal_cfg" in architecture else open_clip.CustomTextCLIP
+
+
+def model_arguments(architecture: Config) -> Config:
+    """What that class is made with; nothing is fetched on the way."""
+    config = copy.deepcopy(architecture)
+    config.pop("custom_text", None)
+    if "timm_model_name" in config["vision_cfg"]:
+        config["vision_cfg"]["timm_model_pretrained"] = False  # the weights come from the one file
+    if "hf_model_name" in config["text_cfg"]:
+        config["text_cfg"]["hf_model_pretrained"] = False
+    return config
 
 
 def preprocess_of(name: str, architecture: Config, tag: str) -> Config:

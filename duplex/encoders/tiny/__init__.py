@@ -7,7 +7,7 @@ another word has no meaning to this model and is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,13 @@ def _tokenizer() -> Any:
     from duplex.encoders.openclip import SimpleTokenizer
 
     return SimpleTokenizer()
+
+
+def unknown_words(texts: Iterable[str]) -> list[str]:
+    """The words of some texts that the packaged encoder has never seen, each once, in their order."""
+    rows = set(load_state()[2].tolist())
+    words = dict.fromkeys(word for text in texts for word in text.lower().split())
+    return [word for word in words if not rows.issuperset(_tokenizer().encode(word))]
 
 
 def token_ids(text: str, rows: torch.Tensor) -> list[int]:
