@@ -88,9 +88,7 @@ def add(
 
 def remove(
     name: Annotated[str, typer.Argument(help="a data set of params.yaml")],
-    results: Annotated[
-        bool, typer.Option("--results", help="delete artifacts/NAME too: features, runs, metrics")
-    ] = False,
+    results: Annotated[bool, typer.Option("--results", help="delete artifacts/NAME too")] = False,
 ) -> None:
     """Take a data set out of params.yaml, dvc.lock and the report. Its pictures are never touched."""
     import shutil

@@ -11,6 +11,7 @@ import numpy as np
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.data.source import ensure_pictures
+from duplex.data.tree import PictureTree
 from duplex.encoders import load_encoder
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
@@ -53,6 +54,10 @@ def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[l
     manifest_path = paths.manifest(dataset)
     manifest = read_manifest(manifest_path)
     ensure_pictures(entry.source, manifest)
+    if entry.source.root.is_dir():
+        tree = PictureTree(entry.source.root)
+        for image in manifest["image"]:
+            tree.has(image)  # refuses a link that leaves the root; a missing picture is marked
     return manifest["image"].tolist(), {
         "root": entry.source.root,
         "manifest_sha256": manifest_hash(manifest_path),
