@@ -21,7 +21,7 @@ from duplex import drawing
 from duplex.data.manifest import COLUMNS
 from duplex.drawing import HARSH, LOOKS, picture, stream
 from duplex.errors import DuplexError
-from duplex.files import replaced, unwritable, write_text
+from duplex.files import replaced, write_text
 
 SEED = 7
 STATES = (
@@ -34,6 +34,7 @@ OBJECTS = (
 )
 Pair = tuple[str, str]
 STAMP = ".drawn"  # in the root of the pictures: what drew them
+UNFINISHED = "unfinished\n"
 
 ABSENT = 48  # a quarter of all 192 pairs: in no split, distractors of the open world
 UNSEEN = 24  # pairs that only val lists, and as many that only test lists; the other 96 are trained on
@@ -107,10 +108,12 @@ def render_pictures(
     stamp, wanted = root / STAMP, _stamp(seed)
     current = stamp.is_file() and stamp.read_text(encoding="utf-8", errors="replace") == wanted
     if not current:
-        try:
-            stamp.unlink(missing_ok=True)  # a redraw that is killed leaves a mixture, which nobody may believe
-        except OSError as error:
-            raise unwritable(stamp, error) from error
+        theirs = None if stamp.exists() else next((name for name in manifest["image"] if (root / name).exists()), None)
+        if theirs:
+            raise DuplexError(
+                f"{root} holds {theirs}, which was not drawn here; set another root in params.yaml, or move the folder"
+            )
+        write_text(stamp, UNFINISHED)  # a redraw that is killed leaves a mixture, which nobody may believe
     missing = [name for name in manifest["image"] if not (current and _sound(root / name))]
     for name in progress(missing) if progress and missing else missing:
         with replaced(root / name, sync=False) as scratch:
