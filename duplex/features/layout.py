@@ -91,9 +91,9 @@ def _bears(path: Path, sign: bytes) -> bool:
     return head.startswith(SIGNATURE[:4]) and sign in head
 
 
-def open_file(path: Path) -> Any:
-    """Open a finished cache or shard for reading, after a look at its form; every file that a joined one points to must
-    be there."""
+def open_file(path: Path, *, joined: bool = True) -> Any:
+    """Open a finished cache or shard for reading, after a look at its form; `joined`: it may be a view of shards, all
+    of which must be there."""
     if not path.is_file():
         left = " (an unfinished one lies beside it)" if partial_path(path).exists() else ""
         raise DuplexError(f"{path} does not exist{left}; {repair(path)}")
@@ -104,7 +104,7 @@ def open_file(path: Path) -> Any:
     try:
         if as_text(read_attribute(file, "format")) != FORMAT:
             raise DuplexError(f"{path} is not a feature cache of duplex; {repair(path)}")
-        check_form(file, path)
+        check_form(file, path, virtual=joined)
     except Unfit as error:
         file.close()
         raise DuplexError(f"{path} is damaged: {error}; {repair(path)}") from error
@@ -176,6 +176,8 @@ def check_form(file: Any, path: Path, *, virtual: bool = True) -> None:
 def _check_joined(file: Any, path: Path) -> None:
     """A view is of shards beside it, and they are still those it was made of: one may have been made again, by another
     encoder or of other rows."""
+    if not all(file[name].is_virtual for name in file if name != "identity"):
+        raise Unfit("it is partly a view of other files")
     for name in (name for name in file if name != "identity"):
         for source in file[name].virtual_sources() if file[name].is_virtual else ():
             if source.dset_name != name or Path(source.file_name).name != source.file_name or source.file_name == ".":
@@ -185,13 +187,9 @@ def _check_joined(file: Any, path: Path) -> None:
                     f"{path} joins {source.file_name}, which is not beside it; "
                     "bring it back or extract that shard again"
                 )
-    if not all(file[name].is_virtual for name in file if name != "identity"):
-        raise Unfit("it is partly a view of other files")
     for source in file["mark"].virtual_sources():
         (start,), (last,) = source.vspace.get_select_bounds()
-        with open_file(path.parent / source.file_name) as shard:
-            if shard["mark"].is_virtual:
-                raise Unfit(f"it joins {source.file_name}, which is itself joined")
+        with open_file(path.parent / source.file_name, joined=False) as shard:
             span, other = read_span(shard), difference(read_identity(shard), read_identity(file))
         if other is None and (span.start, span.stop) == (start, last + 1):
             continue
