@@ -16,7 +16,7 @@ from pathlib import Path
 from duplex.methods.registry import source_of
 
 OURS = __name__.partition(".")[0]
-SAYING = ("duplex.errors", "duplex.progress", "duplex.artifacts")  # what they say and where files lie changes no number
+SAYING = tuple(f"duplex.{name}" for name in ("errors", "progress", "artifacts", "files", "lock"))  # change no number
 
 
 def code_of_run(entry: str, kind: str) -> str:

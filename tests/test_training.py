@@ -165,7 +165,7 @@ def test_no_training_image_is_an_error():
         train(small_method(DUPLEX), examples(count=0), SETTINGS, 0, lambda _: 0.5)
 
 
-# -- what a loop can leave out without a number looking odd -------------------------------------------------------------
+# -- what a loop can leave out without a number looking odd -----------------------------------------------------------
 
 
 class Recorder(Method[MethodOptions]):

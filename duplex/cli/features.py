@@ -196,7 +196,7 @@ def _override(
         return type(params).model_validate_json(json.dumps(record))
     except ValidationError as error:
         fault = error.errors()[0]
-        raise UsageError(f"--{str(fault['loc'][-1]).replace('_', '-')} {fault['input']!r}: {fault['msg']}") from None
+        raise UsageError(f"--{str(fault['loc'][-1]).replace('_', '-')} {fault['input']!r}: {fault['msg']}") from error
 
 
 def _refuse_slow(params: Params, dataset: str) -> None:

@@ -17,26 +17,28 @@ import torch
 from duplex.errors import DuplexError, UsageError, pick
 from duplex.features.decoding import Block, Pictures, decoded_blocks, worker_deaths
 from duplex.features.identity import Identity, cache_identity, difference
-from duplex.features.lock import sole_writer
-from duplex.features.shards import extent
-from duplex.features.store import (
+from duplex.features.layout import (
     ENCODED,
     FIRST_BAD,
     NOT_FINITE,
     PENDING,
     Half,
     Marks,
-    PartialCache,
     Span,
+    check_values,
     mark_of,
     open_file,
     partial_path,
     read_identity,
     read_span,
     reason,
-    unfinish,
+    refuse_foreign,
 )
+from duplex.features.shards import extent
+from duplex.features.store import EXTRACTION, PartialCache, unfinish
 from duplex.features.watching import say, stop_requests
+from duplex.hdf5 import Unfit
+from duplex.lock import sole_writer
 from duplex.progress import Live
 
 if TYPE_CHECKING:
@@ -131,7 +133,8 @@ def extract(
     wanted = cache_identity(encoder.identity, manifest_sha256, tokens, total if total < len(images) else None)
     rows = images[span.start : span.stop]
     job = Job(rows, root, encoder, tokens, batch_size, num_workers, max_bad, fresh, progress, commit_seconds)
-    with sole_writer(path):
+    refuse_foreign(path)
+    with sole_writer(path, *EXTRACTION):
         marks = None if fresh else finished_marks(path, wanted, span)
         if marks is not None and not _mended(path, marks, job):
             _check_share(marks, job)
@@ -150,7 +153,7 @@ def extract(
 
 
 def finished_marks(path: Path, wanted: Identity, span: Span) -> Marks | None:
-    """The marks of a finished cache of just this identity, or None."""
+    """The marks of a finished cache of just this identity that holds what it should, or None."""
     if not path.exists():
         return None
     try:
@@ -158,10 +161,12 @@ def finished_marks(path: Path, wanted: Identity, span: Span) -> Marks | None:
             other = difference(read_identity(file), wanted)
             marks: Marks = file["mark"][...]
             if other is None and read_span(file) == span and not (marks == PENDING).any():
+                check_values(file, path)
                 return marks
-    except DuplexError:
-        other = "format"
-    say(f"{path} was made with another {other or 'set of rows'}; extracting afresh")
+        why = f"{path} was made with another {other or 'set of rows'}"
+    except DuplexError as error:
+        why = str(error).partition(";")[0]
+    say(f"{why}; extracting afresh")
     return None
 
 
@@ -169,10 +174,10 @@ def _open_or_create(path: Path, wanted: Identity, span: Span, job: Job) -> Parti
     if not job.fresh and partial_path(path).exists():
         try:
             cache = PartialCache(path)
-        except (OSError, KeyError) as error:
-            if getattr(error, "errno", None) is not None:  # not of what is in it: whoever may read it may go on
-                raise DuplexError(f"{partial_path(path)} cannot be opened: {error}") from None
-            say(f"{partial_path(path)} is damaged; extracting afresh")
+        except OSError as error:
+            raise DuplexError(f"{partial_path(path)} cannot be opened: {error}") from error
+        except Unfit as error:
+            say(f"{partial_path(path)} is damaged; extracting afresh: {error}")
         else:
             other = difference(cache.identity, wanted) or (None if cache.span == span else "set of rows")
             if other is None:

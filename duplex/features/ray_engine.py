@@ -16,8 +16,8 @@ from typing import Any
 from duplex.encoders import encoder_identity, load_encoder, resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.features.extraction import ExtractionReport, extract
+from duplex.features.layout import partial_path
 from duplex.features.shards import shard_path
-from duplex.features.store import partial_path
 from duplex.progress import Live
 
 RETRIES = 5  # of one shard
@@ -89,8 +89,8 @@ def extract_on_ray(
 def _connect() -> Any:
     try:
         import ray
-    except ImportError:
-        raise UsageError("the Ray engine needs the extra: pip install 'duplex[ray]'") from None
+    except ImportError as error:
+        raise UsageError("the Ray engine needs the extra: pip install 'duplex[ray]'") from error
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     return ray
@@ -113,11 +113,11 @@ def _result(ray: Any, done: Any) -> ExtractionReport:
     except ray.exceptions.RayTaskError as error:
         cause = error.as_instanceof_cause()
         if isinstance(cause, DuplexError):
-            raise DuplexError(str(error.cause)) from None
+            raise DuplexError(str(error.cause)) from error
         raise
     except ray.exceptions.RayActorError as error:
         if getattr(error, "actor_init_failed", False):
-            raise DuplexError(f"a worker could not start: {str(error).strip().splitlines()[-1]}") from None
+            raise DuplexError(f"a worker could not start: {str(error).strip().splitlines()[-1]}") from error
         raise DuplexError(
             f"a worker died more than {RETRIES} times; finished rows are kept: run the same command again"
-        ) from None
+        ) from error
