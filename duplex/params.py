@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -23,6 +23,15 @@ Name = Annotated[str, Field(pattern=NAME)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what every random generator takes
+
+
+def _workers(value: Any) -> int | Literal["auto"]:
+    if value == "auto" or (type(value) is int and value >= 0):
+        return value
+    raise ValueError(f"must be a number of processes, 0 or more, or auto (it is {value!r})")
+
+
+Workers = Annotated[int | Literal["auto"], PlainValidator(_workers)]
 
 
 class Section(BaseModel):
@@ -71,7 +80,7 @@ class EncoderParams(Section):
 
     name: str
     weights: str | None = None
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
 
 
 class DatasetParams(Section):
@@ -82,7 +91,7 @@ class DatasetParams(Section):
 
 class ExtractionParams(Section):
     batch_size: Positive = 64
-    num_workers: Annotated[int, Field(ge=0)] = 2
+    num_workers: Workers = "auto"
     max_bad: Share = 0.01
     tokens: Literal["none", "patch"] = "none"
 

@@ -19,11 +19,13 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -49,6 +51,19 @@ class Pretended(TorchDispatchMode):
         _register()
         self.operations: Counter[str] = Counter()
         self.synchronisations: Counter[tuple[str, str]] = Counter()
+
+    def __enter__(self) -> Pretended:
+        """Inference mode, whose tensors bear no version, cannot look into a wrapper: without gradients is as good."""
+        self._around = ExitStack()
+        patch = self._around.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(torch._C, "_InferenceMode", lambda mode: torch.no_grad() if mode else nullcontext())
+        self._around.enter_context(Constants())
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._around.close()
 
     def reset(self) -> None:
         self.operations.clear()
@@ -102,6 +117,19 @@ class Pretended(TorchDispatchMode):
         )
         if name in WAITS or masks or (name == "repeat_interleave" and kwargs.get("output_size") is None):
             self.waits(name)
+
+
+class Constants(TorchFunctionMode):
+    """`torch.tensor` copies to its device below what a dispatch mode sees: here it copies above."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.new_tensor and isinstance(args[0], Elsewhere):
+            return torch.tensor(args[1], dtype=kwargs.get("dtype", args[0].dtype)).to(args[0].device)
+        if func not in (torch.tensor, torch.as_tensor) or not _is_ours(kwargs.get("device") or "cpu"):
+            return func(*args, **kwargs)
+        device, grad = kwargs.pop("device"), kwargs.pop("requires_grad", False)
+        return func(*args, **kwargs).to(device).requires_grad_(grad)
 
 
 class Elsewhere(Tensor):

@@ -74,3 +74,10 @@ def test_views_and_writes_share_their_values(pretended: Pretended) -> None:  # n
     x[1].add_(1)
     torch.add(x[0], 5, out=x[0])
     assert x.tolist() == [[5.0] * 3, [1.0] * 3]
+
+
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
+def test_constants_are_made_where_they_are_asked_for(pretended: Pretended, make: Any) -> None:  # noqa: F811
+    assert make([1.0, 2.0], device=NAME).device == torch.device(NAME)
+    assert make([1.0, 2.0]).device == torch.device("cpu")
+    assert torch.zeros(2, device=NAME).new_tensor([3]).device == torch.device(NAME)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import typer
 
+from duplex.allocator import keep_freed_memory
 from duplex.cli.usage import arguments
 from duplex.errors import DuplexError
 
@@ -32,6 +33,7 @@ def main() -> None:
 
 def guarded(work: Callable[[], object]) -> None:
     """Do some work; a person's mistake is one line on stderr and an exit code, never a traceback."""
+    keep_freed_memory()
     try:
         work()
     except DuplexError as error:

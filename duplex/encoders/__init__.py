@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Towers = Literal["both", "image", "text"]
 TOWERS: tuple[Towers, ...] = ("both", "image", "text")
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 class Encoder(Protocol):

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from duplex.encoders.arithmetic import arithmetic
 from duplex.encoders.source import PACKAGED, EncoderSource
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.errors import DuplexError
@@ -20,7 +21,7 @@ import open_clip  # noqa: E402
 from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: E402
 from torchvision import transforms  # noqa: E402
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]
 LONGEST = 50  # aspect ratio up to which the whole picture is resized; beyond it only the middle can reach the crop
 
@@ -66,7 +67,7 @@ class ClipEncoder:
             self._visual = model.visual.to(self.device, DTYPES[precision])
             mean, std = (torch.tensor(source.preprocess[key], device=self.device) for key in ("mean", "std"))
             self._mean, self._std = mean.view(3, 1, 1), std.view(3, 1, 1)
-            self._dtype = DTYPES[precision]
+            self._dtype, self._precision = DTYPES[precision], precision
         if towers != "image":
             self._text = _text_tower(model, source, self.device, precision)
 
@@ -85,7 +86,8 @@ class ClipEncoder:
     @torch.inference_mode()
     def encode_images(self, pixels: Tensor) -> Tensor:
         """[B, 3, R, R] uint8 -> [B, d] float32, not normalised."""
-        found = self.visual(self._normalised(pixels))
+        with arithmetic(self._precision):
+            found = self.visual(self._normalised(pixels))
         pooled = found[0] if isinstance(found, tuple) else found  # CoCa gives its tokens as well
         return pooled.float()
 
@@ -94,9 +96,10 @@ class ClipEncoder:
         """[B, 3, R, R] uint8 -> features [B, d] and the last block's patch tokens [B, T, w], float32."""
         if not hasattr(self.visual, "forward_intermediates") or not hasattr(self.visual, "ln_post"):
             raise DuplexError(f"encoder {self.name!r} has no patch tokens; extract with --tokens none")
-        found = self.visual.forward_intermediates(
-            self._normalised(pixels), indices=1, normalize_intermediates=True, output_fmt="NLC"
-        )
+        with arithmetic(self._precision):
+            found = self.visual.forward_intermediates(
+                self._normalised(pixels), indices=1, normalize_intermediates=True, output_fmt="NLC"
+            )
         return found["image_features"].float(), found["image_intermediates"][-1].float()
 
     @property

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as recompute
 
 from duplex.encoders import text_plain
+from duplex.encoders.arithmetic import arithmetic
 from duplex.encoders.prompt_tree import Prompts, PromptTree, blocks, padded
 from duplex.encoders.text_attention import attend
 from duplex.encoders.text_layout import Attention, Layout
@@ -35,7 +36,7 @@ class TextTower:
 
     def __init__(self, model: Any, tokenizer: Any = None, *, precision: str = "fp32") -> None:
         """`model` is an open_clip model; only its text part is kept. `tokenizer` is CLIP's own unless given."""
-        self.parts = TextParts.of(model, precision)
+        self.parts, self.precision = TextParts.of(model, precision), precision
         self.vocabulary = Vocabulary(self.parts.table, tokenizer)
         self.width, self.dim = self.parts.width, self.parts.dim
         self.context_length, self.logit_scale = self.parts.context_length, self.parts.logit_scale
@@ -73,22 +74,16 @@ class TextTower:
         if not self.shares_prefixes:
             return self.encode_plain(tree.sequences(), lexicon, checkpoint=checkpoint)
         self._check(tree.length, int(tree.rows.max()), lexicon)
-        layout = self._layout(tree, lexicon.device)
-        x = F.embedding(layout.entry_rows, lexicon).to(self.parts.positions.dtype)
-        x = x + self.parts.positions[layout.entry_depths]  # [E, width]
-        for block, plan in zip(self.parts.blocks, layout.layers, strict=True):
-            if checkpoint and x.requires_grad:
-                x = recompute(self._layer, block, x, plan, use_reentrant=False)
-            else:
-                x = self._layer(block, x, plan)
-        return F.embedding(layout.ends, self.parts.finish(x))
+        with arithmetic(self.precision):
+            return self._shared(self._layout(tree, lexicon.device), lexicon, checkpoint)
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
         """[P, dim] the same, every prompt by itself through the tower's own blocks."""
         rows = padded(sequences)
         self._check(rows.shape[1], int(rows.max()), lexicon)
         free = self.parts.causal and self.parts.pools_end
-        return text_plain.encode(self.parts, rows, lexicon, None if free else self._padding(), checkpoint)
+        with arithmetic(self.precision):
+            return text_plain.encode(self.parts, rows, lexicon, None if free else self._padding(), checkpoint)
 
     @torch.no_grad()
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
@@ -100,6 +95,17 @@ class TextTower:
         return out
 
     # -- inside -----------------------------------------------------------------------------------------------
+
+    def _shared(self, layout: Layout, lexicon: Tensor, checkpoint: bool) -> Tensor:
+        """[P, dim] each prompt's feature, every distinct prefix computed once."""
+        x = F.embedding(layout.entry_rows, lexicon).to(self.parts.positions.dtype)
+        x = x + self.parts.positions[layout.entry_depths]  # [E, width]
+        for block, plan in zip(self.parts.blocks, layout.layers, strict=True):
+            if checkpoint and x.requires_grad:
+                x = recompute(self._layer, block, x, plan, use_reentrant=False)
+            else:
+                x = self._layer(block, x, plan)
+        return F.embedding(layout.ends, self.parts.finish(x))
 
     def _layer(self, block: Any, x: Tensor, plan: Attention) -> Tensor:
         """[Q, width] a block's output for the plan's queries, from all states `[R, width]`."""
