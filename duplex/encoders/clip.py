@@ -57,7 +57,7 @@ class ClipEncoder:
         self.name = source.name
         self.dim = source.dim
         self.identity = source.identity(precision)
-        self.device = torch.device(device)
+        self.device, self._precision = torch.device(device), precision
         self.image_transform = PictureTransform(source.preprocess)
         model = build_model(source)
         self.logit_scale = float(model.logit_scale.item())
@@ -67,7 +67,7 @@ class ClipEncoder:
             self._visual = model.visual.to(self.device, DTYPES[precision])
             mean, std = (torch.tensor(source.preprocess[key], device=self.device) for key in ("mean", "std"))
             self._mean, self._std = mean.view(3, 1, 1), std.view(3, 1, 1)
-            self._dtype, self._precision = DTYPES[precision], precision
+            self._dtype = DTYPES[precision]
         if towers != "image":
             self._text = _text_tower(model, source, self.device, precision)
 

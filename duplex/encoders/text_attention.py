@@ -3,8 +3,8 @@
 With `q_i` a query and `A(i)` its node's ancestors and itself, `o_i = Σ_{j ∈ A(i)} p_ij v_j` and
 `p_i = softmax_j(q_i·k_j / √e)` for every head of width `e`: what causal attention computes for that token in every
 prompt that runs through it. Blocks of neighbouring queries share their keys (`text_layout`), so that a layer's
-attention is twenty operations, forward and backward, whatever the tree. The backward pass is written out: only the
-states are kept, and gradients of shared keys are summed in a fixed order on every device, since
+attention is seventeen operations, forward and backward, whatever the tree. The backward pass is written out: only the
+states and `p` are kept, and gradients of shared keys are summed in a fixed order on every device, since
 `embedding_dense_backward` sorts instead of adding atomically.
 """
 
@@ -31,54 +31,53 @@ class TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, plan: Attention) -> Tensor:
-        ctx.plan = plan
-        ctx.save_for_backward(states)
         blocks = Gathered.of(states, plan)
-        return F.embedding(plan.slots, torch.bmm(blocks.p, blocks.v).view(-1, blocks.width)).flatten(1)
+        count, _, size, seen = plan.mask.shape
+        scores = torch.bmm(blocks.q, blocks.k.mT).view(count, plan.heads, size, seen)
+        p = torch.add(plan.mask, scores, alpha=blocks.width**-0.5).softmax(-1).flatten(0, 1)  # [C*H, B, S]
+        ctx.plan = plan
+        ctx.save_for_backward(states, p)
+        return F.embedding(plan.slots, torch.bmm(p, blocks.v).view(-1, blocks.width)).flatten(1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (states,) = ctx.saved_tensors
+        states, p = ctx.saved_tensors
         plan: Attention = ctx.plan
-        each = Gathered.of(states, plan).gradients(grads[0], plan)  # [C*H*B + 2*C*H*S, e]
+        each = Gathered.of(states, plan).gradients(p, grads[0], plan)  # [C*H*B + 2*C*H*S, e]
         summed = torch.ops.aten.embedding_dense_backward(each, plan.rows, states.numel() // each.shape[1], -1, False)
         return summed.view_as(states), None
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Blocks of one attention call, one of each head: queries, keys, values and `p`. The first three share `rows`."""
+    """The blocks of one attention call, one for each head: queries, keys and values, which share `rows`."""
 
     rows: Tensor  # [C*H*B + 2*C*H*S, e]
     q: Tensor  # [C*H, B, e]
     k: Tensor  # [C*H, S, e]
     v: Tensor  # [C*H, S, e]
-    p: Tensor  # [C*H, B, S]
 
     @classmethod
     def of(cls, states: Tensor, plan: Attention) -> Gathered:
         count, _, size, seen = plan.mask.shape
         rows = F.embedding(plan.rows, states.view(-1, states.shape[1] // (3 * plan.heads)))
         parts = rows.split([count * plan.heads * length for length in (size, seen, seen)])
-        q, k, v = (part.view(count * plan.heads, -1, rows.shape[1]) for part in parts)
-        scores = torch.bmm(q, k.mT).view(count, plan.heads, size, seen)
-        p = torch.add(plan.mask, scores, alpha=rows.shape[1] ** -0.5).softmax(-1)
-        return cls(rows, q, k, v, p.flatten(0, 1))
+        return cls(rows, *(part.view(count * plan.heads, -1, rows.shape[1]) for part in parts))
 
     @property
     def width(self) -> int:
         """`e`, of one head."""
         return self.rows.shape[1]
 
-    def gradients(self, grad: Tensor, plan: Attention) -> Tensor:
+    def gradients(self, p: Tensor, grad: Tensor, plan: Attention) -> Tensor:
         """Of each gathered row, from the output's `[Q, H * e]`: `dv_j = Σ_i p_ij do_i`, `dk_j = Σ_i ds_ij q_i / √e` and
         `dq_i = Σ_j ds_ij k_j / √e`. They take the place of the rows: each is written when that row is read no more."""
         do = F.embedding(plan.asked, grad.reshape(-1, self.width))  # [C*H, B, e]
         if plan.spare:
             do.view(len(plan.mask), plan.heads, *do.shape[1:])[-1, :, -plan.spare :].zero_()
         dp = torch.bmm(do, self.v.mT)
-        ds = torch.ops.aten._softmax_backward_data(dp, self.p, -1, dp.dtype).mul_(self.width**-0.5)
-        torch.bmm(self.p.mT, do, out=self.v)
+        ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype).mul_(self.width**-0.5)
+        torch.bmm(p.mT, do, out=self.v)
         dk = torch.bmm(ds.mT, self.q)
         torch.bmm(ds, self.k, out=self.q)
         self.k.copy_(dk)
