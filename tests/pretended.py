@@ -1,11 +1,11 @@
 """A device that does not exist: tensors that say they lie on it, computed on the CPU.
 
-    with Pretended() as device:
-        network = build().to(device.name)
-        device.reset()
+    def test_a_step(pretended: Pretended) -> None:  # the fixture enters it
+        network = build().to(pretended.name)
+        pretended.reset()
         one_step(network)
-    assert device.synchronisations == {}
-    assert device.operations.total() < 100
+        assert pretended.synchronisations == {}
+        assert pretended.operations.total() < 100
 
 What a GPU would refuse is refused: an operation over tensors of two devices (a tensor of no dimensions may come from
 the CPU), a generator of another device, NumPy's view of a tensor. What would make the host wait is counted by operation
@@ -38,7 +38,6 @@ WAITS = {
     *("_unique", "_unique2", "unique_dim", "unique_consecutive"),
 }
 INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"}
-registered = False
 
 
 class Pretended(TorchDispatchMode):
@@ -48,7 +47,6 @@ class Pretended(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        _register()
         self.operations: Counter[str] = Counter()
         self.synchronisations: Counter[tuple[str, str]] = Counter()
 
@@ -167,23 +165,14 @@ class Elsewhere(Tensor):
     __array__ = numpy  # type: ignore[assignment]
 
 
-@pytest.fixture
-def pretended() -> Any:
-    """The device, entered."""
-    with Pretended() as device:
-        yield device
-
-
-def _register() -> None:
-    """Once a process: torch knows one device of a Python backend."""
-    global registered  # noqa: PLW0603
+def register() -> bool:
+    """Make the device known to torch, once a process; False where torch takes none from Python. Autograd starts a
+    thread for each device it knows at the first backward pass: this has to come before."""
     setup: Callable[[str], None] | None = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
-    if setup is None:
-        pytest.skip(f"torch {torch.__version__} has no devices made in Python")
-    if not registered:
+    if setup is not None:
         setup(NAME)
         getattr(torch, NAME).get_amp_supported_dtype = list  # checkpointing asks every device
-        registered = True
+    return setup is not None
 
 
 def _is_ours(device: Any) -> bool:

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.text import SIZES, Names, made_up, random_tower
 from duplex.encoders.prompt_tree import PromptTree
-from tests.pretended import Pretended, pretended  # noqa: F401  # a fixture
+from tests.pretended import Pretended
 
 ONE_BY_ONE = {"mit-states": 2412, "cgqa": 4540}  # operations where attention goes ancestor by ancestor
 A_LAYER = 45  # 17 of them attention's, forward and backward, and 7 those of the gradient of silu, one kernel on a GPU
@@ -16,7 +16,7 @@ A_LAYER = 45  # 17 of them attention's, forward and backward, and 7 those of the
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_a_step_takes_few_operations_and_never_waits(
-    pretended: Pretended,  # noqa: F811
+    pretended: Pretended,
     name: str,
     checkpoint: bool,
 ) -> None:

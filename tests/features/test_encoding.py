@@ -13,7 +13,7 @@ from duplex.encoders import load_encoder
 from duplex.errors import DuplexError
 from duplex.features.encoding import encoded_blocks, one_behind
 from duplex.features.store import ENCODED, FIRST_BAD, NOT_FINITE, mark_of
-from tests.pretended import Pretended, pretended  # noqa: F401  # a fixture
+from tests.pretended import Pretended
 
 SHORTAGES = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB"),
@@ -45,7 +45,7 @@ def test_the_device_has_the_next_block_before_this_one_is_asked_for() -> None:
 
 @pytest.mark.parametrize("patches", [False, True])
 def test_another_device_gives_the_same_rows(
-    pretended: Pretended,  # noqa: F811
+    pretended: Pretended,
     encoder_name: str,
     patches: bool,
 ) -> None:
