@@ -16,7 +16,10 @@ from pathlib import Path
 from duplex.methods.registry import source_of
 
 OURS = __name__.partition(".")[0]
-SAYING = tuple(f"duplex.{name}" for name in ("errors", "progress", "artifacts", "files", "lock"))  # change no number
+# What these say, where files lie and how they are written changes no number.
+SAYING = tuple(f"{OURS}.{name}" for name in ("errors", "progress", "artifacts", "files", "lock", "allocator"))
+    f"duplex.{name}" for name in ("errors", "progress", "artifacts", "files", "lock", "allocator")
+)  # change no number
 
 
 def code_of_run(entry: str, kind: str) -> str:

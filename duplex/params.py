@@ -17,6 +17,7 @@ from duplex.labels import World
 from duplex.methods import registry
 from duplex.options import OptionError, Options, TrainingOptions
 from duplex.plain_yaml import read_yaml
+from duplex.precision import Precision
 from duplex.rows import Row, read_rows
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*$"
@@ -24,6 +25,15 @@ Name = Annotated[str, Field(pattern=NAME)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what every random generator takes
+
+
+def _workers(value: Any) -> int | Literal["auto"]:
+    if value == "auto" or (type(value) is int and value >= 0):
+        return value
+    raise ValueError(f"must be a number of processes, 0 or more, or auto (it is {value!r})")
+
+
+Workers = Annotated[int | Literal["auto"], PlainValidator(_workers)]
 
 
 class Section(BaseModel):
@@ -72,7 +82,7 @@ class EncoderParams(Section):
 
     name: str
     weights: str | None = None
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"
 
 
 class DatasetParams(Section):
@@ -85,7 +95,7 @@ class DatasetParams(Section):
 
 class ExtractionParams(Section):
     batch_size: Positive = 64
-    num_workers: Annotated[int, Field(ge=0)] = 2
+    num_workers: Workers = "auto"
     max_bad: Share = 0.01
     tokens: Literal["none", "patch"] = "none"
 

@@ -41,7 +41,7 @@ def test_nothing_that_python_loads_is_missed(kind):
     script = f"import sys, duplex.methods.{kind}, duplex.stages.train; {held}"
     done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     found = {**modules_of(f"duplex.methods.{kind}"), **modules_of("duplex.stages.train")}
-    assert set(done.stdout.split()) - set(found) == set(code.SAYING)
+    assert set(done.stdout.split()) - set(found) <= set(code.SAYING)
 
 
 @pytest.fixture

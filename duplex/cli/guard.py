@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from duplex.allocator import keep_freed_memory
 from duplex.errors import DuplexError
 from duplex.files import reason
 
@@ -28,6 +29,7 @@ class Terminated(KeyboardInterrupt):
 
 def guarded(work: Callable[[], object]) -> None:
     """Do some work; whatever stops it that is no fault of this program is one sentence."""
+    keep_freed_memory()
     with sentences():
         work()
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from duplex.encoders.precision import PRECISIONS
 from duplex.errors import UsageError, pick
+from duplex.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from PIL import Image

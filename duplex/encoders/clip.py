@@ -10,10 +10,11 @@ from PIL import Image
 from torch import Tensor
 
 from duplex.encoders import PACKAGED
+from duplex.encoders.arithmetic import arithmetic
 from duplex.encoders.openclip import LOADING, PreprocessCfg, image_transform_v2, open_clip, transforms
-from duplex.encoders.precision import dtype_of
 from duplex.encoders.source import EncoderSource, model_arguments, model_class
 from duplex.errors import DuplexError
+from duplex.precision import dtype_of
 
 LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]
 LONGEST = 50  # aspect ratio up to which the whole picture is resized; beyond it only the middle can reach the crop
@@ -50,7 +51,7 @@ class ClipEncoder:
         self.name = source.name
         self.dim = source.dim
         self.identity = source.identity(precision)
-        self.device = torch.device(device)
+        self.device, self._precision = torch.device(device), precision
         self.image_transform = PictureTransform(source.preprocess)
         model = build_model(source)
         self.logit_scale = float(model.logit_scale.item())
@@ -79,7 +80,8 @@ class ClipEncoder:
     @torch.inference_mode()
     def encode_images(self, pixels: Tensor) -> Tensor:
         """[B, 3, R, R] uint8 -> [B, d] float32, not normalised."""
-        found = self.visual(self._normalised(pixels))
+        with arithmetic(self._precision):
+            found = self.visual(self._normalised(pixels))
         pooled = found[0] if isinstance(found, tuple) else found  # CoCa gives its tokens as well
         return pooled.float()
 
@@ -88,9 +90,10 @@ class ClipEncoder:
         """[B, 3, R, R] uint8 -> features [B, d] and the last block's patch tokens [B, T, w], float32."""
         if not hasattr(self.visual, "forward_intermediates") or not hasattr(self.visual, "ln_post"):
             raise DuplexError(f"encoder {self.name!r} has no patch tokens; extract with --tokens none")
-        found = self.visual.forward_intermediates(
-            self._normalised(pixels), indices=1, normalize_intermediates=True, output_fmt="NLC"
-        )
+        with arithmetic(self._precision):
+            found = self.visual.forward_intermediates(
+                self._normalised(pixels), indices=1, normalize_intermediates=True, output_fmt="NLC"
+            )
         return found["image_features"].float(), found["image_intermediates"][-1].float()
 
     @property

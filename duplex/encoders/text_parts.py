@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duplex.encoders.precision import dtype_of
 from duplex.errors import DuplexError, pick
+from duplex.precision import dtype_of
 
 CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose attention a prompt tree can stand in for
 

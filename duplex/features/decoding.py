@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import torch
 from PIL import Image
@@ -57,6 +58,14 @@ class Pictures(Dataset[tuple[Tensor, int]]):
             return self.transform(picture)
         except (ValueError, ZeroDivisionError, MemoryError) as error:
             raise machine_fault(path, error) or BadPicture("cannot be resized") from error
+
+
+def decoding_workers(wish: int | Literal["auto"]) -> int:
+    """`auto` is one process for each core that this one may use, less the one that encodes."""
+    if wish != "auto":
+        return wish
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(0, cores - 1)
 
 
 def decoded_blocks(

@@ -9,20 +9,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from duplex.errors import DuplexError, UsageError, pick
-from duplex.features.decoding import Block, Pictures, decoded_blocks, worker_deaths
+from duplex.features.decoding import Block, Pictures, decoded_blocks, decoding_workers, worker_deaths
+from duplex.features.encoding import encoded_blocks, memory_shortage
 from duplex.features.identity import Identity, cache_identity, difference
 from duplex.features.layout import (
     ENCODED,
     FIRST_BAD,
     NOT_FINITE,
     PENDING,
-    Half,
     Marks,
     Span,
     check_values,
@@ -108,7 +107,7 @@ def extract(
     *,
     manifest_sha256: str,
     batch_size: int = 64,
-    num_workers: int = 2,
+    num_workers: int | Literal["auto"] = "auto",
     tokens: str = "none",
     shard: tuple[int, int] | None = None,
     max_bad: float = 0.01,
@@ -132,7 +131,8 @@ def extract(
     span, path = extent(total, batch_size, shard, out)
     wanted = cache_identity(encoder.identity, manifest_sha256, tokens, total if total < len(images) else None)
     rows = images[span.start : span.stop]
-    job = Job(rows, root, encoder, tokens, batch_size, num_workers, max_bad, fresh, progress, commit_seconds)
+    workers = decoding_workers(num_workers)
+    job = Job(rows, root, encoder, tokens, batch_size, workers, max_bad, fresh, progress, commit_seconds)
     refuse_foreign(path)
     with sole_writer(path, *EXTRACTION):
         marks = None if fresh else finished_marks(path, wanted, span)
@@ -217,13 +217,13 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     pending = [block for block in _blocks(rows, job.batch_size) if (cache.marks[slice(*block)] == PENDING).any()]
     pictures = Pictures(job.images, job.root, job.encoder.image_transform)
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
-    stream = decoded_blocks(pictures, pending, workers, pinned=pinned)
+    decoded = decoded_blocks(pictures, pending, workers, pinned=pinned)
+    stream = encoded_blocks(job.encoder, decoded, patches="patch" in cache.names)
     live = Live("pictures", sum(stop - start for start, stop in pending) if job.progress else 0)
     began = committed = time.monotonic()
     encoded = 0
-    with worker_deaths(), stop_requests() as stop, live:
-        for start, pixels, decoded in stream:
-            marks, values = _encode(job.encoder, pixels, decoded, patches="patch" in cache.names)
+    with memory_shortage(job.batch_size), worker_deaths(), stop_requests() as stop, live:
+        for start, marks, values in stream:
             cache.write(start, marks, **values)
             encoded += len(marks)
             moment = time.monotonic()
@@ -242,22 +242,6 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
 
 def _blocks(rows: int, batch_size: int) -> Iterator[Block]:
     return ((start, min(start + batch_size, rows)) for start in range(0, rows, batch_size))
-
-
-def _encode(
-    encoder: Encoder, pixels: torch.Tensor, decoded: torch.Tensor, patches: bool
-) -> tuple[Marks, dict[str, Half]]:
-    """One block through the encoder. A row without a picture, or whose feature does not fit float16, is zero."""
-    pixels = pixels.to(encoder.device, non_blocking=True)
-    outputs = encoder.encode_patches(pixels) if patches else (encoder.encode_images(pixels),)
-    marks = decoded.numpy().copy()
-    values = {name: output.half().cpu().numpy() for name, output in zip(("cls", "patch"), outputs, strict=False)}
-    for value in values.values():
-        finite = np.isfinite(value).reshape(len(value), -1).all(axis=1)
-        marks[(marks < FIRST_BAD) & ~finite] = mark_of(NOT_FINITE)
-    for value in values.values():
-        value[marks >= FIRST_BAD] = 0
-    return marks, values
 
 
 def _check_share(marks: Marks, job: Job) -> None:

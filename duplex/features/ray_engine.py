@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from duplex.allocator import keep_freed_memory
 from duplex.encoders import encoder_identity, load_encoder, resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.features.extraction import ExtractionReport, extract
@@ -37,6 +38,7 @@ class ShardWorker:
     """One encoder in one process; encodes any shard it is given."""
 
     def __init__(self, spec: EncoderSpec) -> None:
+        keep_freed_memory()
         device = resolve_device(spec.device)
         self.encoder = load_encoder(spec.name, spec.weights, towers="image", device=device, precision=spec.precision)
 
@@ -62,6 +64,8 @@ def extract_on_ray(
     encoder_identity(spec.name, spec.weights, precision=spec.precision)  # what is wrong with it is told here
     ray = _connect()
     options = {"root": root.resolve(), "out": out.resolve(), **options}
+    if options.get("num_workers") == "auto":
+        options["num_workers"] = 1  # an actor has one CPU slot; its node's other cores belong to other actors
     if options.pop("fresh", False):  # once: a worker that dies goes on where it was
         for path in (shard_path(options["out"], k, shards) for k in range(shards)):
             path.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from duplex.errors import pick
 if TYPE_CHECKING:
     import torch
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
@@ -17,5 +17,5 @@ def dtype_of(precision: str) -> torch.dtype:
     """torch's type of a precision's name."""
     import torch
 
-    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    types = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     return types[pick(precision, PRECISIONS, "precision")]
