@@ -18,8 +18,6 @@ from duplex.methods.registry import source_of
 OURS = __name__.partition(".")[0]
 # What these say, where files lie and how they are written changes no number.
 SAYING = tuple(f"{OURS}.{name}" for name in ("errors", "progress", "artifacts", "files", "lock", "allocator"))
-    f"duplex.{name}" for name in ("errors", "progress", "artifacts", "files", "lock", "allocator")
-)  # change no number
 
 
 def code_of_run(entry: str, kind: str) -> str:
