@@ -76,8 +76,15 @@ class ClosedForm:
             return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
         effects = Additive(*(moved(getattr(self.additive, part.name)) for part in fields(Additive)))
-        tensors = {name: moved(getattr(self, name)) for name in ("whitening", "pairs", "rows", "counts", "variance")}
-        return replace(self, additive=effects, **tensors)
+        return replace(
+            self,
+            whitening=moved(self.whitening),
+            additive=effects,
+            pairs=moved(self.pairs),
+            rows=moved(self.rows),
+            counts=moved(self.counts),
+            variance=moved(self.variance),
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
