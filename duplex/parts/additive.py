@@ -47,6 +47,16 @@ class Additive:
     object: Tensor  # b [N, d]
     variance: Tensor  # of mu_mn in each direction, as far as the images leave it open [M, N]
 
+    @classmethod
+    def of(cls, beta: Tensor, inverse: Tensor, shape: tuple[int, int]) -> Additive:
+        """From `beta = (mu, a, b)` [1 + M + N, d] and its covariance `V`."""
+        of_s, of_o = slice(1, 1 + shape[0]), slice(1 + shape[0], None)
+        own = inverse.diagonal()
+        # Var(mu + a_m + b_n) = V_00 + V_mm + V_nn + 2 (V_0m + V_0n + V_mn)
+        alone = (own[of_s] + 2 * inverse[0, of_s])[:, None] + (own[of_o] + 2 * inverse[0, of_o])
+        variance = inverse[0, 0] + alone + 2 * inverse[of_s, of_o]
+        return cls(beta[0], beta[of_s], beta[of_o], variance.clamp(min=0))
+
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
         """`mu_mn` of some pairs [C, d]."""
         return self.mean + self.state[states] + self.object[objects]
@@ -107,16 +117,10 @@ def fit(seen: Observations, v: float, ridge: float, direct: int = DIRECT) -> Add
     normal = Normal(seen, v, ridge)
     if m + n <= direct:
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix()))
-        beta = inverse @ normal.right
-        of_s, of_o = slice(1, 1 + m), slice(1 + m, None)
-        own = inverse.diagonal()
-        # Var(mu + a_m + b_n) = V_00 + V_mm + V_nn + 2 (V_0m + V_0n + V_mn)
-        alone = (own[of_s] + 2 * inverse[0, of_s])[:, None] + (own[of_o] + 2 * inverse[0, of_o])
-        variance = inverse[0, 0] + alone + 2 * inverse[of_s, of_o]
-    else:
-        beta = conjugate_gradients(normal)
-        variance = 1 / normal.diagonal[1 : 1 + m, None] + 1 / normal.diagonal[1 + m :]  # as if effects were apart
-    return Additive(beta[0], beta[1 : 1 + m], beta[1 + m :], variance.clamp(min=0))
+        return Additive.of(inverse @ normal.right, inverse, seen.shape)
+    beta = conjugate_gradients(normal)
+    variance = 1 / normal.diagonal[1 : 1 + m, None] + 1 / normal.diagonal[1 + m :]  # as if effects were apart
+    return Additive(beta[0], beta[1 : 1 + m], beta[1 + m :], variance)
 
 
 def conjugate_gradients(normal: Normal, tolerance: float = 1e-12, limit: int = 2000) -> Tensor:

@@ -1,14 +1,15 @@
 """Visual prototypes in closed form: class means of features, composed where a pair has no images, and their own metric.
 
     1. Sigma, the spread of images about their pair's mean, shrunk (covariance.py); x = z W has unit spread
-    2. mu_mn = mu + a_m + b_n by weighted least squares over pairs (additive.py), v = Var(interaction) by likelihood
+    2. mu_mn = mu + a_m + b_n by weighted least squares over pairs (additive.py), v = Var(interaction) by likelihood;
+       with words at hand, + gamma_mn, interactions shared between pairs of like words (interactions.py)
     3. h_c = (n_c x_c + k mu_mn) / (n_c + k), k = 1/v, for seen pairs (empirical Bayes); h_c = mu_mn for all others
     4. g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c    (the last for seen pairs; 0 for others, whose bias is calibrated)
 
 `g` is Bayes' rule for images that scatter normally about `h_c`, up to what all compositions share: linear
 discriminant analysis (Fisher 1936) whose unseen means are composed. Nothing is trained.
 
-Nothing is `M N` rows at rest: `x . mu_mn` is an outer sum, and `|mu_mn|^2` the table `q_m + q_n + 2 a_m . b_n`.
+Nothing is `M N` rows at rest: `x . mu_mn` is an outer sum (and a product of small factors), `|mu_mn|^2` a table.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ import torch
 from torch import Tensor
 
 from duplex.errors import DuplexError
-from duplex.parts.additive import Additive, Observations, fit, interaction_variance
+from duplex.parts import additive, interactions
+from duplex.parts.additive import Additive, Observations, interaction_variance
 from duplex.parts.covariance import spread
+from duplex.parts.interactions import Interactions, Kernels
 from duplex.parts.statistics import Groups, Statistics
 
 Scorer = Callable[[Tensor], Tensor]
+Words = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the objects [N, w]
 Filler = Callable[[Tensor, Tensor, Tensor], object]  # x [b, d], out [b, C], base [C]: out = base + x . h_c
 ROWS = 1 << 14  # columns up to which a scorer makes rows; beyond it, outer sums
+CELLS = 1 << 21  # of those, how many are worked on at a time
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Settings:
 
     ridge: float = 0.1  # in images: a state seen on so many is drawn half-way to the mean of all states
     shrinkage: float | None = None  # k, in images
+    interactions: float | None = None  # tau; 0: none, whatever the words
     prior: bool = True  # log n_c of seen pairs
     predictive: bool = False  # widen a pair's spread by how uncertain its mean is
 
@@ -46,6 +52,7 @@ class ClosedForm:
     settings: Settings
     whitening: Tensor  # W [d, d]
     additive: Additive
+    interactions: Interactions | None
     pairs: Tensor  # seen compositions, rising [P]
     rows: Tensor  # h_c of the seen ones [P, d]
     counts: Tensor  # n_c [P]
@@ -53,33 +60,39 @@ class ClosedForm:
     shrinkage: float  # k
 
     @classmethod
-    def fit(cls, statistics: Statistics, settings: Settings = Settings()) -> ClosedForm:
-        """From sufficient statistics, in float64."""
+    def fit(cls, statistics: Statistics, settings: Settings = Settings(), words: Words | None = None) -> ClosedForm:
+        """From sufficient statistics and, where there is a text tower, its embeddings of the words; in float64."""
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image")
         groups = statistics.by_pair()
         whitening = spread(groups).whitening
         shape = statistics.states, statistics.objects
         seen = Observations(statistics.state_of, statistics.object_of, groups.counts, groups.means @ whitening, shape)
-        v = interaction_variance(seen, settings.ridge) if settings.shrinkage is None else 1 / settings.shrinkage
-        additive, k, n = fit(seen, v, settings.ridge), 1 / v, groups.counts
+        effects, mixed, v = _means(seen, settings, words)
+        n, k = groups.counts, 1 / v
         share = (n / (n + k))[:, None]
-        rows = share * seen.means + (1 - share) * additive.at(seen.states, seen.objects)
+        fitted = effects.at(seen.states, seen.objects)
+        if mixed is not None:
+            fitted = fitted + mixed.at(seen.states, seen.objects)
+        rows = share * seen.means + (1 - share) * fitted
         # an unseen mean: what the fit leaves open and the interaction; a seen one: what its images leave of both
-        variance = additive.variance + v
-        left = 1 / (n + k) + (1 - share[:, 0]) ** 2 * additive.variance[seen.states, seen.objects]
-        variance = variance.index_put((seen.states, seen.objects), left)
-        return cls(settings, whitening, additive, statistics.pairs, rows, n, variance, k)
+        left = 1 / (n + k) + (1 - share[:, 0]) ** 2 * effects.variance[seen.states, seen.objects]
+        variance = (effects.variance + v).index_put((seen.states, seen.objects), left)
+        return cls(settings, whitening, effects, mixed, statistics.pairs, rows, n, variance, k)
 
     def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> ClosedForm:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
         effects = Additive(*(moved(getattr(self.additive, part.name)) for part in fields(Additive)))
+        mixed = self.interactions and Interactions(
+            *(moved(getattr(self.interactions, part.name)) for part in fields(Interactions))
+        )
         return replace(
             self,
             whitening=moved(self.whitening),
             additive=effects,
+            interactions=mixed,
             pairs=moved(self.pairs),
             rows=moved(self.rows),
             counts=moved(self.counts),
@@ -96,6 +109,8 @@ class ClosedForm:
         """`h_c` of some compositions, in whitened coordinates [C, d]."""
         n = self.shape[1]
         rows = self.additive.at(columns // n, columns % n)
+        if self.interactions is not None:
+            rows = rows + self.interactions.at(columns // n, columns % n)
         mine, place = self._seen_among(columns)
         rows[mine] = self.rows[place]
         return rows
@@ -138,27 +153,55 @@ class ClosedForm:
         return (lambda x, out, base: torch.addmm(base, x, h.T, out=out)), 0.5 * (h * h).sum(1)
 
     def _by_sums(self, columns: Tensor, mine: Tensor, place: Tensor) -> tuple[Filler, Tensor]:
-        """The same from `M + N` vectors: x . mu_mn = x . (mu + a_m) + x . b_n."""
+        """The same from `M + N` vectors: x . mu_mn = x . (mu + a_m) + x . b_n + x . gamma_mn."""
         m, n = self.shape
-        a, b = self.additive.mean + self.additive.state, self.additive.object
+        a, b, mixed = self.additive.mean + self.additive.state, self.additive.object, self.interactions
         own = self.rows[place]
-        states, objects = columns // n, columns % n
         whole = torch.equal(columns, torch.arange(m * n, device=columns.device))
-        table = (a * a).sum(1)[:, None] + (b * b).sum(1) + 2 * a @ b.T  # |mu_mn|^2 [M, N]
-        squares = table.reshape(-1)[columns]
+        squares = self._squares().reshape(-1)[columns]  # |h_c|^2 [C]
         squares[mine] = (own * own).sum(1)
+
+        step = max(1, CELLS // (m * n))
 
         def fill(x: Tensor, out: Tensor, base: Tensor) -> None:
             by_s, by_o, corrections = x @ a.T, x @ b.T, torch.addmm(base[mine], x, own.T)
-            for i in range(len(x)):  # an image at a time: its scores stay in the processor's cache
+            for i in range(0, len(x), step):  # a few images at a time: their scores stay in the processor's cache
+                some = slice(i, i + step)
+                cells = out[some].view(-1, m, n) if whole else x.new_empty(len(x[some]), m, n)
+                torch.add(by_s[some, :, None], by_o[some, None], out=cells)
+                if mixed is not None:
+                    cells.baddbmm_(mixed.along(x[some]), mixed.objects.T.expand(len(cells), -1, -1))
                 if whole:
-                    cells = out[i].view(m, n)
-                    torch.add(base.view(m, n), by_s[i, :, None], out=cells).add_(by_o[i])
+                    out[some].add_(base)
                 else:
-                    torch.add(by_s[i, states], by_o[i, objects], out=out[i]).add_(base)
+                    torch.add(cells.flatten(1)[:, columns], base, out=out[some])
             out.index_copy_(1, mine, corrections)
 
         return fill, 0.5 * squares
+
+    def _squares(self) -> Tensor:
+        """`|mu_mn|^2` [M, N], a state at a time where it has no formula in `M + N` numbers."""
+        a, b = self.additive.mean + self.additive.state, self.additive.object
+        if self.interactions is None:
+            return (a * a).sum(1)[:, None] + (b * b).sum(1) + 2 * a @ b.T
+        every, table = torch.arange(len(b), device=b.device), a.new_empty(self.shape)
+        for m in range(len(a)):
+            rows = a[m] + b + self.interactions.at(torch.full_like(every, m), every)
+            table[m] = (rows * rows).sum(1)
+        return table
+
+
+def _means(seen: Observations, settings: Settings, words: Words | None) -> tuple[Additive, Interactions | None, float]:
+    """`mu_mn`'s parts, and `v`."""
+    v = None if settings.shrinkage is None else 1 / settings.shrinkage
+    if words is None or settings.interactions == 0:
+        v = interaction_variance(seen, settings.ridge) if v is None else v
+        return additive.fit(seen, v, settings.ridge), None, v
+    kernels, tau = Kernels.of(*words), settings.interactions
+    if v is None or tau is None:
+        likely = interactions.choose(seen, kernels, settings.ridge)
+        v, tau = likely[0] if v is None else v, likely[1] if tau is None else tau
+    return *interactions.fit(seen, kernels, v, tau, settings.ridge), v
 
 
 @dataclass(frozen=True)
