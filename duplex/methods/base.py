@@ -137,6 +137,10 @@ class Method(nn.Module, Generic[Row]):
     def after_epoch(self, epoch: int) -> None:
         """After an epoch, before its validation; `epoch` counts from 1."""
 
+    def tune(self, images: Inputs, columns: Ints, auc: Callable[[Tensor], float]) -> None:
+        """After training: choose what validation images choose, such as the weights of a score's terms, and keep it in
+        the state. `auc` of scores [N, C] over the closed world's `columns` is the validation AUC."""
+
     # -- inference ------------------------------------------------------------------------------------------------
 
     def scorer(self, columns: Ints) -> Scorer:

@@ -58,6 +58,7 @@ class ClosedForm:
     counts: Tensor  # n_c [P]
     variance: Tensor  # Var(h_c) in each direction, of all compositions [M, N]
     shrinkage: float  # k
+    tau: float  # of the interactions; 0 without them
 
     @classmethod
     def fit(cls, statistics: Statistics, settings: Settings = Settings(), words: Words | None = None) -> ClosedForm:
@@ -68,7 +69,7 @@ class ClosedForm:
         whitening = spread(groups).whitening
         shape = statistics.states, statistics.objects
         seen = Observations(statistics.state_of, statistics.object_of, groups.counts, groups.means @ whitening, shape)
-        effects, mixed, v = _means(seen, settings, words)
+        effects, mixed, v, tau = _means(seen, settings, words)
         n, k = groups.counts, 1 / v
         share = (n / (n + k))[:, None]
         fitted = effects.at(seen.states, seen.objects)
@@ -78,7 +79,7 @@ class ClosedForm:
         # an unseen mean: what the fit leaves open and the interaction; a seen one: what its images leave of both
         left = 1 / (n + k) + (1 - share[:, 0]) ** 2 * effects.variance[seen.states, seen.objects]
         variance = (effects.variance + v).index_put((seen.states, seen.objects), left)
-        return cls(settings, whitening, effects, mixed, statistics.pairs, rows, n, variance, k)
+        return cls(settings, whitening, effects, mixed, statistics.pairs, rows, n, variance, k, tau)
 
     def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> ClosedForm:
         def moved(tensor: Tensor) -> Tensor:
@@ -191,17 +192,19 @@ class ClosedForm:
         return table
 
 
-def _means(seen: Observations, settings: Settings, words: Words | None) -> tuple[Additive, Interactions | None, float]:
-    """`mu_mn`'s parts, and `v`."""
+def _means(
+    seen: Observations, settings: Settings, words: Words | None
+) -> tuple[Additive, Interactions | None, float, float]:
+    """`mu_mn`'s parts, `v` and `tau`."""
     v = None if settings.shrinkage is None else 1 / settings.shrinkage
     if words is None or settings.interactions == 0:
         v = interaction_variance(seen, settings.ridge) if v is None else v
-        return additive.fit(seen, v, settings.ridge), None, v
+        return additive.fit(seen, v, settings.ridge), None, v, 0.0
     kernels, tau = Kernels.of(*words), settings.interactions
     if v is None or tau is None:
         likely = interactions.choose(seen, kernels, settings.ridge)
         v, tau = likely[0] if v is None else v, likely[1] if tau is None else tau
-    return *interactions.fit(seen, kernels, v, tau, settings.ridge), v
+    return *interactions.fit(seen, kernels, v, tau, settings.ridge), v, tau
 
 
 @dataclass(frozen=True)
