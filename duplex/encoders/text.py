@@ -120,7 +120,8 @@ class TextTower:
             x, kv = _take(x, queries), _take(kv, spread)
         o = block.attn.out_proj(attend(q, kv, self.parts.heads, plan))
         x = x + block.ls_1(o.to(x.dtype))
-        return x + block.ls_2(_mlp(block.mlp, block.ln_2(x).to(dtype)).to(x.dtype))
+        found: Tensor = x + block.ls_2(_mlp(block.mlp, block.ln_2(x).to(dtype)).to(x.dtype))
+        return found
 
     def _layout(self, tree: PromptTree, device: torch.device) -> Layout:
         """Index tensors are built once for a tree and a device."""
@@ -154,9 +155,11 @@ def _mlp(mlp: Any, h: Tensor) -> Tensor:
     """[n, width]. QuickGELU, `x σ(1.702 x)`, is `silu(z) / 1.702` with `z = 1.702 x`: one pass over the wide activation
     and one tensor kept for the gradient where open_clip's own takes three of each."""
     if type(mlp.gelu).__name__ != "QuickGELU":
-        return mlp(h)
+        own: Tensor = mlp(h)
+        return own
     z = F.linear(h * QUICK, mlp.c_fc.weight, mlp.c_fc.bias * QUICK)  # [n, 4 * width]
-    return F.linear(F.silu(z), mlp.c_proj.weight) / QUICK + mlp.c_proj.bias
+    found: Tensor = F.linear(F.silu(z), mlp.c_proj.weight) / QUICK + mlp.c_proj.bias
+    return found
 
 
 def _take(x: Tensor, index: Tensor | None) -> Tensor:

@@ -20,7 +20,8 @@ from duplex.encoders.text_layout import Attention, Keys, Queries
 def attend(q: Tensor, kv: Tensor, heads: int, plan: Attention) -> Tensor:
     """[Q, width] from queries `[Q, width]` and keys beside values `[T, 2*width]`; softmax in float32 or better."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    return TreeAttention.apply(q.to(wide), kv.to(wide), heads, plan).to(q.dtype)
+    found: Tensor = TreeAttention.apply(q.to(wide), kv.to(wide), heads, plan).to(q.dtype)
+    return found
 
 
 class TreeAttention(torch.autograd.Function):
