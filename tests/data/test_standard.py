@@ -198,7 +198,7 @@ def test_any_records_are_counted_or_refused(tmp_path: Path, records: list[dict[s
 
 def test_a_row_whose_pair_only_another_split_lists_is_left_out_and_counted(tmp_path: Path) -> None:
     """Its `set` decides where it belongs; the lists decide whether it belongs anywhere."""
-    (own, other) = [(state, thing, split) for _, state, thing, split in SMALL][:2]
+    own, other = (SMALL[row][1:] for row in (0, 2))
     rows = [record("a.jpg", *own), record("b.jpg", own[0], own[1], other[2]), record("c.jpg", *other)]
     dataset = load_standard(small(tmp_path, rows))
     assert dataset.manifest[["state", "object", "split"]].to_numpy().tolist() == [list(own), list(other)]
