@@ -35,10 +35,9 @@ def main() -> None:
     from duplex.report.page import _environment
 
     assert {"page.html.j2", "report.md.j2"} <= set(_environment().list_templates())
-    heavy = {"dvc", "openTSNE", "pyarrow"}
-    code = "import sys, duplex.evaluation.metrics, duplex.evaluation.scores; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
-    assert not heavy & {name.split(".")[0] for name in loaded}
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('dvc', 'openTSNE', 'pyarrow')))"
+    code = f"{blocked}; import duplex.evaluation.metrics, duplex.evaluation.scores, duplex.evaluation.sampled"
+    subprocess.run([sys.executable, "-c", code], check=True)  # the evaluation needs no extra
     print(f"duplex {duplex.__version__} works in {sys.prefix}")
 
 
