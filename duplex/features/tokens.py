@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from duplex.features.store import Half, open_file
+from duplex.features.layout import Half, open_file
 
 
 def read_patches(path: Path) -> Half | None:

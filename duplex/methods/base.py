@@ -30,6 +30,8 @@ from duplex.labels import Ints, LabelSpace, World
 from duplex.methods.exhibits import Exhibits, Inputs
 from duplex.options import Options
 
+__all__ = ["Batch", "Exhibits", "Inputs", "Method", "Scorer", "Setting", "Words", "columns_of"]
+
 Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
 Row = TypeVar("Row", bound=Options)
 
@@ -117,7 +119,8 @@ class Method(nn.Module, Generic[Row]):
 
     def batches(self, train: Batch, size: int, order: torch.Generator) -> Iterable[Tensor]:
         """Rows of each optimiser step's images in one epoch; `order` is the only randomness to use."""
-        return torch.randperm(len(train), generator=order).split(size)
+        rows: tuple[Tensor, ...] = torch.randperm(len(train), generator=order).split(size)
+        return rows
 
     def shared(self) -> tuple[Any, ...]:
         """What all batches of an optimiser step have in common: a tuple (or named tuple), such as prototypes of

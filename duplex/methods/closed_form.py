@@ -91,7 +91,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         weights = options.weights or tuple(START[term] for term in options.inference)
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
         self._fitted: ClosedForm | None = None
-        self.register_load_state_dict_post_hook(ClosedFormMethod._forget)
+        self.register_load_state_dict_post_hook(ClosedFormMethod._forget)  # type: ignore[no-untyped-call]
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:

@@ -55,7 +55,8 @@ def factor(words: Tensor, rank: int = RANK) -> Tensor:
     median = different.median() if len(different) else apart.new_ones(())
     values, vectors = torch.linalg.eigh(torch.exp(-0.5 * apart / (LENGTH * median)))
     kept = values[-rank:].clamp(min=0)
-    return vectors[:, -rank:] * kept.sqrt()
+    columns: Tensor = vectors[:, -rank:] * kept.sqrt()
+    return columns
 
 
 @dataclass(frozen=True)
