@@ -33,7 +33,7 @@ from duplex.parts.statistics import Statistics
 STATES, OBJECTS, SEEN, LISTED = 413, 674, 5592, 2292
 TRAIN, VAL, DIM = 26_920, 7_280, 768
 BLOCK = 4096  # images whose statistics are taken at once
-BLOCK_SCORES = 2**23
+BLOCK_SCORES = 2**22
 
 
 def labels() -> tuple[LabelSpace, str]:

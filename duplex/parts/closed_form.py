@@ -31,7 +31,7 @@ Scorer = Callable[[Tensor], Tensor]
 Words = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the objects [N, w]
 Filler = Callable[[Tensor, Tensor, Tensor], object]  # x [b, d], out [b, C], base [C]: out = base + x . h_c
 ROWS = 1 << 14  # columns up to which a scorer makes rows; beyond it, outer sums
-CELLS = 1 << 21  # of those, how many are worked on at a time
+CELLS = 1 << 22  # of those, how many are worked on at a time
 
 
 @dataclass(frozen=True)
