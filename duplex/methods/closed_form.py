@@ -3,15 +3,17 @@
 `g_c(z)`, the log-likelihood of an image under its pair's composed mean and the shared spread of images about their
 means (duplex/parts/closed_form.py), joins the semantic terms as one more factor of a product,
 
-    log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_g g_c(z) - log Z,
+    log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z,
 
-or, with `fusion: sum`, as one more summand as in the paper. The weights are chosen by validation AUC and kept. `g` is
-made of sufficient statistics, which is what a checkpoint holds: counts, sums and one matrix, to be refitted in no time
-or added to when pictures arrive. Rows without losses train nothing; `inference: [g]` reads no text at all.
+`p_g(c|x)` being the softmax of `g` and the last term the posteriors of states and objects by the same model; or, with
+`fusion: sum`, as one more summand as in the paper. The weights are chosen by validation AUC and kept. `g` is made of
+sufficient statistics, which is what a checkpoint holds: counts, sums and one matrix, to be refitted in no time or added
+to when pictures arrive. Rows without losses train nothing; `inference: [g]` reads no text at all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,15 +25,16 @@ from torch import Tensor
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, columns_of
 from duplex.methods.exhibits import Exhibits, of_paths
-from duplex.parts.closed_form import ClosedForm, Settings
+from duplex.parts.closed_form import ClosedForm, Posterior, Settings
 from duplex.parts.factors import unit
 from duplex.parts.paths import PathOptions, Paths
 from duplex.parts.statistics import Statistics
 
-Term = Literal["ct", "so", "g"]
-START = {"ct": 0.5, "so": 0.5, "g": 0.25}  # weights before validation chooses
+Term = Literal["ct", "so", "g", "gso"]
+START = {"ct": 0.5, "so": 0.5, "gso": 0.125, "g": 0.25}  # weights before validation chooses
 STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight is tried larger and smaller, in turn
 LEAST = 1e-30  # of a probability whose logarithm is taken
+FLOOR = math.log(LEAST)
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class ClosedFormOptions(PathOptions):
     @property
     def speaks(self) -> bool:
         """Whether any term asks prompts."""
-        return self.inference != ("g",)
+        return bool({"ct", "so"} & set(self.inference))
 
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
@@ -118,6 +121,12 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             model = ClosedForm.fit(self._statistics(), settings, self._words())
             self._fitted = model.to(torch.float32, self.counts.device)
         return self._fitted
+
+    def _primitives(self) -> tuple[Posterior, Posterior]:
+        """Of states and of objects, each with a spread of its own."""
+        known, device = self._statistics(), self.counts.device
+        of_state, of_object = Posterior.fit(known.by_state()), Posterior.fit(known.by_object())
+        return of_state.to(torch.float32, device), of_object.to(torch.float32, device)
 
     def _forget(self, _: Any) -> None:
         self._fitted = None
@@ -192,12 +201,17 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         """A function from inputs to the logarithms of the terms of `inference`, in its order, each [B, C]."""
         names, device = self.options.inference, self.counts.device
         likelihood = self.fitted().scorer(torch.as_tensor(columns, device=device))
+        primitives = self._primitives() if "gso" in names else None
         prototypes = self.paths.encode(columns, names) if self.paths is not None else None
         states, objects = columns_of(self.labels, columns, device)
 
         @torch.no_grad()
         def terms(inputs: Inputs) -> list[Tensor]:
-            found = {"g": likelihood(unit(inputs["cls"])).log_softmax(-1)}
+            raw = unit(inputs["cls"]).float()
+            found = {"g": likelihood(raw).log_softmax(-1)}
+            if primitives is not None:
+                log_s, log_o = (posterior(raw).clamp(min=FLOOR) for posterior in primitives)
+                found["gso"] = log_s[:, states] + log_o[:, objects]
             if self.paths is not None and prototypes is not None:
                 z = self.paths.features(inputs["cls"])
                 asked = [name for name in ("ct", "so") if name in names]

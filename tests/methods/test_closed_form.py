@@ -13,7 +13,7 @@ from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import make
 from duplex.options import OptionError
-from duplex.parts.closed_form import ClosedForm, Settings
+from duplex.parts.closed_form import ClosedForm, Posterior, Settings
 from duplex.parts.factors import unit
 from duplex.parts.statistics import Statistics
 from tests.methods.world import DIM, batch_of, features, scores_of, small_labels, small_setting, step_of
@@ -66,6 +66,19 @@ def test_terms_are_joined_with_their_weights(fusion):
     weighed = list(zip((0.5, 0.25, 0.125), parts, strict=True))
     expected = sum(w * (p if fusion == "sum" else p.log()) for w, p in weighed)
     torch.testing.assert_close(scores_of(method, columns, z).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_primitives_by_the_same_model_are_one_more_term():
+    """`p_g(s|x)`, `p_g(o|x)` from the statistics that the pairs' own come from."""
+    shape = len(LABELS.states), len(LABELS.objects)
+    known = Statistics.of(unit(TRAIN.z), TRAIN.compositions, *shape)
+    columns, z = LABELS.target("open", "test"), unit(features(4, 6))
+    log_s, log_o = Posterior.fit(known.by_state())(z), Posterior.fit(known.by_object())(z)
+    expected = log_s[:, LABELS.state_of(columns)] + log_o[:, LABELS.object_of(columns)]
+    row = {**ALONE, "inference": ("g", "gso")}
+    with_them, without = (scores_of(begun(**row, weights=(1.0, w)), columns, z).double() for w in (0.5, 0.0))
+    torch.testing.assert_close(with_them - without, 0.5 * expected, rtol=1e-3, atol=1e-3)
+    assert ClosedFormMethod.needs(ClosedFormOptions(**row)) == {"cls"}
 
 
 def test_losses_are_those_of_the_three_paths():
