@@ -88,7 +88,7 @@ def mlp(layers: Any, x: Tensor) -> Tensor:
 
 
 def softmax(row: Any) -> list[float]:
-    values = [float(v) for v in row]
+    values = row.tolist() if isinstance(row, Tensor) else [float(v) for v in row]
     top = max(values)
     parts = [math.exp(v - top) for v in values]
     return [part / sum(parts) for part in parts]
