@@ -44,9 +44,7 @@ def test_losses_and_scores_by_loops():
         parts = [math.exp(f.log_s[i, c // N].item()) * math.exp(f.log_o[i, c % N].item()) for c in asked]
         weights = [1 + 0.8 / (1 + math.exp(-told(c))) for c in asked]
         expected.append([a + b * w for a, b, w in zip(whole, parts, weights, strict=True)])
-    torch.testing.assert_close(
-        scores(method, asked, images), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-7
-    )  # scoring encodes text in single precision
+    close(scores(method, asked, images), expected)
 
 
 def test_the_order_reaches_the_learner_alone():

@@ -10,7 +10,21 @@ from duplex.encoders.prompt_tree import PromptTree
 from duplex.methods.gipcol import Gipcol
 from duplex.methods.prompts import PromptMethod
 from duplex.parts.factors import unit as unit_rows
-from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, unit
+from tests.methods.field import (
+    LABELS,
+    SEEN,
+    M,
+    N,
+    batch,
+    build,
+    close,
+    cross_entropy,
+    dot,
+    linear,
+    scores,
+    softmax,
+    unit,
+)
 
 
 def lexicon_by_hand(method):
@@ -43,8 +57,8 @@ def test_losses_and_scores_by_loops(context):
     own = [SEEN.index(c) for c in images.compositions.tolist()]
     close(method.losses(images, method.shared())["ct"].item(), cross_entropy(rows, own))
     asked = [2, 6, 0]
-    logits = torch.tensor([[method.scale * dot(unit(z), t) for t in encoded(asked)] for z in images.z]).double()
-    torch.testing.assert_close(scores(method, asked, images), logits.softmax(-1), rtol=1e-5, atol=1e-6)
+    logits = [[method.scale * dot(unit(z), t) for t in encoded(asked)] for z in images.z]
+    close(scores(method, asked, images), [softmax(row) for row in logits])
 
 
 CSP = {"context": "fixed", "paths": "c", "adapter": "none", "losses": ("ct",), "inference": ("ct",)}

@@ -53,19 +53,17 @@ def test_losses_and_scores_by_loops():
         [0.5 * b[k] + 0.5 * (s[i][c // N] + o[i][c % N]) for k, c in enumerate(SEEN)] for i, b in enumerate(bounded)
     ]
     losses = method.losses(images, method.shared())
-    torch.testing.assert_close(losses["c"].item(), cross_entropy(bounded, place), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(losses["mix"].item(), cross_entropy(mixed, place), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(losses["s"].item(), cross_entropy(s, [c // N for c in own]), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(losses["o"].item(), cross_entropy(o, [c % N for c in own]), rtol=1e-6, atol=1e-6)
+    close(losses["c"].item(), cross_entropy(bounded, place))
+    close(losses["mix"].item(), cross_entropy(mixed, place))
+    close(losses["s"].item(), cross_entropy(s, [c // N for c in own]))
+    close(losses["o"].item(), cross_entropy(o, [c % N for c in own]))
     asked = [11, 2, 5]
     t, _ = classes_by_hand(method, asked)
     logits = [
         [0.5 * scale * dot(x, t[k]) + 0.5 * (s[i][c // N] + o[i][c % N]) for k, c in enumerate(asked)]
         for i, x in enumerate(z)
     ]
-    torch.testing.assert_close(
-        scores(method, asked, images), torch.tensor(logits).double().softmax(-1), rtol=1e-5, atol=1e-6
-    )
+    close(scores(method, asked, images), torch.tensor(logits, dtype=torch.float64).softmax(-1))
 
 
 def test_the_bound_is_above_the_loss_of_sampled_classes():
