@@ -1,15 +1,16 @@
-"""How much of the bare encoder's speed an extraction keeps: python -m benchmarks.extraction [--json]
+"""How much of the bare encoder's speed an extraction keeps: python -m benchmarks.extraction [--json] [--device cuda]
 
 Three ways over the same pictures and weights, alternating in one run: the encoder alone over tensors that are ready in
-memory, open_clip's plain example (open, transform, encode, one batch after another), and `extract`. Random weights:
-speed does not depend on them. An extraction's peak memory, decoding workers and all, is read for few and many pictures.
+memory, open_clip's plain example (open, transform, encode, one batch after another), and `extract`. Decoding alone, in
+as many processes as `extract` has, tells which of the two holds it up. Random weights: speed does not depend on them. A
+convolutional encoder is extracted in processes of its own, in turns with and without what `duplex.allocator` does
+(`speedup_conv`). An extraction's peak memory, decoding workers and all, is read for few and many pictures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -22,62 +23,83 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from benchmarks.measure import FamilyMemory
+from duplex.allocator import keep_freed_memory
+from duplex.encoders import load_encoder
 from duplex.encoders.clip import ClipEncoder, open_clip
 from duplex.encoders.source import EncoderSource, complete_preprocess
+from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers
 from duplex.features.extraction import extract
 
 SIZES = {"ViT-L-14": (24, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds
+CONVOLUTIONAL, CONVOLUTIONAL_ROUNDS = "mobilenetv2_100", 3
 PICTURE = (400, 300)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
-    parser.add_argument("--encoder", choices=tuple(SIZES), action="append")
-    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)  # one measurement, in a process of its own
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--workers", default="auto", help="decoding processes, or auto")
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16", "fp16"))
+    parser.add_argument("--encoder", choices=(*SIZES, CONVOLUTIONAL), action="append")
+    parser.add_argument("--scale", type=int, default=1, help="times as many pictures and as large batches, for a GPU")
+    parser.add_argument("--alone", help=argparse.SUPPRESS)  # one measurement, in a process of its own
     given = parser.parse_args()
-    if given.memory is not None:
-        print(peak_memory(given.memory))
+    if given.alone:
+        print(ALONE[given.alone.split()[0]](*given.alone.split()[1:]))
         return
+    keep_freed_memory()
+    given.workers = decoding_workers(given.workers if given.workers == "auto" else int(given.workers))
+    wanted = given.encoder or [*SIZES, CONVOLUTIONAL]
     results: dict[str, Any] = {}
-    for name in given.encoder or SIZES:
+    for name in (name for name in wanted if name in SIZES):
         with tempfile.TemporaryDirectory() as folder:
-            results[name] = compare(name, Path(folder), given.workers, given.precision)
+            results[name] = compare(name, Path(folder), given)
         print(f"{name}: {results[name]}", file=sys.stderr)
-    few, many = (measure_memory(count) for count in (1000, 8000))
     shares = {name: result["share_of_bare_encoder"] for name, result in results.items()}
     summary = {
         "share_of_bare_encoder": shares,
         "encoders": results,
-        "peak_megabytes": {"1000 pictures": few, "8000 pictures": many},
+        **(mended(given.workers) if CONVOLUTIONAL in wanted and given.device == "cpu" else {}),
+        "peak_megabytes": {f"{count} pictures": float(alone(f"memory {count}")) for count in (1000, 8000)},
         "threads": torch.get_num_threads(),
         "workers": given.workers,
         "precision": given.precision,
+        "device": torch.cuda.get_device_name() if given.device == "cuda" else "cpu",
     }
     print(json.dumps(summary, indent=2) if given.json else f"share of the bare encoder: {shares}")
 
 
-def compare(name: str, folder: Path, workers: int, precision: str) -> dict[str, float]:
-    """Pictures a second of the three ways: medians over rounds, and the median of each round's ratio."""
+def compare(name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Pictures a second of the ways: medians over rounds, and the median of each round's ratio."""
     count, batch, rounds = SIZES[name]
-    encoder, images = random_encoder(name, folder, precision), write_pictures(folder, count)
+    count, batch = count * given.scale, batch * given.scale
+    encoder, images = random_encoder(name, folder, given.device, given.precision), write_pictures(folder, count)
     pixels = torch.stack([encoder.image_transform(Image.open(folder / image)) for image in images])
     encoder.encode_images(pixels[:batch])
-    seconds: dict[str, list[float]] = {"bare": [], "extract": [], "plain": []}
+    ways: dict[str, Callable[[Path], object]] = {
+        "bare": lambda _: bare(encoder, pixels, batch),
+        "decoding": lambda _: decode(encoder, folder, images, batch, given.workers),
+        "extract": lambda out: run(encoder, folder, images, out, batch, given.workers),
+        "plain": lambda _: plain(encoder, folder, images, batch),
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(rounds):
-        out = folder / f"{turn}.h5"
-        seconds["bare"].append(timed(lambda: bare(encoder, pixels, batch)))
-        seconds["extract"].append(timed(lambda out=out: run(encoder, folder, images, out, batch, workers)))  # type: ignore[misc]
-        seconds["plain"].append(timed(lambda: plain(encoder, folder, images, batch)))
+        for way, work in ways.items():
+            seconds[way].append(timed(lambda work=work, turn=turn: work(folder / f"{turn}.h5"), given.device))  # type: ignore[misc]
     shares = [b / e for b, e in zip(seconds["bare"], seconds["extract"], strict=True)]
     gains = [p / e for p, e in zip(seconds["plain"], seconds["extract"], strict=True)]
     rates = {f"{way}_per_second": round(count / statistics.median(times), 2) for way, times in seconds.items()}
     shown = {"share_of_bare_encoder": shares, "times_plain_loop": gains}
-    return {**{key: round(statistics.median(values), 3) for key, values in shown.items()}, **rates}
+    held = min(("decoding", "bare"), key=lambda way: rates[f"{way}_per_second"])
+    return {
+        **{key: round(statistics.median(values), 3) for key, values in shown.items()},
+        **rates,
+        "held_by": "decoding" if held == "decoding" else "the encoder",
+    }
 
 
 def bare(encoder: ClipEncoder, pixels: torch.Tensor, batch: int) -> None:
@@ -92,24 +114,34 @@ def plain(encoder: ClipEncoder, folder: Path, images: list[str], batch: int) -> 
         encoder.encode_images(torch.stack([encoder.image_transform(picture) for picture in pictures]))
 
 
+def decode(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, workers: int) -> None:
+    """What the workers do, and nobody in their way."""
+    blocks = [(start, min(start + batch, len(images))) for start in range(0, len(images), batch)]
+    pinned = encoder.device.type == "cuda"
+    for _ in decoded_blocks(Pictures(images, folder, encoder.image_transform), blocks, workers, pinned=pinned):
+        pass
+
+
 def run(encoder: ClipEncoder, folder: Path, images: list[str], out: Path, batch: int, workers: int) -> None:
     extract(images, folder, out, encoder, manifest_sha256="", batch_size=batch, num_workers=workers, progress=False)
 
 
-def timed(work: Callable[[], None]) -> float:
+def timed(work: Callable[[], object], device: str = "cpu") -> float:
     began = time.perf_counter()
     work()
+    if device == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - began
 
 
-def random_encoder(name: str, folder: Path, precision: str) -> ClipEncoder:
+def random_encoder(name: str, folder: Path, device: str, precision: str) -> ClipEncoder:
     """An architecture of open_clip with random weights, through the door that real weights take."""
     torch.manual_seed(0)
     architecture = open_clip.get_model_config(name)
     weights = folder / "weights.pt"
     torch.save(open_clip.CLIP(**open_clip.get_model_config(name)).state_dict(), weights)
     source = EncoderSource(name, architecture, complete_preprocess({}, architecture), weights)
-    encoder = ClipEncoder(source, towers="image", device="cpu", precision=precision)
+    encoder = ClipEncoder(source, towers="image", device=device, precision=precision)
     weights.unlink()
     return encoder
 
@@ -124,17 +156,61 @@ def write_pictures(folder: Path, count: int) -> list[str]:
     return names
 
 
-def measure_memory(count: int) -> float:
-    command = [sys.executable, "-m", "benchmarks.extraction", "--memory", str(count)]
-    environment = {
-        **os.environ,
-        "MALLOC_MMAP_THRESHOLD_": str(2**20),
-    }  # else glibc keeps freed blocks, now many, now few
-    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout)
+def mended(workers: int) -> dict[str, Any]:
+    """A convolutional encoder's pictures a second, with freed memory kept and without, processes taking turns."""
+    rates: dict[str, list[float]] = {"kept": [], "given_back": []}
+    for _ in range(CONVOLUTIONAL_ROUNDS):
+        for way, found in rates.items():
+            found.append(float(alone(f"convolutional {way} {workers}")))
+            print(f"{CONVOLUTIONAL}, freed memory {way}: {found[-1]:.1f} pictures/s", file=sys.stderr)
+    ratios = [kept / back for kept, back in zip(rates["kept"], rates["given_back"], strict=True)]
+    return {
+        "speedup_conv": round(statistics.median(ratios), 2),
+        "conv_per_second": {way: round(statistics.median(found), 1) for way, found in rates.items()},
+    }
 
 
-def peak_memory(count: int) -> float:
-    """Megabytes at the peak of extracting `count` pictures with a small encoder, this process and its workers."""
+def convolutional(way: str, workers: str) -> float:
+    """Pictures a second of one extraction through MobileNetV2 at 224 pixels, batches of 64."""
+    if way == "kept":
+        keep_freed_memory()
+    count, batch = 384, 64
+    tower = {"timm_model_name": "mobilenetv2_100", "timm_pool": "", "timm_proj": "linear", "image_size": 224}
+    architecture = {
+        "embed_dim": 256,
+        "vision_cfg": {**tower, "timm_model_pretrained": False},
+        "text_cfg": {"width": 64, "heads": 2, "layers": 1},
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_folder(folder / "encoder", architecture)
+        encoder = load_encoder(f"local-dir:{folder / 'encoder'}", towers="image")
+        images = write_pictures(folder, count)
+        encoder.encode_images(torch.zeros(batch, 3, 224, 224, dtype=torch.uint8))
+        return count / timed(lambda: run(encoder, folder, images, folder / "out.h5", batch, int(workers)))
+
+
+def write_folder(folder: Path, architecture: dict[str, Any]) -> None:
+    """A `local-dir:` encoder with random weights."""
+    torch.manual_seed(0)
+    folder.mkdir()
+    config = {"model_cfg": architecture, "preprocess_cfg": {}}
+    (folder / "open_clip_config.json").write_text(json.dumps(config), encoding="utf-8")
+    model = open_clip.CLIP(**json.loads(json.dumps(architecture)))
+    weights = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
+    save_file(weights, folder / "open_clip_model.safetensors")
+
+
+def alone(what: str) -> str:
+    """A measurement in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.extraction", "--alone", what]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def peak_memory(pictures: str) -> float:
+    """Megabytes at the peak of extracting so many pictures with a small encoder, this process and its workers."""
+    keep_freed_memory()
+    count = int(pictures)
     small = {
         "embed_dim": 64,
         "vision_cfg": {"image_size": 224, "layers": 2, "width": 128, "patch_size": 32},
@@ -150,6 +226,8 @@ def peak_memory(count: int) -> float:
             run(encoder, folder, [images[row % len(images)] for row in range(count)], folder / "out.h5", 32, 2)
     return round(memory.peak / 2**20, 1)
 
+
+ALONE: dict[str, Callable[..., float]] = {"memory": peak_memory, "convolutional": convolutional}
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from duplex.calibration import Calibration
 from duplex.errors import DuplexError
+from duplex.files import write_tensors
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Method, Setting
 from duplex.methods.registry import make, parse
@@ -85,10 +84,7 @@ def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
     """Write a checkpoint; the file is replaced whole or not at all. The same run gives the same bytes."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
     meta = {"format": FORMAT, "tensors": digest(tensors), **record.to_dict()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(path.name + ".writing")
-    save_file(tensors, scratch, {"duplex": json.dumps(meta, ensure_ascii=False, sort_keys=True)})
-    os.replace(scratch, path)
+    write_tensors(path, tensors, {"duplex": json.dumps(meta, ensure_ascii=False, sort_keys=True)})
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -156,7 +152,7 @@ def _metadata(path: Path) -> dict[str, Any]:
         with safe_open(path, "pt") as file:
             meta = json.loads((file.metadata() or {})["duplex"])
         return dict(meta)
-    except FileNotFoundError:
-        raise DuplexError(f"{path} does not exist; `duplex train` or `dvc repro` writes it") from None
+    except FileNotFoundError as error:
+        raise DuplexError(f"{path} does not exist; `duplex train` or `dvc repro` writes it") from error
     except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise DuplexError(f"{path} is not a checkpoint of duplex ({error})") from error

@@ -16,7 +16,8 @@ from pathlib import Path
 from duplex.methods.registry import source_of
 
 OURS = __name__.partition(".")[0]
-SAYING = ("duplex.errors", "duplex.progress", "duplex.artifacts")  # what they say and where files lie changes no number
+# What these say, where files lie and how they are written changes no number.
+SAYING = tuple(f"{OURS}.{name}" for name in ("errors", "progress", "artifacts", "files", "lock", "allocator"))
 
 
 def code_of_run(entry: str, kind: str) -> str:

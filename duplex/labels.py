@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError, pick
+from duplex.files import write_text
 
 SPLITS = ("train", "val", "test")
 World = Literal["closed", "open"]
 GROUPS = ("head", "medium", "tail", "unseen")  # compositions by how often they are trained on
 HEAD, HEAD_AND_MEDIUM = 0.2, 0.5
+MOST = 1 << 30  # pairs: a mark for each of them is a gigabyte
 WORLDS: tuple[World, ...] = ("closed", "open")
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -48,6 +50,8 @@ class LabelSpace:
                 raise DuplexError(f"the data set has no {kind}s")
             if len(set(names)) != len(names):
                 raise DuplexError(f"a {kind} is listed twice")
+        if self.size > MOST:
+            raise DuplexError(f"{len(self.states)} states and {len(self.objects)} objects make {self.size:,} pairs")
         for split, pairs in self.pairs.items():
             pick(split, SPLITS, "split")
             if pairs.size and not (pairs[0] >= 0 and pairs[-1] < self.size):
@@ -151,21 +155,27 @@ class LabelSpace:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> LabelSpace:
-        pairs = {split: np.asarray(rows, dtype=np.int64) for split, rows in record["pairs"].items()}
+        for kind in ("states", "objects"):
+            if not (isinstance(record[kind], list) and all(isinstance(name, str) for name in record[kind])):
+                raise TypeError(f"{kind} is not a list of names")
+        for split, rows in record["pairs"].items():
+            if not (isinstance(rows, list) and all(type(row) is int for row in rows)):
+                raise TypeError(f"the pairs of {split} are not a list of whole numbers")
+        pairs = {split: np.array(rows, dtype=np.int64) for split, rows in record["pairs"].items()}
         return cls(tuple(record["states"]), tuple(record["objects"]), pairs)
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_dict(), ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(self.to_dict(), ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> LabelSpace:
         command = f"duplex prepare --dataset {path.parent.name}"
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise DuplexError(f"{path} does not exist; `{command}` writes it") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DuplexError(f"{path} is not a label file ({error}); `{command}` writes it again") from None
+        except FileNotFoundError as error:
+            raise DuplexError(f"{path} does not exist; `{command}` writes it") from error
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise DuplexError(f"{path} is not a label file ({error}); `{command}` writes it again") from error
 
 
 def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
@@ -173,7 +183,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
     try:
         return np.fromiter(map(index.__getitem__, names), dtype=np.int64)
     except KeyError as error:
-        raise DuplexError(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from None
+        raise DuplexError(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from error
 
 
 def _distinct(compositions: Ints, size: int) -> Ints:

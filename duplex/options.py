@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from duplex.errors import UsageError
+from duplex.precision import Precision
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 Kind = TypeVar("Kind", bound="Options")
@@ -87,9 +88,6 @@ def _spoken(hint: Any) -> str:
 def _adapters(kind: Any) -> dict[str, TypeAdapter[Any]]:
     hints = get_type_hints(kind)
     return {field.name: TypeAdapter(hints[field.name], config=STRICT) for field in fields(kind)}
-
-
-Precision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)

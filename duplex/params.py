@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
+from duplex.data.shares import SplitOptions
 from duplex.errors import UsageError, pick
 from duplex.labels import World
 from duplex.methods import registry
 from duplex.options import OptionError, Options, TrainingOptions
+from duplex.plain_yaml import read_yaml
+from duplex.precision import Precision
 from duplex.rows import Row, read_rows
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*$"
@@ -24,6 +25,15 @@ Name = Annotated[str, Field(pattern=NAME)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what every random generator takes
+
+
+def _workers(value: Any) -> int | Literal["auto"]:
+    if value == "auto" or (type(value) is int and value >= 0):
+        return value
+    raise ValueError(f"must be a number of processes, 0 or more, or auto (it is {value!r})")
+
+
+Workers = Annotated[int | Literal["auto"], PlainValidator(_workers)]
 
 
 class Section(BaseModel):
@@ -50,11 +60,11 @@ class AblationRunParams(Section):
 class SplitParams(Section):
     """The compositional split made for a data set that comes without one: shares of the pairs that become unseen."""
 
-    seed: Seed = 0
-    val_unseen: Share = 0.15
-    test_unseen: Share = 0.15
-    val_images: Share = 0.1  # of each seen pair's images
-    test_images: Share = 0.2
+    seed: Seed = SplitOptions.seed
+    val_unseen: Share = SplitOptions.val_unseen
+    test_unseen: Share = SplitOptions.test_unseen
+    val_images: Share = SplitOptions.val_images  # of each seen pair's images
+    test_images: Share = SplitOptions.test_images
 
 
 class SourceParams(Section):
@@ -72,7 +82,7 @@ class EncoderParams(Section):
 
     name: str
     weights: str | None = None
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"
 
 
 class DatasetParams(Section):
@@ -85,7 +95,7 @@ class DatasetParams(Section):
 
 class ExtractionParams(Section):
     batch_size: Positive = 64
-    num_workers: Annotated[int, Field(ge=0)] = 2
+    num_workers: Workers = "auto"
     max_bad: Share = 0.01
     tokens: Literal["none", "patch"] = "none"
 
@@ -212,15 +222,7 @@ def _check_run(params: Params) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        record = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist here; run from the project's folder") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    return dict(_table(str(path), record))
+    return dict(_table(str(path), read_yaml(path)))
 
 
 def _table(key: str, value: Any) -> Mapping[str, Any]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from duplex.errors import DuplexError
+from duplex.files import write_tensors
 from duplex.methods.base import Method
 
 
@@ -49,10 +48,8 @@ class State:
             "groups": moments["param_groups"],
             "schedule": self.schedule.state_dict(),
         }
-        scratch = path.with_name(path.name + ".writing")
         whole = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        save_file(whole, scratch, {"duplex": json.dumps(record)})
-        os.replace(scratch, path)
+        write_tensors(path, whole, {"duplex": json.dumps(record)})
 
     def load(self, path: Path) -> bool:
         """Go back to a saved state. False, with nothing changed, where it is of a run with another key."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duplex.encoders.arithmetic import arithmetic
 from duplex.errors import DuplexError
 from duplex.features.examples import Examples
 from duplex.methods.base import Batch, Method
@@ -66,7 +67,8 @@ def train(
         show(0, {})
         while state.epoch < epochs and not _out_of_patience(state, settings):
             start = time.perf_counter()
-            losses = _epoch(state, images, settings, show)
+            with arithmetic(settings.precision):
+                losses = _epoch(state, images, settings, show)
             seconds, done = seconds + time.perf_counter() - start, done + 1
             state.schedule.step()
             state.epoch += 1

@@ -1,9 +1,15 @@
 """dvc repro inventory@shapes  ==  python pipeline/inventory.py shapes"""
 
 from duplex.cli import arguments, guarded
-from duplex.params import load_params
-from duplex.stages import inventory
+
+
+def work(dataset: str) -> None:
+    from duplex.params import load_params
+    from duplex.stages import inventory
+
+    inventory.run(load_params(), dataset)
+
 
 if __name__ == "__main__":
     (dataset,) = arguments("DATASET")
-    guarded(lambda: inventory.run(load_params(), dataset))
+    guarded(lambda: work(dataset))

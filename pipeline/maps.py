@@ -1,9 +1,15 @@
 """dvc repro maps@shapes  ==  python pipeline/maps.py shapes"""
 
 from duplex.cli import arguments, guarded
-from duplex.params import load_params
-from duplex.stages import maps
+
+
+def work(dataset: str) -> None:
+    from duplex.params import load_params
+    from duplex.stages import maps
+
+    maps.run(load_params(), dataset)
+
 
 if __name__ == "__main__":
     (dataset,) = arguments("DATASET")
-    guarded(lambda: maps.run(load_params(), dataset))
+    guarded(lambda: work(dataset))

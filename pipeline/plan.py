@@ -1,9 +1,15 @@
 """dvc repro plan  ==  python pipeline/plan.py"""
 
 from duplex.cli import arguments, guarded
-from duplex.params import load_params
-from duplex.stages import plan
+
+
+def work() -> None:
+    from duplex.params import load_params
+    from duplex.stages import plan
+
+    plan.run(load_params())
+
 
 if __name__ == "__main__":
     arguments("")
-    guarded(lambda: plan.run(load_params()))
+    guarded(work)

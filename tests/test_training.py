@@ -7,17 +7,21 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from duplex.assessment import validation_auc
+from duplex.assessment import Field, assess, validation_auc
 from duplex.errors import DuplexError
+from duplex.evaluation.curve import Margins
+from duplex.evaluation.uncertainty import Components
 from duplex.features.examples import Examples
-from duplex.methods.base import Batch
+from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.prompts import PromptOptions
+from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
 from duplex.resume import State
-from duplex.training import Run, optimiser_step, train
-from tests.methods.world import features, small_labels, small_method, step_of
+from duplex.training import Run, make_optimiser, optimiser_step, train
+from tests.methods.world import features, small_labels, small_method, small_setting, step_of
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4)
 DUPLEX = Options(width=5)
@@ -159,3 +163,145 @@ def test_a_method_without_losses_stays_at_epoch_zero():
 def test_no_training_image_is_an_error():
     with pytest.raises(DuplexError, match="no readable training image"):
         train(small_method(DUPLEX), examples(count=0), SETTINGS, 0, lambda _: 0.5)
+
+
+# -- what a loop can leave out without a number looking odd -----------------------------------------------------------
+
+
+class Recorder(Method[MethodOptions]):
+    """Trains one number and notes what the loop does around it."""
+
+    def __init__(self, setting, options=MethodOptions()):
+        super().__init__(setting, options)
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.seen, self.modes, self.calls, self.draws = [], [], [], []
+
+    def losses(self, batch, shared):
+        self.seen.append(batch.compositions.tolist())
+        self.modes.append(self.training)
+        self.draws.append(float(torch.rand(())))
+        self.calls.append("losses")
+        return {"a": self.weight * 0 + len(batch), "b": self.weight}
+
+    def after_batch(self):
+        self.calls.append("batch")
+
+    def after_step(self):
+        self.calls.append("step")
+
+    def after_epoch(self, epoch):
+        self.calls.append(f"epoch {epoch}")
+
+
+def recorded(settings: TrainingOptions, seed: int = 0, validate=lambda _: 0.5):
+    method = Recorder(small_setting())
+    rows = torch.arange(LABELS.size)[:10]  # as compositions, so that the order shows
+    outcome = train(method, Examples(np.arange(10), {"cls": features(10, 0)}, rows), settings, seed, validate)
+    return method, outcome
+
+
+FOUR = TrainingOptions(learning_rate=0.125, batch_size=4, epochs=4, decay_every=2)
+
+
+def test_images_are_shuffled_anew_each_epoch_by_the_seed():
+    first, again, other = (recorded(FOUR, seed)[0].seen for seed in (0, 0, 1))
+    epochs = [[row for step in first[start : start + 3] for row in step] for start in range(0, 12, 3)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert list(range(10)) not in epochs and len({tuple(epoch) for epoch in epochs}) == 4
+    assert first == again
+    assert first != other
+
+
+def test_the_seed_rules_the_draws_inside_a_step():
+    draws = [recorded(FOUR, seed)[0].draws for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_batches_train_and_validation_does_not():
+    modes = []
+
+    def validate(method):
+        modes.append(method.training)
+        method.eval()
+        return 0.5
+
+    method, _ = recorded(FOUR, validate=validate)
+    assert method.modes == [True] * 12, "whatever validation leaves behind"
+    assert not method.training, "a finished run is ready to score"
+
+
+def test_the_hooks_come_in_their_order():
+    method, _ = recorded(dataclasses.replace(FOUR, epochs=1, batch_size=4, accumulate=2))
+    assert method.calls == ["losses", "batch", "losses", "batch", "step", "losses", "batch", "step", "epoch 1"]
+
+
+def test_a_loss_is_the_mean_over_images_not_over_batches():
+    """Term `a` is the batch's size: 4, 4 and 2 images give 3.6, and not 10 / 3."""
+    _, outcome = recorded(dataclasses.replace(FOUR, epochs=1))
+    assert outcome.history[1]["loss_a"] == pytest.approx((4 * 4 + 4 * 4 + 2 * 2) / 10)
+
+
+@pytest.mark.parametrize(
+    ("more", "rates"),
+    [
+        ({}, [1, 1, 0.5, 0.5]),
+        ({"schedule": "constant"}, [1, 1, 1, 1]),
+        ({"schedule": "cosine"}, [1, 0.85355, 0.5, 0.14645]),
+        ({"warm_up": 2, "schedule": "constant"}, [1 / 3, 2 / 3, 1, 1]),
+    ],
+)
+def test_the_rate_follows_its_schedule(monkeypatch, more, rates):
+    settings = dataclasses.replace(FOUR, batch_size=10, **more)
+    found = []
+
+    def note(optimiser):
+        found.append(optimiser.param_groups[0]["lr"])
+
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self, closure=None: note(self))
+    recorded(settings)
+    assert found == pytest.approx([0.125 * rate for rate in rates], abs=1e-5)
+
+
+def test_the_optimiser_and_its_decay_are_those_asked_for():
+    method = Recorder(small_setting())
+    assert type(make_optimiser(method, FOUR)) is torch.optim.Adam
+    adamw = make_optimiser(method, dataclasses.replace(FOUR, optimiser="adamw", weight_decay=0.25))
+    assert type(adamw) is torch.optim.AdamW and adamw.param_groups[0]["weight_decay"] == 0.25
+
+
+def test_a_step_that_leaves_nan_behind_is_found_at_the_epochs_end():
+    class Broken(Recorder):
+        def after_step(self):
+            with torch.no_grad():
+                self.weight.fill_(float("nan"))
+
+        def losses(self, batch, shared):
+            return {"b": torch.nan_to_num(self.weight)}
+
+    rows = torch.arange(4)
+    with pytest.raises(DuplexError, match=r"weight diverged in the last step of epoch 1; lower training.learning_rate"):
+        train(Broken(small_setting()), Examples(np.arange(4), {"cls": features(4, 0)}, rows), FOUR, 0, lambda _: 0.5)
+
+
+def test_patience_counts_from_the_best_epoch():
+    aucs = iter([0.1, 0.2, 0.3, 0.3, 0.3, 0.9])
+    outcome = train(small_method(DUPLEX), examples(), dataclasses.replace(SETTINGS, epochs=30, patience=2), 0,
+                    lambda _: next(aucs))  # fmt: skip
+    assert (outcome.best_epoch, outcome.history[-1]["epoch"]) == (2, 4)
+
+
+def test_nothing_is_trained_where_no_loss_is_named():
+    """Though there are parameters: an adapter, disentanglers and learned words."""
+    idle = PromptOptions(width=5, losses=())
+    network, outcome = run(idle)
+    assert sum(p.numel() for p in network.parameters()) > 0
+    assert outcome.best_epoch == 0 and same(network, small_method(idle))
+
+
+def test_validation_is_over_the_closed_world():
+    network, val = small_method(DUPLEX), examples("val", 24, 7)
+    closed = assess(Field.of(network, LABELS.target("closed", "val")), val, LABELS).evidence.rivals()
+    wide = assess(Field.of(network, LABELS.target("open", "val")), val, LABELS).evidence.rivals()
+    aucs = [Components.of(Margins.of(rivals)).auc for rivals in (closed, wide)]
+    assert aucs[0] != aucs[1]
+    assert validation_auc(network, val, LABELS) == aucs[0]

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable
+import os
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from duplex import __version__
+from duplex.cli.guard import DEBUG, guarded, sentences
 from duplex.cli.usage import arguments
-from duplex.errors import DuplexError
 
 __all__ = ["app", "arguments", "guarded", "main"]
 
 GROUPS = ("data", "features", "methods", "score", "compare", "report")
 
+
+class Guarded(TyperGroup):
+    """Commands whose failures are sentences; what was typed wrongly is typer's to say."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with sentences():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=Guarded,
     help="Compositional zero-shot learning over cached CLIP features.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -25,15 +37,23 @@ for group in GROUPS:
     importlib.import_module(f"duplex.cli.{group}").register(app)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"duplex {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help=f"Show where an error came from; {DEBUG}=1 does too.")] = False,
+) -> None:
+    if debug:
+        os.environ[DEBUG] = "1"
+
+
 def main() -> None:
     """The console script."""
     guarded(app)
-
-
-def guarded(work: Callable[[], object]) -> None:
-    """Do some work; a person's mistake is one line on stderr and an exit code, never a traceback."""
-    try:
-        work()
-    except DuplexError as error:
-        print(f"duplex: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)

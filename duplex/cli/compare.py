@@ -58,7 +58,7 @@ def _compare(params: Params, dataset: str, methods: tuple[str, str], seed: int |
     from duplex.evaluation.seeds import compare_seeds
 
     rows = [params.shown(method, world) for method in methods]  # type: ignore[arg-type]
-    seeds = [seed] if seed is not None else _common_seeds(params, rows)
+    seeds = [seed] if seed is not None else _common_seeds(params, dataset, rows)
     files = [[_file(params, dataset, row, one) for one in seeds] for row in rows]
     tables = [
         [
@@ -86,13 +86,13 @@ def _compare(params: Params, dataset: str, methods: tuple[str, str], seed: int |
     }
 
 
-def _common_seeds(params: Params, rows: list[str]) -> list[int]:
-    """Seeds that both are run with; ablations have seeds of their own."""
-    each = [params.ablation_run.seeds if row in params.ablations else params.run.seeds for row in rows]
-    both = [seed for seed in each[0] if seed in each[1]]
-    if not both:
-        raise UsageError(f"{rows[0]} and {rows[1]} have no seed in common; name one with --seed")
-    return both
+def _common_seeds(params: Params, dataset: str, rows: list[str]) -> list[int]:
+    """Seeds that both were evaluated with; of what was not evaluated at all, the first seed, whose absence has a
+    sentence of its own."""
+    asked = [params.ablation_run.seeds if row in params.ablations else params.run.seeds for row in rows]
+    every = sorted({*asked[0], *asked[1]})
+    there = [seed for seed in every if all(_file(params, dataset, row, seed).exists() for row in rows)]
+    return there or every[:1]
 
 
 def _file(params: Params, dataset: str, row: str, seed: int) -> Path:

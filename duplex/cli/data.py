@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duplex.cli.usage import LAST_SEED
+from duplex.cli.findings import print_findings
+from duplex.cli.own_data import add, remove
 from duplex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ group = typer.Typer(no_args_is_help=True, help="Data sets: list, check, count, d
 
 
 def register(app: typer.Typer) -> None:
+    group.command("add")(add)
+    group.command("remove")(remove)
     app.add_typer(group, name="data")
 
 
@@ -82,7 +84,7 @@ def check(name: Name, root: Root = None, as_json: Json = False) -> None:
     if as_json:
         _print_json({"findings": [dataclasses.asdict(f) for f in findings], "notes": notes, "published": different})
     else:
-        _print_findings(name, findings, notes, different)
+        print_findings(name, findings, notes, different)
     if different or any(finding.problem for finding in findings):
         raise typer.Exit(1)
 
@@ -102,49 +104,6 @@ def download(
     root = to or (known[name].root if name in known else Path("data") / name)
     fetch(name, root, _say)
     _say(f"{name} is in {root}; `duplex data check {name} --root {root}` opens every picture")
-
-
-@group.command()
-def add(
-    name: Annotated[str, typer.Argument(help="what the data set will be called")],
-    path: Annotated[Path, typer.Argument(help="a folder of pictures, a CSV or Parquet table, or a benchmark's folder")],
-    images: Annotated[Path | None, typer.Option(help="for a table: the folder its image paths start from")] = None,
-    split_seed: Annotated[int, typer.Option(min=0, max=LAST_SEED, help="seed of the split to be made")] = 0,
-    val_unseen: Annotated[float, typer.Option(help="share of the pairs held out for validation")] = 0.15,
-    test_unseen: Annotated[float, typer.Option(help="share of the pairs held out for test")] = 0.15,
-    val_images: Annotated[float, typer.Option(help="share of the seen pairs' images for validation")] = 0.1,
-    test_images: Annotated[float, typer.Option(help="share of the seen pairs' images for test")] = 0.2,
-    encoder: Annotated[str, typer.Option(help="the frozen encoder")] = "ViT-L-14-quickgelu",
-    weights: Annotated[str | None, typer.Option(help="its weights: a tag, a folder or a file")] = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="do not add it to run.datasets")] = False,
-) -> None:
-    """Check pictures of your own, print their statistics, and write what params.yaml needs."""
-    from duplex.cli.params_file import add_dataset, check_name
-    from duplex.data.check import check_dataset
-    from duplex.data.published import differences
-    from duplex.data.source import detect_source, load_source
-    from duplex.data.split import SplitOptions
-    from duplex.data.stats import statistics, statistics_text
-
-    check_name(name)
-    split = SplitOptions(split_seed, val_unseen, test_unseen, val_images, test_images)
-    source = detect_source(path.resolve(), split, images.resolve() if images else None)
-    dataset = load_source(source)
-    counted = statistics(dataset.labels, dataset.manifest)
-    findings = check_dataset(dataset, source.root)
-    _print_findings(name, findings, dataset.notes, differences(name, counted))
-    print(statistics_text(name, counted))
-    record: dict[str, Any] = {"kind": source.kind, "root": str(source.root)}
-    if source.table:
-        record["table"] = str(source.table)
-    if dataset.made_split:
-        record["split"] = dataclasses.asdict(split)
-    chosen = {"name": encoder}
-    if weights or encoder.startswith("ViT-"):
-        chosen["weights"] = weights or "openai"
-    training = {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15}
-    add_dataset(name, {"source": record, "encoder": chosen, "training": training}, run=not no_run)
-    _say(f"params.yaml has {name}; `dvc repro` runs {'it' if not no_run else 'it once run.datasets names it'}")
 
 
 def _known() -> dict[str, Source]:
@@ -177,13 +136,6 @@ def _load(source: Source) -> tuple[LabelSpace, Dataset | None]:
         return read_pair_lists(source.root).labels(), None
     dataset = load_source(source)
     return dataset.labels, dataset
-
-
-def _print_findings(name: str, findings: Iterable[Finding], notes: dict[str, int], different: Iterable[str]) -> None:
-    lines = [f"{'problem' if finding.problem else 'remark'}: {finding}" for finding in findings]
-    lines += [f"left out or short: {what}: {count:,}" for what, count in notes.items()]
-    lines += [f"differs from the published table: {line}" for line in different]
-    print("\n".join(lines) or f"{name}: nothing to report")
 
 
 def _print_json(record: Any) -> None:

@@ -42,8 +42,8 @@ def extract(
     weights: Annotated[str | None, typer.Option(help="A published tag, or a file.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Pictures at once.")] = None,
-    num_workers: Annotated[int | None, typer.Option(min=0, help="Decoding processes.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
+    num_workers: Annotated[str | None, typer.Option(help="Decoding processes; auto: cores less one.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32, bf16 or fp16.")] = None,
     max_bad: Annotated[float | None, typer.Option(min=0, max=1, help="Share of bad pictures allowed.")] = None,
     tokens: Annotated[str | None, typer.Option(help="none, or patch to keep patch tokens too.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
@@ -63,7 +63,8 @@ def extract(
     if limit is not None and out is None:
         raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
     wanted = {"name": encoder, "weights": weights if encoder is None or weights else "", "precision": precision}
-    settings = {"batch_size": batch_size, "num_workers": num_workers, "max_bad": max_bad, "tokens": tokens}
+    workers = None if num_workers is None else _parse_workers(num_workers)
+    settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, "tokens": tokens}
     params = _override(load_params(), dataset, wanted, settings, device)
     _refuse_slow(params, dataset)
     options: dict[str, Any] = {"limit": limit, "fresh": fresh, **({"shard": _parse_shard(shard)} if shard else {})}
@@ -196,15 +197,23 @@ def _override(
         return type(params).model_validate_json(json.dumps(record))
     except ValidationError as error:
         fault = error.errors()[0]
-        raise UsageError(f"--{str(fault['loc'][-1]).replace('_', '-')} {fault['input']!r}: {fault['msg']}") from None
+        raise UsageError(f"--{str(fault['loc'][-1]).replace('_', '-')} {fault['input']!r}: {fault['msg']}") from error
 
 
 def _refuse_slow(params: Params, dataset: str) -> None:
-    """Ten times slower than float32 on a CPU, and no closer to it than bf16 is by much."""
+    """fp16 is ten times slower than float32 on a CPU, and no closer to it than bf16 is by much; tf32 is not there."""
     from duplex.encoders import resolve_device
 
-    if params.dataset(dataset).encoder.precision == "fp16" and resolve_device(params.device) == "cpu":
-        raise UsageError("fp16 on a CPU is far slower than fp32; choose --precision bf16 or fp32, or --device cuda")
+    precision = params.dataset(dataset).encoder.precision
+    faults = {"fp16": "fp16 on a CPU is far slower than fp32", "tf32": "tf32 is arithmetic of GPUs"}
+    if precision in faults and resolve_device(params.device) == "cpu":
+        raise UsageError(f"{faults[precision]}; choose --precision bf16 or fp32, or --device cuda")
+
+
+def _parse_workers(text: str) -> int | str:
+    if text != "auto" and not text.isdecimal():
+        raise UsageError(f"--num-workers {text!r} must be a number of processes, such as 0 or 3, or auto")
+    return text if text == "auto" else int(text)
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

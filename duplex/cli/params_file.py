@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
-from duplex.errors import DuplexError, UsageError
-from duplex.params import Name, load_params
+from duplex.artifacts import RESERVED
+from duplex.errors import DuplexError, UsageError, pick
+from duplex.files import replaced
+from duplex.params import Params, load_params
 
 PARAMS = Path("params.yaml")
+LONGEST = 100  # letters of a name: it becomes a folder and part of many others' names
 
 
 def check_name(name: str, path: Path = PARAMS) -> None:
-    """Before any work is done: there is a good params.yaml, and the name fits its keys."""
+    """Before any work is done: there is a good params.yaml, and the name fits its keys, a folder and DVC's stages."""
     load_params(path)
-    try:
-        TypeAdapter(Name).validate_python(name)
-    except ValidationError:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*", name) or len(name) > LONGEST:
         raise UsageError(
-            f"{name!r} is no name for a data set; use letters, digits, `_`, `.` and single hyphens"
-        ) from None
+            f"{name!r} is no name for a data set; use letters, digits, `_` and single hyphens "
+            f"(DVC takes a dot for the way to a key), {LONGEST} at most"
+        )
+    if not isinstance(YAML(typ="safe", pure=True).load(name), str):
+        raise UsageError(f"{name!r} is no name for a data set: YAML reads it as something other than a word")
+    if name in RESERVED:
+        raise UsageError(f"{name!r} is no name for a data set: artifacts/{name} has another use")
 
 
 def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = PARAMS) -> None:
-    """Put `datasets.NAME` into the file (one that is there keeps its encoder and training) and, with `run`, the name
-    into `run.datasets`. The file is replaced only if what comes out is a good params.yaml."""
+    """Put `datasets.NAME` into the file and, with `run`, the name into `run.datasets`. Of one that is there only the
+    keys of `entry` change. The file is replaced only if what comes out is a good params.yaml."""
     text = _with_entry(path.read_text(encoding="utf-8"), name, entry)
     if run:
         text = _with_name(text, name)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    try:
-        params = load_params(partial)
+    with _edited(path, text) as params:
         written = params.datasets.get(name)
         if (
             written is None
@@ -46,29 +49,77 @@ def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = 
             or (name in params.run.datasets) < run
         ):
             raise DuplexError(f"{path} has a form that cannot be edited; add by hand: {_flow({name: entry})}")
-        os.replace(partial, path)
-    except UsageError as error:
-        raise UsageError(str(error).replace(str(partial), str(path))) from None
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def remove_dataset(name: str, path: Path = PARAMS) -> None:
+    """Take `datasets.NAME`, with the comment above it, and the name in the lists of `run` and `ablation_run` out."""
+    params, text = load_params(path), path.read_text(encoding="utf-8")
+    pick(name, params.datasets, "data set")
+    for section, names in (("run", params.run.datasets), ("ablation_run", params.ablation_run.datasets)):
+        if set(names) == {name}:
+            raise UsageError(f"{path}: {section}.datasets names only {name}; put another one there first")
+        if name in names:
+            text = _without_name(text, section, name)
+    with _edited(path, _without_entry(text, name)) as params:
+        if name in params.datasets or name in (*params.run.datasets, *params.ablation_run.datasets):
+            raise DuplexError(f"{path} has a form that cannot be edited; take {name} out of it by hand")
+
+
+@contextmanager
+def _edited(path: Path, text: str) -> Iterator[Params]:
+    """What an edited params.yaml would mean; it takes the old one's place if the block agrees. Where `path` is a link,
+    the file it leads to is edited."""
+    with replaced(path.resolve()) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+        try:
+            params = load_params(scratch)
+        except UsageError as error:
+            raise UsageError(str(error).replace(str(scratch), str(path))) from error
+        yield params
 
 
 def _with_entry(text: str, name: str, entry: Mapping[str, Any]) -> str:
     datasets = _child(_compose(text), "datasets")
     if datasets is None or datasets.flow_style:
         raise DuplexError(f"params.yaml needs a block `datasets:`; add by hand: {_flow({name: entry})}")
-    existing = _child(datasets, name)
-    if existing is not None:
-        source = _child(existing, "source")
-        if source is None or not source.flow_style:
-            raise DuplexError(
-                f"params.yaml: datasets.{name}.source is not written as {{...}}; put by hand: {_flow(entry['source'])}"
-            )
-        return text[: source.start_mark.index] + _flow(entry["source"]) + text[source.end_mark.index :]
+    if _child(datasets, name) is not None:
+        for key, value in entry.items():
+            node = _child(_child(_child(_compose(text), "datasets"), name), key)
+            if node is None or not node.flow_style:
+                raise DuplexError(
+                    f"params.yaml: datasets.{name}.{key} is not written as {{...}}; put by hand: {_flow(value)}"
+                )
+            text = text[: node.start_mark.index] + _flow(value) + text[node.end_mark.index :]
+        return text
     indent = " " * datasets.start_mark.column
     lines = [f"{indent}{name}:", *(f"{indent}  {key}: {_flow(value)}" for key, value in entry.items())]
     end = _end(text, datasets)
     return text[:end] + "\n\n" + "\n".join(lines) + text[end:]
+
+
+def _without_entry(text: str, name: str) -> str:
+    datasets = _child(_compose(text), "datasets")
+    if datasets is None or datasets.flow_style:
+        raise DuplexError(f"params.yaml needs a block `datasets:`; take {name} out of it by hand")
+    key, value = next(pair for pair in datasets.value if pair[0].value == name)
+    end = min(_end(text, value) + 1, len(text))
+    lines = text[: text.rfind("\n", 0, key.start_mark.index) + 1].splitlines(keepends=True)
+    while lines and lines[-1].lstrip().startswith("#"):
+        lines.pop()
+    while lines and not lines[-1].strip() and text[end : end + 1] in ("", "\n"):  # one blank line stays between others
+        lines.pop()
+    return "".join(lines) + text[end:]
+
+
+def _without_name(text: str, section: str, name: str) -> str:
+    names = _child(_child(_compose(text), section), "datasets")
+    place = next(i for i, item in enumerate(names.value) if item.value == name)
+    item, last = names.value[place], place == len(names.value) - 1
+    if not names.flow_style:
+        start = text.rfind("\n", 0, item.start_mark.index) + 1
+        return text[:start] + text[min(_end(text, item) + 1, len(text)) :]
+    start = names.value[place - 1].end_mark.index if last else item.start_mark.index
+    return text[:start] + text[item.end_mark.index if last else names.value[place + 1].start_mark.index :]
 
 
 def _with_name(text: str, name: str) -> str:

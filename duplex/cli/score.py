@@ -80,7 +80,7 @@ def _sampled(scores: ScoreFile, ks: tuple[int, ...]) -> list[dict[str, Any]]:
     try:
         found = [sampled(lambda: _blocks(scores), scores.target, scores.seen, scores.live, k) for k in ks]
     except DuplexError as error:
-        raise UsageError(f"{scores.path}: {error}") from None
+        raise UsageError(f"{scores.path}: {error}") from error
     return [metrics.to_dict() for metrics in found]
 
 
@@ -104,7 +104,7 @@ def _read(scores: ScoreFile, k: int) -> Rivals:
         for rows, block in _blocks(scores):
             evidence.add(block, rows)
     except DuplexError as error:
-        raise UsageError(f"{scores.path}: {error}") from None
+        raise UsageError(f"{scores.path}: {error}") from error
     return evidence.rivals()
 
 

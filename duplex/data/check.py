@@ -14,24 +14,26 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
+from duplex.data.damage import DECODING, machine_fault
 from duplex.data.dataset import Dataset
 from duplex.data.progress import tracked
 from duplex.data.tree import PictureTree
 from duplex.labels import SPLITS, LabelSpace, prompt_name
 
-EXAMPLES = 5
+SHOWN = 5  # names of a finding, as text
 
 
 @dataclass(frozen=True)
 class Finding:
     what: str
     count: int
-    examples: tuple[str, ...]  # the first few names
+    examples: tuple[str, ...]  # all of them
     problem: bool  # whether results made from this data would be wrong or rows would be lost
+    fatal: bool = False  # whether nothing can be trained or evaluated with it
 
     def __str__(self) -> str:
-        more = ", ..." if self.count > len(self.examples) else ""
-        return f"{self.count:,} {self.what}: {', '.join(self.examples)}{more}"
+        more = ", ..." if self.count > SHOWN else ""
+        return f"{self.count:,} {self.what}: {', '.join(self.examples[:SHOWN])}{more}"
 
 
 def check_dataset(dataset: Dataset, root: Path) -> list[Finding]:
@@ -41,9 +43,9 @@ def check_dataset(dataset: Dataset, root: Path) -> list[Finding]:
 
 
 def check_labels_of(dataset: Dataset) -> list[Finding]:
-    """What needs no picture: pairs without images, primitives that training never shows, notes of the loader."""
+    """What needs no picture: pairs without images, primitives that training never shows, splits without a question."""
     labels, manifest = dataset.labels, dataset.manifest
-    found = []
+    found = [_unasked(dataset)]
     for split in SPLITS:
         rows = manifest[manifest["split"] == split]
         shown = set(labels.index(rows["state"].tolist(), rows["object"].tolist()).tolist())
@@ -60,6 +62,24 @@ def check_labels_of(dataset: Dataset) -> list[Finding]:
         found.append(_finding(f"{kind} that training never shows", (names[i] for i in unseen), True))
         found.append(_finding(f"{kind} read like another in a prompt", _alike(names), True))
     return found
+
+
+def _unasked(dataset: Dataset) -> Finding:
+    """AUC asks about seen and unseen pairs; validation chooses by it, test reports it."""
+    labels, manifest = dataset.labels, dataset.manifest
+    known = labels.seen[labels.index(manifest["state"].tolist(), manifest["object"].tolist())]
+    lacking = [
+        f"{split} has no image of {'a seen' if wanted else 'an unseen'} pair"
+        for split in ("val", "test")
+        for wanted in (True, False)
+        if not ((manifest["split"] == split).to_numpy() & (known == wanted)).any()
+    ]
+    return _finding(
+        "splits that cannot be evaluated (more images a pair, more pairs, or a split of your own)",
+        lacking,
+        True,
+        fatal=True,
+    )
 
 
 def _alike(names: Iterable[str]) -> list[str]:
@@ -84,13 +104,16 @@ def _check_pictures(manifest: pd.DataFrame, root: Path) -> list[Finding]:
         _finding("images are in two splits (a leak)", _in_two_splits(manifest, "image"), True),
         _finding("image contents are in two splits (a leak)", _in_two_splits(known.dropna(), "content"), True),
         _finding("pictures are on disk but not listed", (p for p in tree.pictures() if p not in present), False),
+        *(_finding(f"files are passed over: {what}", names, False) for what, names in tree.passed.items()),
     ]
 
 
 def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:
-    """The first image of each key that occurs in more than one split."""
-    splits = rows.groupby(key, sort=False).agg(splits=("split", "nunique"), image=("image", "first"))
-    return splits.loc[splits["splits"] > 1, "image"].tolist()
+    """For each key that occurs in more than one split the first image of each, with its split."""
+    firsts = rows.drop_duplicates([key, "split"])
+    shared = firsts[firsts[key].duplicated(keep=False)]
+    named = (shared["image"] + " (" + shared["split"] + ")").groupby(shared[key], sort=False)
+    return [" = ".join(names) for _, names in named]
 
 
 def _repeated(images: pd.Series) -> list[str]:
@@ -113,7 +136,9 @@ def open_picture(path: Path) -> tuple[str, bytes]:
         with Image.open(io.BytesIO(data)) as picture:
             picture.draft("RGB", (1, 1))
             picture.load()
-    except Exception as error:  # decoders raise all sorts of errors on broken files
+    except (MemoryError, Image.DecompressionBombError, *DECODING) as error:
+        if fault := machine_fault(path, error):
+            raise fault from error
         return str(error).replace("<_io.BytesIO object at ", "<").split("\n", 1)[0][:80] or type(error).__name__, b""
     return "", hashlib.sha256(data).digest()
 
@@ -123,6 +148,6 @@ def _pair_name(labels: LabelSpace, composition: int) -> str:
     return f"{labels.states[state]} {labels.objects[thing]}"
 
 
-def _finding(what: str, names: Iterable[str], problem: bool) -> Finding:
-    listed = list(names)
-    return Finding(what, len(listed), tuple(listed[:EXAMPLES]), problem)
+def _finding(what: str, names: Iterable[str], problem: bool, *, fatal: bool = False) -> Finding:
+    listed = tuple(names)
+    return Finding(what, len(listed), listed, problem, fatal)

@@ -9,6 +9,7 @@ from duplex.data.fetch import DeadLink, fetch
 from duplex.data.mirrors import BENCHMARKS, Archive
 from duplex.data.unpack import is_archive, unpack
 from duplex.errors import DuplexError, pick
+from duplex.files import sha256, write_text
 
 ARCHIVES = ".archives"  # below the data root; may be deleted once everything is unpacked
 
@@ -28,14 +29,32 @@ def download_archive(archive: Archive, root: Path, say: Callable[[str], None]) -
     path = root / ARCHIVES / archive.file
     if not path.exists():
         _fetch_first(archive, path, root, say)
+    _recognise(archive, path, say)
     say(f"unpacking {path}")
     unpack(path, archive.take, root, archive.limit)
+
+
+def _recognise(archive: Archive, path: Path, say: Callable[[str], None]) -> None:
+    """An archive has the known hash, or that which it had when it was first seen here."""
+    found, record = sha256(path), path.with_name(path.name + ".sha256")
+    known = archive.sha256
+    if not known and record.is_file():
+        known = record.read_text(encoding="utf-8", errors="replace").split(" ")[0]
+    if known and found != known:
+        trust = "" if archive.sha256 else f", or delete {record} if this one is right"
+        raise DuplexError(f"{path} has the sha256 {found}, not {known}; delete it to fetch it again{trust}")
+    if not known:
+        write_text(record, f"{found}  {path.name}\n")
+        say(f"no hash of {path.name} is published; its sha256 is {found} and is kept in {record}")
 
 
 def _fetch_first(archive: Archive, path: Path, root: Path, say: Callable[[str], None]) -> None:
     """From the first mirror that has it. A page served in the archive's place counts as a dead link."""
     for url in archive.urls:
-        say(f"fetching {url}")
+        say(
+            f"fetching {url}"
+            + ("" if url.startswith("https:") else " (not encrypted: anyone on the way may change it)")
+        )
         try:
             fetch(url, path)
         except DeadLink as error:

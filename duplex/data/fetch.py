@@ -15,6 +15,7 @@ import requests
 
 from duplex.data.progress import transfer
 from duplex.errors import DuplexError
+from duplex.files import unwritable, write_text
 
 CHUNK = 1 << 16  # of a transfer that breaks off, less than this is fetched twice
 WAIT = (15, 60)  # seconds to connect, seconds of silence
@@ -44,7 +45,7 @@ def fetch(url: str, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DuplexError(f"{path.parent} cannot be made: {error.strerror}; choose another folder with --to") from None
+        raise DuplexError(f"{path.parent} cannot be made: {error.strerror}; choose another folder with --to") from error
     pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent, downloader=_Resuming(path))
     return path
 
@@ -90,10 +91,10 @@ class _Resuming:
                 response.raise_for_status()
                 return self._receive(url, response, begun, step)
         except (requests.HTTPError, requests.exceptions.InvalidURL, requests.exceptions.MissingSchema) as error:
-            raise DeadLink(f"{url} does not answer with the file ({error})") from None
+            raise DeadLink(f"{url} does not answer with the file ({error})") from error
         except requests.ConnectionError as error:
             if not self._have():
-                raise DeadLink(f"{url} cannot be reached ({type(error).__name__})") from None
+                raise DeadLink(f"{url} cannot be reached ({type(error).__name__})") from error
             return False
         except requests.RequestException:
             return False
@@ -115,7 +116,7 @@ class _Resuming:
         except OSError as error:
             if isinstance(error, requests.RequestException):
                 raise
-            raise DuplexError(f"{self.partial} cannot be written: {error.strerror}") from None
+            raise unwritable(self.partial, error) from error
         if total is not None and done > total:
             self._forget()
         return done == total if total is not None else True
@@ -131,7 +132,7 @@ class _Resuming:
         return begun if begun.url == url else None
 
     def _note(self, begun: Begun) -> None:
-        self.record.write_text(json.dumps(asdict(begun)), encoding="utf-8")
+        write_text(self.record, json.dumps(asdict(begun)))
 
     def _forget(self) -> None:
         self.partial.unlink(missing_ok=True)

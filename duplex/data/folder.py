@@ -16,14 +16,16 @@ FORMS = "`state/object/picture.jpg` or `state object/picture.jpg`"
 def read_folder(root: Path) -> pd.DataFrame:
     """Every picture below `root`, labelled by the folders it lies in; one form for the whole tree."""
     rows = []
-    for path in PictureTree(root).pictures():
+    tree = PictureTree(root)
+    for path in tree.pictures():
         parts = relative_path(path, root).split("/")
         if len(parts) not in (2, 3):
             raise DuplexError(f"{root / path} does not lie in {FORMS}; move it or list the pictures in a table")
         state, thing = parts[:2] if len(parts) == 3 else _pair(parts[0], root)
         rows.append((len(parts), path, state, thing))
     if not rows:
-        raise DuplexError(f"{root} holds no pictures in {FORMS}")
+        passed = "; ".join(f"{len(names)} passed over ({why})" for why, names in tree.passed.items())
+        raise DuplexError(f"{root} holds no pictures in {FORMS}{'; ' if passed else ''}{passed}")
     frame = pd.DataFrame(rows, columns=["depth", "image", "state", "object"])
     if frame["depth"].nunique() > 1:
         deep, flat = (frame.loc[frame["depth"] == depth, "image"].iloc[0] for depth in (3, 2))

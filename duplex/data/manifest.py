@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
-import hashlib
+import io
 from pathlib import Path
 
 import pandas as pd
 
+from duplex.data.names import check_labels, relative_path
+from duplex.data.text import read_text
 from duplex.errors import DuplexError
+from duplex.files import replaced, sha256
 from duplex.labels import SPLITS
 
 COLUMNS = ["image", "state", "object", "split"]
@@ -16,26 +19,41 @@ COLUMNS = ["image", "state", "object", "split"]
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
     """Write rows in their order; the same rows give the same bytes everywhere."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    frame[COLUMNS].to_csv(path, index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL, encoding="utf-8")
+    with replaced(path) as scratch:
+        frame[COLUMNS].to_csv(scratch, index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL, encoding="utf-8")
 
 
 def read_manifest(path: Path) -> pd.DataFrame:
-    """Read and check a manifest. Every cell is text: a state named `NA` or `1` stays what it is."""
+    """Read and check a manifest. Every cell is text: a state named `NA` or `1` stays what it is. No image path leads
+    out of the data root."""
+    command = f"`duplex prepare --dataset {path.parent.name}` writes it"
+    if not path.is_file():
+        raise DuplexError(f"{path} does not exist; {command}")
+    rows = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
-    except FileNotFoundError:
-        raise DuplexError(f"{path} does not exist; `duplex prepare --dataset {path.parent.name}` writes it") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise DuplexError(f"{path} is not a manifest: {error}") from None
-    if list(frame.columns) != COLUMNS:
-        raise DuplexError(f"{path} has the columns {list(frame.columns)}; a manifest has {COLUMNS}")
-    strange = sorted(set(frame["split"]) - set(SPLITS))
-    if strange:
-        raise DuplexError(f"{path}: split {strange[0]!r} is not one of {', '.join(SPLITS)}")
+        header = next(rows, [])
+        if header != COLUMNS:
+            raise DuplexError(f"{path} has the columns {header}; a manifest has {COLUMNS}; {command} again")
+        cells = [row for row in rows if row]
+    except csv.Error as error:
+        raise DuplexError(f"{path} is not a manifest ({error}); {command} again") from error
+    for number, row in enumerate(cells, 1):
+        _check_row(row, f"{path}, row {number}")
+    frame = pd.DataFrame(cells, columns=COLUMNS, dtype=str)
+    for kind in ("state", "object"):
+        check_labels(frame[kind], kind, path)
     return frame
+
+
+def _check_row(row: list[str], place: str) -> None:
+    if len(row) != len(COLUMNS):
+        raise DuplexError(f"{place} has {len(row)} cells; a manifest has {len(COLUMNS)}")
+    if row[3] not in SPLITS:
+        raise DuplexError(f"{place}: split {row[3]!r} is not one of {', '.join(SPLITS)}")
+    if relative_path(row[0], place) != row[0]:
+        raise DuplexError(f"{place}: the image path {row[0]!r} is not written in full; `duplex prepare` does it")
 
 
 def manifest_hash(path: Path) -> str:
     """sha256 of the file; part of a feature cache's identity."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256(path)

@@ -16,10 +16,11 @@ GB = 1 << 30
 @dataclass(frozen=True)
 class Archive:
     file: str
-    urls: tuple[str, ...]  # tried in this order
+    urls: tuple[str, ...]  # tried in this order, encrypted ones first
     take: dict[str, tuple[str, ...]]  # name below the data root -> what it may be called in the archive
     limit: int  # bytes that may come out of it
     page: str  # where a person finds it when no link answers
+    sha256: str = ""  # of the file, where its publisher says it
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ def _splits(folder: str) -> Archive:
         (
             "https://www.senthilpurushwalkam.com/publication/compositional/compositional_split_natural.tar.gz",
             "https://senthilpurushwalkam.com/publications/compositional/compositional_split_natural.tar.gz",
+            "https://www.cs.cmu.edu/~spurushw/publication/compositional/compositional_split_natural.tar.gz",
             "http://www.cs.cmu.edu/~spurushw/publication/compositional/compositional_split_natural.tar.gz",
         ),
         {name: (f"{folder}/{name}", name) for name in (METADATA, LISTS)},
@@ -52,7 +54,10 @@ BENCHMARKS = {
         (
             Archive(
                 "release_dataset.zip",
-                ("http://wednesday.csail.mit.edu/joseph_result/state_and_transformation/release_dataset.zip",),
+                (
+                    "https://wednesday.csail.mit.edu/joseph_result/state_and_transformation/release_dataset.zip",
+                    "http://wednesday.csail.mit.edu/joseph_result/state_and_transformation/release_dataset.zip",
+                ),
                 {"images": ("release_dataset/images", "images")},
                 12 * GB,
                 "http://web.mit.edu/phillipi/Public/states_and_transformations/index.html",
@@ -67,8 +72,8 @@ BENCHMARKS = {
             Archive(
                 "ut-zap50k-images.zip",
                 (
-                    "http://vision.cs.utexas.edu/projects/finegrained/utzap50k/ut-zap50k-images.zip",
                     "https://vision.cs.utexas.edu/projects/finegrained/utzap50k/ut-zap50k-images.zip",
+                    "http://vision.cs.utexas.edu/projects/finegrained/utzap50k/ut-zap50k-images.zip",
                 ),
                 {"_images": ("ut-zap50k-images",)},
                 4 * GB,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import os
+import struct
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from duplex import drawing
 from duplex.data.manifest import COLUMNS
 from duplex.drawing import HARSH, LOOKS, picture, stream
 from duplex.errors import DuplexError
+from duplex.files import replaced, write_text
 
 SEED = 7
 STATES = (
@@ -32,6 +34,7 @@ OBJECTS = (
 )
 Pair = tuple[str, str]
 STAMP = ".drawn"  # in the root of the pictures: what drew them
+UNFINISHED = "unfinished\n"
 
 ABSENT = 48  # a quarter of all 192 pairs: in no split, distractors of the open world
 UNSEEN = 24  # pairs that only val lists, and as many that only test lists; the other 96 are trained on
@@ -99,23 +102,35 @@ def render_pictures(
     seed: int = SEED,
     progress: Callable[[Sequence[str]], Iterable[str]] | None = None,
 ) -> int:
-    """Draw the pictures that `root` lacks and return how many. `progress` wraps the list of missing names, as
-    `rich.progress.track` does. A file appears whole or not at all; pictures of another seed or drawing are redrawn."""
+    """Draw the pictures that `root` lacks or that are damaged and return how many. `progress` wraps the list of their
+    names, as `rich.progress.track` does. A file appears whole or not at all; pictures of another seed or drawing are
+    redrawn."""
     stamp, wanted = root / STAMP, _stamp(seed)
     current = stamp.is_file() and stamp.read_text(encoding="utf-8", errors="replace") == wanted
     if not current:
-        stamp.unlink(missing_ok=True)  # a redraw that is killed leaves a mixture, which nobody may believe
-    missing = [name for name in manifest["image"] if not (current and (root / name).exists())]
+        theirs = None if stamp.exists() else next((name for name in manifest["image"] if (root / name).exists()), None)
+        if theirs:
+            raise DuplexError(
+                f"{root} holds {theirs}, which was not drawn here; set another root in params.yaml, or move the folder"
+            )
+        write_text(stamp, UNFINISHED)  # a redraw that is killed leaves a mixture, which nobody may believe
+    missing = [name for name in manifest["image"] if not (current and _sound(root / name))]
     for name in progress(missing) if progress and missing else missing:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        draw(name, seed).save(partial, format="PNG", compress_level=1)
-        os.replace(partial, path)
+        with replaced(root / name, sync=False) as scratch:
+            draw(name, seed).save(scratch, format="PNG", compress_level=1)
     if not current:
-        root.mkdir(parents=True, exist_ok=True)
-        stamp.write_text(wanted, encoding="utf-8")
+        write_text(stamp, wanted)
     return len(missing)
+
+
+def _sound(path: Path) -> bool:
+    """Whether a picture is there and whole: every part of a PNG carries its own check."""
+    try:
+        with Image.open(path, formats=["PNG"]) as drawn:
+            drawn.load()
+    except (OSError, SyntaxError, ValueError, zlib.error, struct.error):
+        return False
+    return True
 
 
 def _stamp(seed: int) -> str:

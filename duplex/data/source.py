@@ -12,7 +12,7 @@ from duplex.data.dataset import Dataset, from_rows, labels_of
 from duplex.data.folder import read_folder
 from duplex.data.pairs import has_pair_lists
 from duplex.data.progress import tracked
-from duplex.data.split import SplitOptions
+from duplex.data.shares import SplitOptions
 from duplex.data.standard import load_standard
 from duplex.data.table import is_table, read_table
 from duplex.data.tree import PictureTree

@@ -8,7 +8,11 @@ them (the row's `_image`).
 
 from __future__ import annotations
 
+import pickle
+import struct
 import warnings
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,10 @@ from duplex.labels import SPLITS
 METADATA = "metadata_compositional-split-natural.t7"
 ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # where an unpacked archive's own tree may lie
 ABSENT = "NA"
+UNPICKLING = (  # what torch's reader says of bytes that are not its own
+    *(pickle.UnpicklingError, OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError),
+    *(ArithmeticError, AssertionError, ImportError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error),
+)
 
 
 def load_standard(root: Path) -> Dataset:
@@ -75,12 +83,12 @@ def read_metadata(path: Path) -> list[dict[str, Any]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             records = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # what a decoder says of bytes that are not its own has no common type
+    except UNPICKLING as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120] or type(error).__name__
         raise DuplexError(
             f"{path} does not hold plain data that `torch.load(weights_only=True)` reads ({reason}); "
             "a file that needs more could run code and is never opened: get the published one again"
-        ) from None
+        ) from error
     if not (isinstance(records, list) and all(isinstance(record, dict) for record in records)):
         raise DuplexError(f"{path} holds no list of records with image, attr, obj and set")
     return records

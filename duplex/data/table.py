@@ -91,24 +91,22 @@ def _csv_rows(lines: Iterator[list[str]], path: Path) -> Iterator[Row]:
         except StopIteration:
             return
         except csv.Error as error:
-            raise DuplexError(f"{path}, line {number}: {error}") from None
+            raise DuplexError(f"{path}, line {number}: {error}") from error
         if any(cell.strip() for cell in cells):
             yield f"{path}, line {number}", cells
 
 
 def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
-    from pyarrow import parquet
+    from pyarrow import ArrowException, parquet
 
     source = io.BytesIO(read_bytes(path))
     try:
         columns = _columns(parquet.read_schema(source).names, path)
         table = parquet.read_table(source, columns=columns)
         values = [table.column(name).to_pylist() for name in columns]
-    except DuplexError:
-        raise
-    except Exception as error:  # arrow's errors have no common type
+    except (ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120]
-        raise DuplexError(f"{path} is not a Parquet table ({reason})") from None
+        raise DuplexError(f"{path} is not a Parquet table ({reason})") from error
     return columns, _parquet_rows(values, columns, path)
 
 

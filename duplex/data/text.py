@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from duplex.errors import DuplexError
+from duplex.files import reason
 
 LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form feeds and U+2028, inside a name
 
@@ -14,10 +15,10 @@ LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form 
 def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except FileNotFoundError:
-        raise DuplexError(f"{path} does not exist") from None
+    except FileNotFoundError as error:
+        raise DuplexError(f"{path} does not exist") from error
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {error.strerror}") from None
+        raise DuplexError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def read_text(path: Path) -> str:
@@ -27,7 +28,7 @@ def read_text(path: Path) -> str:
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise DuplexError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        raise DuplexError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     if "\0" in text:
         raise DuplexError(f"{path} is not text: it holds a zero byte; save it as UTF-8")
     return text

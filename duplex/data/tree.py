@@ -13,8 +13,18 @@ PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", 
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
+UNREAD = frozenset({".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".psd", ".dng", ".cr2", ".cr3", ".nef", ".arw"})
+
+
 def is_picture(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in PICTURES
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    """Why something with the name of a picture is none."""
+    if entry.is_dir():
+        return "folders with the name of a picture"
+    return "links that lead nowhere" if entry.is_symlink() else "devices and pipes"
 
 
 class PictureTree:
@@ -24,6 +34,7 @@ class PictureTree:
         self.root = Path(root)
         self._real = os.path.realpath(root)
         self._folders: dict[str, dict[str, bool]] = {}  # folder -> name of a file in it -> whether it stays inside
+        self.passed: dict[str, list[str]] = {}  # why -> what the last call of `pictures` passed over
         if not os.path.isdir(self._real):
             raise DuplexError(f"{root} is not a folder")
 
@@ -39,7 +50,8 @@ class PictureTree:
 
     def pictures(self) -> Iterator[str]:
         """Every picture below the root, in a fixed order. Hidden names are passed over, and linked folders too: what
-        they lead to is met in its own place."""
+        they lead to is met in its own place. What looks like a picture and is none to us goes into `passed`."""
+        self.passed = {}
         yield from self._walk("")
 
     def _walk(self, folder: str) -> Iterator[str]:
@@ -50,10 +62,14 @@ class PictureTree:
                 continue
             if entry.is_symlink() and not self._inside(entry.path):
                 raise self._leaves(path)
-            if entry.is_dir(follow_symlinks=False):
+            if is_picture(entry.name) and not entry.is_file():
+                self.passed.setdefault(_kind(entry), []).append(path)
+            elif entry.is_dir(follow_symlinks=False):
                 yield from self._walk(path)
-            elif is_picture(entry.name) and entry.is_file():
+            elif is_picture(entry.name):
                 yield path
+            elif (suffix := os.path.splitext(entry.name)[1].lower()) in UNREAD:
+                self.passed.setdefault(f"{suffix} is not read", []).append(path)
 
     def _files(self, folder: str) -> dict[str, bool]:
         if not self._inside(os.path.join(self._real, folder)):
@@ -72,7 +88,7 @@ class PictureTree:
         except OSError as error:
             if error.errno in ABSENT:
                 return []
-            raise DuplexError(f"{self.root / folder} cannot be listed: {error.strerror}") from None
+            raise DuplexError(f"{self.root / folder} cannot be listed: {error.strerror}") from error
 
     def _inside(self, path: str) -> bool:
         real = os.path.realpath(path)

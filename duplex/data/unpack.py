@@ -50,9 +50,9 @@ def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit
             if not (root / name).exists():
                 (staging / name).rename(root / name)
     except DAMAGED as error:
-        raise DuplexError(f"{archive} is damaged ({error}); delete it and run the command again") from None
+        raise DuplexError(f"{archive} is damaged ({error}); delete it and run the command again") from error
     except OSError as error:
-        raise DuplexError(f"{archive} cannot be unpacked to {root}: {error.strerror or error}") from None
+        raise DuplexError(f"{archive} cannot be unpacked to {root}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -8,17 +8,19 @@ Another kind of backbone joins by offering what `Encoder` lists.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from duplex.errors import UsageError, pick
+from duplex.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
 Towers = Literal["both", "image", "text"]
+PACKAGED = "tiny"  # the encoder that ships with the package
 TOWERS: tuple[Towers, ...] = ("both", "image", "text")
-PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 class Encoder(Protocol):
@@ -71,6 +73,13 @@ def encoder_identity(name: str, weights: str | None = None, *, precision: str = 
     from duplex.encoders.source import find_source
 
     return find_source(name, weights).identity(pick(precision, PRECISIONS, "precision"))
+
+
+def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
+    """The words that an encoder cannot be asked about. Only the packaged one has any: it knows the drawn benchmark."""
+    from duplex.encoders.tiny import unknown_words as unknown_to_tiny
+
+    return unknown_to_tiny(texts) if name == PACKAGED else []
 
 
 def resolve_device(device: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from typing import Any
 
@@ -10,17 +9,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from duplex.encoders.source import PACKAGED, EncoderSource
-from duplex.encoders.vision_ops import ensure_torchvision
+from duplex.encoders import PACKAGED
+from duplex.encoders.arithmetic import arithmetic
+from duplex.encoders.openclip import LOADING, PreprocessCfg, image_transform_v2, open_clip, transforms
+from duplex.encoders.source import EncoderSource, model_arguments, model_class
 from duplex.errors import DuplexError
+from duplex.precision import dtype_of
 
-ensure_torchvision()
-
-import open_clip  # noqa: E402
-from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: E402
-from torchvision import transforms  # noqa: E402
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]
 LONGEST = 50  # aspect ratio up to which the whole picture is resized; beyond it only the middle can reach the crop
 
@@ -56,17 +51,17 @@ class ClipEncoder:
         self.name = source.name
         self.dim = source.dim
         self.identity = source.identity(precision)
-        self.device = torch.device(device)
+        self.device, self._precision = torch.device(device), precision
         self.image_transform = PictureTransform(source.preprocess)
         model = build_model(source)
         self.logit_scale = float(model.logit_scale.item())
         self._visual: Any = None
         self._text: Any = None
         if towers != "text":
-            self._visual = model.visual.to(self.device, DTYPES[precision])
+            self._visual = model.visual.to(self.device, dtype_of(precision))
             mean, std = (torch.tensor(source.preprocess[key], device=self.device) for key in ("mean", "std"))
             self._mean, self._std = mean.view(3, 1, 1), std.view(3, 1, 1)
-            self._dtype = DTYPES[precision]
+            self._dtype = dtype_of(precision)
         if towers != "image":
             self._text = _text_tower(model, source, self.device, precision)
 
@@ -85,7 +80,8 @@ class ClipEncoder:
     @torch.inference_mode()
     def encode_images(self, pixels: Tensor) -> Tensor:
         """[B, 3, R, R] uint8 -> [B, d] float32, not normalised."""
-        found = self.visual(self._normalised(pixels))
+        with arithmetic(self._precision):
+            found = self.visual(self._normalised(pixels))
         pooled = found[0] if isinstance(found, tuple) else found  # CoCa gives its tokens as well
         return pooled.float()
 
@@ -94,9 +90,10 @@ class ClipEncoder:
         """[B, 3, R, R] uint8 -> features [B, d] and the last block's patch tokens [B, T, w], float32."""
         if not hasattr(self.visual, "forward_intermediates") or not hasattr(self.visual, "ln_post"):
             raise DuplexError(f"encoder {self.name!r} has no patch tokens; extract with --tokens none")
-        found = self.visual.forward_intermediates(
-            self._normalised(pixels), indices=1, normalize_intermediates=True, output_fmt="NLC"
-        )
+        with arithmetic(self._precision):
+            found = self.visual.forward_intermediates(
+                self._normalised(pixels), indices=1, normalize_intermediates=True, output_fmt="NLC"
+            )
         return found["image_features"].float(), found["image_intermediates"][-1].float()
 
     @property
@@ -113,13 +110,7 @@ class ClipEncoder:
 
 def build_model(source: EncoderSource) -> Any:
     """Build open_clip's model and load its weights: all of them or an error."""
-    config = copy.deepcopy(source.architecture)
-    custom = config.pop("custom_text", False) or "hf_model_name" in config["text_cfg"]
-    kind = open_clip.CLIP if not custom else open_clip.CoCa if "multimodal_cfg" in config else open_clip.CustomTextCLIP
-    if "timm_model_name" in config["vision_cfg"]:
-        config["vision_cfg"]["timm_model_pretrained"] = False  # the weights come from the one file
-    if "hf_model_name" in config["text_cfg"]:
-        config["text_cfg"]["hf_model_pretrained"] = False
+    kind, config = model_class(source.architecture), model_arguments(source.architecture)
     _check_config(kind, config, source)
     model = kind(**config)
     if source.name == PACKAGED:
@@ -140,9 +131,9 @@ def _check_config(kind: Any, config: dict[str, Any], source: EncoderSource) -> N
 def _load_weights(model: Any, source: EncoderSource) -> None:
     try:
         open_clip.load_checkpoint(model, str(source.weights), weights_only=True)
-    except Exception as error:  # torch, safetensors, pickle and zip each raise their own
+    except LOADING as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise DuplexError(f"{source.weights} does not hold the weights of {source.name!r}: {reason}") from None
+        raise DuplexError(f"{source.weights} does not hold the weights of {source.name!r}: {reason}") from error
 
 
 def _text_tower(model: Any, source: EncoderSource, device: torch.device, precision: str) -> Any:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from duplex.encoders.clip import build_model
+from duplex.encoders.openclip import LOADING, load_state_dict, open_clip
 from duplex.encoders.source import CONFIG, EncoderSource, find_source, is_torchscript, preprocess_of
-from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.errors import DuplexError, UsageError
-
-ensure_torchvision()
-
-import open_clip  # noqa: E402
-from open_clip.factory import load_state_dict  # noqa: E402
+from duplex.files import write_tensors, write_text
 
 WEIGHTS = "open_clip_model.safetensors"
 NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers that OpenAI's archives carry
@@ -36,20 +29,22 @@ def convert(archive: Path, folder: Path, name: str, tag: str | None = None) -> E
     if tag is None and not scripted:
         raise UsageError(f"{archive} does not say how pictures are prepared; name the published weights with --tag")
     preprocess = preprocess_of(name, architecture, tag or "openai")
+    there = next((folder / name for name in (WEIGHTS, CONFIG) if (folder / name).exists()), None)
+    if there is not None:
+        raise UsageError(f"{there} exists and is left alone; name a folder without an encoder in it")
     tensors = _read_archive(archive, scripted)
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / WEIGHTS, lambda path: save_file(tensors, path))
+    write_tensors(folder / WEIGHTS, tensors)
     config = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocess}, indent=2) + "\n"
-    _replace(folder / CONFIG, lambda path: path.write_text(config, encoding="utf-8"))
+    write_text(folder / CONFIG, config)
     source = find_source(f"local-dir:{folder}")
     try:
         build_model(source)
-    except DuplexError:
+    except DuplexError as error:
         (folder / CONFIG).unlink()
         (folder / WEIGHTS).unlink()
         raise DuplexError(
             f"{archive} does not hold the weights of {name!r}; name its architecture with --encoder"
-        ) from None
+        ) from error
     return source
 
 
@@ -58,13 +53,6 @@ def _read_archive(archive: Path, scripted: bool) -> dict[str, torch.Tensor]:
         state = (
             torch.jit.load(str(archive), map_location="cpu").state_dict() if scripted else load_state_dict(str(archive))
         )
-    except Exception as error:  # torch, zip and pickle each raise their own
-        raise DuplexError(f"{archive} cannot be read as weights: {str(error).strip().splitlines()[0][:200]}") from None
+    except LOADING as error:
+        raise DuplexError(f"{archive} cannot be read as weights: {str(error).strip().splitlines()[0][:200]}") from error
     return {key: value.detach().contiguous().clone() for key, value in state.items() if key not in NOT_WEIGHTS}
-
-
-def _replace(path: Path, write: Any) -> None:
-    """A folder never holds half a file."""
-    partial = path.with_name(path.name + ".partial")
-    write(partial)
-    os.replace(partial, path)

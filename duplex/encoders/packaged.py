@@ -31,4 +31,4 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise DuplexError(f"{path} cannot be read ({error}); reinstall the package") from None
+        raise DuplexError(f"{path} cannot be read ({error}); reinstall the package") from error

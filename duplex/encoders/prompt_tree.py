@@ -4,10 +4,8 @@ Under a causal mask the hidden state of a token depends on the tokens before it 
 that begin alike have equal states as far as they are alike. A prompt is a sequence of *lexicon rows* (token embeddings,
 frozen or learned); a node of the tree is one distinct prefix, and its depth is its position.
 
-Nodes are numbered for attention (see `text_layout`): first the *trunk*, the few nodes that many others descend from
-(the start token, the context), to which every query attends densely under a mask; then the other nodes level by level,
-a level being the number of ancestors outside the trunk, siblings side by side, so that the nodes below one ancestor
-are always a contiguous run.
+Nodes are numbered depth first, for attention (see `text_layout`): the nodes below one node follow it directly, so
+that a run of consecutive nodes has few ancestors beside the run itself.
 """
 
 from __future__ import annotations
@@ -26,9 +24,6 @@ Ints = NDArray[np.int64]
 Prompts = Sequence[Sequence[int]] | NDArray[np.integer]
 
 PAD = -1
-SMALL = 128  # a tree of so few nodes is wholly trunk: one dense attention
-TRUNK_SHARE = 16  # otherwise a trunk node has at least a 16th of the tree below it
-TRUNK_LIMIT = 128
 
 
 def padded(sequences: Prompts) -> Ints:
@@ -52,33 +47,26 @@ def padded(sequences: Prompts) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class PromptTree:
-    """`T` nodes, parents before children; `ends[p]` is the node of prompt `p`'s last token."""
+    """`T` nodes, depth first; `ends[p]` is the node of prompt `p`'s last token."""
 
     rows: Ints  # [T] lexicon row of each node's token
     depths: Ints  # [T] its position
     parents: Ints  # [T] the node before it, -1 for a first token
     ends: Ints  # [P]
-    trunk: int  # nodes 0..trunk-1 are the trunk
-    levels: Ints  # [T] ancestors outside the trunk, -1 for the trunk itself; sorted
 
     @classmethod
     def of(cls, sequences: Prompts) -> PromptTree:
         """The tree of prompts given as lists of lexicon rows, or as an array `[P, L]` padded with -1."""
         rows, depths, parents, ends = _trie(padded(sequences))
         bounds = np.searchsorted(depths, np.arange(depths[-1] + 2))
-        trunk = _trunk(_below(parents, bounds))
-        levels = _levels(parents, trunk, bounds)
-        order = _order(parents, levels)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        place = _places(parents, _below(parents, bounds), bounds)
+        order = np.argsort(place)
         above = parents[order]
         return cls(
             rows=rows[order],
             depths=depths[order],
             parents=np.where(above < 0, -1, place[above]),
             ends=place[ends],
-            trunk=int(trunk.sum()),
-            levels=levels[order],
         )
 
     @property
@@ -149,35 +137,12 @@ def _below(parents: Ints, bounds: Ints) -> Ints:
     return below
 
 
-def _trunk(below: Ints) -> NDArray[np.bool_]:
-    """[T] the nodes with a large share of the tree below them; closed upwards, as an ancestor has more below it."""
-    if len(below) <= SMALL:
-        return np.ones(len(below), bool)
-    trunk = below * TRUNK_SHARE >= len(below)
-    if trunk.sum() > TRUNK_LIMIT:
-        trunk = below > np.sort(below)[-TRUNK_LIMIT - 1]
-    return trunk
-
-
-def _levels(parents: Ints, trunk: NDArray[np.bool_], bounds: Ints) -> Ints:
-    """[T] ancestors outside the trunk; -1 for a trunk node."""
-    levels = np.full(len(parents), -1, np.int64)
-    for start, stop in pairwise(bounds):
-        above = parents[start:stop]
-        levels[start:stop] = np.where(above < 0, 0, levels[above] + 1)
-        levels[start:stop][trunk[start:stop]] = -1
-    return levels
-
-
-def _order(parents: Ints, levels: Ints) -> Ints:
-    """Nodes in their final order: by level, then by where their parent went."""
+def _places(parents: Ints, below: Ints, bounds: Ints) -> Ints:
+    """[T] each node's number, depth first: its parent's, one more, and as many as its earlier siblings take."""
     place = np.empty(len(parents), np.int64)
-    parts, count = [], 0
-    for level in range(-1, int(levels.max()) + 1):
-        nodes = np.flatnonzero(levels == level)
-        if level > 0:
-            nodes = nodes[np.argsort(place[parents[nodes]], kind="stable")]
-        place[nodes] = np.arange(count, count + len(nodes))
-        parts.append(nodes)
-        count += len(nodes)
-    return np.concatenate(parts)
+    for start, stop in pairwise(bounds):
+        above = parents[start:stop]  # sorted: siblings lie together
+        before = np.cumsum(below[start:stop] + 1) - below[start:stop] - 1
+        eldest = np.searchsorted(above, above)
+        place[start:stop] = np.where(above < 0, 0, place[above] + 1) + before - before[eldest]
+    return place

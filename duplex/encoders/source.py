@@ -5,9 +5,9 @@ Everything about an encoder that can be known without building it: what a cache 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-import os
 import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,19 +16,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from duplex.encoders.vision_ops import ensure_torchvision
+import torch
+
+from duplex.encoders import PACKAGED
+from duplex.encoders.hub import WEIGHTS, address, fetch, fetch_from_hub, hub_file_on_disk, place_on_disk
+from duplex.encoders.openclip import PreprocessCfg, merge_preprocess_dict, open_clip
 from duplex.errors import DuplexError, UsageError
+from duplex.files import sha256
 
-ensure_torchvision()
-
-import open_clip  # noqa: E402
-from open_clip.factory import _find_checkpoint_in_dir  # noqa: E402
-from open_clip.pretrained import download_pretrained_from_hf  # noqa: E402
-from open_clip.transform import PreprocessCfg, merge_preprocess_dict  # noqa: E402
-
-PACKAGED = "tiny"
 LOCAL, HUB = "local-dir:", "hf-hub:"
 CONFIG = "open_clip_config.json"
+USUAL = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")  # names of weights files
+SUFFIXES = (".safetensors", ".bin", ".pth")
 LIBRARIES = ("torch", "open_clip_torch", "pillow")  # what decides the last bits of a feature
 Config = dict[str, Any]
 
@@ -53,7 +52,7 @@ class EncoderSource:
         return {
             "encoder": self.name,
             "architecture": hashlib.sha256(_stable(self.architecture).encode()).hexdigest()[:16],
-            "weights": _sha256(str(self.weights), stat.st_size, stat.st_mtime_ns),
+            "weights": _sha256(self.weights, stat.st_size, stat.st_mtime_ns),
             "preprocessing": _stable(self.preprocess),
             "precision": precision,
             "dim": str(self.dim),
@@ -79,6 +78,54 @@ def find_source(name: str, weights: str | None = None) -> EncoderSource:
     if Path(weights).expanduser().is_file():
         return _file_source(name, architecture, Path(weights).expanduser())
     return _tag_source(name, architecture, weights)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Published weights that are not on this disk."""
+
+    address: str  # where they would be fetched from
+    size: int | None  # bytes, about
+
+
+def absent_weights(name: str, weights: str | None = None) -> Absent | None:
+    """What using an encoder would have to fetch; None where it is all here. Nothing is fetched to answer."""
+    if name.startswith(HUB):
+        owner = name.removeprefix(HUB)
+        here = hub_file_on_disk(owner, (CONFIG,)) and hub_file_on_disk(owner, WEIGHTS)
+        return None if here else Absent(f"https://huggingface.co/{owner}", None)
+    architecture = None if name == PACKAGED or name.startswith(LOCAL) else open_clip.get_model_config(name)
+    if architecture is None or weights is None or Path(weights).expanduser().is_file():
+        find_source(name, weights)  # what is wrong with it is told here
+        return None
+    preprocess_of(name, architecture, weights)
+    published = open_clip.get_pretrained_cfg(name, weights)
+    return None if place_on_disk(published) else Absent(address(published), _size(architecture))
+
+
+def _size(architecture: Config) -> int:
+    """Bytes of an architecture's weights, as float32; its towers are counted without being made."""
+    with torch.device("meta"):
+        model = model_class(architecture)(**model_arguments(architecture))
+    return 4 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def model_class(architecture: Config) -> Any:
+    """open_clip's class for an architecture."""
+    if not (architecture.get("custom_text", False) or "hf_model_name" in architecture["text_cfg"]):
+        return open_clip.CLIP
+    return open_clip.CoCa if "multimodal_cfg" in architecture else open_clip.CustomTextCLIP
+
+
+def model_arguments(architecture: Config) -> Config:
+    """What that class is made with; nothing is fetched on the way."""
+    config = copy.deepcopy(architecture)
+    config.pop("custom_text", None)
+    if "timm_model_name" in config["vision_cfg"]:
+        config["vision_cfg"]["timm_model_pretrained"] = False  # the weights come from the one file
+    if "hf_model_name" in config["text_cfg"]:
+        config["text_cfg"]["hf_model_pretrained"] = False
+    return config
 
 
 def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
@@ -121,34 +168,37 @@ def _packaged_source() -> EncoderSource:
 
 def _folder_source(folder: Path) -> EncoderSource:
     config = _read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
-    weights = _find_checkpoint_in_dir(folder)
+    weights = _weights_in(folder)
     if weights is None:
         raise DuplexError(f"{folder} holds no weights; put open_clip_model.safetensors beside {CONFIG}")
     architecture = config["model_cfg"]
     name = LOCAL + hashlib.sha256(_stable(architecture).encode()).hexdigest()[:12]  # a folder may be moved
     preprocess = complete_preprocess(config["preprocess_cfg"], architecture)
-    return EncoderSource(name, architecture, preprocess, Path(weights), folder)
+    return EncoderSource(name, architecture, preprocess, weights, folder)
+
+
+def _weights_in(folder: Path) -> Path | None:
+    """The file that is called as weights usually are, else the first by name; safetensors before what holds pickles."""
+    found = sorted(
+        (path for path in folder.iterdir() if path.suffix in SUFFIXES),
+        key=lambda path: (path.stem not in USUAL, SUFFIXES.index(path.suffix), path.stem != USUAL[0], path.name),
+    )
+    return found[0] if found else None
 
 
 def _hub_source(name: str) -> EncoderSource:
     owner = name.removeprefix(HUB)
-    try:
-        folder = Path(download_pretrained_from_hf(owner, filename=CONFIG)).parent
-        weights = download_pretrained_from_hf(owner)
-    except Exception as error:  # whatever network, cache and hub raise between them
-        raise DuplexError(_unreachable(name, error)) from None
-    config = _read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
+    config_file = fetch_from_hub(owner, (CONFIG,), name)
+    weights = fetch_from_hub(owner, WEIGHTS, name)
+    config = _read_config(config_file, ("model_cfg", "preprocess_cfg"))
     preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
-    return EncoderSource(name, config["model_cfg"], preprocess, Path(weights))
+    return EncoderSource(name, config["model_cfg"], preprocess, weights)
 
 
 def _tag_source(name: str, architecture: Config, tag: str) -> EncoderSource:
     preprocess = preprocess_of(name, architecture, tag)
-    try:
-        path = open_clip.download_pretrained(open_clip.get_pretrained_cfg(name, tag))
-    except Exception as error:
-        raise DuplexError(_unreachable(f"{name} + {tag}", error)) from None
-    return EncoderSource(name, architecture, preprocess, _present(Path(path)))
+    path = fetch(open_clip.get_pretrained_cfg(name, tag), f"{name} + {tag}")
+    return EncoderSource(name, architecture, preprocess, path)
 
 
 def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
@@ -177,19 +227,13 @@ def _other_activation(architecture: Config) -> bool:
     return "timm_model_name" in architecture["vision_cfg"]
 
 
-def _unreachable(what: str, error: Exception) -> str:
-    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    return f"the weights of {what} are not on disk and could not be fetched{offline}: {reason}; or give a {LOCAL}FOLDER"
-
-
 def _read_config(path: Path, keys: tuple[str, ...]) -> Config:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DuplexError(f"{path} does not exist; an encoder's folder needs it") from None
+    except FileNotFoundError as error:
+        raise DuplexError(f"{path} does not exist; an encoder's folder needs it") from error
     except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise DuplexError(f"{path} cannot be read: {error}") from None
+        raise DuplexError(f"{path} cannot be read: {error}") from error
     missing = [key for key in keys if not isinstance(config, dict) or key not in config]
     if missing:
         raise DuplexError(f"{path} lacks the key {missing[0]!r}, without which the encoder is a guess")
@@ -214,10 +258,6 @@ def _version(library: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _sha256(path: str, size: int, modified: int) -> str:
+def _sha256(path: Path, size: int, modified: int) -> str:
     """Hash a file; its size and time are part of the key so that a replaced file is hashed again."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return sha256(path)

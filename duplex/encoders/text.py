@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as recompute
 
 from duplex.encoders import text_plain
+from duplex.encoders.arithmetic import arithmetic
 from duplex.encoders.prompt_tree import Prompts, PromptTree, blocks, padded
 from duplex.encoders.text_attention import attend
 from duplex.encoders.text_layout import Attention, Layout
@@ -35,7 +36,7 @@ class TextTower:
 
     def __init__(self, model: Any, tokenizer: Any = None, *, precision: str = "fp32") -> None:
         """`model` is an open_clip model; only its text part is kept. `tokenizer` is CLIP's own unless given."""
-        self.parts = TextParts.of(model, precision)
+        self.parts, self.precision = TextParts.of(model, precision), precision
         self.vocabulary = Vocabulary(self.parts.table, tokenizer)
         self.width, self.dim = self.parts.width, self.parts.dim
         self.context_length, self.logit_scale = self.parts.context_length, self.parts.logit_scale
@@ -73,25 +74,16 @@ class TextTower:
         if not self.shares_prefixes:
             return self.encode_plain(tree.sequences(), lexicon, checkpoint=checkpoint)
         self._check(tree.length, int(tree.rows.max()), lexicon)
-        layout = self._layout(tree, lexicon.device)
-        x = F.embedding(layout.entry_rows, lexicon).to(self.parts.positions.dtype)
-        x = x + self.parts.positions[layout.entry_depths]  # [E, width]
-        last = len(self.parts.blocks) - 1
-        for number, block in enumerate(self.parts.blocks):
-            spread = layout.entries if number == 0 else None
-            plan = layout.final if number == last else layout.every
-            if checkpoint and x.requires_grad:
-                x = recompute(self._layer, block, x, plan, spread, use_reentrant=False)
-            else:
-                x = self._layer(block, x, plan, spread)
-        return F.embedding(layout.ends, self.parts.finish(x))
+        with arithmetic(self.precision):
+            return self._shared(self._layout(tree, lexicon.device), lexicon, checkpoint)
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
         """[P, dim] the same, every prompt by itself through the tower's own blocks."""
         rows = padded(sequences)
         self._check(rows.shape[1], int(rows.max()), lexicon)
         free = self.parts.causal and self.parts.pools_end
-        return text_plain.encode(self.parts, rows, lexicon, None if free else self._padding(), checkpoint)
+        with arithmetic(self.precision):
+            return text_plain.encode(self.parts, rows, lexicon, None if free else self._padding(), checkpoint)
 
     @torch.no_grad()
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
@@ -104,29 +96,30 @@ class TextTower:
 
     # -- inside -----------------------------------------------------------------------------------------------
 
-    def _layer(self, block: Any, x: Tensor, plan: Attention, spread: Tensor | None) -> Tensor:
-        """[Q, width] a block's output for the plan's queries, from all nodes' states `[T, width]`; or, with `spread`,
-        from the states of entries `[E, width]`, of which node `i` has number `spread[i]`."""
-        width, dtype = self.width, self.parts.dtype
-        weight, bias = block.attn.in_proj_weight, block.attn.in_proj_bias
-        h = block.ln_1(x).to(dtype)
-        kv = F.linear(h, weight[width:], bias[width:])
-        if spread is None:
-            x, h = _take(x, plan.nodes), _take(h, plan.nodes)
-            q = F.linear(h, weight[:width], bias[:width])
-        else:
-            queries = spread if plan.nodes is None else spread[plan.nodes]
-            q = _take(F.linear(h, weight[:width], bias[:width]), queries)
-            x, kv = _take(x, queries), _take(kv, spread)
-        o = block.attn.out_proj(attend(q, kv, self.parts.heads, plan))
-        x = x + block.ls_1(o.to(x.dtype))
+    def _shared(self, layout: Layout, lexicon: Tensor, checkpoint: bool) -> Tensor:
+        """[P, dim] each prompt's feature, every distinct prefix computed once."""
+        x = F.embedding(layout.entry_rows, lexicon).to(self.parts.positions.dtype)
+        x = x + self.parts.positions[layout.entry_depths]  # [E, width]
+        for block, plan in zip(self.parts.blocks, layout.layers, strict=True):
+            if checkpoint and x.requires_grad:
+                x = recompute(self._layer, block, x, plan, use_reentrant=False)
+            else:
+                x = self._layer(block, x, plan)
+        return F.embedding(layout.ends, self.parts.finish(x))
+
+    def _layer(self, block: Any, x: Tensor, plan: Attention) -> Tensor:
+        """[Q, width] a block's output for the plan's queries, from all states `[R, width]`."""
+        dtype, attention = self.parts.dtype, block.attn
+        states = F.linear(block.ln_1(x).to(dtype), attention.in_proj_weight, attention.in_proj_bias)
+        o = attention.out_proj(attend(states, plan))
+        x = _take(x, plan.taken) + block.ls_1(o.to(x.dtype))
         return x + block.ls_2(_mlp(block.mlp, block.ln_2(x).to(dtype)).to(x.dtype))
 
     def _layout(self, tree: PromptTree, device: torch.device) -> Layout:
         """Index tensors are built once for a tree and a device."""
         held = self._layouts.setdefault(tree, {})
         if device not in held:
-            held[device] = Layout.of(tree, device)
+            held[device] = Layout.of(tree, len(self.parts.blocks), self.parts.heads, device)
         return held[device]
 
     def _check(self, length: int, row: int, lexicon: Tensor) -> None:
@@ -155,8 +148,8 @@ def _mlp(mlp: Any, h: Tensor) -> Tensor:
     and one tensor kept for the gradient where open_clip's own takes three of each."""
     if type(mlp.gelu).__name__ != "QuickGELU":
         return mlp(h)
-    z = F.linear(h * QUICK, mlp.c_fc.weight, mlp.c_fc.bias * QUICK)  # [n, 4 * width]
-    return F.linear(F.silu(z), mlp.c_proj.weight) / QUICK + mlp.c_proj.bias
+    z = torch.addmm(mlp.c_fc.bias, h, mlp.c_fc.weight.t(), beta=QUICK, alpha=QUICK)  # [n, 4 * width]
+    return torch.add(mlp.c_proj.bias, F.linear(F.silu(z), mlp.c_proj.weight), alpha=1 / QUICK)
 
 
 def _take(x: Tensor, index: Tensor | None) -> Tensor:

@@ -2,95 +2,83 @@
 
 With `q_i` a query and `A(i)` its node's ancestors and itself, `o_i = Σ_{j ∈ A(i)} p_ij v_j` and
 `p_i = softmax_j(q_i·k_j / √e)` for every head of width `e`: what causal attention computes for that token in every
-prompt that runs through it. The backward pass is written out so that only `q`, `k`, `v` and `p` are kept, and so that
-gradients of shared keys are summed in a fixed order on every device: `embedding_dense_backward` sorts instead of
-adding atomically.
+prompt that runs through it. Blocks of neighbouring queries share their keys (`text_layout`), so that a layer's
+attention is seventeen operations, forward and backward, whatever the tree. The backward pass is written out: only the
+states and `p` are kept, and gradients of shared keys are summed in a fixed order on every device, since
+`embedding_dense_backward` sorts instead of adding atomically.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from duplex.encoders.text_layout import Attention, Keys, Queries
+from duplex.encoders.text_layout import Attention
 
 
-def attend(q: Tensor, kv: Tensor, heads: int, plan: Attention) -> Tensor:
-    """[Q, width] from queries `[Q, width]` and keys beside values `[T, 2*width]`; softmax in float32 or better."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return TreeAttention.apply(q.to(wide), kv.to(wide), heads, plan).to(q.dtype)
+def attend(states: Tensor, plan: Attention) -> Tensor:
+    """[Q, width] from queries, keys and values side by side `[R, 3 * width]`; softmax in float32 or better."""
+    wide = torch.promote_types(states.dtype, torch.float32)
+    return TreeAttention.apply(states.to(wide), plan).to(states.dtype)
 
 
 class TreeAttention(torch.autograd.Function):
-    """Differentiable once in `q` and `kv`."""
+    """Differentiable once in `states`."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, kv: Tensor, heads: int, plan: Attention) -> Tensor:
-        q = q.view(len(q), heads, -1) * (q.shape[1] // heads) ** -0.5  # [Q, H, e]
-        k, v = kv.view(len(kv), 2, heads, -1).unbind(1)  # [T, H, e]
-        out = torch.empty_like(q)
-        weights = []
-        for part in plan.queries:
-            p = _scores(q, k, plan.trunk, part).softmax(-1)  # [n, H, M + levels]
-            out[part.rows] = _mixture(p, v, plan.trunk, part)
-            weights.append(p)
+    def forward(ctx: Any, states: Tensor, plan: Attention) -> Tensor:
+        blocks = Gathered.of(states, plan)
+        count, _, size, seen = plan.mask.shape
+        scores = torch.bmm(blocks.q, blocks.k.mT).view(count, plan.heads, size, seen)
+        p = torch.add(plan.mask, scores, alpha=blocks.width**-0.5).softmax(-1).flatten(0, 1)  # [C*H, B, S]
         ctx.plan = plan
-        ctx.save_for_backward(q, kv, *weights)
-        return out.flatten(1)
+        ctx.save_for_backward(states, p)
+        return F.embedding(plan.slots, torch.bmm(p, blocks.v).view(-1, blocks.width)).flatten(1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        q, kv, *weights = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        states, p = ctx.saved_tensors
         plan: Attention = ctx.plan
-        heads = q.shape[1]
-        k, v = kv.view(len(kv), 2, heads, -1).unbind(1)
-        grad = grads[0].view_as(q)
-        dq, dkv = torch.empty_like(q), torch.zeros_like(kv)
-        dk, dv = dkv.view(len(kv), 2, heads, -1).unbind(1)
-        for part, p in zip(plan.queries, weights, strict=True):
-            dp = _scores(grad, v, plan.trunk, part, masked=False)
-            ds = p * (dp - (p * dp).sum(-1, keepdim=True))
-            dq[part.rows] = _mixture(ds, k, plan.trunk, part)
-            _spread(dv, p, grad, plan.trunk, part)
-            _spread(dk, ds, q, plan.trunk, part)
-        return dq.flatten(1).mul_(q.shape[2] ** -0.5), dkv, None, None
+        each = Gathered.of(states, plan).gradients(p, grads[0], plan)  # [C*H*B + 2*C*H*S, e]
+        summed = torch.ops.aten.embedding_dense_backward(each, plan.rows, states.numel() // each.shape[1], -1, False)
+        return summed.view_as(states), None
 
 
-def _scores(q: Tensor, k: Tensor, trunk: int, part: Queries, *, masked: bool = True) -> Tensor:
-    """[n, H, M + levels] `q_i · k_j` for the part's queries and their keys."""
-    q = q[part.rows]
-    dense = torch.matmul(q.transpose(0, 1), k[:trunk].permute(1, 2, 0)).transpose(0, 1)  # [n, H, M]
-    if masked:
-        dense = dense + part.mask.to(q.dtype)[:, None]
-    own = [(q * _gather(k, keys)).sum(-1, keepdim=True) for keys in part.keys]
-    return torch.cat([dense, *own], -1)
+@dataclass(frozen=True)
+class Gathered:
+    """The blocks of one attention call, one for each head: queries, keys and values, which share `rows`."""
 
+    rows: Tensor  # [C*H*B + 2*C*H*S, e]
+    q: Tensor  # [C*H, B, e]
+    k: Tensor  # [C*H, S, e]
+    v: Tensor  # [C*H, S, e]
 
-def _mixture(p: Tensor, v: Tensor, trunk: int, part: Queries) -> Tensor:
-    """[n, H, e] `Σ_j p_ij v_j`."""
-    out = torch.matmul(p[..., :trunk].transpose(0, 1), v[:trunk].transpose(0, 1)).transpose(0, 1)
-    for column, keys in enumerate(part.keys, start=trunk):
-        out = torch.addcmul(out, p[..., column, None], _gather(v, keys))
-    return out
+    @classmethod
+    def of(cls, states: Tensor, plan: Attention) -> Gathered:
+        count, _, size, seen = plan.mask.shape
+        rows = F.embedding(plan.rows, states.view(-1, states.shape[1] // (3 * plan.heads)))
+        parts = rows.split([count * plan.heads * length for length in (size, seen, seen)])
+        return cls(rows, *(part.view(count * plan.heads, -1, rows.shape[1]) for part in parts))
 
+    @property
+    def width(self) -> int:
+        """`e`, of one head."""
+        return self.rows.shape[1]
 
-def _spread(dv: Tensor, p: Tensor, grad: Tensor, trunk: int, part: Queries) -> None:
-    """`dv_j += Σ_i p_ij grad_i`, in place."""
-    grad = grad[part.rows]
-    dv[:trunk] += torch.matmul(p[..., :trunk].permute(1, 2, 0), grad.transpose(0, 1)).transpose(0, 1)
-    for column, keys in enumerate(part.keys, start=trunk):
-        piece = p[..., column, None] * grad  # [n, H, e]
-        if keys.index is None:
-            dv[keys.nodes] += piece
-        else:
-            size = keys.nodes.stop - keys.nodes.start
-            total = torch.ops.aten.embedding_dense_backward(piece.flatten(1), keys.index, size, -1, False)
-            dv[keys.nodes] += total.view(size, *piece.shape[1:])
-
-
-def _gather(k: Tensor, keys: Keys) -> Tensor:
-    """[n, H, e] the key of each query in one level."""
-    level = k[keys.nodes]
-    return level if keys.index is None else level.index_select(0, keys.index)
+    def gradients(self, p: Tensor, grad: Tensor, plan: Attention) -> Tensor:
+        """Of each gathered row, from the output's `[Q, H * e]`: `dv_j = Σ_i p_ij do_i`, `dk_j = Σ_i ds_ij q_i / √e` and
+        `dq_i = Σ_j ds_ij k_j / √e`. They take the place of the rows: each is written when that row is read no more."""
+        do = F.embedding(plan.asked, grad.reshape(-1, self.width))  # [C*H, B, e]
+        if plan.spare:
+            do.view(len(plan.mask), plan.heads, *do.shape[1:])[-1, :, -plan.spare :].zero_()
+        dp = torch.bmm(do, self.v.mT)
+        ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype).mul_(self.width**-0.5)
+        torch.bmm(p.mT, do, out=self.v)
+        dk = torch.bmm(ds.mT, self.q)
+        torch.bmm(ds, self.k, out=self.q)
+        self.k.copy_(dk)
+        return self.rows

@@ -1,8 +1,8 @@
 """Where each query of a prompt tree finds its keys: a prompt tree's index tensors, on one device.
 
-A query is a node, a key one of its ancestors or itself. Keys come in two kinds: trunk nodes, shared by so many queries
-that all of them are scored densely under a mask, and a node's other ancestors, one of each level, which are gathered
-(or, where every node of a level has exactly one child, just sliced).
+A query is a node, a key one of its ancestors or itself. Nodes are numbered depth first, so the ancestors of a run of
+consecutive queries are the run itself and the few nodes above its first: one *block* of queries shares one set of
+keys under a mask, and all blocks are small matrix products of one size.
 """
 
 from __future__ import annotations
@@ -11,89 +11,103 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.encoders.prompt_tree import Ints, PromptTree
 
-
-@dataclass(frozen=True)
-class Keys:
-    """The keys that `n` queries find in one level: key `index[i]` of the level for query `i`; None: key `i`."""
-
-    nodes: slice
-    index: Tensor | None  # [n]
-
-
-@dataclass(frozen=True)
-class Queries:
-    """`n` queries of one level, with the trunk keys they may see and their keys in each level."""
-
-    rows: slice  # among all queries
-    mask: Tensor  # [n, M] 0 for a trunk ancestor (or itself), -inf for another trunk node
-    keys: tuple[Keys, ...]
+BLOCK = 16  # queries together, about: more of them waste products, fewer gather the same ancestors more often
 
 
 @dataclass(frozen=True)
 class Attention:
-    """All queries of one attention call. `trunk` is `M`; `nodes` are the queries' nodes, None for all in order."""
+    """The index tensors of one attention call: `Q` queries in `C` blocks of at most `B`, with at most `S` keys each.
 
-    trunk: int
-    queries: tuple[Queries, ...]
-    nodes: Tensor | None
+    States are rows `[R, 3 * width]` of queries, keys and values beside each other, cut into heads: `[R * 3 * H, e]`.
+    """
+
+    heads: int
+    rows: Tensor  # [C*H*B + 2*C*H*S] where the blocks' queries, keys and values are among those
+    mask: Tensor  # [C, 1, B, S] 0 for an ancestor or the node itself, -inf for another key
+    slots: Tensor  # [Q, H] where each query's heads are in the blocks `[C*H*B]`
+    asked: Tensor  # [C*H, B] the other way round: which of `[Q * H]` a slot holds
+    spare: int  # slots at the end of the last block that hold no query
+    taken: Tensor | None  # [Q] the states that are queries; None for all in order
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Index tensors of a tree. An *entry* is a distinct (row, depth): what the first layer's projections depend on."""
+    """Index tensors of a tree. An *entry* is a distinct (row, depth): all that the first layer's products depend on."""
 
     entry_rows: Tensor  # [E]
     entry_depths: Tensor  # [E]
-    entries: Tensor  # [T] the entry of each node
-    every: Attention  # all nodes are queries
-    final: Attention  # only the prompts' ends are
-    ends: Tensor  # [P] each prompt's query of `final`
+    layers: tuple[Attention, ...]  # the first takes entries for states, the last asks for the prompts' ends alone
+    ends: Tensor  # [P] each prompt's place among the last layer's queries
 
     @classmethod
-    def of(cls, tree: PromptTree, device: torch.device) -> Layout:
+    def of(cls, tree: PromptTree, layers: int, heads: int, device: torch.device) -> Layout:
         keys, entries = np.unique(tree.rows * tree.length + tree.depths, return_inverse=True)
         nodes, ends = np.unique(tree.ends, return_inverse=True)
+        every = np.arange(tree.tokens)
+        whole, final = Blocks.of(tree, every), Blocks.of(tree, nodes)
+        plans = [final.attention(entries if layers == 1 else every, heads, device)]
+        if layers > 2:
+            plans = [whole.attention(every, heads, device)] * (layers - 2) + plans
+        if layers > 1:
+            plans.insert(0, whole.attention(entries, heads, device))
+        rows, depths = _put(keys // tree.length, device), _put(keys % tree.length, device)
+        return cls(rows, depths, tuple(plans), _put(ends, device))
 
-        def put(array: Ints) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
-        return cls(
-            entry_rows=put(keys // tree.length),
-            entry_depths=put(keys % tree.length),
-            entries=put(entries),
-            every=_attention(tree, None, device),
-            final=_attention(tree, nodes, device),
-            ends=put(ends),
+@dataclass(frozen=True)
+class Blocks:
+    """Queries in blocks, with the union of their ancestors for keys."""
+
+    queries: Ints  # [Q] nodes
+    keys: Ints  # [C, S] nodes; what is left over repeats the first
+    mask: NDArray[np.float32]  # [C, B, S]
+
+    @classmethod
+    def of(cls, tree: PromptTree, queries: Ints) -> Blocks:
+        """Blocks of equal size, so that few slots are spare, and smaller where queries are fewer than nodes."""
+        total = len(queries)
+        count = -(-tree.tokens // BLOCK)
+        size = -(-total // count)
+        count = -(-total // size)
+        path = tree.ancestors[queries]  # [Q, L], itself first
+        query, up = np.nonzero(path >= 0)
+        pairs, inverse = np.unique(query // size * tree.tokens + path[query, up], return_inverse=True)
+        block, node = np.divmod(pairs, tree.tokens)
+        first = np.searchsorted(block, np.arange(count))
+        slot = np.arange(len(pairs)) - first[block]
+        keys = np.repeat(node[first][:, None], slot.max() + 1, axis=1)
+        keys[block, slot] = node
+        mask = np.full((count * size, keys.shape[1]), -np.inf, np.float32)
+        mask[query, slot[inverse]] = 0
+        mask[total:, 0] = 0  # a spare slot asks for something, so that its softmax is a number
+        return cls(queries, keys, mask.reshape(count, size, -1))
+
+    def attention(self, states: Ints, heads: int, device: torch.device) -> Attention:
+        """For states of which node `i` has number `states[i]`."""
+        count, size = self.mask.shape[:2]
+        total, head, taken = len(self.queries), np.arange(heads), states[self.queries]
+        place = np.arange(total)
+        slots = (place // size * heads)[:, None] * size + head * size + (place % size)[:, None]  # [Q, H]
+        number = np.minimum(np.arange(count * size), total - 1).reshape(count, 1, size)  # a spare slot repeats the last
+        asked = number * heads + head[:, None]  # [C, H, B]
+        own, seen = taken[number], states[self.keys][:, None]
+        parts = [kind * heads + head[:, None] + 3 * heads * nodes for kind, nodes in enumerate((own, seen, seen))]
+        return Attention(
+            heads=heads,
+            rows=_put(np.concatenate([part.ravel() for part in parts]), device),
+            mask=torch.from_numpy(self.mask[:, None]).to(device),
+            slots=_put(slots, device),
+            asked=_put(asked.reshape(count * heads, size), device),
+            spare=count * size - total,
+            taken=None if np.array_equal(taken, np.arange(len(states))) else _put(taken, device),
         )
 
 
-def _attention(tree: PromptTree, nodes: Ints | None, device: torch.device) -> Attention:
-    chosen = np.arange(tree.tokens) if nodes is None else nodes
-    levels = tree.levels[chosen]
-    queries = []
-    for level in range(-1, int(levels.max()) + 1):
-        start, stop = np.searchsorted(levels, [level, level + 1])
-        if stop > start:
-            queries.append(_queries(tree, chosen[start:stop], level, slice(int(start), int(stop)), device))
-    return Attention(tree.trunk, tuple(queries), None if nodes is None else torch.from_numpy(nodes).to(device))
-
-
-def _queries(tree: PromptTree, nodes: Ints, level: int, rows: slice, device: torch.device) -> Queries:
-    path = tree.ancestors[nodes]  # [n, L], itself first
-    mask = np.full((len(nodes), tree.trunk), -np.inf, np.float32)
-    query, up = np.nonzero((path >= 0) & (path < tree.trunk))
-    mask[query, path[query, up]] = 0
-    keys = tuple(_keys(tree, path[:, level - other], other, device) for other in range(level + 1))
-    return Queries(rows, torch.from_numpy(mask).to(device), keys)
-
-
-def _keys(tree: PromptTree, ancestors: Ints, level: int, device: torch.device) -> Keys:
-    start, stop = (int(bound) for bound in np.searchsorted(tree.levels, [level, level + 1]))
-    index = ancestors - start
-    if len(index) == stop - start and (index == np.arange(len(index))).all():
-        return Keys(slice(start, stop), None)
-    return Keys(slice(start, stop), torch.from_numpy(index).to(device))
+def _put(array: Ints, device: torch.device) -> Tensor:
+    """Thirty-two bits: an index for every head is as large as the features of a small tower."""
+    return torch.from_numpy(array.astype(np.int32)).to(device)

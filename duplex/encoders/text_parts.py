@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from duplex.errors import DuplexError, pick
+from duplex.precision import dtype_of
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose attention a prompt tree can stand in for
 
 
@@ -38,7 +38,7 @@ class TextParts:
     @classmethod
     def of(cls, model: Any, precision: str = "fp32") -> TextParts:
         """From an open_clip model; its text parameters are frozen, and copied only where another precision is asked."""
-        pick(precision, PRECISIONS, "precision")
+        dtype = dtype_of(precision)
         text = getattr(model, "text", model)
         blocks = getattr(getattr(text, "transformer", None), "resblocks", None)
         if blocks is None:
@@ -63,7 +63,7 @@ class TextParts:
             padding=int(getattr(text, "pad_id", 0)),
             context_length=int(text.context_length),
             logit_scale=float(model.logit_scale.detach()) if hasattr(model, "logit_scale") else 0.0,
-            dtype=PRECISIONS[precision],
+            dtype=dtype,
         )
         return parts._converted()._frozen()
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.errors import DuplexError
 
 
@@ -37,8 +36,7 @@ class Vocabulary:
         """CLIP's byte-pair tokenizer unless the model came with another; loaded when a word is first needed."""
         if self._tokenizer is not None:
             return self._tokenizer
-        ensure_torchvision()
-        from open_clip.tokenizer import SimpleTokenizer
+        from duplex.encoders.openclip import SimpleTokenizer
 
         return SimpleTokenizer()
 

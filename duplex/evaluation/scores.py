@@ -6,7 +6,11 @@ of, as numbers or text). An `.h5` file is read in blocks of rows, so it may be l
 
 from __future__ import annotations
 
+import math
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,11 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import UsageError
+from duplex.evaluation.archives import open_npz
+from duplex.hdf5 import Unfit, find_dataset, refuse_hollow
 from duplex.labels import Bools, Ints
 
 NEEDED = ("scores", "target", "seen")
 OPTIONAL = ("live", "k", "state", "object")
 BLOCK = 1 << 23  # scores read at a time
+SHORT = 1000  # values that `k` may have
+READING = (  # what h5py, numpy and zipfile raise on a file that is damaged or hostile
+    *(Unfit, OSError, ValueError, EOFError, KeyError, RuntimeError, TypeError, OverflowError, SyntaxError),
+    *(NotImplementedError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,11 @@ class ScoreFile:
         """(rows, scores [b, C]) from first to last."""
         for start in self.steps:
             rows = slice(start, min(start + self.steps.step, self.target.size))
-            yield rows, np.asarray(self.scores[rows])
+            try:
+                block = np.asarray(self.scores[rows])
+            except READING as error:
+                raise UsageError(f"{self.path}: 'scores' cannot be read: {_brief(error)}") from error
+            yield rows, block
 
 
 @contextmanager
@@ -59,88 +74,113 @@ def open_scores(path: Path) -> Iterator[ScoreFile]:
         lacking = [name for name in NEEDED if name not in store]
         if lacking:
             raise UsageError(f"{path} has no {', '.join(map(repr, lacking))}; it holds {sorted(store) or 'nothing'}")
-        yield _checked(path, {name: _entry(path, store, name) for name in (*NEEDED, *OPTIONAL) if name in store})
+        yield _checked(path, _Entries(path, store))
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    opener = {".npz": lambda: np.load(path, allow_pickle=False), ".h5": lambda: h5py.File(path, "r")}
     kind = ".h5" if path.suffix == ".hdf5" else path.suffix
-    if kind not in opener:
+    if kind not in (".npz", ".h5"):
         raise UsageError(f"{path} is neither an .npz nor an .h5 file")
     try:
-        store = opener[kind]()
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read as {kind}: {_brief(error)}") from None
-    if not hasattr(store, "close"):
-        raise UsageError(f"{path} is a single array, not an .npz of {', '.join(NEEDED)}")
+        refuse_hollow(path)
+        store = h5py.File(path, "r") if kind == ".h5" else open_npz(path)
+    except READING as error:
+        raise UsageError(f"{path} cannot be read as {kind}: {_brief(error)}") from error
     with store:
         yield store
 
 
-def _entry(path: Path, store: Any, name: str) -> Any:
-    """An array of the file; HDF5 scores stay on disk."""
-    try:
-        entry = store[name]
-        if getattr(entry, "shape", None) is None:
-            raise UsageError(f"{path}: {name!r} is a folder or empty, not an array")
-        return entry if name == "scores" else np.asarray(entry[()])
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path}: {name!r} cannot be read: {_brief(error)}") from None
+@dataclass(frozen=True)
+class _Entries:
+    """The arrays of an open file, each looked at before it is read."""
+
+    path: Path
+    store: Any
+
+    def find(self, name: str) -> Any:
+        """An array with its shape and type, unread; None where there is none."""
+        try:
+            if name not in self.store:
+                return None
+            return find_dataset(self.store, name) if isinstance(self.store, h5py.File) else self.store.find(name)
+        except Unfit as error:
+            raise UsageError(f"{self.path}: {error}") from error
+        except READING as error:
+            raise UsageError(f"{self.path}: {name!r} cannot be read: {_brief(error)}") from error
+
+    def read(self, name: str, size: int | None = None) -> NDArray[Any] | None:
+        """The whole of a list of `size` values (None: any short one)."""
+        found = self.find(name)
+        if found is None:
+            return None
+        if size is None and math.prod(found.shape) > SHORT:
+            raise UsageError(f"{self.path}: {name!r} has the shape {found.shape}; it is a few numbers")
+        if size is not None and found.shape != (size,):
+            raise UsageError(f"{self.path}: {name!r} has the shape {found.shape}, 'scores' asks for ({size},)")
+        try:
+            return np.asarray(found[()])
+        except READING as error:
+            raise UsageError(f"{self.path}: {name!r} cannot be read: {_brief(error)}") from error
 
 
-def _brief(error: Exception) -> str:
-    if "allow_pickle" in str(error) or "pickle" in str(error):
+def _brief(error: BaseException) -> str:
+    if "pickle" in str(error):
         return "it holds Python objects, which are never loaded; save plain arrays"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _checked(path: Path, entries: dict[str, Any]) -> ScoreFile:
-    scores = entries["scores"]
+def _checked(path: Path, entries: _Entries) -> ScoreFile:
+    scores = entries.find("scores")
     if len(scores.shape) != 2 or scores.dtype.kind not in "fiub" or 0 in scores.shape:
         raise UsageError(f"{path}: 'scores' must be numbers [images, columns], not {scores.shape} of {scores.dtype}")
     images, columns = scores.shape
-    target = _whole(path, "target", entries["target"], images)
+    if columns > BLOCK << 3:
+        raise UsageError(f"{path}: 'scores' has {columns:,} columns, more than can be evaluated at once")
+    target = _whole(path, "target", entries.read("target", images))
     if target.min() < 0 or target.max() >= columns:
         raise UsageError(f"{path}: 'target' holds {target.min()} to {target.max()}, its columns are 0 to {columns - 1}")
     return ScoreFile(
         path=path,
         scores=scores,
         target=target,
-        seen=_mask(path, "seen", entries["seen"], columns),
-        live=_mask(path, "live", entries["live"], columns) if "live" in entries else None,
-        ks=_ks(path, entries.get("k", np.array(1))),
-        states=_names(path, "state", entries, columns),
-        objects=_names(path, "object", entries, columns),
+        seen=_mask(path, "seen", entries.read("seen", columns)),
+        live=None if (live := entries.read("live", columns)) is None else _mask(path, "live", live),
+        ks=_ks(path, entries.read("k")),
+        states=_names(path, "state", entries.read("state", columns)),
+        objects=_names(path, "object", entries.read("object", columns)),
     )
 
 
-def _sized(path: Path, name: str, values: NDArray[Any], size: int) -> NDArray[Any]:
-    if values.shape != (size,):
-        raise UsageError(f"{path}: {name!r} has the shape {values.shape}, 'scores' asks for ({size},)")
-    return values
-
-
-def _whole(path: Path, name: str, values: NDArray[Any], size: int) -> Ints:
-    values = _sized(path, name, values, size)
-    if values.dtype.kind not in "iu" and not (values.dtype.kind == "f" and np.array_equal(values, np.trunc(values))):
+def _whole(path: Path, name: str, values: Any) -> Ints:
+    kind, limit = values.dtype.kind, 2.0**62
+    if not (kind in "iu" or (kind == "f" and (np.abs(values) < limit).all() and (values == np.trunc(values)).all())):
         raise UsageError(f"{path}: {name!r} must be whole numbers, the column of each image's label")
-    return values.astype(np.int64)
+    if kind == "u" and values.max() > np.iinfo(np.int64).max:
+        raise UsageError(f"{path}: {name!r} holds {values.max()}, which no column has")
+    found: Ints = values.astype(np.int64)
+    return found
 
 
-def _mask(path: Path, name: str, values: NDArray[Any], size: int) -> Bools:
-    values = _sized(path, name, values, size)
+def _mask(path: Path, name: str, values: Any) -> Bools:
     if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
         raise UsageError(f"{path}: {name!r} must be true or false for each column")
-    return values.astype(bool)
+    found: Bools = values.astype(bool)
+    return found
 
 
-def _ks(path: Path, values: NDArray[Any]) -> tuple[int, ...]:
-    flat = np.atleast_1d(values)
+def _ks(path: Path, values: NDArray[Any] | None) -> tuple[int, ...]:
+    flat = np.atleast_1d(np.array(1) if values is None else values)
     if flat.ndim != 1 or not flat.size or flat.dtype.kind not in "iu" or flat.min() < 1:
         raise UsageError(f"{path}: 'k' must be one or more whole numbers from 1 on")
     return tuple(dict.fromkeys(int(k) for k in flat))
 
 
-def _names(path: Path, name: str, entries: dict[str, Any], size: int) -> NDArray[Any] | None:
-    return _sized(path, name, entries[name], size) if name in entries else None
+def _names(path: Path, name: str, values: NDArray[Any] | None) -> NDArray[Any] | None:
+    if values is None:
+        return None
+    if values.dtype.kind == "O" and all(isinstance(value, str | bytes) for value in values.tolist()):
+        return np.array([value.encode() if isinstance(value, str) else value for value in values.tolist()])
+    if values.dtype.kind not in "biufSUT":
+        raise UsageError(f"{path}: {name!r} must be numbers or texts, not {values.dtype}")
+    return values

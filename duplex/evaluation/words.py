@@ -56,7 +56,7 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
                 if word in wanted and rest:
                     table.setdefault(word, _numbers(rest, f"{path}, line {number}"))
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {error.strerror}") from None
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
     lengths = {vector.size for vector in table.values()}
     if len(lengths) > 1:
         raise DuplexError(f"{path} has vectors of several lengths: {', '.join(map(str, sorted(lengths)))}")
@@ -75,8 +75,8 @@ def _lines(path: Path) -> AbstractContextManager[Iterable[str]]:
 def _numbers(text: str, place: str) -> Floats:
     try:
         vector = np.array(text.split(), dtype=np.float64)
-    except ValueError:
-        raise DuplexError(f"{place} is not a word and its numbers, as a GloVe file has it") from None
+    except ValueError as error:
+        raise DuplexError(f"{place} is not a word and its numbers, as a GloVe file has it") from error
     if not np.isfinite(vector).all():
         raise DuplexError(f"{place} holds a number that is not finite")
     return vector

@@ -8,23 +8,26 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from duplex.data.damage import MachineFault, machine_fault
 from duplex.errors import DuplexError
+from duplex.features.layout import ENCODED, mark_of
 from duplex.features.pictures import BadPicture, read_picture
-from duplex.features.store import ENCODED, mark_of
 
 Block = tuple[int, int]  # rows [start, stop)
+AGAIN = 255  # the mark of a picture to be read once more; never written
 AHEAD = 2  # blocks a worker may be ahead
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
     """Row -> pixels [3, R, R] uint8 and the row's mark. A picture that cannot be had is a black one and its mark says
-    why, so that the encoder always sees the same block."""
+    why, so that the encoder always sees the same block. `AGAIN` marks one that the machine failed to give."""
 
     def __init__(self, images: Sequence[str], root: Path, transform: Callable[[Image.Image], Tensor]) -> None:
         self.images = images
@@ -37,16 +40,32 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
         try:
+            return self.read(row)
+        except MachineFault:  # told by the reader of the blocks: what a worker raises loses its form on the way
+            return self.black, AGAIN
+
+    def read(self, row: int) -> tuple[Tensor, int]:
+        """The same; raises `MachineFault`."""
+        try:
             return self._pixels(row), ENCODED
         except BadPicture as bad:
             return self.black, mark_of(bad.reason)
 
     def _pixels(self, row: int) -> Tensor:
-        picture = read_picture(self.root / self.images[row])
+        path = self.root / self.images[row]
+        picture = read_picture(path)
         try:
             return self.transform(picture)
-        except (ValueError, ZeroDivisionError, MemoryError):
-            raise BadPicture("cannot be resized") from None
+        except (ValueError, ZeroDivisionError, MemoryError) as error:
+            raise machine_fault(path, error) or BadPicture("cannot be resized") from error
+
+
+def decoding_workers(wish: int | Literal["auto"]) -> int:
+    """`auto` is one process for each core that this one may use, less the one that encodes."""
+    if wish != "auto":
+        return wish
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(0, cores - 1)
 
 
 def decoded_blocks(
@@ -68,6 +87,8 @@ def decoded_blocks(
         worker_init_fn=_quiet_worker if pinned else _yielding_worker,
     )
     for (start, _), (pixels, marks) in zip(blocks, loader, strict=True):
+        for place in (marks == AGAIN).nonzero().flatten().tolist():  # once more, here; a fault that stays is raised
+            pixels[place], marks[place] = pictures.read(start + place)
         yield start, pixels, marks.to(torch.uint8)
 
 
@@ -82,7 +103,7 @@ def worker_deaths() -> Iterator[None]:
         raise DuplexError(
             "a decoding worker died, most likely out of memory; finished rows are kept: run the same command again, "
             "with a smaller --num-workers or --batch-size"
-        ) from None
+        ) from error
 
 
 def _quiet_worker(_: int) -> None:

@@ -9,34 +9,35 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from duplex.errors import DuplexError, UsageError, pick
-from duplex.features.decoding import Block, Pictures, decoded_blocks, worker_deaths
+from duplex.features.decoding import Block, Pictures, decoded_blocks, decoding_workers, worker_deaths
+from duplex.features.encoding import encoded_blocks, memory_shortage
 from duplex.features.identity import Identity, cache_identity, difference
-from duplex.features.lock import sole_writer
-from duplex.features.shards import extent
-from duplex.features.store import (
+from duplex.features.layout import (
     ENCODED,
     FIRST_BAD,
     NOT_FINITE,
     PENDING,
-    Half,
     Marks,
-    PartialCache,
     Span,
+    check_values,
     mark_of,
     open_file,
     partial_path,
     read_identity,
     read_span,
     reason,
-    unfinish,
+    refuse_foreign,
 )
+from duplex.features.shards import extent
+from duplex.features.store import EXTRACTION, PartialCache, unfinish
 from duplex.features.watching import say, stop_requests
+from duplex.hdf5 import Unfit
+from duplex.lock import sole_writer
 from duplex.progress import Live
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def extract(
     *,
     manifest_sha256: str,
     batch_size: int = 64,
-    num_workers: int = 2,
+    num_workers: int | Literal["auto"] = "auto",
     tokens: str = "none",
     shard: tuple[int, int] | None = None,
     max_bad: float = 0.01,
@@ -130,8 +131,10 @@ def extract(
     span, path = extent(total, batch_size, shard, out)
     wanted = cache_identity(encoder.identity, manifest_sha256, tokens, total if total < len(images) else None)
     rows = images[span.start : span.stop]
-    job = Job(rows, root, encoder, tokens, batch_size, num_workers, max_bad, fresh, progress, commit_seconds)
-    with sole_writer(path):
+    workers = decoding_workers(num_workers)
+    job = Job(rows, root, encoder, tokens, batch_size, workers, max_bad, fresh, progress, commit_seconds)
+    refuse_foreign(path)
+    with sole_writer(path, *EXTRACTION):
         marks = None if fresh else finished_marks(path, wanted, span)
         if marks is not None and not _mended(path, marks, job):
             _check_share(marks, job)
@@ -150,7 +153,7 @@ def extract(
 
 
 def finished_marks(path: Path, wanted: Identity, span: Span) -> Marks | None:
-    """The marks of a finished cache of just this identity, or None."""
+    """The marks of a finished cache of just this identity that holds what it should, or None."""
     if not path.exists():
         return None
     try:
@@ -158,10 +161,12 @@ def finished_marks(path: Path, wanted: Identity, span: Span) -> Marks | None:
             other = difference(read_identity(file), wanted)
             marks: Marks = file["mark"][...]
             if other is None and read_span(file) == span and not (marks == PENDING).any():
+                check_values(file, path)
                 return marks
-    except DuplexError:
-        other = "format"
-    say(f"{path} was made with another {other or 'set of rows'}; extracting afresh")
+        why = f"{path} was made with another {other or 'set of rows'}"
+    except DuplexError as error:
+        why = str(error).partition(";")[0]
+    say(f"{why}; extracting afresh")
     return None
 
 
@@ -169,10 +174,10 @@ def _open_or_create(path: Path, wanted: Identity, span: Span, job: Job) -> Parti
     if not job.fresh and partial_path(path).exists():
         try:
             cache = PartialCache(path)
-        except (OSError, KeyError) as error:
-            if getattr(error, "errno", None) is not None:  # not of what is in it: whoever may read it may go on
-                raise DuplexError(f"{partial_path(path)} cannot be opened: {error}") from None
-            say(f"{partial_path(path)} is damaged; extracting afresh")
+        except OSError as error:
+            raise DuplexError(f"{partial_path(path)} cannot be opened: {error}") from error
+        except Unfit as error:
+            say(f"{partial_path(path)} is damaged; extracting afresh: {error}")
         else:
             other = difference(cache.identity, wanted) or (None if cache.span == span else "set of rows")
             if other is None:
@@ -212,13 +217,13 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     pending = [block for block in _blocks(rows, job.batch_size) if (cache.marks[slice(*block)] == PENDING).any()]
     pictures = Pictures(job.images, job.root, job.encoder.image_transform)
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
-    stream = decoded_blocks(pictures, pending, workers, pinned=pinned)
+    decoded = decoded_blocks(pictures, pending, workers, pinned=pinned)
+    stream = encoded_blocks(job.encoder, decoded, patches="patch" in cache.names)
     live = Live("pictures", sum(stop - start for start, stop in pending) if job.progress else 0)
     began = committed = time.monotonic()
     encoded = 0
-    with worker_deaths(), stop_requests() as stop, live:
-        for start, pixels, decoded in stream:
-            marks, values = _encode(job.encoder, pixels, decoded, patches="patch" in cache.names)
+    with memory_shortage(job.batch_size), worker_deaths(), stop_requests() as stop, live:
+        for start, marks, values in stream:
             cache.write(start, marks, **values)
             encoded += len(marks)
             moment = time.monotonic()
@@ -237,22 +242,6 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
 
 def _blocks(rows: int, batch_size: int) -> Iterator[Block]:
     return ((start, min(start + batch_size, rows)) for start in range(0, rows, batch_size))
-
-
-def _encode(
-    encoder: Encoder, pixels: torch.Tensor, decoded: torch.Tensor, patches: bool
-) -> tuple[Marks, dict[str, Half]]:
-    """One block through the encoder. A row without a picture, or whose feature does not fit float16, is zero."""
-    pixels = pixels.to(encoder.device, non_blocking=True)
-    outputs = encoder.encode_patches(pixels) if patches else (encoder.encode_images(pixels),)
-    marks = decoded.numpy().copy()
-    values = {name: output.half().cpu().numpy() for name, output in zip(("cls", "patch"), outputs, strict=False)}
-    for value in values.values():
-        finite = np.isfinite(value).reshape(len(value), -1).all(axis=1)
-        marks[(marks < FIRST_BAD) & ~finite] = mark_of(NOT_FINITE)
-    for value in values.values():
-        value[marks >= FIRST_BAD] = 0
-    return marks, values
 
 
 def _check_share(marks: Marks, job: Job) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import IMPORTED, Identity
-from duplex.features.lock import sole_writer
-from duplex.features.store import ENCODED, NOT_FINITE, PartialCache, Span, mark_of
+from duplex.features.layout import ENCODED, NOT_FINITE, Span, mark_of, refuse_foreign
+from duplex.features.store import EXTRACTION, PartialCache
+from duplex.files import sha256
+from duplex.lock import sole_writer
 
 CHUNK = 65_536
 LARGEST = float(np.finfo(np.float16).max)
@@ -24,12 +25,13 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
         raise UsageError(f"{source} has {len(values)} rows and the manifest {rows}; they must correspond one to one")
     identity = {
         "encoder": IMPORTED,
-        "weights": _sha256(source),
+        "weights": sha256(source),
         "precision": str(values.dtype),
         "dim": str(values.shape[1]),
         "manifest": manifest_sha256,
     }
-    with sole_writer(out):
+    refuse_foreign(out)
+    with sole_writer(out, *EXTRACTION):
         cache = PartialCache.create(out, identity, Span(0, rows, rows), values.shape[1])
         try:
             for start in range(0, rows, CHUNK):
@@ -43,8 +45,8 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
                 marks = np.where(finite, ENCODED, mark_of(NOT_FINITE)).astype(np.uint8)
                 cache.write(start, marks, cls=block.astype(np.float16))
             cache.finish()
-        except UsageError:
-            cache.partial.unlink()
+        except BaseException:
+            cache.partial.unlink(missing_ok=True)
             raise
         finally:
             cache.close()
@@ -54,21 +56,13 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
 def _open_array(source: Path) -> np.ndarray:
     try:
         values = np.load(source, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise UsageError(f"{source} does not exist") from None
+    except FileNotFoundError as error:
+        raise UsageError(f"{source} does not exist") from error
     except (ValueError, OSError, EOFError) as error:
-        raise DuplexError(f"{source} is not an array that numpy saved: {error}") from None
+        raise DuplexError(f"{source} is not an array that numpy saved: {error}") from error
     if not isinstance(values, np.ndarray) or values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
         shape = getattr(values, "shape", "several arrays")
         raise UsageError(
             f"{source} must hold one array of numbers [rows, width]; it has {shape} {getattr(values, 'dtype', '')}"
         )
     return values
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from duplex.errors import DuplexError, UsageError
 from duplex.features.decoding import Pictures
 from duplex.features.identity import check_identity, repair
-from duplex.features.store import ENCODED, FIRST_BAD, PENDING, open_file, read_identity, read_span, reason
+from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, open_file, read_identity, read_span, reason
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
@@ -76,7 +76,7 @@ def verify(
     worst = 1.0
     for index, row in enumerate(rows.tolist()):
         image = images[span.start + row]
-        pixels, decoded = pictures[row]
+        pixels, decoded = pictures.read(row)
         if (decoded >= FIRST_BAD) != (int(marks[row]) >= FIRST_BAD):
             found, held = (reason(mark) if mark >= FIRST_BAD else "readable" for mark in (decoded, marks[row]))
             raise DuplexError(f"{path}: {image} (row {row}) is {found}, in the cache {held}; {repair(path)}")

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from duplex.data.damage import DECODING, machine_fault
+
 FORMATS = (
     "JPEG",
     "PNG",
@@ -42,7 +44,7 @@ class BadPicture(Exception):
 
 
 def read_picture(path: Path) -> Image.Image:
-    """The first frame of a file as 8-bit RGB; raises `BadPicture` and nothing else."""
+    """The first frame of a file as 8-bit RGB; raises `BadPicture`, or `MachineFault` where the file is not to blame."""
     _check_file(path)
     try:
         with warnings.catch_warnings():
@@ -51,23 +53,25 @@ def read_picture(path: Path) -> Image.Image:
                 if picture.width * picture.height > MAX_PIXELS:
                     raise BadPicture("too large")
                 return _rgb(picture)
-    except (BadPicture, KeyboardInterrupt):
+    except BadPicture:
         raise
-    except Image.DecompressionBombError:
-        raise BadPicture("too large") from None
-    except UnidentifiedImageError:
-        raise BadPicture("not a picture") from None
-    except Exception:  # decoders raise nearly every type there is on damaged bytes
-        raise BadPicture("damaged") from None
+    except Image.DecompressionBombError as error:
+        raise BadPicture("too large") from error
+    except UnidentifiedImageError as error:
+        raise BadPicture("not a picture") from error
+    except (MemoryError, *DECODING) as error:
+        raise machine_fault(path, error) or BadPicture("damaged") from error
 
 
 def _check_file(path: Path) -> None:
     try:
         info = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise BadPicture("missing") from None
-    except (OSError, ValueError):
-        raise BadPicture("unreadable") from None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BadPicture("missing") from error
+    except OSError as error:
+        raise machine_fault(path, error) or BadPicture("unreadable") from error
+    except ValueError as error:
+        raise BadPicture("unreadable") from error
     if not stat.S_ISREG(info.st_mode) or not os.access(path, os.R_OK):
         raise BadPicture("unreadable")  # opening a pipe would wait for ever
     if info.st_size == 0:

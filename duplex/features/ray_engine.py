@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from duplex.allocator import keep_freed_memory
 from duplex.encoders import encoder_identity, load_encoder, resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.features.extraction import ExtractionReport, extract
+from duplex.features.layout import partial_path
 from duplex.features.shards import shard_path
-from duplex.features.store import partial_path
 from duplex.progress import Live
 
 RETRIES = 5  # of one shard
@@ -37,6 +38,7 @@ class ShardWorker:
     """One encoder in one process; encodes any shard it is given."""
 
     def __init__(self, spec: EncoderSpec) -> None:
+        keep_freed_memory()
         device = resolve_device(spec.device)
         self.encoder = load_encoder(spec.name, spec.weights, towers="image", device=device, precision=spec.precision)
 
@@ -62,6 +64,8 @@ def extract_on_ray(
     encoder_identity(spec.name, spec.weights, precision=spec.precision)  # what is wrong with it is told here
     ray = _connect()
     options = {"root": root.resolve(), "out": out.resolve(), **options}
+    if options.get("num_workers") == "auto":
+        options["num_workers"] = 1  # an actor has one CPU slot; its node's other cores belong to other actors
     if options.pop("fresh", False):  # once: a worker that dies goes on where it was
         for path in (shard_path(options["out"], k, shards) for k in range(shards)):
             path.unlink(missing_ok=True)
@@ -89,8 +93,8 @@ def extract_on_ray(
 def _connect() -> Any:
     try:
         import ray
-    except ImportError:
-        raise UsageError("the Ray engine needs the extra: pip install 'duplex[ray]'") from None
+    except ImportError as error:
+        raise UsageError("the Ray engine needs the extra: pip install 'duplex[ray]'") from error
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     return ray
@@ -113,11 +117,11 @@ def _result(ray: Any, done: Any) -> ExtractionReport:
     except ray.exceptions.RayTaskError as error:
         cause = error.as_instanceof_cause()
         if isinstance(cause, DuplexError):
-            raise DuplexError(str(error.cause)) from None
+            raise DuplexError(str(error.cause)) from error
         raise
     except ray.exceptions.RayActorError as error:
         if getattr(error, "actor_init_failed", False):
-            raise DuplexError(f"a worker could not start: {str(error).strip().splitlines()[-1]}") from None
+            raise DuplexError(f"a worker could not start: {str(error).strip().splitlines()[-1]}") from error
         raise DuplexError(
             f"a worker died more than {RETRIES} times; finished rows are kept: run the same command again"
-        ) from None
+        ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,10 @@ import numpy as np
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import Identity, difference
-from duplex.features.lock import sole_writer
-from duplex.features.store import PENDING, PartialCache, Span, describe, open_file, read_identity, read_span
+from duplex.features.layout import PENDING, Span, open_file, read_identity, read_span, refuse_foreign
+from duplex.features.store import EXTRACTION, PartialCache, describe
+from duplex.files import replaced
+from duplex.lock import sole_writer
 
 CHUNK = 2**26  # bytes copied at once
 Shape = tuple[tuple[int, ...], Any]  # of a row, and its dtype
@@ -64,7 +65,8 @@ def join_shards(out: Path, *, copy: bool = False) -> int:
     paths = find_shards(out)
     identity, spans, shapes = _agree(paths)
     total = spans[-1].total
-    with sole_writer(out):
+    refuse_foreign(out)
+    with sole_writer(out, *EXTRACTION):
         if copy:
             _copy(out, paths, spans, identity, shapes)
         else:
@@ -98,15 +100,13 @@ def _agree(paths: list[Path]) -> tuple[Identity, list[Span], dict[str, Shape]]:
 def _link(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
     """Shards are named without their folder: HDF5 looks beside the joined file, so the folder may move."""
     total = spans[-1].total
-    partial = out.with_name(out.name + ".joined.partial")
-    with h5py.File(partial, "w", locking="best-effort") as file:
+    with replaced(out) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
         describe(file, identity, Span(0, total, total))
         for name, (row, dtype) in shapes.items():
             layout = h5py.VirtualLayout((total, *row), dtype)
             for path, span in zip(paths, spans, strict=True):
                 layout[span.start : span.stop] = h5py.VirtualSource(path.name, name, (span.rows, *row), dtype)
             file.create_virtual_dataset(name, layout)
-    os.replace(partial, out)
 
 
 def _copy(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:

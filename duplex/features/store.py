@@ -4,10 +4,6 @@ An unfinished cache is `NAME.partial` beside its place. Its layout (contiguous, 
 first row is encoded, so rows are plain writes at fixed offsets and a process killed at any moment leaves a file that
 opens. A row counts once its mark is written, which happens after the row itself has reached the disk; the finished
 file takes its name in one rename. Nothing in the file depends on when or in how many attempts it was written.
-
-    cls    [N, d] float16   the encoder's output, not normalised
-    patch  [N, T, w] float16, where patch tokens were asked for
-    mark   [N] uint8        0 pending, 1 encoded, 2 + i bad because of REASONS[i]
 """
 
 from __future__ import annotations
@@ -26,41 +22,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
-from duplex.features.identity import Identity, check_identity, difference, repair
-
-FORMAT = "duplex-features-1"
-PENDING, ENCODED, FIRST_BAD = 0, 1, 2
-NOT_FINITE = "features not finite"
-REASONS = (  # append only: their places are in the files
-    "missing",
-    "empty",
-    "unreadable",
-    "not a picture",
-    "damaged",
-    "too large",
-    "pixel type",
-    "cannot be resized",
-    NOT_FINITE,
+from duplex.features.identity import Identity, check_identity, repair
+from duplex.features.layout import (
+    FIRST_BAD,
+    FORMAT,
+    PENDING,
+    Half,
+    Marks,
+    Span,
+    check_form,
+    check_values,
+    open_file,
+    partial_path,
+    read_identity,
+    read_span,
+    reason,
 )
-Marks = NDArray[np.uint8]
-Half = NDArray[np.float16]
+from duplex.files import replaced, unwritable
+from duplex.hdf5 import Unfit
 
-
-@dataclass(frozen=True)
-class Span:
-    """The rows that a file holds: [start, stop) of the data set's `total`."""
-
-    start: int
-    stop: int
-    total: int
-
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def whole(self) -> bool:
-        return self.start == 0 and self.stop == self.total
+EXTRACTION = ("extraction", "or give this one another --out")  # what writers of a cache do (`duplex.lock`)
 
 
 @dataclass(frozen=True)
@@ -82,14 +63,6 @@ class Features:
         return [reason(mark) for mark in self.marks[self.bad]]
 
 
-def reason(mark: int) -> str:
-    return REASONS[int(mark) - FIRST_BAD]
-
-
-def mark_of(why: str) -> int:
-    return FIRST_BAD + REASONS.index(why)
-
-
 def open_features(path: Path | str, expect: Mapping[str, str] | None = None) -> Features:
     """Read a finished cache whole. `expect` is the encoder's identity and {"manifest": sha256}: a cache of another
     encoder, weights file, preprocessing, precision or manifest is refused, and so is an unfinished one."""
@@ -106,67 +79,14 @@ def open_features(path: Path | str, expect: Mapping[str, str] | None = None) -> 
             raise DuplexError(
                 f"{path} has {int((marks == PENDING).sum())} rows that were never encoded; {repair(path)}"
             )
+        check_values(file, path)
         return Features(path, identity, span, file["cls"][...].astype(np.float32), marks)
-
-
-def open_file(path: Path) -> Any:
-    """Open a finished cache or shard for reading; every file that a joined one points to must be there."""
-    if not path.is_file():
-        left = " (an unfinished one lies beside it)" if partial_path(path).exists() else ""
-        raise DuplexError(f"{path} does not exist{left}; {repair(path)}")
-    try:
-        file = h5py.File(path, "r", locking="best-effort")
-    except OSError as error:
-        raise DuplexError(f"{path} is not an HDF5 file ({error}); {repair(path)}") from None
-    if file.attrs.get("format") != FORMAT.encode():
-        file.close()
-        raise DuplexError(f"{path} is not a feature cache of duplex; {repair(path)}")
-    if file["mark"].is_virtual:
-        for source in sorted({source.file_name for source in file["mark"].virtual_sources()}):
-            if not (path.parent / source).is_file():  # HDF5 itself would read zeros
-                file.close()
-                raise DuplexError(
-                    f"{path} joins {source}, which is not beside it; bring it back or extract that shard again"
-                )
-        try:
-            _check_joined(file, path)
-        except DuplexError:
-            file.close()
-            raise
-    return file
-
-
-def _check_joined(file: Any, path: Path) -> None:
-    """A shard may have been made again, by another encoder or of other rows, since its view was made."""
-    for source in file["mark"].virtual_sources():
-        (start,), (last,) = source.vspace.get_select_bounds()
-        with open_file(path.parent / source.file_name) as shard:
-            span, other = read_span(shard), difference(read_identity(shard), read_identity(file))
-        if other is None and (span.start, span.stop) == (start, last + 1):
-            continue
-        raise DuplexError(
-            f"{path} joins {source.file_name}, which was made again with another {other or 'set of rows'} since; "
-            f"`duplex extract` that shard as the others were, then `duplex cache join {path}`"
-        )
-
-
-def read_identity(file: Any) -> Identity:
-    return {key: bytes(value).decode() for key, value in file["identity"].attrs.items()}
-
-
-def read_span(file: Any) -> Span:
-    return Span(*(int(file.attrs[key]) for key in ("start", "stop", "total")))
-
-
-def partial_path(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")
 
 
 def unfinish(path: Path) -> None:
     """Take a finished cache up again, as a copy: it stays whole, and whatever else its name is linked to as well."""
-    fresh = path.with_name(path.name + ".new.partial")
-    shutil.copyfile(path, fresh)
-    os.replace(fresh, partial_path(path))
+    with replaced(partial_path(path)) as scratch:
+        shutil.copyfile(path, scratch)
 
 
 def describe(file: Any, identity: Mapping[str, str], span: Span) -> None:
@@ -180,15 +100,14 @@ def describe(file: Any, identity: Mapping[str, str], span: Span) -> None:
 
 
 class PartialCache:
-    """An unfinished cache that rows are written into. Whoever holds it holds its lock (`features.lock`)."""
+    """An unfinished cache that rows are written into. Whoever holds it holds its lock (`duplex.lock`)."""
 
     def __init__(self, path: Path) -> None:
-        """Open the partial file of the cache at `path`; raises `OSError` or `KeyError` where there is no sound one."""
+        """Open the partial file of the cache at `path`; raises `Unfit` where there is no sound one."""
         self.path = path
         self.partial = partial_path(path)
-        with h5py.File(self.partial, "r", locking="best-effort") as file:
-            if file.attrs["format"] != FORMAT.encode():
-                raise KeyError("format")
+        with _opened(self.partial) as file:
+            check_form(file, self.partial, virtual=False)
             self.identity, self.span = read_identity(file), read_span(file)
             self.marks: Marks = file["mark"][...]
             self._offset = {name: file[name].id.get_offset() for name in file if name != "identity"}
@@ -209,7 +128,10 @@ class PartialCache:
         cls, path: Path, identity: Mapping[str, str], span: Span, dim: int, patches: tuple[int, int] | None = None
     ) -> PartialCache:
         """Lay the file out under another name first, so that a partial file is always a whole layout."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path, error) from error
         shapes = {"cls": (span.rows, dim), **({"patch": (span.rows, *patches)} if patches else {})}
         needed = sum(int(np.prod(shape)) for shape in shapes.values()) * 2 + span.rows + (1 << 16)
         free = shutil.disk_usage(path.parent).free
@@ -217,13 +139,11 @@ class PartialCache:
             raise DuplexError(
                 f"{path} needs {_size(needed)} and {path.parent} has {_size(free)} free; make room or choose --out"
             )
-        fresh = path.with_name(path.name + ".new.partial")
-        with h5py.File(fresh, "w", locking="best-effort") as file:
+        with replaced(partial_path(path)) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
             describe(file, identity, span)
             for name, shape in shapes.items():
                 _allocate(file, name, shape, np.float16)
             _allocate(file, "mark", (span.rows,), np.uint8)
-        os.replace(fresh, partial_path(path))
         return cls(path)
 
     def write(self, row: int, marks: Marks, **values: Half) -> None:
@@ -240,7 +160,7 @@ class PartialCache:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            raise self._failed(error) from None
+            raise self._failed(error) from error
         for row, marks in self._waiting:
             self._put(marks.tobytes(), self._offset["mark"] + row)
             self.marks[row : row + len(marks)] = marks
@@ -252,7 +172,7 @@ class PartialCache:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            raise self._failed(error) from None
+            raise self._failed(error) from error
         self.close()
         os.replace(self.partial, self.path)
 
@@ -268,7 +188,7 @@ class PartialCache:
                 written = os.pwrite(self._descriptor, view, offset)
                 view, offset = view[written:], offset + written
         except OSError as error:
-            raise self._failed(error) from None
+            raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> DuplexError:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -277,6 +197,16 @@ class PartialCache:
             f"{self.partial} could not be written: {what}; its {self.done} finished rows are kept: "
             f"{'make room and ' if full else ''}run the same command again to go on"
         )
+
+
+def _opened(partial: Path) -> Any:
+    """An unfinished file for reading; what the system says of reading it passes through."""
+    try:
+        return h5py.File(partial, "r", locking="best-effort")
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        if getattr(error, "errno", None) is not None:  # not of what is in it: whoever may read it may go on
+            raise
+        raise Unfit(str(error)) from error
 
 
 def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: Any) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from duplex.errors import DuplexError
+from duplex.files import write_text
 from duplex.labels import GROUPS, WORLDS
+from duplex.report.numbers import read_numbers
 
 HEADLINE = ("seen", "unseen", "hm", "auc")
 BESIDE = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
@@ -25,9 +27,10 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
-        worlds = [world for world in WORLDS if world in records[0]]
         found: dict[str, dict[str, float]] = {
-            world: _summary([record[world] for record in records]) for world in worlds
+            world: _summary(known)
+            for world in WORLDS
+            if (known := [record[world] for record in records if world in record])
         }
         if groups := _groups(records):
             found["groups"] = groups
@@ -91,19 +94,16 @@ def standard_error(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
-def read_metrics(path: Path, command: str = "dvc repro evaluate") -> dict[str, Any]:
-    """A file of metrics; `command` is what writes it."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise DuplexError(f"{path} does not exist; `{command}` writes it") from None
-    except ValueError as error:
-        raise DuplexError(f"{path} is not JSON ({error}); `{command} -f` writes it again") from None
+def read_metrics(path: Path, command: str = "dvc repro report", *, names: int = 2) -> dict[str, Any]:
+    """A file of metrics by data set and method, or data set and seed; `command` is what writes it."""
+    found = read_numbers(path, command, names=names)
+    if found is None:
+        raise DuplexError(f"{path} does not exist; `{command}` writes it")
+    return found
 
 
 def write_json(record: Mapping[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(record, indent=2) + "\n")
 
 
 def metrics_table(table: Aggregate) -> list[list[str]]:
@@ -117,7 +117,12 @@ def metrics_table(table: Aggregate) -> list[list[str]]:
     return rows
 
 
+def _spread(summary: Mapping[str, float], name: str) -> str:
+    """One seed says nothing of how far seeds lie apart."""
+    return f"{summary[f'{name}_se']:.1f}" if summary.get("seeds", 1) > 1 else "–"
+
+
 def _cells(summary: Mapping[str, float]) -> list[str]:
-    cells = [f"{summary[n]:.1f} ± {summary[f'{n}_se']:.1f}" if n in summary else "–" for n in HEADLINE]
+    cells = [f"{summary[n]:.1f} ± {_spread(summary, n)}" if n in summary else "–" for n in HEADLINE]
     ends = [summary.get(f"auc_{end}") for end in ("low", "high")]
     return [*cells, f"{ends[0]:.1f}–{ends[1]:.1f}" if None not in ends else "–"]

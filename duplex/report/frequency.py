@@ -5,18 +5,18 @@ from __future__ import annotations
 from duplex.labels import GROUPS
 from duplex.report.blocks import Cell, Column, Row, Table
 from duplex.report.material import DatasetMaterial, Material
-from duplex.report.tables import pointer
-
-WITHOUT, WITH = "static", "duplex_five"  # rows of `ablations:` that differ in nothing but the graph
+from duplex.report.tables import data_file, pointer
 
 
 def graph_table(material: Material, data: DatasetMaterial) -> Table | None:
     """None unless both ablations were run."""
-    before, after = (data.ablations.get(name, {}).get("groups", {}) for name in (WITHOUT, WITH))
+    pair = data_file("tables.yaml")["frequency"]  # rows of `ablations:` that differ in nothing but the graph
+    names = (pair["without"], pair["with"])
+    before, after = (data.ablations.get(name, {}).get("groups", {}) for name in names)
     rows = []
     for group in GROUPS:
         if group in before and group in after:
-            sources = [pointer(material.ablations_file, data.name, run, "groups", group) for run in (WITHOUT, WITH)]
+            sources = [pointer(material.ablations_file, data.name, run, "groups", group) for run in names]
             values = (before[group], after[group])
             cells = [Cell(f"{value:.1f}", value, source) for value, source in zip(values, sources, strict=True)]
             gain = values[1] - values[0]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pandas as pd
 
 from duplex.errors import DuplexError
+from duplex.files import reason
 from duplex.labels import WORLDS
 from duplex.report.curves import MeanCurve, margins_of, mean_curve
-
-Tree = dict[str, Any]
+from duplex.report.numbers import Tree, read_numbers
 
 
 class RunFiles(Protocol):
@@ -80,6 +79,7 @@ class Material:
     metrics_file: str = "artifacts/summary.json"
     ablations_file: str = "ablations/metrics.json"
     seeds: tuple[int, ...] = ()
+    absent: Mapping[str, Sequence[str]] = field(default_factory=dict)  # data set -> runs that were not evaluated
 
 
 def read_run(files: RunFiles) -> Run:
@@ -90,22 +90,41 @@ def read_run(files: RunFiles) -> Run:
     }
     return Run(
         metrics=read_tree(files.metrics) or {},
-        history=read_table(files.history),
+        history=_checked(files.history, (), ("epoch", "val_auc")),
         timing=read_tree(files.timing) or {},
         evaluation_timing=read_tree(files.evaluation_timing) or {},
-        predictions=read_table(files.predictions),
+        predictions=read_predictions(files.predictions),
         files=places,
     )
 
 
-def read_tree(path: Path) -> Tree | None:
-    """A JSON table, or None where there is no such file."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+def read_tree(path: Path, *, names: int = 0) -> Tree | None:
+    """A table of numbers in JSON, or None where there is no such file."""
+    return read_numbers(path, "dvc repro", names=names)
+
+
+def read_predictions(path: Path) -> pd.DataFrame | None:
+    """A run's `predictions.csv`, or None."""
+    return _checked(path, ("image", "label", "world", "top1"), ("row", "seen", "right", "margin"))
+
+
+def read_maps(path: Path) -> pd.DataFrame | None:
+    """A data set's maps, or None."""
+    return _checked(path, ("map", "kind", "label", "object"), ("seen", "x", "y"))
+
+
+def _checked(path: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame | None:
+    """A table with these columns at least, of which `numbers` are that in every row."""
+    table = read_table(path)
+    if table is None:
         return None
-    except (ValueError, TypeError) as error:
-        raise DuplexError(f"{path} is not a table in JSON ({error}); `dvc repro -f` writes it again") from None
+    missing = [column for column in (*texts, *numbers) if column not in table]
+    if missing:
+        raise DuplexError(f"{path} has no column {missing[0]!r}; `dvc repro -f` writes it again")
+    strange = [column for column in numbers if len(table) and not pd.api.types.is_numeric_dtype(table[column])]
+    if strange:
+        raise DuplexError(f"{path} has what is no number under {strange[0]!r}; `dvc repro -f` writes it again")
+    return table
 
 
 def read_table(path: Path) -> pd.DataFrame | None:
@@ -117,6 +136,8 @@ def read_table(path: Path) -> pd.DataFrame | None:
         )
     except FileNotFoundError:
         return None
-    except (ValueError, pd.errors.ParserError) as error:
-        raise DuplexError(f"{path} is not a table ({error}); `dvc repro -f` writes it again") from None
+    except OSError as error:
+        raise DuplexError(f"{path} cannot be read: {reason(error)}") from error
+    except (ValueError, OverflowError, pd.errors.ParserError) as error:
+        raise DuplexError(f"{path} is not a table ({error}); `dvc repro -f` writes it again") from error
     return frame

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
@@ -12,6 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from duplex.files import replaced_folder
 from duplex.report.blocks import Block, Figure, Report, Row
 from duplex.report.charts import standalone
 
@@ -38,17 +38,15 @@ def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[s
 
     Returns the page's path. The folders are made afresh: what an earlier run left may be a link into DVC's cache.
     """
-    for place in (folder, figures):
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-    for name, record in (numbers or {}).items():
-        (folder / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    for figure in report.figures:
-        (figures / f"{figure.name}.svg").write_text(standalone(figure.svg), encoding="utf-8")
-    (folder / "report.md").write_text(render_markdown(report), encoding="utf-8")
-    page = folder / "index.html"
-    page.write_text(render_page(report), encoding="utf-8")
-    return page
+    with replaced_folder(figures) as fresh:
+        for figure in report.figures:
+            (fresh / f"{figure.name}.svg").write_text(standalone(figure.svg), encoding="utf-8")
+    with replaced_folder(folder) as fresh:
+        for name, record in (numbers or {}).items():
+            (fresh / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        (fresh / "report.md").write_text(render_markdown(report), encoding="utf-8")
+        (fresh / "index.html").write_text(render_page(report), encoding="utf-8")
+    return folder / "index.html"
 
 
 def _environment() -> Environment:

@@ -53,7 +53,10 @@ def dataset_section(material: Material, data: DatasetMaterial, pictured: Sequenc
 
 def _results(material: Material, data: DatasetMaterial) -> list[Block]:
     tables = [*(result_table(material, data, world) for world in WORLDS), feasibility_table(data)]
-    return [table for table in tables if table] or [Note("No method has been evaluated.", "dvc repro")]
+    found: list[Block] = [table for table in tables if table]
+    if found and (absent := material.absent.get(data.name)):
+        found.append(Note(f"Not evaluated, and in no number here: {', '.join(absent)}.", "dvc repro"))
+    return found or [Note("No method has been evaluated.", "dvc repro")]
 
 
 def _curves(data: DatasetMaterial) -> list[Block]:

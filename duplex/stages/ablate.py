@@ -12,6 +12,7 @@ import numpy as np
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.errors import pick
 from duplex.features.store import open_features
+from duplex.files import replaced_folder
 from duplex.labels import LabelSpace
 from duplex.params import Params
 from duplex.report.aggregate import aggregate, read_metrics, write_json
@@ -24,10 +25,10 @@ KEPT = ("metrics", "predictions")  # of every run: what tables and comparisons r
 def plan(params: Params, paths: ArtifactPaths | None = None) -> None:
     """Write what every row depends on: its options on each data set, and its code."""
     paths = paths or ArtifactPaths()
-    shutil.rmtree(paths.ablations / "plan", ignore_errors=True)
-    for name in params.ablations:
-        record = {dataset: planned(params, dataset, name) for dataset in params.ablation_run.datasets}
-        write_json({"seeds": list(params.ablation_run.seeds), **record}, paths.ablations / "plan" / f"{name}.json")
+    with replaced_folder(paths.ablations / "plan") as folder:
+        for name in params.ablations:
+            record = {dataset: planned(params, dataset, name) for dataset in params.ablation_run.datasets}
+            write_json({"seeds": list(params.ablation_run.seeds), **record}, folder / f"{name}.json")
 
 
 def run(params: Params, name: str, paths: ArtifactPaths | None = None) -> None:

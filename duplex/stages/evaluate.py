@@ -24,6 +24,7 @@ from duplex.evaluation.groups import group_table
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.evaluation.sampled import sampled
 from duplex.features.examples import Examples
+from duplex.files import write_text
 from duplex.labels import Bools, LabelSpace, frequency_groups
 from duplex.methods.base import Method
 from duplex.methods.registry import find
@@ -64,15 +65,15 @@ def run(
         "epoch": record.epoch,
         "bad_images": inputs.bad,
     }
-    out.metrics.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-    out.evaluation_timing.write_text(json.dumps(timing, indent=2) + "\n", encoding="utf-8")
+    write_text(out.metrics, json.dumps(metrics, indent=2) + "\n")
+    write_text(out.evaluation_timing, json.dumps(timing, indent=2) + "\n")
     _write(pd.concat([part.curve for part in found]), out.curve)
     _write(pd.concat([part.predictions for part in found]), out.predictions)
     return metrics
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:
-    table.to_csv(path, index=False, lineterminator="\n", float_format="%.9g")
+    write_text(path, table.to_csv(index=False, lineterminator="\n", float_format="%.9g"))
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ import numpy as np
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.data.source import ensure_pictures
+from duplex.data.tree import PictureTree
 from duplex.encoders import load_encoder
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
-from duplex.features.store import FIRST_BAD, open_file, reason
+from duplex.features.layout import FIRST_BAD, open_file, reason
+from duplex.files import write_text
 from duplex.params import Params
 
 
@@ -43,8 +45,7 @@ def note_bad(cache: Path) -> None:
     rows = np.flatnonzero(marks >= FIRST_BAD).tolist()
     bad = [{"row": row, "image": images[row], "reason": reason(marks[row])} for row in rows]
     record = {"rows": len(marks), "bad": len(bad), "bad_images": bad}
-    text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    paths.extraction(dataset).write_text(text, encoding="utf-8")
+    write_text(paths.extraction(dataset), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
@@ -53,6 +54,10 @@ def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[l
     manifest_path = paths.manifest(dataset)
     manifest = read_manifest(manifest_path)
     ensure_pictures(entry.source, manifest)
+    if entry.source.root.is_dir():
+        tree = PictureTree(entry.source.root)
+        for image in manifest["image"]:
+            tree.has(image)  # refuses a link that leaves the root; a missing picture is marked
     return manifest["image"].tolist(), {
         "root": entry.source.root,
         "manifest_sha256": manifest_hash(manifest_path),

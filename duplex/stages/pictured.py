@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
-
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
 from duplex.params import Params
 from duplex.report.blocks import Block, Note, Part
-from duplex.report.material import read_table
+from duplex.report.material import read_maps, read_predictions
 from duplex.report.prototypes import embed
 from duplex.report.qualitative import absence, look_under, predicted_parts
 from duplex.report.retrieved import prototype_blocks
@@ -33,8 +31,11 @@ def pictured(params: Params, dataset: str, paths: ArtifactPaths) -> Pictured:
     chosen = shown_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root
-    missing = absence(root, read_manifest(paths.manifest(dataset))["image"].tolist(), dataset)
-    predictions = read_table(files.predictions)
+    manifest = paths.manifest(dataset)
+    if not manifest.exists():
+        return Pictured([Part("Examples", [Note(f"{manifest} does not exist.", f"dvc repro prepare@{dataset}")])], {})
+    missing = absence(root, read_manifest(manifest)["image"].tolist(), dataset)
+    predictions = read_predictions(files.predictions)
     parts = []
     if predictions is not None:
         said = Note(f"All of this is {chosen[0]}, seed {chosen[1]}.")
@@ -65,7 +66,7 @@ def _retrieved(
 
 
 def _maps(dataset: str, path: Path) -> Part:
-    table: pd.DataFrame | None = read_table(path)
+    table = read_maps(path)
     groups = (("prototypes", "before", "after"), ("semantic", "visual", "combined"))
     figures = [] if table is None else [figure for which in groups for figure in map_figures(table, dataset, which)]
     if table is not None and not figures:

@@ -6,12 +6,12 @@ can be written as a dependency in dvc.yaml. So stages depend on these files: the
 
 from __future__ import annotations
 
-import shutil
 import sys
 from typing import Any
 
 from duplex.artifacts import ArtifactPaths
 from duplex.code import code_of_run
+from duplex.files import replaced_folder
 from duplex.methods.registry import BrokenMethod
 from duplex.params import Params
 from duplex.report.aggregate import write_json
@@ -20,11 +20,11 @@ from duplex.report.aggregate import write_json
 def run(params: Params, paths: ArtifactPaths | None = None) -> None:
     """Write `plan/DATASET/METHOD/{train,evaluate}.json` of every run."""
     paths = paths or ArtifactPaths()
-    shutil.rmtree(paths.plan, ignore_errors=True)
-    for dataset in params.run.datasets:
-        for name in params.run.methods:
-            for stage, record in planned(params, dataset, name).items():
-                write_json(record, paths.plan / dataset / name / f"{stage}.json")
+    with replaced_folder(paths.plan) as folder:
+        for dataset in params.run.datasets:
+            for name in params.run.methods:
+                for stage, record in planned(params, dataset, name).items():
+                    write_json(record, folder / dataset / name / f"{stage}.json")
 
 
 def planned(params: Params, dataset: str, name: str) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import write_manifest
 from duplex.data.source import ensure_pictures, load_source
 from duplex.data.stats import statistics
+from duplex.files import write_text
 from duplex.params import Params
 
 
@@ -23,4 +24,4 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths | None = None) ->
     write_manifest(data.manifest, paths.manifest(dataset))
     data.labels.save(paths.labels(dataset))
     record = statistics(data.labels, data.manifest).to_dict()
-    paths.statistics(dataset).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_text(paths.statistics(dataset), json.dumps(record, indent=2) + "\n")

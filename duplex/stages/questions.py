@@ -24,6 +24,7 @@ from duplex.stages.shown import Shown, load_shown
 
 def shown(params: Params, dataset: str, method: str | None, seed: int | None) -> Shown:
     """The run that is asked for; by default the one whose prototypes the report shows."""
+    params.dataset(dataset)
     chosen = shown_run(params, dataset, ArtifactPaths())
     picked = (method if method is not None else chosen[0], seed if seed is not None else chosen[1])
     return load_shown(params, dataset, *picked, ArtifactPaths())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 from duplex.artifacts import ArtifactPaths
-from duplex.features.store import open_file, read_identity
+from duplex.features.layout import open_file, read_identity
+from duplex.files import replaced
 from duplex.params import Params
 from duplex.progress import Live
-from duplex.report.aggregate import Aggregate, aggregate, headlines, read_metrics, write_json
+from duplex.report.aggregate import Aggregate, aggregate, headlines, write_json
 from duplex.report.material import DatasetMaterial, Material, read_run, read_tree
+from duplex.report.numbers import Tree
 from duplex.report.page import write_report
 from duplex.report.provenance import find_provenance
 from duplex.report.sections import build_report
@@ -22,46 +25,55 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
     """Gather the metrics of every run that params.yaml names and lay them out; returns the page."""
     paths = paths or ArtifactPaths()
     names = params.run
-    summary = aggregate({(d, m): found for d in names.datasets for m, found in gathered(params, d, paths).items()})
+    runs: dict[tuple[str, str], list[Tree]] = {}
+    absent: dict[str, list[str]] = {}
+    for dataset in names.datasets:
+        found, missing = gathered(params, dataset, paths)
+        runs |= {(dataset, method): records for method, records in found.items()}
+        absent |= {dataset: missing} if missing else {}
+    summary = aggregate(runs)
     write_json(summary, paths.summary)
     write_json(headlines(summary), paths.metrics)
-    material = gather(params, summary, paths)
+    material = replace(gather(params, summary, paths), absent=absent)
     with Live("report", len(names.datasets)) as live:
-        found = {}
+        shown = {}
         for done, dataset in enumerate(names.datasets, 1):
-            found[dataset] = pictured(params, dataset, paths)
+            shown[dataset] = pictured(params, dataset, paths)
             live.show(done)
-    report = build_report(material, find_provenance(), {dataset: one.parts for dataset, one in found.items()})
-    numbers = {name: record for one in found.values() for name, record in one.numbers.items()}
+    report = build_report(material, find_provenance(), {dataset: one.parts for dataset, one in shown.items()})
+    numbers = {name: record for one in shown.values() for name, record in one.numbers.items()}
     page = write_report(report, paths.report, paths.plots / "figures", numbers)
     for name, table in (("curves", curve_table(material)), ("training", training_table(material))):
-        table.to_csv(paths.plots / f"{name}.csv", index=False, lineterminator="\n", float_format="%.4f")
+        with replaced(paths.plots / f"{name}.csv") as scratch:
+            table.to_csv(scratch, index=False, lineterminator="\n", float_format="%.4f")
     return page
 
 
-def gathered(params: Params, dataset: str, paths: ArtifactPaths) -> dict[str, list[dict[str, Any]]]:
-    """Metrics of every seed by method; a row that is shown as another one gives that method its worlds."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name in params.run.methods:
-        row = params.row(name)
-        records = [read_metrics(paths.run(dataset, name, seed).metrics) for seed in params.run.seeds]
+def gathered(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
+    """Metrics of every seed by method, and the runs that are not there. A row that is shown as another one gives that
+    method its worlds."""
+    found: dict[str, dict[int, Tree]] = {}
+    missing = []
+    for name, seed in product(params.run.methods, params.run.seeds):
+        row, record = params.row(name), read_tree(paths.run(dataset, name, seed).metrics)
+        if record is None:
+            missing.append(f"{name} seed {seed}")
+            continue
         if row.shown_as is not None:
-            records = [{world: record[world] for world in row.worlds if world in record} for record in records]
-        before = found.get(row.shown_as or name)
-        found[row.shown_as or name] = (
-            records if before is None else [{**a, **b} for a, b in zip(before, records, strict=True)]
-        )
-    return found
+            record = {world: record[world] for world in row.worlds if world in record}
+        seeds = found.setdefault(row.shown_as or name, {})
+        seeds[seed] = {**seeds.get(seed, {}), **record}
+    return {name: list(seeds.values()) for name, seeds in found.items()}, missing
 
 
 def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Material:
     """Read what every run left behind."""
     table = paths.ablations / "metrics.json"
-    ablations = read_tree(table) or {}
+    ablations = read_tree(table, names=2) or {}
     datasets = [
         DatasetMaterial(
             name=dataset,
-            summary=summary[dataset],
+            summary=summary.get(dataset, {}),
             runs={
                 method: {seed: read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
                 for method in params.run.methods

@@ -14,6 +14,8 @@ from duplex.assessment import validation_auc
 from duplex.calibration import calibrate
 from duplex.checkpoint import Record, save_checkpoint
 from duplex.code import code_of_run
+from duplex.files import write_text
+from duplex.lock import sole_writer
 from duplex.methods.base import Batch, Method, Setting
 from duplex.methods.registry import find, make, source_of
 from duplex.options import Options
@@ -32,15 +34,18 @@ def run(
 ) -> Outcome:
     """Train one method on one data set with one seed, and keep its best epoch by validation AUC."""
     paths = paths or ArtifactPaths()
+    out = out or paths.run(dataset, method, seed)
+    with sole_writer(out.checkpoint, "training"):
+        return _run(params, dataset, method, seed, paths, out)
+
+
+def _run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths, out: RunPaths) -> Outcome:
     row, options, settings = params.row(method), params.method(method, dataset), params.training(dataset, method)
     device = pick_device(params.device)
     make_deterministic()
     inputs = load_inputs(params, dataset, paths, find(row.kind).needs(options), settings.precision)
     trained = begin(row.kind, options, inputs.setting(row.trained_for), inputs, seed, device)
-    val = inputs.examples["val"].to(device)
-    out = out or paths.run(dataset, method, seed)
-    out.root.mkdir(parents=True, exist_ok=True)
-    partial = out.root / "training.partial"
+    val, partial = inputs.examples["val"].to(device), out.root / "training.partial"
     key = {
         "kind": row.kind,
         "options": options.to_dict(),
@@ -77,8 +82,8 @@ def run(
         exhibits=trained.exhibits().names,
     )
     save_checkpoint(out.checkpoint, trained, record)
-    pd.DataFrame(outcome.history).to_csv(out.history, index=False, lineterminator="\n")
-    out.timing.write_text(json.dumps(outcome.timing, indent=2) + "\n", encoding="utf-8")
+    write_text(out.history, pd.DataFrame(outcome.history).to_csv(index=False, lineterminator="\n"))
+    write_text(out.timing, json.dumps(outcome.timing, indent=2) + "\n")
     partial.unlink(missing_ok=True)
     return outcome
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,10 @@ def test_metrics_are_a_table_that_nothing_cuts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "40")
     (tmp_path / "artifacts").mkdir()
-    (tmp_path / "artifacts" / "metrics.json").write_text((SHIPPED.parent / "artifacts" / "metrics.json").read_text())
+    numbers = {name: 12.5 for key in ("seen", "unseen", "hm", "auc") for name in (key, f"{key}_se", f"{key}_low")}
+    worlds = {world: {**numbers, "auc_high": 14.25, "seeds": 2} for world in ("closed", "open")}
+    summary = {"shapes": {"clip": worlds, "duplex": worlds}}
+    (tmp_path / "artifacts" / "summary.json").write_text(json.dumps(summary))
     done = CliRunner().invoke(app, ["metrics"])
     assert done.exit_code == 0, done.stderr
     header, *rows, report = done.stdout.splitlines()

@@ -53,7 +53,8 @@ def test_check_finds_missing_unreadable_duplicate_unlisted_and_leaking_images(tm
     assert unreadable.count == 3 and [name.split(" (")[0] for name in unreadable.examples] == [empty, cut, text]
     assert "0 bytes" in unreadable.examples[0]
     assert findings["images are listed more than once"].examples == (by_split["val"][1],)
-    assert findings["images are in two splits (a leak)"].examples == (by_split["val"][1],)
+    shared = by_split["val"][1]
+    assert findings["images are in two splits (a leak)"].examples == (f"{shared} (val) = {shared} (test)",)
     assert findings["image contents are in two splits (a leak)"].count == 2
     assert findings["images have the content of another"].count == 1
     assert findings["pictures are on disk but not listed"].examples == ("stray.png",)

@@ -76,7 +76,7 @@ def test_lower_precision_stays_close(name: str) -> None:
 
 
 def test_unknown_options_name_the_known(name: str) -> None:
-    with pytest.raises(UsageError, match="known: fp32, bf16, fp16"):
+    with pytest.raises(UsageError, match="known: fp32, tf32, bf16, fp16"):
         load_encoder(name, precision="fp8")
     with pytest.raises(UsageError, match="known: both, image, text"):
         load_encoder(name, towers="none")

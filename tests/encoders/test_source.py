@@ -3,6 +3,7 @@ import os
 from pathlib import Path
 
 import pytest
+import requests
 import torch
 
 from duplex.encoders import encoder_identity, load_encoder
@@ -96,3 +97,31 @@ def test_a_broken_config_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "open_clip_config.json").write_text(text)
     with pytest.raises(DuplexError, match=r"open_clip_config\.json"):
         load_encoder(name)
+
+
+def test_weights_that_cannot_be_fetched_fail_after_one_question(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A hub that nobody answers for: one refused connection, not a minute of them, and the whole sentence."""
+    asked = []
+
+    def refuse(url: str, **options: object) -> None:
+        asked.append(url)
+        raise requests.ConnectionError("refused")
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("duplex.encoders.hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("duplex.encoders.hub.DOWNLOADS", tmp_path / "clip")
+    monkeypatch.setattr("duplex.encoders.hub.requests.head", refuse)
+    with pytest.raises(DuplexError, match=r"does not answer; fetch them .* as local-dir:FOLDER$") as caught:
+        load_encoder("ViT-L-14-quickgelu", "openai")
+    assert len(asked) == 1 and isinstance(caught.value.__cause__, requests.ConnectionError)
+
+
+def test_of_several_weights_files_the_usual_name_and_safetensors_win(tmp_path: Path) -> None:
+    name = write_folder(tmp_path)
+    wanted = encoder_identity(name)["weights"]
+    for other in ("aaa.safetensors", "open_clip_model.bin", "model.safetensors"):
+        (tmp_path / other).write_bytes(b"other")
+    assert encoder_identity(name)["weights"] == wanted

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from duplex.encoders import text_layout
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.encoders.text import TextTower
 from duplex.encoders.text_attention import attend
 from duplex.encoders.text_layout import Layout
 from duplex.errors import DuplexError
-from tests.encoders.test_prompt_tree import shape
 from tests.encoders.towers import CONTEXT, END, START, VOCABULARY, FakeTokenizer, small_model, text_ids
 
 names = st.lists(st.integers(4, 9), min_size=1, max_size=3)
@@ -38,6 +40,14 @@ def tower(model: Any) -> TextTower:
     return TextTower(model, FakeTokenizer([START], [END], 0))
 
 
+@contextmanager
+def blocks_of(size: int) -> Iterator[None]:
+    """Attention in blocks of another size, so that small trees have several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_layout, "BLOCK", size)
+        yield
+
+
 def lexicon_of(model: Any) -> Tensor:
     return model.token_embedding.weight.detach().clone().requires_grad_()
 
@@ -48,15 +58,12 @@ def with_gradient(features: Tensor, lexicon: Tensor) -> tuple[Tensor, Tensor]:
     return features.detach(), gradient
 
 
-@given(prompts, st.sampled_from([0, 128]), st.sampled_from([1, 4, 16]))
-@settings(max_examples=25, deadline=None)
-def test_a_tree_equals_prompts_one_by_one(
-    tower: TextTower, model: Any, sequences: list[list[int]], small: int, share: int
-) -> None:
+@given(prompts, st.sampled_from([1, 2, 5, 32]))
+@settings(max_examples=40, deadline=None)
+def test_a_tree_equals_prompts_one_by_one(tower: TextTower, model: Any, sequences: list[list[int]], size: int) -> None:
     lexicon = lexicon_of(model)
-    with shape(small, share):
-        tree = PromptTree.of(sequences)
-    features, gradient = with_gradient(tower.encode(tree, lexicon), lexicon)
+    with blocks_of(size):
+        features, gradient = with_gradient(tower.encode(PromptTree.of(sequences), lexicon), lexicon)
     plain, expected = with_gradient(tower.encode_plain(sequences, lexicon), lexicon)
     assert (features - plain).abs().max() <= 1e-12
     assert (gradient - expected).abs().max() <= 1e-10
@@ -82,8 +89,8 @@ def test_prompts_keep_their_order_and_may_repeat(tower: TextTower, model: Any) -
 
 def test_a_prompt_may_begin_another(tower: TextTower, model: Any) -> None:
     lexicon, sequences = lexicon_of(model), [[START, 5], [START, 5, END], [START, 5, END, 6, END], [START]]
-    for small in (0, 128):
-        with shape(small, 2):
+    for size in (1, 2, 32):
+        with blocks_of(size):
             features, gradient = with_gradient(tower.encode(PromptTree.of(sequences), lexicon), lexicon)
         plain, expected = with_gradient(tower.encode_plain(sequences, lexicon), lexicon)
         assert (features - plain).abs().max() <= 1e-12
@@ -99,15 +106,15 @@ def test_a_tower_of_one_layer_is_first_and_last_at_once() -> None:
     assert (gradient - expected).abs().max() <= 1e-10
 
 
-def test_attention_has_the_gradient_it_says() -> None:
-    with shape(0, 4):
-        tree = PromptTree.of([[0, 1, s, *[9] * (s % 2), o] for s in (2, 3, 4) for o in (5, 6)])
-    layout = Layout.of(tree, torch.device("cpu"))
-    for plan in (layout.every, layout.final):
-        count = tree.tokens if plan.nodes is None else len(plan.nodes)
-        q = torch.randn(count, 4, dtype=torch.float64, requires_grad=True)
-        kv = torch.randn(tree.tokens, 8, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(lambda q, kv, plan=plan: attend(q, kv, 2, plan), (q, kv))
+@pytest.mark.parametrize("size", [2, 4, 32])
+def test_attention_has_the_gradient_it_says(size: int) -> None:
+    tree = PromptTree.of([[0, 1, 2, 7], *([0, 1, s, *[9] * (s % 2), o] for s in (2, 3, 4) for o in (5, 6))])
+    with blocks_of(size):
+        layout = Layout.of(tree, 3, 2, torch.device("cpu"))
+    assert any(plan.spare for plan in layout.layers) == (size < 32)
+    for plan, count in zip(layout.layers, (len(layout.entry_rows), tree.tokens, tree.tokens), strict=True):
+        states = torch.randn(count, 12, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda states, plan=plan: attend(states, plan), (states,))
 
 
 @pytest.fixture(scope="module")

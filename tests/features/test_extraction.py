@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError, UsageError
+from duplex.features.decoding import decoding_workers
+from duplex.features.layout import partial_path
 from duplex.features.pictures import read_picture
-from duplex.features.store import PartialCache, open_features, partial_path
+from duplex.features.store import PartialCache, open_features
 
 
 def naive(images, root: Path, encoder) -> np.ndarray:
@@ -174,5 +176,12 @@ def test_a_folder_or_a_file_in_the_way_is_said_at_once(run, tmp_path: Path) -> N
     with pytest.raises(UsageError, match="folder is a folder; --out names"):
         run(tmp_path / "folder")
     (tmp_path / "file").write_text("")
-    with pytest.raises(DuplexError, match=r"cannot be written: .*; choose another --out"):
+    with pytest.raises(DuplexError, match=r"file is a file, not a folder; mend that, or choose another place"):
         run(tmp_path / "file" / "features.h5")
+
+
+def test_auto_is_a_worker_for_each_other_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, expected in ((1, 0), (2, 1), (16, 15)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert decoding_workers("auto") == expected
+    assert decoding_workers(3) == 3

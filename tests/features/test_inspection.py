@@ -6,7 +6,8 @@ import pytest
 
 from duplex.errors import DuplexError
 from duplex.features.inspection import inspect, verify
-from duplex.features.store import ENCODED, PartialCache, Span, mark_of, open_file
+from duplex.features.layout import ENCODED, Span, mark_of, open_file
+from duplex.features.store import PartialCache
 from tests.features.pictures import write_pictures
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.features.store import PENDING, PartialCache, open_features, partial_path
+from duplex.features.layout import PENDING, partial_path
+from duplex.features.store import PartialCache, open_features
 from tests.features.killed import main
 from tests.features.pictures import write_pictures
 from tests.subprocesses import ENVIRONMENT, ROOT

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks.measure import begin_peak, memory
+from duplex.features.layout import REASONS
 from duplex.features.pictures import BadPicture, read_picture
-from duplex.features.store import REASONS, open_features
+from duplex.features.store import open_features
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 RANDOM = np.random.default_rng(0)

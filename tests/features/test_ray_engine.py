@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from duplex.features.extraction import extract
+from duplex.features.layout import PENDING, partial_path
 from duplex.features.ray_engine import EncoderSpec, extract_on_ray
 from duplex.features.shards import join_shards, shard_path
-from duplex.features.store import PENDING, PartialCache, partial_path
+from duplex.features.store import PartialCache
 from tests.features.pictures import write_pictures
 
 pytestmark = pytest.mark.slow

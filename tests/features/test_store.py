@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError
-from duplex.features.store import ENCODED, FIRST_BAD, PENDING, REASONS, PartialCache, Span, open_features
+from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, REASONS, Span
+from duplex.features.store import PartialCache, open_features
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
 IDENTITY["torch"] = "2"

@@ -355,3 +355,71 @@ def test_fixed_prompts_are_the_words_and_learned_ones_start_at_their_means():
         ):
             rows = [[tower.start, *template, *(i for word in name for i in spelled[word]), tower.end] for name in names]
             torch.testing.assert_close(got, twin.unit(tower.encode_plain(rows, lexicon)), rtol=1e-8, atol=1e-8)
+
+
+# -- what can be left out without a number looking odd ----------------------------------------------------------------
+
+
+def test_random_seen_rows_are_not_the_data():
+    given, drawn = (small_method(Options(width=5, seen_rows=rows)).codebook.rows for rows in ("data", "random"))
+    distance = (given[SEEN] - drawn[SEEN]).norm(dim=-1)
+    assert (distance > 0.1).all()
+    norms = drawn.norm(dim=-1)
+    torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+def test_a_write_back_keeps_no_gradient():
+    method = small_method(Options(width=5))
+    step_of(method, features(3, 1), torch.tensor(SEEN[:3])).total.backward()
+    method.after_batch()
+    assert not method.codebook.rows.requires_grad
+    step_of(method, features(3, 2), torch.tensor(SEEN[:3])).total.backward()  # not through the step before
+
+
+def test_the_adapter_drops_in_training_alone():
+    method = small_method(Options(width=5, adapter_dropout=0.5))
+    z = features(4, 0)
+    torch.manual_seed(0)
+    trained = [method.train().paths.features(z) for _ in range(2)]
+    scored = [method.eval().paths.features(z) for _ in range(2)]
+    assert not torch.equal(*trained)
+    assert torch.equal(*scored)
+
+
+def test_the_temperature_is_the_exponential_of_logit_scale():
+    assert small_method(Options(width=5)).paths.scale == pytest.approx(np.exp(small_tower().logit_scale))
+
+
+def test_scores_keep_no_gradient():
+    method = small_method(Options(width=5))
+    assert not scores_of(method, small_labels().target("open", "test"), features(3, 0)).requires_grad
+
+
+def test_each_path_has_a_context_of_its_own():
+    """A step on `L_s` alone moves the state path's context and words, and no other context."""
+    method = small_method(Options(width=5, adapter="none", losses=("s",), graph=False))
+    prompts = method.paths.prompts
+    frozen = len(prompts.frozen_rows)
+    rows = {path: [row - frozen for row in prompts.context_rows[path]] for path in "cso"}
+    assert len({row for path in rows.values() for row in path}) == 3 * len(rows["c"])
+    step_of(method, features(4, 1), torch.tensor(SEEN[:4])).total.backward()
+    moved = prompts.learned_rows.grad.abs().sum(-1) > 0
+    assert moved[rows["s"]].all() and not moved[rows["c"]].any() and not moved[rows["o"]].any()
+
+
+def test_refined_rows_are_written_back():
+    method = small_method(Options(width=5))
+    before = method.codebook.rows.clone()
+    step = step_of(method, features(4, 1), torch.tensor(SEEN[:4]))
+    method.after_batch()
+    changed = (method.codebook.rows != before).any(-1).nonzero()[:, 0]
+    assert changed.tolist() == step.refinement.compositions.tolist()
+
+
+def test_the_world_is_the_target_set():
+    """C_tgt of training: what any split lists, or all; `refine_over` says otherwise where it is asked to."""
+    labels = small_labels()
+    listed, every = labels.target("closed", "train").tolist(), list(range(labels.size))
+    for world, over, expected in [("closed", "world", listed), ("open", "world", every), ("open", "closed", listed),
+                                  ("closed", "open", every)]:  # fmt: skip
+        assert small_method(Options(width=5, refine_over=over), world=world).target.tolist() == expected

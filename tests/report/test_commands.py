@@ -11,6 +11,7 @@ import pytest
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import app, guarded
 from duplex.errors import UsageError
+from duplex.evaluation.seeds import NAMES
 from duplex.labels import LabelSpace
 from duplex.report.maps import Scene, draw_maps
 from duplex.stages import maps, questions
@@ -79,7 +80,7 @@ def test_swap_with_one_picture_twice_finds_that_picture(duplex, project):
         (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "duplex train"),
         (["swap", "a.png", "b.png", "--dataset", "own"], 1, "a.png cannot be used: missing"),
         (["swap", "params.yaml", "b.png", "--dataset", "own"], 1, "not a picture"),
-        (["swap", "a.png", "b.png", "--dataset", "own", "--method", "clip"], 2, "paths: cso"),
+        (["swap", "a.png", "b.png", "--dataset", "own", "--method", "clip"], 2, "no state and object factors"),
     ],
 )
 def test_a_wrong_question_is_one_line(duplex, words, code, said):
@@ -121,9 +122,13 @@ def test_compare_of_two_runs_is_the_difference_of_their_metrics(duplex, project,
     found = json.loads(
         duplex("compare", "--dataset", "own", "--methods", "clip", "duplex", "--world", world, "--json").out
     )
-    files = (project.paths.run("own", method, 0).metrics for method in ("clip", "duplex"))
-    before, after = (json.loads(file.read_text())[world] for file in files)
-    assert set(found["difference"]) == {"seen", "unseen", "hm", "auc"}
+    assert found["seeds"] == [0, 1]
+    rows = ("clip", {"closed": "duplex", "open": "duplex_open"}[world])  # who stands for duplex in the open world
+    records = [
+        [json.loads(project.paths.run("own", row, seed).metrics.read_text())[world] for seed in (0, 1)] for row in rows
+    ]
+    before, after = ({name: np.mean([one[name] for one in both]) for name in NAMES} for both in records)
+    assert tuple(found["difference"]) == NAMES
     for name, gain in found["difference"].items():
         assert gain["value"] == pytest.approx(after[name] - before[name], abs=1e-6)
         assert gain["interval"][0] <= gain["value"] <= gain["interval"][1]

@@ -7,12 +7,13 @@ another word has no meaning to this model and is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duplex.errors import DuplexError
+from duplex.files import write_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -30,10 +31,7 @@ def load_config(path: Path = CONFIG) -> dict[str, Any]:
 
 def build(config: Mapping[str, Any]) -> torch.nn.Module:
     """The model with random weights."""
-    from duplex.encoders.vision_ops import ensure_torchvision
-
-    ensure_torchvision()
-    from open_clip.model import CLIP
+    from duplex.encoders.openclip import CLIP
 
     model: torch.nn.Module = CLIP(**config["architecture"])
     return model
@@ -58,25 +56,26 @@ def load_state(folder: Path = HERE) -> tuple[dict[str, Any], dict[str, torch.Ten
 def save_state(model: torch.nn.Module, rows: torch.Tensor, folder: Path = HERE) -> Path:
     """Write the weights in half precision. `model` embeds only the tokens in use; `rows` are their vocabulary ids."""
     import torch
-    from safetensors.torch import save_file
 
     tensors = {n: t.half() if t.is_floating_point() else t for n, t in model.state_dict().items()}
     tensors["token_rows"] = rows.to(torch.int32)
     path = folder / WEIGHTS.name
-    partial = path.with_name(f"{path.name}.partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
-    partial.replace(path)
+    write_tensors(path, {name: tensor.contiguous() for name, tensor in tensors.items()})
     return path
 
 
 @cache
 def _tokenizer() -> Any:
-    from duplex.encoders.vision_ops import ensure_torchvision
-
-    ensure_torchvision()
-    from open_clip.tokenizer import SimpleTokenizer
+    from duplex.encoders.openclip import SimpleTokenizer
 
     return SimpleTokenizer()
+
+
+def unknown_words(texts: Iterable[str]) -> list[str]:
+    """The words of some texts that the packaged encoder has never seen, each once, in their order."""
+    rows = set(load_state()[2].tolist())
+    words = dict.fromkeys(word for text in texts for word in text.lower().split())
+    return [word for word in words if not rows.issuperset(_tokenizer().encode(word))]
 
 
 def token_ids(text: str, rows: torch.Tensor) -> list[int]:

@@ -25,7 +25,6 @@ from torch.nn import functional as F
 
 from duplex.encoders.tiny import HERE, build, load_config, save_state
 from duplex.encoders.tiny.corpus import SEED, example
-from duplex.encoders.vision_ops import ensure_torchvision
 
 EXPECTED = "loss 1.17 after 14 epochs; 34 minutes on one thread of a busy two-core machine"
 LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 1.5e-3, 0.05, 200
@@ -57,7 +56,7 @@ def _render(number: int, side: int) -> tuple[NDArray[np.uint8], str]:
 
 def render_corpus(count: int, side: int, context_length: int) -> Corpus:
     """Draw `count` pictures on every core and tokenise their captions."""
-    from open_clip.tokenizer import SimpleTokenizer
+    from duplex.encoders.openclip import SimpleTokenizer
 
     with ProcessPoolExecutor() as pool:
         drawn = list(pool.map(partial(_render, side=side), range(count), chunksize=500))
@@ -138,7 +137,6 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for weights.safetensors")] = HERE,
 ) -> None:
     """Train the tiny CLIP and write its weights."""
-    ensure_torchvision()
     config = load_config()
     looks, text = config["preprocess"], config["architecture"]["text_cfg"]
     talk.print(f"expected: {EXPECTED}")

@@ -1,0 +1,157 @@
+"""`duplex data add` and `remove`: pictures of one's own, checked at the door, into params.yaml and out of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duplex.cli.findings import print_findings
+from duplex.cli.usage import LAST_SEED
+from duplex.data.shares import SplitOptions
+from duplex.errors import DuplexError, UsageError
+
+if TYPE_CHECKING:
+    from duplex.data.check import Finding
+    from duplex.data.source import Source
+    from duplex.labels import LabelSpace
+    from duplex.params import DatasetParams, EncoderParams
+
+ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
+TRAINING = {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15}
+
+
+def add(
+    name: Annotated[str, typer.Argument(help="what the data set will be called")],
+    path: Annotated[Path, typer.Argument(help="a folder of pictures, a CSV or Parquet table, or a benchmark's folder")],
+    images: Annotated[Path | None, typer.Option(help="for a table: the folder its image paths start from")] = None,
+    split_seed: Annotated[
+        int | None, typer.Option(min=0, max=LAST_SEED, help=f"seed of the split to be made [{SplitOptions.seed}]")
+    ] = None,
+    val_unseen: Annotated[
+        float | None, typer.Option(help=f"share of the pairs held out for validation [{SplitOptions.val_unseen}]")
+    ] = None,
+    test_unseen: Annotated[
+        float | None, typer.Option(help=f"share of the pairs held out for test [{SplitOptions.test_unseen}]")
+    ] = None,
+    val_images: Annotated[
+        float | None, typer.Option(help=f"share of the seen pairs' images for validation [{SplitOptions.val_images}]")
+    ] = None,
+    test_images: Annotated[
+        float | None, typer.Option(help=f"share of the seen pairs' images for test [{SplitOptions.test_images}]")
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help=f"the frozen encoder [{ENCODER}]; tiny knows only the drawn benchmark's words")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="its weights: a tag, a folder or a file")] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="do not add it to run.datasets")] = False,
+) -> None:
+    """Check pictures of your own, print their statistics, and write what params.yaml needs.
+
+    A data set that is there keeps what no option changes. Exits with 1 if there is a problem.
+    """
+    from duplex.cli.params_file import add_dataset, check_name
+    from duplex.data.check import check_dataset
+    from duplex.data.published import differences
+    from duplex.data.source import detect_source, load_source
+    from duplex.data.stats import statistics, statistics_text
+    from duplex.params import load_params
+
+    check_name(name)
+    known = load_params().datasets.get(name)
+    asked = {"seed": split_seed, "val_unseen": val_unseen, "test_unseen": test_unseen}
+    split = _split({**asked, "val_images": val_images, "test_images": test_images}, known)
+    chosen = _encoder(encoder, weights, known)
+    source = detect_source(path.resolve(), split, images.resolve() if images else None)
+    dataset = load_source(source)
+    counted = statistics(dataset.labels, dataset.manifest)
+    findings = [*_encoder_findings(chosen, dataset.labels), *check_dataset(dataset, source.root)]
+    print_findings(name, findings, dataset.notes, differences(name, counted))
+    print(statistics_text(name, counted))
+    if fatal := next((finding for finding in findings if finding.fatal), None):
+        raise DuplexError(f"{name} is not added: {fatal}")
+    entry = {"source": _source_record(source, split if dataset.made_split else None)}
+    if known is None or encoder is not None or weights is not None:
+        entry["encoder"] = chosen
+    add_dataset(name, entry if known else {**entry, "training": TRAINING}, run=not no_run)
+    what = f"; its {' and '.join(entry)} changed, the rest stays" if known else ""
+    typer.echo(
+        f"params.yaml has {name}{what}; `dvc repro` runs {'it' if not no_run else 'it once run.datasets names it'}",
+        err=True,
+    )
+    if any(finding.problem for finding in findings):
+        raise typer.Exit(1)
+
+
+def remove(
+    name: Annotated[str, typer.Argument(help="a data set of params.yaml")],
+    results: Annotated[bool, typer.Option("--results", help="delete artifacts/NAME too")] = False,
+) -> None:
+    """Take a data set out of params.yaml, dvc.lock and the report. Its pictures are never touched."""
+    import shutil
+
+    from duplex.artifacts import ArtifactPaths
+    from duplex.cli.lock_file import forget
+    from duplex.cli.params_file import remove_dataset
+
+    remove_dataset(name)
+    stages = sum(forget(name, lock) for lock in (Path("dvc.lock"), Path("ablations/dvc.lock")))
+    paths = ArtifactPaths()
+    shutil.rmtree(paths.inventory(name), ignore_errors=True)
+    paths.maps(name).unlink(missing_ok=True)
+    own = paths.manifest(name).parent
+    if results:
+        shutil.rmtree(own, ignore_errors=True)
+    kept = f"; {own} is kept (--results deletes it)" if own.exists() else ""
+    typer.echo(f"params.yaml and dvc.lock are without {name} ({stages} stages){kept}", err=True)
+
+
+def _split(asked: dict[str, Any], known: DatasetParams | None) -> SplitOptions:
+    """What is asked for; else what the data set has; else the defaults."""
+    has = known.source.split.model_dump() if known else {}
+    return SplitOptions(**{**has, **{key: value for key, value in asked.items() if value is not None}})
+
+
+def _encoder(name: str | None, weights: str | None, known: DatasetParams | None) -> dict[str, Any]:
+    if name is None and known is not None:
+        chosen: EncoderParams = known.encoder
+        return {**chosen.model_dump(exclude_defaults=True), **({"weights": weights} if weights else {})}
+    name = name or ENCODER
+    weights = weights or (WEIGHTS if name.startswith("ViT-") else None)
+    return {"name": name, **({"weights": weights} if weights else {})}
+
+
+def _source_record(source: Source, split: SplitOptions | None) -> dict[str, Any]:
+    record: dict[str, Any] = {"kind": source.kind, "root": str(source.root)}
+    if source.table:
+        record["table"] = str(source.table)
+    if split is not None:
+        record["split"] = dataclasses.asdict(split)
+    return record
+
+
+def _encoder_findings(chosen: dict[str, Any], labels: LabelSpace) -> Iterator[Finding]:
+    """Words that the encoder does not know, and weights that are not here."""
+    from duplex.data.check import Finding
+    from duplex.encoders import unknown_words
+    from duplex.encoders.hub import answers
+    from duplex.encoders.source import absent_weights
+    from duplex.labels import prompt_name
+
+    name, weights = chosen["name"], chosen.get("weights")
+    if strange := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
+        what = f"words are unknown to {name}; choose another --encoder (`duplex encoders` lists those on disk)"
+        yield Finding(what, len(strange), tuple(strange), True, fatal=True)
+    try:
+        absent = absent_weights(name, weights)
+    except UsageError as error:
+        raise UsageError(f"--encoder {name}: {error}") from error
+    if absent is not None:
+        size = f", about {absent.size / 1e9:.1f} GB" if absent.size else ""
+        there = answers(absent.address)
+        what = "weights will be downloaded" if there else "weights are not on disk and cannot be fetched from here"
+        hint = "" if there else "; fetch them elsewhere, or name a folder with weights as --encoder local-dir:FOLDER"
+        yield Finding(what, 1, (f"{name} + {weights}{size}, from {absent.address}{hint}",), not there)

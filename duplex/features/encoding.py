@@ -1,0 +1,89 @@
+"""Blocks of pixels through an encoder, one block deep: while the device works on one, the one before is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from duplex.errors import DuplexError
+from duplex.features.layout import FIRST_BAD, NOT_FINITE, Half, Marks, mark_of
+
+if TYPE_CHECKING:
+    from duplex.encoders import Encoder
+
+Given = TypeVar("Given")
+Started = TypeVar("Started")
+SHORTAGES = ("out of memory", "can't allocate memory", "not enough memory")  # as devices and the CPU say it
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A block on its way: what the device computes, and the copies that it has been asked for."""
+
+    start: int
+    decoded: Tensor  # [B] marks, on the CPU
+    finite: Tensor  # [B] whether a row's features fit float16, on the CPU once `done` has happened
+    values: dict[str, Tensor]  # [B, ...] float16, as `finite`; a row without a picture or not finite is zero
+    done: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, encoder: Encoder, start: int, pixels: Tensor, decoded: Tensor, patches: bool) -> Launched:
+        """Only a GPU of CUDA is left to work by itself; elsewhere the copies wait."""
+        device, apart = encoder.device, encoder.device.type == "cuda"
+        pixels, readable = (x.to(device, non_blocking=apart) for x in (pixels, decoded < FIRST_BAD))
+        outputs = encoder.encode_patches(pixels) if patches else (encoder.encode_images(pixels),)
+        halves = [output.half() for output in outputs]
+        finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves]).all(0)
+        useless = ~(finite & readable)
+        halves = [half.masked_fill(useless.view(-1, *[1] * (half.dim() - 1)), 0) for half in halves]
+        finite, *halves = (x.to("cpu", non_blocking=apart) for x in (finite, *halves))
+        done = torch.cuda.Event() if apart else None
+        if done is not None:
+            done.record(torch.cuda.current_stream(device))
+        return cls(start, decoded, finite, dict(zip(("cls", "patch"), halves, strict=False)), done)
+
+    def result(self) -> tuple[int, Marks, dict[str, Half]]:
+        """First row, marks and values, when they are there."""
+        if self.done is not None:
+            self.done.synchronize()
+        marks: Marks = self.decoded.numpy().copy()
+        marks[(marks < FIRST_BAD) & ~self.finite.numpy()] = mark_of(NOT_FINITE)
+        return self.start, marks, {name: value.numpy() for name, value in self.values.items()}
+
+
+def encoded_blocks(
+    encoder: Encoder, stream: Iterable[tuple[int, Tensor, Tensor]], *, patches: bool
+) -> Iterator[tuple[int, Marks, dict[str, Half]]]:
+    """First row, marks [B] and values [B, ...] of each block of `stream`, in order."""
+    depth = int(encoder.device.type == "cuda")
+    launched = one_behind(lambda block: Launched.of(encoder, *block, patches), stream, depth)
+    return (block.result() for block in launched)
+
+
+def one_behind(start: Callable[[Given], Started], given: Iterable[Given], depth: int = 1) -> Iterator[Started]:
+    """`start` each of `given`, and hand it over when `depth` later ones have been started."""
+    waiting: list[Started] = []
+    for one in given:
+        waiting.append(start(one))
+        if len(waiting) > depth:
+            yield waiting.pop(0)
+    yield from waiting
+
+
+@contextmanager
+def memory_shortage(batch_size: int) -> Iterator[None]:
+    """A device without room for a block is told of in one sentence."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in SHORTAGES):
+            raise
+        raise DuplexError(
+            f"there is not enough memory to encode {batch_size} pictures at once; finished rows are kept: run the same "
+            "command again with a smaller --batch-size"
+        ) from None

@@ -1,0 +1,199 @@
+"""What is in the file of a feature cache, and whether it is sound. `features.store` writes it.
+
+cls    [N, d] float16   the encoder's output, not normalised
+patch  [N, T, w] float16, where patch tokens were asked for
+mark   [N] uint8        0 pending, 1 encoded, 2 + i bad because of REASONS[i]
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from duplex.errors import DuplexError
+from duplex.features.identity import Identity, difference, repair
+from duplex.hdf5 import Unfit, as_text, find_dataset, read_attribute, refuse_hollow
+
+FORMAT = "duplex-features-1"
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+HEAD = 1 << 16  # bytes, in which every cache names its format
+ROWS = 65_536  # read at a time
+FORMS = {"cls": (2, np.dtype(np.float16)), "mark": (1, np.dtype(np.uint8)), "patch": (3, np.dtype(np.float16))}
+PENDING, ENCODED, FIRST_BAD = 0, 1, 2
+NOT_FINITE = "features not finite"
+REASONS = (  # append only: their places are in the files
+    "missing",
+    "empty",
+    "unreadable",
+    "not a picture",
+    "damaged",
+    "too large",
+    "pixel type",
+    "cannot be resized",
+    NOT_FINITE,
+)
+Marks = NDArray[np.uint8]
+Half = NDArray[np.float16]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rows that a file holds: [start, stop) of the data set's `total`."""
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def whole(self) -> bool:
+        return self.start == 0 and self.stop == self.total
+
+
+def reason(mark: int) -> str:
+    return REASONS[int(mark) - FIRST_BAD]
+
+
+def mark_of(why: str) -> int:
+    return FIRST_BAD + REASONS.index(why)
+
+
+def partial_path(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
+def refuse_foreign(path: Path) -> None:
+    """Whatever lies at `path` and is no cache of ours, whole or damaged, is somebody's: it is never written over.
+    Nor is a file that only has the name of an unfinished cache."""
+    for place, sign in ((path, FORMAT.encode()), (partial_path(path), SIGNATURE[:4])):
+        if os.path.lexists(place) and not _bears(place, sign):
+            raise DuplexError(
+                f"{place} exists and is not a feature cache, so it is left alone; "
+                "choose another place with --out, or move it"
+            )
+
+
+def _bears(path: Path, sign: bytes) -> bool:
+    """Whether a file is HDF5 as far as its first bytes tell, and holds `sign` near its beginning."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    return head.startswith(SIGNATURE[:4]) and sign in head
+
+
+def open_file(path: Path, *, joined: bool = True) -> Any:
+    """Open a finished cache or shard for reading, after a look at its form; `joined`: it may be a view of shards, all
+    of which must be there."""
+    if not path.is_file():
+        left = " (an unfinished one lies beside it)" if partial_path(path).exists() else ""
+        raise DuplexError(f"{path} does not exist{left}; {repair(path)}")
+    try:
+        file = h5py.File(path, "r", locking="best-effort")
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise DuplexError(f"{path} is not an HDF5 file ({error}); {repair(path)}") from error
+    try:
+        if as_text(read_attribute(file, "format")) != FORMAT:
+            raise DuplexError(f"{path} is not a feature cache of duplex; {repair(path)}")
+        check_form(file, path, virtual=joined)
+    except Unfit as error:
+        file.close()
+        raise DuplexError(f"{path} is damaged: {error}; {repair(path)}") from error
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_identity(file: Any) -> Identity:
+    """What the cache was made by: short texts."""
+    group = file.get("identity") if isinstance(file.get("identity", getlink=True), h5py.HardLink) else None
+    if not isinstance(group, h5py.Group):
+        raise Unfit("there is no group 'identity'")
+    found = {key: as_text(read_attribute(group, key)) for key in group.attrs}
+    for key, value in found.items():
+        if value is None:
+            raise Unfit(f"the identity's {key!r} is not a text")
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def read_span(file: Any) -> Span:
+    numbers = [read_attribute(file, key) for key in ("start", "stop", "total")]
+    if not all(isinstance(number, int | np.integer) for number in numbers):
+        raise Unfit(f"its rows are {numbers[0]!r:.40} to {numbers[1]!r:.40} of {numbers[2]!r:.40}")
+    start, stop, total = map(int, numbers)
+    if not 0 <= start < stop <= total:
+        raise Unfit(f"its rows are {start} to {stop} of {total}")
+    return Span(start, stop, total)
+
+
+def check_values(file: Any, path: Path) -> None:
+    """Every encoded row is numbers. Reads all of the features."""
+    marks = file["mark"][...]
+    for start in range(0, len(marks), ROWS):
+        values = file["cls"][start : start + ROWS]
+        wrong = (marks[start : start + ROWS] == ENCODED) & ~np.isfinite(values).all(axis=1)
+        if wrong.any():
+            row = start + int(wrong.argmax())
+            raise DuplexError(f"{path} is damaged: row {row} holds what is not a number; {repair(path)}")
+
+
+def check_form(file: Any, path: Path, *, virtual: bool = True) -> None:
+    """The parts there must be, their types and shapes, and marks that mean something; `virtual`: a view of shards will
+    do. Raises `Unfit`."""
+    refuse_hollow(path)
+    if as_text(read_attribute(file, "format")) != FORMAT:
+        raise Unfit("it is not a feature cache of duplex")
+    span, identity = read_span(file), read_identity(file)
+    names = ["cls", "mark", *(["patch"] if "patch" in file else [])]
+    strange = sorted(set(file) - {*names, "identity"})
+    if strange:
+        raise Unfit(f"it holds {strange[0]!r}, which no cache has")
+    for name in names:
+        data = find_dataset(file, name, virtual=virtual)
+        if data.shape[:1] != (span.rows,) or (data.ndim, data.dtype) != FORMS[name]:
+            raise Unfit(f"{name!r} is {data.shape} of {data.dtype}, which does not fit its {span.rows} rows")
+        if data.id.get_create_plist().get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.VIRTUAL):
+            raise Unfit(f"{name!r} is stored in pieces, as no cache is")
+    if identity.get("dim") != str(file["cls"].shape[1]):
+        raise Unfit(f"its rows are {file['cls'].shape[1]} wide, its identity says {identity.get('dim')}")
+    if any(file[name].is_virtual for name in names):
+        _check_joined(file, path)
+    highest = int(file["mark"][...].max())
+    if highest >= FIRST_BAD + len(REASONS):
+        raise Unfit(f"the mark {highest} has no meaning")
+
+
+def _check_joined(file: Any, path: Path) -> None:
+    """A view is of shards beside it, and they are still those it was made of: one may have been made again, by another
+    encoder or of other rows."""
+    if not all(file[name].is_virtual for name in file if name != "identity"):
+        raise Unfit("it is partly a view of other files")
+    for name in (name for name in file if name != "identity"):
+        for source in file[name].virtual_sources() if file[name].is_virtual else ():
+            if source.dset_name != name or Path(source.file_name).name != source.file_name or source.file_name == ".":
+                raise Unfit(f"{name!r} is a view of {source.file_name!r}, which no shard is called")
+            if not (path.parent / source.file_name).is_file():  # HDF5 itself would read zeros
+                raise DuplexError(
+                    f"{path} joins {source.file_name}, which is not beside it; "
+                    "bring it back or extract that shard again"
+                )
+    for source in file["mark"].virtual_sources():
+        (start,), (last,) = source.vspace.get_select_bounds()
+        with open_file(path.parent / source.file_name, joined=False) as shard:
+            span, other = read_span(shard), difference(read_identity(shard), read_identity(file))
+        if other is None and (span.start, span.stop) == (start, last + 1):
+            continue
+        raise DuplexError(
+            f"{path} joins {source.file_name}, which was made again with another {other or 'set of rows'} since; "
+            f"`duplex extract` that shard as the others were, then `duplex cache join {path}`"
+        )

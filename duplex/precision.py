@@ -1,0 +1,21 @@
+"""The precisions that a frozen encoder may run in: the one list of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+from duplex.errors import pick
+
+if TYPE_CHECKING:
+    import torch
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """torch's type of a precision's name."""
+    import torch
+
+    types = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    return types[pick(precision, PRECISIONS, "precision")]

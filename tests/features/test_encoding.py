@@ -1,0 +1,130 @@
+"""What happens between decoded pixels and written rows, on the CPU and on a pretended device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from duplex.encoders import load_encoder
+from duplex.errors import DuplexError
+from duplex.features.encoding import encoded_blocks, one_behind
+from duplex.features.store import ENCODED, FIRST_BAD, NOT_FINITE, mark_of
+from tests.pretended import Pretended
+
+SHORTAGES = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:131] . DefaultCPUAllocator: can't allocate memory: you tried to"),
+    MemoryError(),
+]
+
+
+def test_the_device_has_the_next_block_before_this_one_is_asked_for() -> None:
+    seen = []
+
+    def given() -> Iterator[int]:
+        for number in range(4):
+            seen.append(f"decoded {number}")
+            yield number
+
+    def start(number: int) -> int:
+        seen.append(f"started {number}")
+        return number
+
+    for number in one_behind(start, given()):
+        seen.append(f"written {number}")
+    assert [line for line in seen if "decoded" not in line] == [
+        *("started 0", "started 1", "written 0", "started 2", "written 1"),
+        *("started 3", "written 2", "written 3"),
+    ]
+    assert list(one_behind(str, range(3), depth=0)) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("patches", [False, True])
+def test_another_device_gives_the_same_rows(
+    pretended: Pretended,
+    encoder_name: str,
+    patches: bool,
+) -> None:
+    """Nothing of it is computed on the wrong side, and the host waits for copies alone."""
+    torch.manual_seed(0)
+    here = load_encoder(encoder_name, towers="image")
+    stream = [(8 * n, torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), marks()) for n in range(3)]
+    expected = list(encoded_blocks(here, stream, patches=patches))
+    there = load_encoder(encoder_name, towers="image", device=pretended.name)
+    pretended.reset()
+    found = list(encoded_blocks(there, stream, patches=patches))
+    for (row, its, values), (other, theirs, rows) in zip(expected, found, strict=True):
+        assert row == other
+        assert (its == theirs).all()
+        assert values.keys() == rows.keys() == ({"cls", "patch"} if patches else {"cls"})
+        assert all(np.allclose(values[name], rows[name], atol=2e-3) and not rows[name][2].any() for name in values)
+    copies = {"copy to the device": 2, "copy to the CPU": 3 if patches else 2}
+    waits = {kind: sum(n for (what, _), n in pretended.synchronisations.items() if what == kind) for kind in copies}
+    assert waits == {kind: 3 * count for kind, count in copies.items()}
+    assert pretended.synchronisations.total() == sum(waits.values())
+
+
+def marks() -> torch.Tensor:
+    """Of a block whose third picture cannot be had."""
+    found = torch.full((8,), ENCODED, dtype=torch.uint8)
+    found[2] = FIRST_BAD
+    return found
+
+
+@pytest.mark.parametrize("name", ["cls", "patch"])
+def test_what_is_not_finite_is_marked_and_zero(encoder, name: str) -> None:
+    class Broken:
+        device = encoder.device
+
+        def encode_patches(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            cls, patch = (x.clone() for x in encoder.encode_patches(pixels))
+            {"cls": cls[4, :1], "patch": patch[4, 1, :1]}[name].fill_(float("nan"))
+            patch[2] = float("inf")  # of a picture that is bad already: its own reason stays
+            return cls, patch
+
+    pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    ((_, found, values),) = encoded_blocks(Broken(), [(0, pixels, marks())], patches=True)
+    wanted = marks().numpy()
+    wanted[4] = mark_of(NOT_FINITE)
+    assert (found == wanted).all()
+    assert all(not value[[2, 4]].any() and value[[0, 1, 3]].any() for value in values.values())
+
+
+@pytest.mark.parametrize("shortage", SHORTAGES, ids=lambda error: type(error).__name__)
+def test_a_shortage_of_memory_is_one_sentence(run, encoder, shortage: Exception) -> None:
+    class Small:
+        def __getattr__(self, name: str):
+            return getattr(encoder, name)
+
+        def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
+            raise shortage
+
+    with pytest.raises(DuplexError, match=r"not enough memory to encode 8 pictures at once.*--batch-size"):
+        run(encoder=Small())
+
+
+def test_another_error_stays_itself(run, encoder) -> None:
+    class Broken:
+        def __getattr__(self, name: str):
+            return getattr(encoder, name)
+
+        def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("expected scalar type Half")
+
+    with pytest.raises(RuntimeError, match="scalar type"):
+        run(encoder=Broken())
+
+
+def test_a_run_on_the_cpu_never_wakes_the_gpu(
+    run, encoder_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that has one: a context would take half a gigabyte of its memory."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a CUDA context"))
+    cpu = load_encoder(encoder_name, device="cpu")
+    cpu.text.encode_plain([[0, 1]], torch.zeros(2, cpu.text.width))
+    assert run(encoder=cpu, num_workers=1).rows == 40

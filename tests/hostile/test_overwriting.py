@@ -1,0 +1,117 @@
+"""Nothing of the user's is ever written over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+from tests.encoders.small import write_folder
+from tests.hostile.conftest import CACHE, Command
+
+
+def text(path: Path) -> None:
+    path.write_text("precious")
+
+
+def other_hdf5(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["precious"] = np.arange(3)
+
+
+def empty(path: Path) -> None:
+    path.touch()
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link_to_text(path: Path) -> None:
+    path.with_name("target").write_text("precious")
+    path.symlink_to("target")
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+THINGS: list[Callable[[Path], None]] = [text, other_hdf5, empty, pipe, link_to_text, dangling]
+
+
+def state(path: Path) -> object:
+    info = os.lstat(path)
+    return info.st_mode, info.st_ino, path.read_bytes() if path.is_file() else None
+
+
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("fresh", [[], ["--fresh"]])
+def test_extraction_into_what_is_no_cache(pics: Path, command: Command, thing, fresh: list[str]) -> None:
+    thing(pics / "mine")
+    before = state(pics / "mine")
+    assert command("extract", "-d", "pics", "--out", "mine", *fresh).refused("mine")
+    assert state(pics / "mine") == before
+
+
+@pytest.mark.parametrize("thing", THINGS)
+def test_import_and_join_into_what_is_no_cache(pics: Path, command: Command, thing) -> None:
+    np.save("f.npy", np.ones((12, 4), np.float32))
+    for k in range(2):
+        assert command("extract", "-d", "pics", "--shard", f"{k}/2", "--out", "mine").code == 0
+    thing(pics / "mine")
+    before = state(pics / "mine")
+    assert command("cache", "import", "f.npy", "-d", "pics", "--out", "mine").refused("mine")
+    assert command("cache", "join", "mine").refused("mine")
+    assert command("cache", "join", "mine", "--copy").refused("mine")
+    assert state(pics / "mine") == before
+
+
+@pytest.mark.parametrize("place", ["artifacts/pics/manifest.csv", "params.yaml", "pictures/00000.jpg", "/dev/null"])
+def test_places_of_other_things(pics: Path, command: Command, place: str) -> None:
+    before = state(Path(place))
+    np.save("f.npy", np.ones((12, 4), np.float32))
+    assert command("extract", "-d", "pics", "--out", place, "--fresh").refused(place)
+    assert command("cache", "import", "f.npy", "-d", "pics", "--out", place).refused(place)
+    assert state(Path(place)) == before
+
+
+def test_what_only_has_the_name_of_an_unfinished_cache(pics: Path, command: Command) -> None:
+    (pics / "mine.partial").write_text("precious")
+    assert command("extract", "-d", "pics", "--out", "mine").refused("mine.partial")
+    assert (pics / "mine.partial").read_text() == "precious"
+
+
+def test_a_cache_of_ours_is_replaced_by_what_is_asked_for(pics: Path, command: Command) -> None:
+    np.save("f.npy", np.ones((12, 4), np.float32))
+    assert command("cache", "import", "f.npy", "-d", "pics").code == 0
+    assert command("extract", "-d", "pics").code == 0
+    whole = (pics / CACHE).read_bytes()
+    (pics / CACHE).write_bytes(whole[: len(whole) // 2])  # damaged, and still ours
+    assert command("extract", "-d", "pics").code == 0
+    assert (pics / CACHE).read_bytes() == whole
+
+
+def test_conversion_into_a_folder_that_holds_an_encoder(tmp_path: Path, command: Command) -> None:
+    import torch
+
+    write_folder(tmp_path / "mine")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
+    save_file({"a": torch.zeros(2)}, tmp_path / "weights.safetensors")
+    words = ["--encoder", "ViT-B-32-quickgelu", "--tag", "openai"]
+    answer = command("encoders", "convert", tmp_path / "weights.safetensors", tmp_path / "mine", *words)
+    assert answer.refused("is left alone")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
+
+
+def test_drawing_over_somebodys_pictures(project: Path, command: Command) -> None:
+    """A root that was not drawn and holds a picture with a drawn one's name."""
+    mine = project / "data/shapes/red_star/0000.png"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"precious")
+    assert command("prepare", "-d", "shapes").refused("data/shapes", "was not drawn here")
+    assert mine.read_bytes() == b"precious"

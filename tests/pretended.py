@@ -1,0 +1,203 @@
+"""A device that does not exist: tensors that say they lie on it, computed on the CPU.
+
+    def test_a_step(pretended: Pretended) -> None:  # the fixture enters it
+        network = build().to(pretended.name)
+        pretended.reset()
+        one_step(network)
+        assert pretended.synchronisations == {}
+        assert pretended.operations.total() < 100
+
+What a GPU would refuse is refused: an operation over tensors of two devices (a tensor of no dimensions may come from
+the CPU), a generator of another device, NumPy's view of a tensor. What would make the host wait is counted by operation
+and by the line of `duplex/` (or of a benchmark) that asked: a copy between devices unless it is `non_blocking`, a value
+read, and operations whose result's shape depends on values. Operations are counted as they are dispatched, views
+not; a GPU would run about one kernel for each. Timings mean nothing here.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+NAME = "pretended"
+UNCOUNTED = {"_unsafe_view", "_reshape_alias"}  # views whose schema does not say so
+COPIES = {"_to_copy", "copy_", "set_", "_copy_from"}
+WAITS = {
+    *("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "bincount"),
+    *("_unique", "_unique2", "unique_dim", "unique_consecutive"),
+}
+INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"}
+
+
+class Pretended(TorchDispatchMode):
+    """While it is entered, `name` is a device. `operations` and `synchronisations` count since the last `reset`."""
+
+    name = f"{NAME}:0"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: Counter[str] = Counter()
+        self.synchronisations: Counter[tuple[str, str]] = Counter()
+
+    def __enter__(self) -> Pretended:
+        """Inference mode, whose tensors bear no version, cannot look into a wrapper: without gradients is as good."""
+        self._around = ExitStack()
+        patch = self._around.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(torch._C, "_InferenceMode", lambda mode: torch.no_grad() if mode else nullcontext())
+        self._around.enter_context(Constants())
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._around.close()
+
+    def reset(self) -> None:
+        self.operations.clear()
+        self.synchronisations.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.split("::")[1]
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        ours = [tensor for tensor in given if isinstance(tensor, Elsewhere)]
+        target = kwargs.get("device")
+        here = bool(ours) if target is None else _is_ours(target)
+        if name == "_pin_memory":
+            return args[0]
+        self._check(name, args, given, ours)
+        if ours or here:
+            self._count(func, name, args, kwargs, given, ours, here)
+        if target is not None:
+            kwargs = {**kwargs, "device": torch.device("cpu") if _is_ours(target) else target}
+        result = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+        return _wrapped(func, args, kwargs, result, here)
+
+    def waits(self, operation: str) -> None:
+        self.synchronisations[operation, _place()] += 1
+
+    def _check(self, name: str, args: Any, given: list[Tensor], ours: list[Tensor]) -> None:
+        others = [tensor for tensor in given if not isinstance(tensor, Elsewhere) and tensor.dim() > 0]
+        if not ours or not others or name in COPIES:
+            return
+        if name in INDEXED and isinstance(args[0], Elsewhere) and all(other is not args[0] for other in others):
+            self.waits(f"{name} by an index on the CPU")
+            return
+        shapes = [(tuple(tensor.shape), str(tensor.device)) for tensor in given]
+        raise RuntimeError(f"expected all tensors to be on the same device: {name} of {shapes} at {_place()}")
+
+    def _count(
+        self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor], ours: list[Tensor], here: bool
+    ) -> None:
+        generator = kwargs.get("generator")
+        if generator is not None and not _is_ours(generator.device):
+            raise RuntimeError(f"expected a generator on {NAME}: {name} at {_place()}")
+        aliases = [returned.alias_info for returned in func._schema.returns]
+        if name not in UNCOUNTED and not any(alias is not None and not alias.is_write for alias in aliases):
+            self.operations[name] += 1
+        crosses = len(ours) < len(given) if name == "copy_" else name == "_to_copy" and bool(ours) != here
+        asynchronous = kwargs.get("non_blocking", False) or (name == "copy_" and len(args) > 2 and args[2])
+        if crosses and not asynchronous:
+            self.waits("copy to the device" if here and not isinstance(args[-1], Elsewhere) else "copy to the CPU")
+        masks = name in INDEXED and any(
+            isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        if name in WAITS or masks or (name == "repeat_interleave" and kwargs.get("output_size") is None):
+            self.waits(name)
+
+
+class Constants(TorchFunctionMode):
+    """`torch.tensor` copies to its device below what a dispatch mode sees: here it copies above."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.new_tensor and isinstance(args[0], Elsewhere):
+            return torch.tensor(args[1], dtype=kwargs.get("dtype", args[0].dtype)).to(args[0].device)
+        if func not in (torch.tensor, torch.as_tensor) or not _is_ours(kwargs.get("device") or "cpu"):
+            return func(*args, **kwargs)
+        device, grad = kwargs.pop("device"), kwargs.pop("requires_grad", False)
+        return func(*args, **kwargs).to(device).requires_grad_(grad)
+
+
+class Elsewhere(Tensor):
+    """A tensor on the pretended device; `inner` holds its values."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Elsewhere:
+        wrapped: Elsewhere = Tensor._make_wrapper_subclass(
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(Pretended.name),
+        )
+        wrapped.inner = inner
+        return wrapped
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"{func} met a tensor of the pretended device outside `with Pretended()`")
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Elsewhere({tuple(self.shape)}, {self.dtype})"
+
+    def tolist(self) -> Any:
+        """One wait, however many values."""
+        return self.cpu().tolist()
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError(f"can't convert a tensor on {NAME} to NumPy; copy it to the CPU first")
+
+    __array__ = numpy  # type: ignore[assignment]
+
+
+def register() -> bool:
+    """Make the device known to torch, once a process; False where torch takes none from Python. Autograd starts a
+    thread for each device it knows at the first backward pass: this has to come before."""
+    setup: Callable[[str], None] | None = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+    if setup is not None:
+        setup(NAME)
+        getattr(torch, NAME).get_amp_supported_dtype = list  # checkpointing asks every device
+    return setup is not None
+
+
+def _is_ours(device: Any) -> bool:
+    return torch.device(device).type == NAME
+
+
+def _inner(value: Any) -> Any:
+    return value.inner if isinstance(value, Elsewhere) else value
+
+
+def _wrapped(func: Any, args: Any, kwargs: Any, result: Any, here: bool) -> Any:
+    """What an operation gives back: the tensors it wrote to as they were given, the others on their device."""
+    schema = func._schema
+    written = [
+        kwargs.get(argument.name) if argument.kwarg_only else args[position] if position < len(args) else None
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    if written and schema.returns and schema.returns[0].alias_info is not None:
+        return written[0] if isinstance(result, Tensor) else tuple(written)
+    return tree_map(lambda value: Elsewhere(value) if here and isinstance(value, Tensor) else value, result)
+
+
+def _place() -> str:
+    for frame in reversed(traceback.extract_stack()):
+        if "/duplex/" in frame.filename or "/benchmarks/" in frame.filename:
+            return f"{'/'.join(frame.filename.split('/')[-2:])}:{frame.lineno}"
+    return "autograd"

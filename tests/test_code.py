@@ -1,0 +1,84 @@
+"""Which code a run stands on: found by following imports, the same as what Python loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from duplex import code
+from duplex.code import code_of_run, modules_of
+from tests.subprocesses import ENVIRONMENT, ROOT
+
+
+def test_a_kind_stands_on_its_own_parts():
+    duplex, prompts = modules_of("duplex.methods.duplex"), modules_of("duplex.methods.prompts")
+    assert {"duplex.parts.graph", "duplex.parts.codebook", "duplex.parts.paths"} <= set(duplex)
+    assert "duplex.parts.graph" not in prompts
+    assert "duplex.methods.duplex" not in prompts
+    assert "duplex.methods.prompts" not in duplex
+    assert {"duplex", "duplex.methods", "duplex.encoders.text", "duplex.labels"} <= set(prompts)
+
+
+def test_stages_know_no_method():
+    for stage in ("train", "evaluate"):
+        known = modules_of(f"duplex.stages.{stage}")
+        assert not {name for name in known if name.startswith("duplex.methods.")} - {
+            f"duplex.methods.{name}" for name in ("base", "exhibits", "registry")
+        }
+        assert {"duplex.assessment", "duplex.encoders.clip", "duplex.features.store"} <= set(known), (
+            "imported late, too"
+        )
+        assert not {"duplex.report.page", "duplex.cli"} & set(known)
+
+
+@pytest.mark.parametrize("kind", ["duplex", "prompts"])
+def test_nothing_that_python_loads_is_missed(kind):
+    """A program that imports a kind and the stage: all of this package's modules that it holds are found."""
+    held = "print(*(name for name in sys.modules if name.startswith('duplex')))"
+    script = f"import sys, duplex.methods.{kind}, duplex.stages.train; {held}"
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    found = {**modules_of(f"duplex.methods.{kind}"), **modules_of("duplex.stages.train")}
+    assert set(done.stdout.split()) - set(found) <= set(code.SAYING)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """A package elsewhere: `kind` imports `part` and, in a function, `late`; `other` imports nothing."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    for name, text in {
+        "__init__": "",
+        "kind": "from elsewhere import part\n\n\ndef work():\n    from .late import value\n    return value\n",
+        "part": "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from elsewhere.other import thing\n",
+        "late": "value = 1\n",
+        "other": "thing = 2\n",
+    }.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    code._closure.cache_clear()
+    yield folder
+    code._closure.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("elsewhere")]:
+        del sys.modules[name]
+
+
+def test_a_change_in_what_is_imported_changes_the_hash_and_no_other_does(package):
+    def now() -> str:
+        code._closure.cache_clear()
+        return code_of_run("duplex.stages.train", "elsewhere.kind:Method")
+
+    first = now()
+    assert now() == first
+    (package / "other.py").write_text("thing = 3\n")
+    assert now() == first, "seen by type checkers alone"
+    for name in ("late", "part", "kind"):
+        before = now()
+        (package / f"{name}.py").write_text((package / f"{name}.py").read_text() + "\n# more\n")
+        assert now() != before, name
+
+
+def test_files_are_those_of_this_tree():
+    assert modules_of("duplex.parts.graph")["duplex.parts.graph"] == ROOT / "duplex" / "parts" / "graph.py"

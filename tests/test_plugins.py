@@ -1,0 +1,158 @@
+"""A method of somebody else's distribution, through the whole pipeline; nothing of this package changes for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from duplex.data.shapes import render_pictures, shapes_manifest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "linear_probe"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The example, installed into a folder of its own, beside two that are broken."""
+    folder = tmp_path_factory.mktemp("site")
+    source = tmp_path_factory.mktemp("source") / "linear_probe"
+    shutil.copytree(EXAMPLE, source)
+    install = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", folder, source]
+    subprocess.run([sys.executable, "-m", *install], check=True, capture_output=True)
+    for name, text in {
+        "falls_over": "import a_package_that_is_not_there\n",
+        "no_method": "class Method:\n    pass\n",
+    }.items():
+        (folder / f"{name}.py").write_text(text)
+        info = folder / f"{name}-0.3.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.3\n")
+        (info / "entry_points.txt").write_text(f"[duplex.methods]\n{name} = {name}:Method\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """A small data set of one's own under DVC."""
+    folder = tmp_path_factory.mktemp("project")
+    manifest = shapes_manifest(scale=0.06)
+    render_pictures(manifest, folder / "pictures")
+    manifest.to_csv(folder / "pictures.csv", index=False)
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
+        shutil.copyfile(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "pipeline", folder / "pipeline")
+    shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+    (folder / "duplex").symlink_to(ROOT / "duplex")
+    record = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+    record["run"] = {"datasets": ["own"], "methods": ["clip"], "seeds": [0]}
+    record["device"] = "cpu"
+    record["evaluation"]["bootstrap"] = 20
+    record["datasets"] = {
+        "own": {
+            "source": {"kind": "table", "root": "pictures", "table": "pictures.csv"},
+            "encoder": {"name": "tiny"},
+            "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2},
+        }
+    }
+    record["ablation_run"]["datasets"] = ["own"]
+    write(folder, record)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    return folder
+
+
+def write(folder: Path, record: dict) -> None:
+    with (folder / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+
+
+def changed(folder: Path, methods: list[str], rows: dict[str, dict]) -> None:
+    record = YAML(typ="safe").load((folder / "params.yaml").read_text())
+    record["run"]["methods"] = methods
+    record["methods"].update(rows)
+    write(folder, record)
+
+
+def start(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{site}", "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def duplex(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return start(site, folder, "-c", "from duplex.cli import main; main()", *words)
+
+
+def stages_run(done: subprocess.CompletedProcess[str]) -> set[str]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return set(re.findall(r"Running stage '(.*)':", done.stdout))
+
+
+@pytest.mark.slow
+def test_a_method_of_another_distribution_goes_through_everything(site, project):
+    first = stages_run(start(site, project, "-m", "dvc", "repro"))
+    assert {"train@own-clip-0", "evaluate@own-clip-0", "report"} <= first
+
+    row = {"kind": "linear_probe", "scale": 30.0, "training": {"learning_rate": 0.01, "epochs": 3}}
+    changed(project, ["clip", "probe"], {"probe": row})
+    second = stages_run(start(site, project, "-m", "dvc", "repro"))
+    assert {name for name in second if name.startswith(("train", "evaluate"))} == {
+        "train@own-probe-0",
+        "evaluate@own-probe-0",
+    }, "a new method retrains none other"
+    assert not stages_run(start(site, project, "-m", "dvc", "repro")), "nothing is left to do"
+
+    metrics = json.loads((project / "artifacts" / "metrics.json").read_text())["own"]
+    assert 0 < metrics["probe"]["closed"]["auc"] <= 100 and metrics["probe"]["open"]["auc"] > 0
+    assert "probe" in (project / "artifacts" / "report" / "report.md").read_text()
+    compared = duplex(site, project, "compare", "--dataset", "own", "--methods", "clip", "probe", "--json")
+    gain = json.loads(compared.stdout)["difference"]["auc"]["value"]
+    assert gain == pytest.approx(metrics["probe"]["closed"]["auc"] - metrics["clip"]["closed"]["auc"], abs=1e-6)
+
+    later = {**row, "scale": 10.0}
+    changed(project, ["clip", "probe"], {"probe": later})
+    third = stages_run(start(site, project, "-m", "dvc", "repro", "--dry"))
+    assert {name for name in third if name.startswith("train")} <= {"train@own-probe-0"}
+
+
+def test_a_broken_plugin_fails_its_own_rows_alone(site, project):
+    rows = {"bad": {"kind": "falls_over"}, "odd": {"kind": "no_method"}}
+    before = (project / "params.yaml").read_text()
+    changed(project, ["clip", "bad"], rows)
+    try:
+        listed = duplex(site, project, "methods")
+        assert listed.returncode == 0 and "prompts  (duplex" in listed.stdout
+        assert "method kind 'falls_over' of falls_over 0.3 cannot be loaded (ModuleNotFoundError" in listed.stdout
+        planned = start(site, project, "pipeline/plan.py")
+        assert planned.returncode == 0 and planned.stderr.count("\n") == 1 and "falls_over 0.3" in planned.stderr
+        plan = project / "artifacts" / "plan" / "own"
+        assert "error" in json.loads((plan / "bad" / "train.json").read_text())
+        assert "options" in json.loads((plan / "clip" / "train.json").read_text())
+        for method, said in (("bad", "take its rows out of params.yaml"), ("odd", "no subclass of")):
+            done = duplex(site, project, "train", "--dataset", "own", "--method", method)
+            assert done.returncode == 1 and said in done.stderr
+            assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+    finally:
+        (project / "params.yaml").write_text(before)
+
+
+def test_the_page_shows_the_example_as_it_is():
+    page = (ROOT / "docs" / "your_method.md").read_text()
+    for name in ("linear_probe.py", "pyproject.toml"):
+        assert (EXAMPLE / name).read_text().rstrip() in page
+    assert len((EXAMPLE / "linear_probe.py").read_text().splitlines()) <= 50
+
+
+def test_the_example_keeps_the_protocol(site):
+    check = "from duplex.testing import check_method; from linear_probe import LinearProbe; check_method(LinearProbe)"
+    done = start(site, ROOT, "-c", check)
+    assert done.returncode == 0, done.stderr

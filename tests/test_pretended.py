@@ -1,0 +1,83 @@
+"""The pretended device refuses what a GPU refuses and counts what makes the host wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pretended import Pretended
+
+NAME = Pretended.name
+
+
+def test_it_computes_what_the_cpu_computes(pretended: Pretended) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 2)
+    x = torch.randn(5, 3)
+    expected = torch.autograd.grad(layer(x).square().sum(), layer.weight)[0]
+    layer.to(NAME)
+    assert layer.weight.device == torch.device(NAME)
+    pretended.reset()
+    there = x.to(NAME)
+    assert set(pretended.synchronisations) == {("copy to the device", "autograd")}
+    (found,) = torch.autograd.grad(layer(there).square().sum(), layer.weight)
+    assert torch.equal(found.cpu(), expected)
+
+
+def test_two_devices_do_not_mix(pretended: Pretended) -> None:
+    there, here = torch.ones(3, device=NAME), torch.ones(3)
+    with pytest.raises(RuntimeError, match="same device: add"):
+        _ = there + here
+    assert (there + torch.tensor(2.0)).tolist() == [3.0] * 3  # as on a GPU
+    with pytest.raises(TypeError, match="NumPy"):
+        there.numpy()
+    with pytest.raises(RuntimeError, match="generator"):
+        torch.randn(3, device=NAME, generator=torch.Generator())
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x[torch.tensor([0, 1])],
+        lambda x: bool((x > 0).any()),
+        lambda x: x.copy_(torch.zeros(3)),
+        lambda x: torch.zeros(3).copy_(x),
+    ],
+)
+def test_what_makes_the_host_wait_is_counted_once(pretended: Pretended, work: Any) -> None:
+    x = torch.ones(3, device=NAME)
+    pretended.reset()
+    work(x)
+    assert pretended.synchronisations.total() == 1
+
+
+def test_what_does_not_is_not(pretended: Pretended) -> None:
+    x = torch.ones(2, 3, device=NAME)
+    pretended.reset()
+    x.to("cpu", non_blocking=True)
+    x.copy_(torch.zeros(2, 3), non_blocking=True)
+    y = x.T.reshape(-1)[1:].unsqueeze(0)
+    assert pretended.synchronisations == {}
+    y.mul_(2).sum()
+    assert pretended.operations == {"_to_copy": 1, "copy_": 1, "mul_": 1, "sum": 1, "clone": 1}
+
+
+def test_views_and_writes_share_their_values(pretended: Pretended) -> None:
+    x = torch.zeros(2, 3, device=NAME)
+    x[1].add_(1)
+    torch.add(x[0], 5, out=x[0])
+    assert x.tolist() == [[5.0] * 3, [1.0] * 3]
+
+
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
+def test_constants_are_made_where_they_are_asked_for(pretended: Pretended, make: Any) -> None:
+    assert make([1.0, 2.0], device=NAME).device == torch.device(NAME)
+    assert make([1.0, 2.0]).device == torch.device("cpu")
+    assert torch.zeros(2, device=NAME).new_tensor([3]).device == torch.device(NAME)
