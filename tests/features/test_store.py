@@ -76,3 +76,12 @@ def test_what_is_no_cache_is_said(tmp_path: Path) -> None:
     h5py.File(tmp_path / "other.h5", "w").close()
     with pytest.raises(DuplexError, match="not a feature cache"):
         open_features(tmp_path / "other.h5")
+
+
+def test_a_large_cache_begins_as_holes(tmp_path: Path) -> None:
+    """Space is laid out before the first row: the unfinished file of a real data set is sparse, and opens again."""
+    rows = 2**26 // (3 * 2) + 1_000_000
+    PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, rows, rows), 3).close()
+    again = PartialCache(tmp_path / "f.h5")
+    assert (again.done, again.span.rows) == (0, rows)
+    again.close()
