@@ -147,10 +147,10 @@ def check_values(file: Any, path: Path) -> None:
             raise DuplexError(f"{path} is damaged: row {row} holds what is not a number; {repair(path)}")
 
 
-def check_form(file: Any, path: Path, *, virtual: bool = True) -> None:
+def check_form(file: Any, path: Path, *, virtual: bool = True, unfinished: bool = False) -> None:
     """The parts there must be, their types and shapes, and marks that mean something; `virtual`: a view of shards will
     do. Raises `Unfit`."""
-    if virtual:  # an unfinished cache, which is never a view, is all holes at first
+    if not unfinished:  # which is all holes at first
         refuse_hollow(path)
     if as_text(read_attribute(file, "format")) != FORMAT:
         raise Unfit("it is not a feature cache of duplex")
