@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,10 +38,16 @@ class Field:
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """`(rows, float32 scores)`; nothing ever holds images x compositions."""
         images = len(next(iter(inputs.values())))
-        rows = max(1, BLOCK_SCORES // len(self.columns))
+        rows = max(1, min(BLOCK_SCORES // len(self.columns), _readable(inputs)))
         for start in range(0, images, rows):
             block = slice(start, min(start + rows, images))
             yield block, self.scorer({name: values[block] for name, values in inputs.items()})
+
+
+def _readable(inputs: Inputs) -> int:
+    """Images whose inputs on the disk may be in memory at once; inputs that are there anyway do not count."""
+    apart = [values.shape[1:] for values in inputs.values() if not isinstance(values, Tensor)]
+    return BLOCK_SCORES // sum(math.prod(shape) for shape in apart) if apart else BLOCK_SCORES
 
 
 @dataclass(frozen=True)

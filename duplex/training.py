@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duplex.ahead import ahead
 from duplex.encoders.arithmetic import arithmetic
 from duplex.errors import DuplexError
 from duplex.features.examples import Examples
@@ -134,8 +135,8 @@ def _epoch(
     sums: dict[str, float] = {}
     means: dict[str, float] = {}
     size, seen = settings.batch_size * settings.accumulate, 0
-    for step, chosen in enumerate(state.method.batches(images, size, state.order)):
-        terms = optimiser_step(state.method, images, chosen.to(state.device), settings, state.optimiser)
+    for step, (held, chosen) in enumerate(ahead(images, state.method.batches(images, size, state.order))):
+        terms = optimiser_step(state.method, held, chosen.to(state.device), settings, state.optimiser)
         seen += len(chosen)
         for name, value in terms.items():
             if not math.isfinite(value):

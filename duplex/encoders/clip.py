@@ -88,7 +88,15 @@ class ClipEncoder:
 
     @torch.inference_mode()
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, 3, R, R] uint8 -> features [B, d] and the last block's patch tokens [B, T, w], float32."""
+        """[B, 3, R, R] uint8 -> features [B, d] and the last block's patch tokens [B, T, w], float32. Tokens of a
+        convolutional tower are the cells of its last feature map."""
+        if hasattr(self.visual, "trunk"):
+            with arithmetic(self._precision):
+                cells = self.visual.trunk.forward_features(self._normalised(pixels))
+                features = self.visual.head(self.visual.trunk.forward_head(cells))
+            if cells.ndim == 4:  # [B, w, H, W]
+                cells = cells.flatten(2).transpose(1, 2)
+            return features.float(), cells.float()
         if not hasattr(self.visual, "forward_intermediates") or not hasattr(self.visual, "ln_post"):
             raise DuplexError(f"encoder {self.name!r} has no patch tokens; extract with --tokens none")
         with arithmetic(self._precision):

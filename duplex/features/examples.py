@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from duplex.errors import DuplexError
+from duplex.features.tokens import Streamed
 from duplex.labels import SPLITS, Ints, LabelSpace
 
 
@@ -36,7 +38,7 @@ class Examples:
 
 
 def join(
-    manifest: pd.DataFrame, labels: LabelSpace, inputs: Mapping[str, np.ndarray], bad: np.ndarray
+    manifest: pd.DataFrame, labels: LabelSpace, inputs: Mapping[str, np.ndarray | Streamed], bad: np.ndarray
 ) -> dict[str, Examples]:
     """Examples of each split. Pictures that could not be read are left out; the evaluation reports their number."""
     if len(manifest) != len(bad):
@@ -46,8 +48,11 @@ def join(
     return {split: _pick(np.flatnonzero((splits == split) & ~bad), inputs, compositions) for split in SPLITS}
 
 
-def _pick(rows: Ints, inputs: Mapping[str, np.ndarray], compositions: Ints) -> Examples:
-    """CLS features in float32, tokens as they are cached: they are large."""
-    chosen = {name: torch.from_numpy(values[rows]) for name, values in inputs.items()}
+def _pick(rows: Ints, inputs: Mapping[str, np.ndarray | Streamed], compositions: Ints) -> Examples:
+    """CLS features in float32, tokens as they are cached: they are large, and may stay on the disk."""
+    chosen: dict[str, Any] = {
+        name: values.at(rows) if isinstance(values, Streamed) else torch.from_numpy(values[rows])
+        for name, values in inputs.items()
+    }
     chosen = {name: values.float() if name == "cls" else values for name, values in chosen.items()}
     return Examples(rows, chosen, torch.from_numpy(compositions[rows]))

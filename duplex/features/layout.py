@@ -153,17 +153,18 @@ def check_values(file: Any, path: Path) -> None:
             raise DuplexError(f"{path} is damaged: row {row} holds what is not a number; {repair(path)}")
 
 
-def check_form(file: Any, path: Path, *, virtual: bool = True) -> None:
+def check_form(file: Any, path: Path, *, virtual: bool = True, unfinished: bool = False) -> None:
     """The parts there must be, their types and shapes, and marks that mean something; `virtual`: a view of shards will
     do. Raises `Unfit`."""
     try:
-        _check_form(file, path, virtual)
+        _check_form(file, path, virtual, unfinished)
     except DAMAGED as error:
         raise Unfit(_said(error)) from error
 
 
-def _check_form(file: Any, path: Path, virtual: bool) -> None:
-    refuse_hollow(path)
+def _check_form(file: Any, path: Path, virtual: bool, unfinished: bool) -> None:
+    if not unfinished:  # which is all holes at first
+        refuse_hollow(path)
     if as_text(read_attribute(file, "format")) != FORMAT:
         raise Unfit("it is not a feature cache of duplex")
     span, identity = read_span(file), read_identity(file)

@@ -107,7 +107,7 @@ class PartialCache:
         self.path = path
         self.partial = partial_path(path)
         with _opened(self.partial) as file:
-            check_form(file, self.partial, virtual=False)
+            check_form(file, self.partial, virtual=False, unfinished=True)
             self.identity, self.span = read_identity(file), read_span(file)
             self.marks: Marks = file["mark"][...]
             self._offset = {name: file[name].id.get_offset() for name in file if name != "identity"}

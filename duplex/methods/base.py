@@ -79,6 +79,13 @@ class Batch:
     def __getitem__(self, rows: Tensor) -> Batch:
         return Batch({name: values[rows] for name, values in self.inputs.items()}, self.compositions[rows])
 
+    def shuffled(self, order: torch.Generator) -> Tensor:
+        """All rows once, in random order. Inputs that stay on the disk say in which order they are best read."""
+        for values in self.inputs.values():
+            if not isinstance(values, Tensor):
+                return values.shuffled(order)
+        return torch.randperm(len(self), generator=order)
+
     @property
     def z(self) -> Tensor:
         """The cached CLS features [B, d]."""
@@ -119,8 +126,8 @@ class Method(nn.Module, Generic[Row]):
 
     def batches(self, train: Batch, size: int, order: torch.Generator) -> Iterable[Tensor]:
         """Rows of each optimiser step's images in one epoch; `order` is the only randomness to use."""
-        rows: tuple[Tensor, ...] = torch.randperm(len(train), generator=order).split(size)
-        return rows
+        found: Iterable[Tensor] = train.shuffled(order).split(size)
+        return found
 
     def shared(self) -> tuple[Any, ...]:
         """What all batches of an optimiser step have in common: a tuple (or named tuple), such as prototypes of

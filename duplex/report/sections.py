@@ -10,6 +10,7 @@ from duplex.report.figures import curve_figure, lambda_figures, slug, training_f
 from duplex.report.frequency import graph_table
 from duplex.report.material import DatasetMaterial, Material
 from duplex.report.provenance import Provenance, provenance_part
+from duplex.report.published import published_table
 from duplex.report.tables import (
     ablation_tables,
     data_file,
@@ -52,7 +53,11 @@ def dataset_section(material: Material, data: DatasetMaterial, pictured: Sequenc
 
 
 def _results(material: Material, data: DatasetMaterial) -> list[Block]:
-    tables = [*(result_table(material, data, world) for world in WORLDS), feasibility_table(data)]
+    tables = [
+        *(result_table(material, data, world) for world in WORLDS),
+        *(published_table(material, data, world) for world in WORLDS),
+        feasibility_table(data),
+    ]
     found: list[Block] = [table for table in tables if table]
     if found and (absent := material.absent.get(data.name)):
         found.append(Note(f"Not evaluated, and in no number here: {', '.join(absent)}.", "dvc repro"))

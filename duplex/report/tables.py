@@ -77,12 +77,11 @@ def result_table(material: Material, data: DatasetMaterial, world: str) -> Table
 
 def quoted_rows(data: DatasetMaterial, world: str) -> list[Row]:
     """Published rows, where name, states, objects and training pairs are those of the benchmark."""
-    table, key = data_file("quoted.yaml"), _plain(data.name)
-    benchmark = next((name for name in table["benchmarks"] if _plain(name) == key), None)
-    if benchmark is None or not _is_benchmark(data.statistics, table["benchmarks"][benchmark]):
+    table, benchmark = data_file("quoted.yaml"), benchmark_of(data)
+    if benchmark is None:
         return []
     rows = []
-    for row in table.get(world, ()):
+    for row in [*table.get(world, ()), *(table["backbones"] if world == "closed" else ())]:
         if benchmark in row:
             errors = row.get("errors", {}).get(benchmark, [None] * 4)
             numbers = [
@@ -94,7 +93,15 @@ def quoted_rows(data: DatasetMaterial, world: str) -> list[Row]:
     return rows
 
 
-def _plain(name: str) -> str:
+def benchmark_of(data: DatasetMaterial) -> str | None:
+    """The published benchmark that a data set is, by its name and its counts."""
+    known = data_file("quoted.yaml")["benchmarks"]
+    name = next((name for name in known if plain(name) == plain(data.name)), None)
+    return name if name is not None and _is_benchmark(data.statistics, known[name]) else None
+
+
+def plain(name: str) -> str:
+    """A name without case and punctuation."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 

@@ -30,6 +30,10 @@ def test_a_word_it_never_saw_is_named(encoder) -> None:
         encoder.text.tokens("a red bureaucracy")
 
 
-def test_it_has_no_patch_tokens(encoder) -> None:
-    with pytest.raises(DuplexError, match="no patch tokens; extract with --tokens none"):
-        encoder.encode_patches(torch.zeros((1, 3, 48, 48), dtype=torch.uint8))
+def test_its_patch_tokens_are_the_cells_of_its_last_feature_map(encoder) -> None:
+    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 3, 48, 48), dtype=np.uint8))
+    features, tokens = encoder.encode_patches(pixels)
+    assert torch.equal(features, encoder.encode_images(pixels))
+    assert tokens.shape == (3, *encoder.patches) and torch.isfinite(tokens).all()
+    pooled = encoder.visual.head(tokens.mean(1))  # average pooling, then the projection
+    torch.testing.assert_close(pooled, features, rtol=1e-4, atol=1e-5)

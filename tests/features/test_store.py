@@ -108,3 +108,12 @@ def test_rows_reach_the_disk_before_their_marks(tmp_path: Path, monkeypatch: pyt
     cache.write(2, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
     cache.finish()
     assert happened == ["rows", "disk", "marks", "rows", "disk", "marks", "disk"]
+
+
+def test_a_large_cache_begins_as_holes(tmp_path: Path) -> None:
+    """Space is laid out before the first row: the unfinished file of a real data set is sparse, and opens again."""
+    rows = 2**26 // (3 * 2) + 1_000_000
+    PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, rows, rows), 3).close()
+    again = PartialCache(tmp_path / "f.h5")
+    assert (again.done, again.span.rows) == (0, rows)
+    again.close()

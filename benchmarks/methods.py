@@ -1,0 +1,227 @@
+"""Methods on one data set with one budget: learning rates by validation AUC, then exact test results over seeds.
+
+python -m benchmarks.methods --dataset shapes --rows cso,duplex,compcos [--json] [--markdown] [--folder FOLDER]
+
+Every row gets the same tuning: `--rates` (three) x `--tuning-seeds` (two, others than the reported ones), by the AUC
+of the validation split. Its best rate is trained with `--seeds` (five) and tested: closed and open AUC with their
+intervals over images, seconds an epoch, trained parameters, and paired differences to each of `--against`. Runs are
+kept in the folder and not repeated unless what they stand on has changed; rows that cannot be run here say why. Needs
+`duplex prepare` and `duplex extract` of the data set; kinds over patch tokens ask for `extraction.tokens: patch`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from benchmarks.measure import emit, say
+from duplex.artifacts import RunPaths
+from duplex.checkpoint import read_record
+from duplex.code import code_of_run
+from duplex.errors import DuplexError
+from duplex.evaluation.curve import Margins
+from duplex.evaluation.seeds import compare_seeds
+from duplex.labels import WORLDS
+from duplex.params import Params, load_params
+from duplex.report.aggregate import mean, standard_error
+from duplex.stages import evaluate, train
+
+ENDS = ("seen", "unseen", "hm", "auc")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how long runs are."""
+
+    params: Params
+    dataset: str
+    folder: Path
+    epochs: int | None = None
+
+    def at(self, name: str, rate: float) -> Params:
+        """params.yaml with a row's learning rate (and length) set."""
+        row = self.params.row(name)
+        settings = {**row.training_on(self.dataset), "learning_rate": rate}
+        if self.epochs:
+            settings |= {"epochs": self.epochs, "warm_up": 0}
+        on = {self.dataset: {k: v for k, v in row.on.get(self.dataset, {}).items() if k != "training"}}
+        methods = {**self.params.methods, name: replace(row, training=settings, on=on)}
+        return self.params.model_copy(update={"methods": methods})
+
+    def run(self, name: str, rate: float, seed: int, *, tested: bool) -> RunPaths:
+        """One training run, evaluated where it is to be `tested`; kept from before where nothing has changed."""
+        params, out = self.at(name, rate), RunPaths(self.folder / self.dataset / name / f"{rate:g}" / str(seed))
+        key, mark = self._key(params, name), out.root / "key.json"
+        last = out.metrics if tested else out.checkpoint
+        if not (last.exists() and mark.exists() and mark.read_text() == key):
+            trained = out.checkpoint.exists() and mark.exists() and mark.read_text() == key
+            out.root.mkdir(parents=True, exist_ok=True)
+            if not trained:
+                out.metrics.unlink(missing_ok=True)
+                train.run(params, self.dataset, name, seed, out=out)
+            if tested:
+                evaluate.run(params, self.dataset, name, seed, out=out)
+            mark.write_text(key)
+        return out
+
+    def _key(self, params: Params, name: str) -> str:
+        kind = params.row(name).kind
+        code = [code_of_run(f"duplex.stages.{stage}", kind) for stage in ("train", "evaluate")]
+        options = params.method(name, self.dataset).to_dict(), params.training(self.dataset, name).to_dict()
+        return json.dumps([*options, code, torch.__version__], sort_keys=True)
+
+
+def tune(bench: Bench, name: str, rates: Sequence[float], seeds: Sequence[int]) -> tuple[float, dict[str, float]]:
+    """The rate with the best mean validation AUC, and that mean of each, in percent; what trains nothing has one."""
+    found = {}
+    for rate in rates:
+        runs = [bench.run(name, rate, seed, tested=False) for seed in seeds]
+        found[rate] = mean([100 * read_record(run.checkpoint).val_auc for run in runs])
+        say(f"  {name} @ {rate:g}: validation AUC {found[rate]:.2f}")
+        if not json.loads(runs[0].timing.read_text())["parameters"]:
+            break
+    return max(found, key=found.__getitem__), {f"{rate:g}": value for rate, value in found.items()}
+
+
+def measured(runs: Sequence[RunPaths]) -> dict[str, Any]:
+    """Means over seeds with standard errors, and the mean interval over images."""
+    metrics = [json.loads(run.metrics.read_text()) for run in runs]
+    timing = [json.loads(run.timing.read_text()) for run in runs]
+    found: dict[str, Any] = {
+        "parameters": timing[0]["parameters"],
+        "seconds_per_epoch": mean([one["seconds_per_epoch"] for one in timing]),
+    }
+    for world in WORLDS:
+        if all(world in one for one in metrics):
+            parts = [one[world] for one in metrics]
+            said = {key: mean([part[key] for part in parts]) for key in ENDS}
+            said["auc_se"] = standard_error([part["auc"] for part in parts])
+            ends = {end: [part.get(f"auc_{end}") for part in parts] for end in ("low", "high")}
+            said |= {f"auc_{end}": mean(values) for end, values in ends.items() if None not in values}
+            found[world] = said
+    return found
+
+
+def margins(run: RunPaths, world: str) -> Margins | None:
+    """The biases at which a run's images turn; None where it is not for this world."""
+    table = pd.read_csv(run.predictions)
+    chosen = table[table["world"] == world].sort_values("row", kind="stable")
+    if chosen.empty:
+        return None
+    seen, margin = chosen["seen"].to_numpy(dtype=bool), chosen["margin"].to_numpy(dtype=float)
+    return Margins(margin[seen], margin[~seen], seen)
+
+
+def difference(first: Sequence[RunPaths], second: Sequence[RunPaths], world: str) -> dict[str, float | None] | None:
+    """AUC of the second over the first in points, paired by seeds and images."""
+    sides = [[margins(run, world) for run in runs] for runs in (first, second)]
+    if any(found is None for side in sides for found in side):
+        return None
+    gain = compare_seeds(*sides).get("auc")  # type: ignore[arg-type]
+    if gain is None:
+        return None
+    low, high = gain.interval or (None, None)
+    return {
+        "auc": 100 * gain.value,
+        "low": None if low is None else 100 * low,
+        "high": None if high is None else 100 * high,
+        "p": gain.p,
+    }
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The table as docs/methods.md has it."""
+    against = record["against"]
+    header = ["method", "world", "S", "U", "HM", "AUC", "AUC 95 %", *(f"over `{name}`" for name in against)]
+    header += ["s an epoch", "parameters", "rate"]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for name, row in record["rows"].items():
+        for world in WORLDS:
+            if world not in row:
+                continue
+            part = row[world]
+            cells = [f"`{name}`", world, *(f"{part[key]:.1f}" for key in ENDS[:3])]
+            cells += [f"{part['auc']:.1f} ± {part['auc_se']:.1f}"]
+            cells += [f"{part['auc_low']:.1f}–{part['auc_high']:.1f}" if "auc_low" in part else "–"]
+            for other in against:
+                gain = row["differences"].get(other, {}).get(world)
+                cells.append("–" if gain is None or gain["low"] is None else _gain(gain))
+            cells += [f"{row['seconds_per_epoch']:.2f}", f"{row['parameters']:,}", f"{row['rate']:g}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, *(f"\n`{name}`: {why}" for name, why in record["left_out"].items())])
+
+
+def _gain(gain: dict[str, float]) -> str:
+    return f"{gain['auc']:+.1f} ({gain['low']:+.1f} to {gain['high']:+.1f})"
+
+
+def compared(bench: Bench, runs: dict[str, list[RunPaths]], name: str, against: Sequence[str]) -> dict[str, Any]:
+    """Differences to other rows, each in the worlds that both are for; a row shown as another stands for it."""
+    found: dict[str, dict[str, Any]] = {}
+    for other in against:
+        for world in WORLDS:
+            stands = next((row for row in runs if shown_in(bench.params, row, world) == other), None)
+            if stands is not None and stands != name:
+                gain = difference(runs[stands], runs[name], world)
+                if gain is not None:
+                    found.setdefault(other, {})[world] = gain
+    return found
+
+
+def shown_in(params: Params, name: str, world: str) -> str | None:
+    """The name under which tables show a row in a world."""
+    row = params.row(name)
+    return (row.shown_as or name) if world in row.worlds else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="shapes")
+    parser.add_argument("--rows", default="", help="rows of params.yaml's methods; default: all of them")
+    parser.add_argument("--rates", default="3e-4,1e-3,3e-3")
+    parser.add_argument("--tuning-seeds", default="100,101")
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--against", default="cso,duplex")
+    parser.add_argument("--epochs", type=int, help="shorter or longer runs than the data set's")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "duplex-methods")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--markdown", action="store_true", help="the table on stdout")
+    wanted = parser.parse_args()
+
+    bench = Bench(load_params(), wanted.dataset, wanted.folder, wanted.epochs)
+    names = [name for name in wanted.rows.split(",") if name] or list(bench.params.methods)
+    rates, seeds = ([float(r) for r in wanted.rates.split(",")], [int(s) for s in wanted.seeds.split(",")])
+    tuning, against = [int(s) for s in wanted.tuning_seeds.split(",")], wanted.against.split(",")
+    rows: dict[str, Any] = {}
+    runs: dict[str, list[RunPaths]] = {}
+    left_out: dict[str, str] = {}
+    for name in names:
+        try:
+            rate, tuned = tune(bench, name, rates, tuning)
+            runs[name] = [bench.run(name, rate, seed, tested=True) for seed in seeds]
+        except DuplexError as error:
+            left_out[name] = str(error)
+            say(f"{name} is left out: {error}")
+            continue
+        rows[name] = {"rate": rate, "tuning": tuned, **measured(runs[name])}
+        reached = (f"{world} AUC {rows[name][world]['auc']:.2f}" for world in WORLDS if world in rows[name])
+        say(f"{name}: " + "  ".join(reached))
+    for name, row in rows.items():
+        row["differences"] = compared(bench, runs, name, against)
+    record = {"dataset": wanted.dataset, "seeds": seeds, "against": against, "rows": rows, "left_out": left_out}
+    if wanted.json:
+        emit(record)
+    if wanted.markdown:
+        print(markdown(record))
+
+
+if __name__ == "__main__":
+    main()

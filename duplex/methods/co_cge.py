@@ -1,0 +1,63 @@
+"""Co-CGE (Mancini et al., "Learning Graph Embeddings for Open World Compositional Zero-Shot Learning", TPAMI 2022),
+over cached features.
+
+CGE's graph, compared by cosines at temperature T as CompCos does. In the open world the graph holds all compositions:
+an unseen one's ties weigh `max(0, rho(c))`, its feasibility (Eq. 9), and the loss over all compositions gives unseen
+ones the margin `alpha rho(c)` (Eq. 10). Feasibility is that of the word vectors, which stay; the paper's is that of
+the graph's embeddings, refreshed in training. In the closed world all ties weigh one and no margin is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from duplex.evaluation.feasibility import feasibility
+from duplex.methods.base import Batch, Setting
+from duplex.methods.cge import CgeOptions, GraphHead
+from duplex.methods.head import Pairs
+from duplex.parts.factors import unit
+from duplex.parts.heads import Columns
+
+
+@dataclass(frozen=True)
+class CoCgeOptions(CgeOptions):
+    scale: float = 20.0  # 1 / T
+    margin: float = 0.4  # alpha; of the open world alone
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        yield from super().rules()
+        yield self.scale > 0 and self.margin >= 0, "scale is positive, margin at least 0"
+
+
+class CoCge(GraphHead[CoCgeOptions]):
+    Options = CoCgeOptions
+    penalty: Tensor
+
+    def __init__(self, setting: Setting, options: CoCgeOptions) -> None:
+        super().__init__(setting, options)
+        if setting.world == "open":
+            states, objects = self.words.states.numpy(), self.words.objects.numpy()
+            rho = torch.as_tensor(feasibility(states, objects, setting.labels), dtype=torch.float32)  # inf: seen
+            weights = self.network.graph.weights
+            weights.copy_(torch.where(rho.isinf(), 1.0, rho.clamp(min=0)))
+            self.register_buffer("penalty", options.margin * torch.where(rho.isinf(), 0.0, rho))
+
+    def image(self, z: Tensor) -> Tensor:
+        return unit(super().image(z))
+
+    def pairs(self, columns: Columns) -> Tensor:
+        return unit(super().pairs(columns))
+
+    def logits(self, image: Tensor, pairs: Tensor) -> Tensor:
+        return self.options.scale * (image @ pairs.T)
+
+    def losses(self, batch: Batch, shared: Pairs) -> dict[str, Tensor]:
+        logits = self.logits(self.image(batch.z), shared.rows)
+        if self.setting.world == "open":
+            logits = logits - self.options.scale * self.penalty[self.columns.compositions]
+        return {"c": cross_entropy(logits, self.columns.places(batch.compositions))}

@@ -1,0 +1,76 @@
+"""Heads that compare an image's embedding with embeddings of compositions, both made from cached inputs and words."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from duplex.labels import Ints
+from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, Words
+from duplex.options import Options
+from duplex.parts.heads import Columns, WordTable
+
+Row = TypeVar("Row", bound=Options)
+
+
+class Pairs(NamedTuple):
+    """Embeddings of the compositions that training tells apart [C, e]."""
+
+    rows: Tensor
+
+
+class PairHead(Method[Row], Generic[Row]):
+    """`L = CE(compatibility(f(x), g(c)))` over the seen compositions, or over all of them in the open world.
+
+    A subclass says how an image (`image`) and compositions (`pairs`) are embedded and how they are compared.
+    """
+
+    def __init__(self, setting: Setting, options: Row, *, trained_words: bool) -> None:
+        super().__init__(setting, options)
+        words = words_of(setting)
+        self.words = WordTable(words.states, words.objects, trained=trained_words)
+        seen = setting.labels.pairs["train"]
+        learned = setting.labels.target("open", "train") if setting.world == "open" else seen
+        self.columns = Columns(learned, len(setting.labels.objects))
+
+    @classmethod
+    def needs(cls, options: Any) -> frozenset[str]:
+        return frozenset({"cls", "words"})
+
+    def image(self, z: Tensor) -> Tensor:
+        """[B, d] -> [B, e]"""
+        raise NotImplementedError
+
+    def pairs(self, columns: Columns) -> Tensor:
+        """[C, e]"""
+        raise NotImplementedError
+
+    def logits(self, image: Tensor, pairs: Tensor) -> Tensor:
+        """[B, e], [C, e] -> [B, C]"""
+        return image @ pairs.T
+
+    def shared(self) -> Pairs:
+        return Pairs(self.pairs(self.columns))
+
+    def losses(self, batch: Batch, shared: Pairs) -> dict[str, Tensor]:
+        logits = self.logits(self.image(batch.z), shared.rows)
+        return {"c": cross_entropy(logits, self.columns.places(batch.compositions))}
+
+    @torch.no_grad()
+    def scorer(self, columns: Ints) -> Scorer:
+        pairs = self.pairs(Columns(columns, len(self.labels.objects)).to(self.words.states.device))
+
+        @torch.no_grad()
+        def scores(inputs: Inputs) -> Tensor:
+            return self.logits(self.image(inputs["cls"]), pairs)
+
+        return scores
+
+
+def words_of(setting: Setting) -> Words:
+    """The word vectors of a method that `needs` them."""
+    assert setting.words is not None
+    return setting.words

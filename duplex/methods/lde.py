@@ -1,0 +1,97 @@
+"""Ideal words: LDE (Trager et al., "Linear Spaces of Meanings: Compositional Structures in Vision-Language Models",
+ICCV 2023) and GDE (Berasi et al., "Not Only Text: Exploring Compositionality of Visual Representations in
+Vision-Language Models", CVPR 2025). Nothing is trained.
+
+With unit features `u_c` of compositions, LDE (`space: linear`) writes `u_(s,o) ~ u_0 + u_s + u_o` (Trager et al.,
+Prop. 4):
+
+    u_0 = mean_c u_c,    u_s = mean_o u_(s,o) - u_0,    u_o = mean_s u_(s,o) - u_0
+
+GDE (`space: sphere`) does the same with `v_c = log_mu(u_c)` in the tangent space at the intrinsic mean mu, and composes
+`exp_mu(v_s + v_o)`. Composed vectors, of unit length, stand in for prompts: `p(c|x) = softmax(cos(z, u) / tau)`.
+
+`source: text` takes prompts of all M*N compositions, as LDE does; `source: images` takes the mean feature of each seen
+composition, averaged over those that have the primitive, as GDE does for images.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from duplex.labels import Ints
+from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, columns_of
+from duplex.options import Options
+from duplex.parts.factors import unit
+from duplex.parts.prompts import TEMPLATE, Prompts
+from duplex.parts.sphere import exp_map, intrinsic_mean, log_map
+
+
+@dataclass(frozen=True)
+class LdeOptions(Options):
+    space: Literal["linear", "sphere"] = "linear"
+    source: Literal["text", "images"] = "text"
+    template: str = TEMPLATE
+
+
+class Lde(Method[LdeOptions]):
+    Options = LdeOptions
+    centre: Tensor
+    states: Tensor
+    objects: Tensor
+
+    def __init__(self, setting: Setting, options: LdeOptions) -> None:
+        super().__init__(setting, options)
+        self.scale = math.exp(setting.tower.logit_scale)
+        sizes = {"centre": (), "states": (len(setting.labels.states),), "objects": (len(setting.labels.objects),)}
+        for name, size in sizes.items():
+            self.register_buffer(name, torch.zeros(*size, setting.dim))
+
+    @classmethod
+    def needs(cls, options: Any) -> frozenset[str]:
+        return frozenset({"cls", "text"})
+
+    @torch.no_grad()
+    def start(self, train: Batch) -> None:
+        if self.options.source == "text":
+            everything = np.arange(self.labels.size)
+            prompts = Prompts(self.labels, self.setting.tower, paths="c", template=self.options.template)
+            self.decompose(prompts.encode(everything).compositions.to(self.centre), torch.as_tensor(everything))
+            return
+        present, inverse = train.compositions.unique(return_inverse=True)
+        sums = train.z.new_zeros(len(present), train.z.shape[1]).index_add(0, inverse, unit(train.z))
+        self.decompose(unit(sums), present)
+
+    def decompose(self, u: Tensor, compositions: Tensor) -> None:
+        """Ideal words of unit features `u` [C, d]. A primitive that no composition has adds nothing."""
+        n = len(self.labels.objects)
+        compositions = compositions.to(u.device)
+        if self.options.space == "linear":
+            self.centre.copy_(u.mean(0))
+            v = u - self.centre
+        else:
+            self.centre.copy_(intrinsic_mean(u))
+            v = log_map(self.centre, u)
+        for words, group in ((self.states, compositions // n), (self.objects, compositions % n)):
+            sums = torch.zeros_like(words).index_add(0, group, v.to(words))
+            words.copy_(sums / group.bincount(minlength=len(words)).clamp(min=1)[:, None])
+
+    def composed(self, m: Tensor, n: Tensor) -> Tensor:
+        """Unit vectors that stand for compositions [C, d]."""
+        v = self.states.index_select(0, m) + self.objects.index_select(0, n)
+        return unit(self.centre + v) if self.options.space == "linear" else exp_map(self.centre, v)
+
+    @torch.no_grad()
+    def scorer(self, columns: Ints) -> Scorer:
+        rows = self.composed(*columns_of(self.labels, columns, self.centre.device))
+
+        @torch.no_grad()
+        def scores(inputs: Inputs) -> Tensor:
+            return (self.scale * unit(inputs["cls"]) @ rows.T).softmax(-1)
+
+        return scores

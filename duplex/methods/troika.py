@@ -1,0 +1,116 @@
+"""Troika (Huang et al., "Troika: Multi-Path Cross-Modal Traction for Compositional Zero-Shot Learning", CVPR 2024),
+over cached features.
+
+Three paths with prompts of their own (Eq. 1-4). Cross-modal traction pulls every prompt's feature towards the image it
+is compared with: with the image's patch tokens X,
+
+    t' = t + lambda (A(t, X) + F(t + A(t, X)))        cross-attention A, feed-forward F, lambda learned (Eq. 8-10)
+
+for compositions, states and objects alike; the module is shared by the paths. `L = L_c + L_s + L_o` (Eq. 6) and
+`S = p(c|x) + p(s|x) p(o|x)` (Eq. 7). The paper's adapters inside the image encoder are the feature's adapter here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from duplex.errors import UsageError
+from duplex.labels import Ints
+from duplex.methods.base import Batch, Scorer, Setting
+from duplex.methods.three_paths import ThreePathOptions, ThreePaths
+from duplex.parts.attention import CrossAttention, in_blocks
+from duplex.parts.factors import unit
+from duplex.parts.heads import Columns
+from duplex.parts.prompts import Prototypes
+
+
+@dataclass(frozen=True)
+class TroikaOptions(ThreePathOptions):
+    traction: bool = True  # without it these are the three paths
+    heads: int = 4
+    inner: int = 4  # hidden units of F, in widths of the feature
+    start: float = 0.1  # of lambda
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        yield from super().rules()
+        yield self.heads >= 1 and self.inner >= 1, "heads and inner are at least 1"
+
+
+class Traction(nn.Module):
+    """`t' = t + lambda (A(t, X) + F(t + A(t, X)))` for every image."""
+
+    def __init__(self, dim: int, inside: int, options: TroikaOptions) -> None:
+        super().__init__()
+        hidden = options.inner * dim
+        self.attend = CrossAttention(dim, inside, options.heads, quiet=False)
+        self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
+        self.strength = nn.Parameter(torch.tensor(options.start))
+
+    def forward(self, t: Tensor, tokens: Tensor) -> Tensor:
+        """Prototypes `t` [C, d], tokens [B, T, w] -> [B, C, d], of unit length"""
+        a = self.attend(t, tokens)
+        return unit(t + self.strength * (a + self.forward_part(t + a)))
+
+
+class Troika(ThreePaths[TroikaOptions]):
+    Options = TroikaOptions
+
+    def __init__(self, setting: Setting, options: TroikaOptions) -> None:
+        super().__init__(setting, options)
+        self.traction: Traction | None = None
+        if options.traction:
+            heads = options.heads
+            if setting.dim % heads:
+                raise UsageError(f"heads is {heads}; the feature's width {setting.dim} is no multiple of it")
+            self.traction = Traction(setting.dim, setting.inputs["patch"][1], options)
+
+    @classmethod
+    def needs(cls, options: Any) -> frozenset[str]:
+        return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
+
+    def compared(self, z: Tensor, t: Tensor, tokens: Tensor | None) -> Tensor:
+        """`z . t' / tau` [B, C]"""
+        if self.traction is None or tokens is None:
+            return self.paths.logits(z, t)
+        pulled = self.traction(t, tokens.to(t.dtype))
+        found: Tensor = self.paths.scale * (pulled @ z[:, :, None])[..., 0]
+        return found
+
+    def three(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of compositions, states and objects."""
+        assert self.paths.factors is not None
+        z_s, z_o = self.paths.factors(z)
+        rows = ((z, t.compositions), (z_s, t.states), (z_o, t.objects))
+        c, s, o = (self.compared(f, prototypes, tokens) for f, prototypes in rows)
+        return c, s, o
+
+    def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
+        tokens = batch.inputs["patch"] if self.traction is not None else None
+        c, s, o = self.three(self.paths.features(batch.z), shared, tokens)
+        m, n = self.primitives(batch.compositions)
+        return {
+            "ct": cross_entropy(c, self.columns.places(batch.compositions)),
+            "s": cross_entropy(s, m),
+            "o": cross_entropy(o, n),
+        }
+
+    @torch.no_grad()
+    def scorer(self, columns: Ints) -> Scorer:
+        if self.traction is None:
+            return super().scorer(columns)
+        t = self.paths.encode(columns, ("ct", "so"))
+        asked = Columns(columns, len(self.labels.objects)).to(self.paths.negatives.device)
+        width = (sum(map(len, t))) * (t.states.shape[1] * (self.options.inner + 2) + self.setting.inputs["patch"][0])
+
+        @torch.no_grad()
+        def some(cls: Tensor, tokens: Tensor) -> Tensor:
+            c, s, o = self.three(self.paths.features(cls), t, tokens)
+            return c.softmax(-1) + s.softmax(-1)[:, asked.states] * o.softmax(-1)[:, asked.objects]
+
+        return lambda inputs: in_blocks(some, inputs["cls"], inputs["patch"], width)

@@ -1,0 +1,110 @@
+"""The table of methods: its best rate, its pairs, its worlds, and runs that are not repeated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks import methods
+from benchmarks.methods import Bench, compared, difference, markdown, shown_in, tune
+from duplex.artifacts import RunPaths
+from duplex.params import load_params
+from tests.subprocesses import ROOT
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(load_params(ROOT / "params.yaml"), "shapes", tmp_path)
+
+
+def predictions(run: RunPaths, gain: float, worlds=("closed", "open")) -> RunPaths:
+    random = np.random.default_rng(0)
+    table = pd.DataFrame({"row": range(40), "seen": [1, 0] * 20, "margin": random.normal(size=40)})
+    table.loc[table["seen"] == 1, "margin"] += gain
+    run.root.mkdir(parents=True)
+    pd.concat([table.assign(world=world) for world in worlds]).to_csv(run.predictions, index=False)
+    return run
+
+
+def test_a_rate_lies_over_everything_that_a_row_says_of_training(bench):
+    settings = bench.at("cso", 0.25).training("shapes", "cso")
+    assert settings.learning_rate == 0.25
+    assert settings.epochs == bench.params.training("shapes", "cso").epochs
+    assert Bench(bench.params, "shapes", bench.folder, epochs=2).at("cso", 0.1).training("shapes", "cso").epochs == 2
+
+
+def test_the_best_rate_wins_by_its_mean(bench, monkeypatch):
+    auc = {(1e-3, 1): 0.2, (1e-3, 2): 0.4, (1e-2, 1): 0.35, (1e-2, 2): 0.35}
+    for rate, seed in auc:
+        run = RunPaths(bench.folder / f"{rate:g}" / str(seed))
+        run.root.mkdir(parents=True)
+        run.timing.write_text('{"parameters": 3}')
+    monkeypatch.setattr(
+        Bench, "run", lambda self, name, rate, seed, tested: RunPaths(self.folder / f"{rate:g}" / f"{seed}")
+    )
+    monkeypatch.setattr(
+        methods,
+        "read_record",
+        lambda path: type("R", (), {"val_auc": auc[float(path.parent.parent.name), int(path.parent.name)]}),
+    )
+    rate, found = tune(bench, "cso", [1e-3, 1e-2], [1, 2])
+    assert rate == 1e-2
+    assert found == pytest.approx({"0.001": 30.0, "0.01": 35.0})
+
+
+def test_what_is_trained_and_tested_is_not_done_again(bench, monkeypatch):
+    done = []
+
+    def trained(params, dataset, name, seed, out):
+        done.append("train")
+        out.checkpoint.write_text("")
+
+    def tested(params, dataset, name, seed, out):
+        done.append("evaluate")
+        out.metrics.write_text("{}")
+
+    monkeypatch.setattr(methods.train, "run", trained)
+    monkeypatch.setattr(methods.evaluate, "run", tested)
+    bench.run("cso", 1e-3, 0, tested=False)
+    bench.run("cso", 1e-3, 0, tested=False)
+    bench.run("cso", 1e-3, 0, tested=True)
+    bench.run("cso", 1e-3, 0, tested=True)
+    assert done == ["train", "evaluate"]
+    (bench.folder / "shapes" / "cso" / "0.001" / "0" / "key.json").write_text("of other code")
+    bench.run("cso", 1e-3, 0, tested=True)
+    assert done == ["train", "evaluate"] * 2
+
+
+def test_differences_are_paired_and_only_in_worlds_of_both(bench, tmp_path):
+    better = [predictions(RunPaths(tmp_path / f"a{k}"), 1.0) for k in range(2)]
+    closed = [predictions(RunPaths(tmp_path / f"b{k}"), 0.0, worlds=("closed",)) for k in range(2)]
+    opened = [predictions(RunPaths(tmp_path / f"c{k}"), 0.5, worlds=("open",)) for k in range(2)]
+    assert difference(closed, better, "open") is None
+    gain = difference(closed, better, "closed")
+    assert gain["auc"] > 0 and gain["low"] < gain["auc"] < gain["high"]
+    runs = {"cso": better, "duplex": closed, "duplex_open": opened}
+    found = compared(bench, runs, "cso", ["cso", "duplex"])
+    assert found.keys() == {"duplex"}  # not with itself; in the open world duplex_open stands for it
+    assert found["duplex"].keys() == {"closed", "open"}
+    assert found["duplex"]["closed"] == gain
+    assert shown_in(bench.params, "duplex", "open") is None
+
+
+def test_the_table_has_a_line_a_world_and_says_what_is_missing():
+    world = {"seen": 1.0, "unseen": 2.0, "hm": 1.5, "auc": 0.5, "auc_se": 0.1, "auc_low": 0.4, "auc_high": 0.6}
+    gain = {"cso": {"closed": {"auc": 1.0, "low": 0.5, "high": 1.5, "p": 0.01}}}
+    row = {
+        "closed": world,
+        "open": world,
+        "differences": gain,
+        "seconds_per_epoch": 1.0,
+        "parameters": 1234,
+        "rate": 1e-3,
+    }
+    text = markdown({"against": ["cso"], "rows": {"x": row}, "left_out": {"y": "needs patch tokens"}})
+    lines = text.splitlines()
+    assert [line.split(" | ")[1] for line in lines[2:4]] == ["closed", "open"]
+    assert "+1.0 (+0.5 to +1.5)" in lines[2] and "1,234" in lines[2]
+    assert lines[-1] == "`y`: needs patch tokens"
+    assert len({line.count("|") for line in lines[:4]}) == 1

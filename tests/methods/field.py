@@ -1,0 +1,103 @@
+"""What tests of the field's methods share: methods in double precision with random weights, and the twins' loops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from duplex.methods.base import Batch, Setting, Words
+from tests.methods.world import DIM, features, small_labels, small_setting
+
+WORD, TOKENS, TOKEN = 6, 5, 7
+M, N = 4, 3
+LABELS = small_labels()
+SEEN = LABELS.pairs["train"].tolist()
+
+
+def words(seed: int = 5) -> Words:
+    random = torch.Generator().manual_seed(seed)
+    return Words(*(torch.randn(count, WORD, generator=random, dtype=torch.float64) for count in (M, N)))
+
+
+def setting(world: str = "closed") -> Setting:
+    plain = small_setting()
+    return replace(plain, words=words(), world=world, inputs={"cls": (DIM,), "patch": (TOKENS, TOKEN)})
+
+
+def batch(count: int, seed: int = 3, compositions: Any = None) -> Batch:
+    own = np.random.default_rng(seed).choice(SEEN, count) if compositions is None else compositions
+    patches = torch.randn(count, TOKENS, TOKEN, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 50))
+    return Batch({"cls": features(count, seed), "patch": patches}, torch.as_tensor(own))
+
+
+def build(kind: Any, world: str = "closed", seed: int = 0, shaken: bool = True, **options: Any) -> Any:
+    """A started method in evaluation mode; `shaken`, every parameter is random, so that nothing vanishes by the way it
+    starts."""
+    there = setting(world)
+    torch.manual_seed(seed)
+    method = kind(there, kind.Options(**options)).double()
+    method.start(batch(30, seed + 7, np.resize(SEEN, 30)))
+    if shaken:
+        random = torch.Generator().manual_seed(seed + 99)
+        with torch.no_grad():
+            for parameter in method.parameters():
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=random, dtype=parameter.dtype))
+    return method.eval()
+
+
+def scores(method: Any, columns: Any, images: Batch) -> Tensor:
+    return method.eval().scorer(np.asarray(columns))(images.inputs)
+
+
+def close(a: Any, b: Any) -> None:
+    a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (a, b))
+    torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+# -- loops -------------------------------------------------------------------------------------------------------------
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / math.sqrt(sum(float(v) ** 2 for v in x))
+
+
+def linear(layer: Any, x: Tensor) -> Tensor:
+    rows = [sum(float(w) * float(v) for w, v in zip(row, x.detach(), strict=True)) for row in layer.weight.detach()]
+    bias = [0.0] * len(rows) if layer.bias is None else layer.bias.tolist()
+    return torch.tensor([a + b for a, b in zip(rows, bias, strict=True)], dtype=torch.float64)
+
+
+def mlp(layers: Any, x: Tensor) -> Tensor:
+    """Linear maps with layer norm and relu between them, one vector at a time."""
+    for layer in layers:
+        kind = type(layer).__name__
+        if kind == "Linear":
+            x = linear(layer, x)
+        elif kind == "LayerNorm":
+            mean = sum(x.tolist()) / len(x)
+            deviation = math.sqrt(sum((v - mean) ** 2 for v in x.tolist()) / len(x) + layer.eps)
+            x = (x - mean) / deviation * layer.weight.detach() + layer.bias.detach()
+        elif kind == "ReLU":
+            x = torch.tensor([max(v, 0.0) for v in x.tolist()], dtype=torch.float64)
+    return x
+
+
+def softmax(row: Any) -> list[float]:
+    values = row.tolist() if isinstance(row, Tensor) else [float(v) for v in row]
+    top = max(values)
+    parts = [math.exp(v - top) for v in values]
+    return [part / sum(parts) for part in parts]
+
+
+def cross_entropy(rows: Any, own: Any) -> float:
+    """Mean of `-log softmax(row)[own]`."""
+    return -sum(math.log(softmax(row)[int(k)]) for row, k in zip(rows, own, strict=True)) / len(rows)
+
+
+def dot(a: Tensor, b: Tensor) -> float:
+    return sum(float(x) * float(y) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,63 @@
+"""CGE against a dense adjacency matrix, and as the linear head that it is without its graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from duplex.methods.cge import Cge
+from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
+
+ROW = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4}
+
+
+def dense(method, layers, target, asked, weights=None):
+    """Embeddings of `asked` from `D^-1 (A + I) H W` over one matrix; those outside of the graph are leaves."""
+    outside = [c for c in asked if c not in target]
+    pairs = [*target, *outside]
+    count = M + N + len(pairs)
+    A = torch.eye(count, dtype=torch.float64)
+    for k, c in enumerate(pairs):
+        m, n, node = c // N, M + c % N, M + N + k
+        weight = 1.0 if weights is None or c in outside else float(weights[c])
+        A[node, m] = A[node, n] = weight
+        if c in target:
+            A[m, n] = A[n, m] = A[m, node] = A[n, node] = weight
+    A = A / A.sum(1, keepdim=True)
+    words = [*method.words.states, *method.words.objects]
+    H = torch.stack([*words, *((words[c // N] + words[M + c % N]) / 2 for c in pairs)])
+    for depth in range(layers):
+        H = torch.stack([linear(method.network.weights[depth], row) for row in (A @ H).detach()])
+        H = H if depth == layers - 1 else H.relu()
+    return {c: H[M + N + pairs.index(c)] for c in asked}
+
+
+@pytest.mark.parametrize("world", ["closed", "open"])
+@pytest.mark.parametrize("layers", [0, 1, 2, 3])
+def test_losses_and_scores_by_a_dense_matrix(world, layers):
+    method, images = build(Cge, world, layers=layers, **ROW), batch(4)
+    target = LABELS.target(world, "train").tolist()
+    learned = SEEN if world == "closed" else list(range(M * N))
+    everything = list(range(M * N))
+    h = dense(method, layers, target, everything)
+    images_of = [mlp(method.head, unit(z)) for z in images.z]
+    rows = [[dot(x, h[c]) for c in learned] for x in images_of]
+    own = [learned.index(c) for c in images.compositions.tolist()]
+    close(method.losses(images, method.shared())["c"].item(), cross_entropy(rows, own))
+    asked = everything[::-1]
+    close(scores(method, asked, images), [[dot(x, h[c]) for c in asked] for x in images_of])
+
+
+def test_without_its_graph_it_is_a_linear_head():
+    """No convolution and no hidden layer: scores are linear in the image and in the mean of two words."""
+    method, images = build(Cge, layers=0, image_layers=0), batch(5)
+    W, b = method.head[0].weight, method.head[0].bias
+    words = [(method.words.states[c // N] + method.words.objects[c % N]) / 2 for c in SEEN]
+    z = torch.stack([unit(row) for row in images.z])
+    close(scores(method, SEEN, images), (z @ W.T + b) @ torch.stack(words).T)
+
+
+def test_an_embedding_does_not_depend_on_what_else_is_asked_for():
+    method, images = build(Cge, **ROW), batch(3)
+    alone = torch.cat([scores(method, [c], images) for c in range(M * N)], dim=1)
+    close(scores(method, list(range(M * N)), images), alone)

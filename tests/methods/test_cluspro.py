@@ -1,0 +1,104 @@
+"""ClusPro by loops over images and prototypes; what transport and momentum keep."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from duplex.methods.cluspro import ClusPro, dependence
+from duplex.parts.clusters import assign, moved, transport
+from tests.methods.field import N, batch, build, close, dot, scores, unit
+
+ROW = {"width": 5, "clusters": 3, "temperature": 0.4, "contrast": 0.7, "decorrelation": 0.3, "momentum": 0.6}
+
+
+def plan_by_hand(similarity):
+    """Three Sinkhorn rounds on a table of plain numbers."""
+    plan = [[math.exp(float(v) / 0.05) for v in row] for row in similarity]
+    for _ in range(3):
+        columns = [sum(row[k] for row in plan) for k in range(len(plan[0]))]
+        plan = [[v / columns[k] for k, v in enumerate(row)] for row in plan]
+        plan = [[v / sum(row) for v in row] for row in plan]
+    return plan
+
+
+def clusters_by_hand(z, own, rows):
+    found = [0] * len(z)
+    for group in set(own):
+        mine = [i for i, g in enumerate(own) if g == group]
+        plan = plan_by_hand([[dot(z[i], p) for p in rows[group]] for i in mine])
+        for i, row in zip(mine, plan, strict=True):
+            found[i] = max(range(len(row)), key=row.__getitem__)
+    return found
+
+
+def contrast_by_hand(z, own, cluster, rows):
+    terms = []
+    for i, f in enumerate(z):
+        positive = math.exp(dot(f, rows[own[i]][cluster[i]]) / 0.4)
+        rivals = sum(math.exp(dot(f, p) / 0.4) for g, group in enumerate(rows) if g != own[i] for p in group)
+        terms.append(-math.log(positive / (positive + rivals)))
+    return sum(terms) / len(terms)
+
+
+def test_losses_and_movement_by_loops():
+    method, images = build(ClusPro, **ROW), batch(9)
+    z = method.paths.features(images.z)
+    z_s, z_o = (part.detach() for part in method.paths.factors(z))
+    own = images.compositions.tolist()
+    sides = {"states": (z_s, [c // N for c in own]), "objects": (z_o, [c % N for c in own])}
+    method.train()
+    for module in method.paths.adapter, *method.paths.factors.children():
+        module.eval()
+    losses = method.losses(images, method.shared())
+    expected, after = 0.0, {}
+    for name, (f, group) in sides.items():
+        rows = getattr(method, name).clone()
+        cluster = clusters_by_hand(f, group, rows)
+        expected += contrast_by_hand(f, group, cluster, rows)
+        for g in range(len(rows)):
+            for k in range(3):
+                mine = [f[i] for i in range(9) if (group[i], cluster[i]) == (g, k)]
+                if mine:
+                    rows[g, k] = unit(0.6 * rows[g, k] + 0.4 * sum(mine) / len(mine))
+        after[name] = rows
+    close(losses["contrast"].item(), 0.7 * expected)
+    a, b = (f - sum(f) / len(f) for f in (z_s, z_o))
+    covariance = [[sum(float(x[p] * y[q]) for x, y in zip(a, b, strict=True)) / 8 for q in range(8)] for p in range(8)]
+    close(losses["decorrelation"].item(), 0.3 * sum(v * v for row in covariance for v in row))
+    method.after_batch()
+    close(method.states, after["states"])
+    close(method.objects, after["objects"])
+
+
+def test_transport_shares_images_out():
+    """Where all images like one prototype best, plain assignment would empty the others."""
+    similarity = torch.tensor([[0.9, 0.8], [0.9, 0.7], [0.9, 0.85], [0.9, 0.6]]).double()
+    plan = transport(similarity)
+    close(plan.sum(1), torch.ones(4))
+    assert sorted(plan.argmax(1).bincount(minlength=2).tolist()) == [2, 2]
+    close(plan, plan_by_hand(similarity))
+
+
+def test_prototypes_without_images_stay_bit_for_bit():
+    rows = torch.nn.functional.normalize(torch.randn(3, 2, 4, dtype=torch.float64), dim=-1)
+    z, own = rows[1, :1].clone(), torch.tensor([1])
+    cluster = assign(z, own, rows)
+    after = moved(rows, z, own, cluster, 0.5)
+    changed = [(g, k) for g in range(3) for k in range(2) if not torch.equal(after[g, k], rows[g, k])]
+    assert set(changed) <= {(1, int(cluster))}
+
+
+def test_prototypes_have_no_part_in_scores():
+    method, images = build(ClusPro, **ROW), batch(3)
+    before = scores(method, range(12), images)
+    torch.nn.init.normal_(method.states)
+    assert torch.equal(scores(method, range(12), images), before)
+
+
+def test_independent_factors_are_not_punished():
+    z_s = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]]).double()
+    z_o = torch.tensor([[0.0, 1.0], [0.0, -1.0], [0.0, 1.0], [0.0, -1.0]]).double()
+    assert dependence(z_s, z_o) == 0
+    assert dependence(z_s, z_s) > 0

@@ -1,0 +1,55 @@
+"""CompCos by loops; its margins; without margins the open world is plain cross-entropy over all compositions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from duplex.evaluation.feasibility import feasibility
+from duplex.methods.compcos import CompCos
+from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
+
+ROW = {"width": 5, "layers": 1, "scale": 7.0}
+
+
+def cosine(method, z, c):
+    state, thing = method.words.states[c // N], method.words.objects[c % N]
+    pair = linear(method.composer.state, state) + linear(method.composer.object, thing)
+    return dot(unit(mlp(method.head, unit(z))), unit(pair))
+
+
+@pytest.mark.parametrize("world", ["closed", "open"])
+def test_losses_and_scores_by_loops(world):
+    method, images = build(CompCos, world, margin=0.5, margin_epochs=4, **ROW), batch(4)
+    method.after_epoch(2)
+    rho = feasibility(method.words.states.detach().numpy(), method.words.objects.detach().numpy(), LABELS)
+    columns = SEEN if world == "closed" else range(M * N)
+    rows = [
+        [7.0 * (cosine(method, z, c) - (0.0 if c in SEEN else 0.5 * 2 / 4 * rho[c])) for c in columns] for z in images.z
+    ]
+    own = [list(columns).index(c) for c in images.compositions.tolist()]
+    close(method.losses(images, method.shared())["c"].item(), cross_entropy(rows, own))
+    asked = [3, 11, 0]
+    close(scores(method, asked, images), [[7.0 * cosine(method, z, c) for c in asked] for z in images.z])
+
+
+def test_a_margin_holds_unseen_compositions_back_in_the_open_world_alone():
+    images = batch(6)
+    losses = {}
+    for margin in (0.0, 0.4):
+        method = build(CompCos, "open", margin=margin, **ROW)
+        before = method.losses(images, method.shared())["c"]
+        method.after_epoch(15)
+        losses[margin] = before.item(), method.losses(images, method.shared())["c"].item()
+    assert losses[0.0][0] == losses[0.0][1] == losses[0.4][0] != losses[0.4][1]
+    closed = build(CompCos, **ROW)
+    assert "penalty" not in dict(closed.named_buffers())
+    closed.after_epoch(15)
+
+
+def test_words_move_only_where_asked():
+    for trained in (True, False):
+        method = build(CompCos, train_words=trained, **ROW)
+        assert any(name.startswith("words") for name, _ in method.named_parameters()) is trained
+        assert np.isclose(torch.linalg.norm(build(CompCos, shaken=False, **ROW).words.states[0]).item(), 1.0)

@@ -1,0 +1,77 @@
+"""DFSP by loops; without fusion, and before its attention moves, it is its soft prompt."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from duplex.errors import UsageError
+from duplex.methods.dfsp import Dfsp
+from duplex.methods.prompts import PromptMethod
+from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, setting, unit
+from tests.methods.test_troika import attend_by_hand
+
+ROW = {"heads": 2, "primitives": 0.2, "plain": 0.3}
+FUSIONS = ["t2i", "i2t", "bif", "none"]
+SOFT = {"paths": "c", "adapter": "none", "losses": ("ct",), "inference": ("ct",)}
+
+
+def decomposed_by_hand(t):
+    states = [unit(sum(row for row, c in zip(t, SEEN, strict=True) if c // N == m)) for m in range(M)]
+    return states, [unit(sum(row for row, c in zip(t, SEEN, strict=True) if c % N == n)) for n in range(N)]
+
+
+def fused_by_hand(method, images, t, states, objects):
+    fusion, rows = method.options.fusion, []
+    for image, tokens in zip(images.z, images.inputs["patch"], strict=True):
+        x = z = unit(image)
+        if fusion in ("t2i", "bif"):
+            read = sum(linear(method.project, y) for y in tokens) / len(tokens)
+            x = unit(z + attend_by_hand(method.to_image, (z + read) / 2, [*states, *objects]))
+        pulled = [unit(r + attend_by_hand(method.to_text, r, tokens)) for r in t] if fusion in ("i2t", "bif") else t
+        rows.append([method.scale * dot(x, r) for r in pulled])
+    return rows
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_losses_and_scores_by_loops(fusion):
+    method, images = build(Dfsp, fusion=fusion, **ROW), batch(3)
+    shared = method.shared()
+    t = list(shared.compositions.detach())
+    states, objects = decomposed_by_hand(t)
+    own = images.compositions.tolist()
+    losses = method.losses(images, shared)
+    close(losses["dfm"].item(), cross_entropy(fused_by_hand(method, images, t, states, objects), map(SEEN.index, own)))
+    z = [unit(row) for row in images.z]
+
+    def plain(rows):
+        return [[method.scale * dot(x, r) for r in rows] for x in z]
+
+    both = cross_entropy(plain(states), [c // N for c in own]) + cross_entropy(plain(objects), [c % N for c in own])
+    close(losses["primitives"].item(), 0.2 * both)
+    close(losses["spm"].item(), 0.3 * cross_entropy(plain(t), map(SEEN.index, own)))
+    asked = [3, 8, 0]
+    seen = method.prompts.encode(torch.tensor(SEEN).numpy()).compositions
+    states, objects = decomposed_by_hand(list(seen))
+    t = list(method.prompts.encode(torch.tensor(asked).numpy()).compositions)
+    close(
+        scores(method, asked, images),
+        torch.tensor(fused_by_hand(method, images, t, states, objects), dtype=torch.float64).softmax(-1),
+    )
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_with_identity_fusion_it_is_its_backbone(fusion):
+    """Attention starts at nothing: one learned prefix and vocabulary, in any of the fusions."""
+    method, soft, images = build(Dfsp, fusion=fusion, shaken=False, **ROW), build(PromptMethod, **SOFT), batch(4)
+    with torch.no_grad():
+        method.prompts.learned_rows.copy_(soft.paths.prompts.learned_rows)
+    close(method.losses(images, method.shared())["dfm"].item(), soft.losses(images, soft.shared())["ct"].item())
+    torch.testing.assert_close(scores(method, range(12), images).float(), scores(soft, range(12), images))
+
+
+def test_what_is_not_fused_needs_no_tokens():
+    assert "patch" not in Dfsp.needs(Dfsp.Options(fusion="none"))
+    assert "patch" in Dfsp.needs(Dfsp.Options(fusion="t2i"))
+    with pytest.raises(UsageError, match="heads is 3"):
+        Dfsp(setting(), Dfsp.Options(heads=3))

@@ -1,0 +1,30 @@
+"""KG-SP by loops; its classifiers do not know of each other."""
+
+from __future__ import annotations
+
+import torch
+
+from duplex.methods.kg_sp import KgSp
+from tests.methods.field import N, batch, build, close, cross_entropy, mlp, scores, softmax, unit
+
+
+def test_losses_and_scores_by_loops():
+    method, images = build(KgSp, width=5), batch(4)
+    states = [mlp(method.states, unit(z)) for z in images.z]
+    objects = [mlp(method.objects, unit(z)) for z in images.z]
+    losses = method.losses(images, ())
+    close(losses["s"].item(), cross_entropy(states, images.compositions // N))
+    close(losses["o"].item(), cross_entropy(objects, images.compositions % N))
+    asked = [7, 2, 11]
+    expected = [[softmax(s)[c // N] * softmax(o)[c % N] for c in asked] for s, o in zip(states, objects, strict=True)]
+    close(scores(method, asked, images), expected)
+
+
+def test_simple_primitives_are_independent():
+    """The state's loss reaches no weight of the object's classifier, and odds of objects are the same in any state."""
+    method, images = build(KgSp, width=5), batch(4)
+    method.losses(images, ())["s"].backward()
+    assert all(p.grad is None for p in method.objects.parameters())
+    grid = scores(method, range(12), images).reshape(4, 4, 3)
+    odds = grid[:, :, :1] / grid
+    torch.testing.assert_close(odds, odds[:, :1].expand_as(odds))

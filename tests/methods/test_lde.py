@@ -1,0 +1,99 @@
+"""Ideal words by loops; exactly additive features come back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from duplex.methods.lde import Lde
+from duplex.parts.prompts import Prompts
+from duplex.parts.sphere import exp_map, intrinsic_mean, log_map
+from tests.methods.field import LABELS, M, N, batch, build, close, dot, scores, softmax, unit
+from tests.methods.world import DIM, small_tower
+
+
+def units(rows):
+    return torch.stack([unit(row) for row in rows])
+
+
+def log_by_hand(mu, u):
+    theta = math.acos(max(-1.0, min(1.0, dot(mu, u))))
+    return theta / math.sin(theta) * (u - math.cos(theta) * mu) if theta > 1e-7 else u - mu
+
+
+def exp_by_hand(mu, v):
+    length = math.sqrt(dot(v, v))
+    return math.cos(length) * mu + (math.sin(length) / length * v if length else 0)
+
+
+def composed_by_hand(u, space):
+    """`u` {composition: unit vector} -> {composition: what stands for it}."""
+    rows = list(u.values())
+    if space == "linear":
+        centre = sum(rows) / len(rows)
+        v = {c: row - centre for c, row in u.items()}
+    else:
+        centre = unit(sum(rows))
+        for _ in range(20):
+            centre = unit(exp_by_hand(centre, sum(log_by_hand(centre, row) for row in rows) / len(rows)))
+        v = {c: log_by_hand(centre, row) for c, row in u.items()}
+
+    def mean(chosen):
+        return sum(chosen) / len(chosen)
+
+    states = [mean([v[c] for c in v if c // N == m]) for m in range(M)]
+    objects = [mean([v[c] for c in v if c % N == n]) for n in range(N)]
+    parts = {c: states[c // N] + objects[c % N] for c in range(M * N)}
+    return {c: unit(centre + p) if space == "linear" else exp_by_hand(centre, p) for c, p in parts.items()}
+
+
+@pytest.mark.parametrize("space", ["linear", "sphere"])
+@pytest.mark.parametrize("source", ["text", "images"])
+def test_scores_by_loops(space, source):
+    method = build(Lde, space=space, source=source)
+    images, train = batch(3), batch(30, 7, [LABELS.pairs["train"][k % 7] for k in range(30)])
+    if source == "text":
+        t = Prompts(LABELS, small_tower(), paths="c").encode(torch.arange(M * N).numpy()).compositions
+        u = {c: t[c] for c in range(M * N)}
+    else:
+        own = train.compositions.tolist()
+        u = {c: unit(sum(unit(z) for z, k in zip(train.z, own, strict=True) if k == c)) for c in sorted(set(own))}
+    rows = composed_by_hand(u, space)
+    asked = [4, 0, 11]
+    expected = [softmax([method.scale * dot(unit(z), rows[c]) for c in asked]) for z in images.z]
+    close(scores(method, asked, images), expected)
+
+
+def test_exactly_additive_features_come_back():
+    random = torch.Generator().manual_seed(1)
+    states, objects = (torch.randn(k, DIM, generator=random, dtype=torch.float64) for k in (M, N))
+    additive = (states[:, None] + objects[None]).reshape(M * N, DIM)
+    method = build(Lde)
+    method.decompose(additive, torch.arange(M * N))
+    m, n = torch.arange(M * N) // N, torch.arange(M * N) % N
+    close(method.centre + method.states[m] + method.objects[n], additive)
+    close(method.composed(m, n), units(additive))
+
+
+def test_geodesically_additive_features_come_back():
+    """`exp_mu(v_s + v_o)` with parts that average to nothing: mu is their intrinsic mean."""
+    random = torch.Generator().manual_seed(2)
+    mu = unit(torch.randn(DIM, generator=random, dtype=torch.float64))
+    parts = [0.2 * torch.randn(k, DIM, generator=random, dtype=torch.float64) for k in (M, N)]
+    states, objects = ((p - p.mean(0)) @ (torch.eye(DIM) - torch.outer(mu, mu)) for p in parts)
+    u = exp_map(mu, (states[:, None] + objects[None]).reshape(M * N, DIM))
+    method = build(Lde, space="sphere")
+    method.decompose(u, torch.arange(M * N))
+    close(method.centre, mu)
+    close(method.composed(torch.arange(M * N) // N, torch.arange(M * N) % N), u)
+
+
+def test_the_sphere_s_maps_are_inverse():
+    random = torch.Generator().manual_seed(3)
+    u = units(torch.randn(5, DIM, generator=random, dtype=torch.float64))
+    mu = intrinsic_mean(u[:3])
+    close(exp_map(mu, log_map(mu, u)), u)
+    close(log_map(mu, mu[None]), torch.zeros(1, DIM, dtype=torch.float64))
+    close(log_map(mu, u[:3]).mean(0), torch.zeros(DIM, dtype=torch.float64))

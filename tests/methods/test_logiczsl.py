@@ -1,0 +1,89 @@
+"""LOGICZSL by loops over rules; written rules, rules read off labels, bad rules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from duplex.errors import UsageError
+from duplex.methods.logiczsl import LogicZsl
+from duplex.methods.prompts import PromptMethod
+from duplex.parts.rules import observed, read
+from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, scores, softmax
+
+WRITTEN = ("state: red excludes hollow", "state: striped implies Faux.Fur", "object: star implies heart")
+
+
+def rules_by_hand(written):
+    """(kind, a, b, excludes?)"""
+    if written:
+        found = []
+        for line in written:
+            kind, a, verb, b = line.replace(":", "").split()
+            names = LABELS.states if kind == "state" else LABELS.objects
+            i, j = names.index(a), names.index(b)
+            found.append((kind, i, j, verb == "excludes"))
+            if verb == "excludes":
+                found.append((kind, j, i, True))
+        return found
+    states = {(a // N, b // N) for a in SEEN for b in SEEN if a % N == b % N and a != b}
+    objects = {(a % N, b % N) for a in SEEN for b in SEEN if a // N == b // N and a != b}
+    return [("state", *ab, True) for ab in states] + [("object", *ab, True) for ab in objects]
+
+
+@pytest.mark.parametrize("written", [(), WRITTEN])
+def test_losses_by_loops(written):
+    method, images = build(LogicZsl, width=5, rules_weight=0.6, rules_written=written), batch(4)
+    t = method.shared()
+    z = method.paths.features(images.z)
+    f = method.paths.factored(z, t)
+    formed = related = 0.0
+    for i in range(4):
+        p_c = softmax(method.paths.logits(z, t.compositions)[i])
+        p_s, p_o = f.log_s[i].exp().tolist(), f.log_o[i].exp().tolist()
+        q_s = [sum(p for p, c in zip(p_c, SEEN, strict=True) if c // N == m) for m in range(M)]
+        q_o = [sum(p for p, c in zip(p_c, SEEN, strict=True) if c % N == n) for n in range(N)]
+
+        def lacks(a, b):
+            return 1 - (1 - a + a * b)
+
+        for p, c in zip(p_c, SEEN, strict=True):
+            s, o = p_s[c // N], p_o[c % N]
+            formed += lacks(p, s) + lacks(p, o) + lacks(s * o, p)
+        for kind, a, b, excludes in rules_by_hand(written):
+            p, q = (p_s, q_s) if kind == "state" else (p_o, q_o)
+            related += lacks(p[a], 1 - q[b]) if excludes else lacks(p[a], q[b])
+    losses = method.losses(images, t)
+    close(losses["formed"].item(), 0.6 * formed / 4)
+    close(losses["related"].item(), 0.6 * related / 4)
+
+
+def test_without_rules_it_is_three_paths():
+    method, plain, images = build(LogicZsl, width=5, rules_weight=0.0), build(PromptMethod, width=5), batch(4)
+    plain.load_state_dict(method.state_dict())
+    ours, theirs = (m.losses(images, m.shared()) for m in (method, plain))
+    assert {k: v.item() for k, v in ours.items()} == {k: v.item() for k, v in theirs.items()}
+    torch.testing.assert_close(scores(method, range(12), images).float(), scores(plain, range(12), images))
+
+
+def test_rules_read_off_labels_are_symmetric_and_about_two():
+    for rules in observed(LABELS):
+        assert torch.equal(rules.excludes, rules.excludes.T)
+        assert rules.excludes.diagonal().sum() == 0
+        assert rules.excludes.sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [("red excludes hollow", "no rule"), ("state: red loves hollow", "no rule")],
+)
+def test_lines_that_are_no_rule_are_refused_where_they_are_written(line, word):
+    with pytest.raises(UsageError, match=word):
+        LogicZsl.Options(rules_written=(line,))
+
+
+def test_rules_about_unknown_or_one_primitive_are_refused():
+    with pytest.raises(UsageError, match="blue"):
+        read(["state: blue excludes red"], LABELS)
+    with pytest.raises(UsageError, match="alone"):
+        read(["object: star implies star"], LABELS)

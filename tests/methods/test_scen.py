@@ -1,0 +1,61 @@
+"""SCEN by loops over images, partners and rivals."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from duplex.methods.scen import Scen
+from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
+
+ROW = {"width": 5, "temperature": 0.5, "scale": 6.0, "contrast": 0.7}
+
+
+def contrast(h, same, other, temperature):
+    terms = []
+    for i in range(len(h)):
+        after = [(i + k) % len(h) for k in range(1, len(h))]
+        positives = [j for j in after if same[j] == same[i]]
+        rivals = [j for j in after if other[j] == other[i] and same[j] != same[i]]
+        if positives and rivals:
+            own = math.exp(dot(h[i], h[positives[0]]) / temperature)
+            terms.append(-math.log(own / (own + sum(math.exp(dot(h[i], h[j]) / temperature) for j in rivals))))
+    return sum(terms) / max(len(terms), 1)
+
+
+def test_losses_and_scores_by_loops():
+    method, images = build(Scen, **ROW), batch(8)
+    own = images.compositions.tolist()
+    h_s = [unit(mlp(method.encode_s, unit(z))) for z in images.z]
+    h_o = [unit(mlp(method.encode_o, unit(z))) for z in images.z]
+    fused = [unit(linear(method.fuse, torch.cat(pair))) for pair in zip(h_s, h_o, strict=True)]
+
+    def pair(c):
+        parts = linear(method.composer.state, method.words.states[c // N])
+        return unit(parts + linear(method.composer.object, method.words.objects[c % N]))
+
+    losses = method.losses(images, method.shared())
+    states, objects = [c // N for c in own], [c % N for c in own]
+    close(losses["c"].item(), cross_entropy([[6 * dot(f, pair(c)) for c in SEEN] for f in fused], map(SEEN.index, own)))
+    close(losses["s"].item(), cross_entropy([linear(method.classify_s, h) for h in h_s], states))
+    close(losses["o"].item(), cross_entropy([linear(method.classify_o, h) for h in h_o], objects))
+    close(losses["ts"].item(), 0.7 * contrast(h_s, states, objects, 0.5))
+    close(losses["to"].item(), 0.7 * contrast(h_o, objects, states, 0.5))
+    assert losses["ts"] > 0 or losses["to"] > 0
+    close(scores(method, [4, 9], images), [[6 * dot(f, pair(c)) for c in (4, 9)] for f in fused])
+
+
+def test_contrast_is_nothing_without_partner_or_rival():
+    method = build(Scen, **ROW)
+    h = torch.eye(3, 5, dtype=torch.float64)
+    for same, other in (([0, 1, 2], [0, 0, 0]), ([0, 0, 0], [0, 1, 2]), ([0, 0, 1], [0, 1, 2])):
+        assert method.contrast(h, torch.tensor(same), torch.tensor(other)) == 0
+
+
+def test_contrast_falls_as_states_draw_together():
+    method = build(Scen, **ROW)
+    same, other = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
+    near = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0]]).double()
+    far = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 0, 0]]).double()
+    assert method.contrast(near, same, other) < method.contrast(far, same, other)

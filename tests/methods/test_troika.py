@@ -1,0 +1,99 @@
+"""Troika by loops over images, prompts, heads and tokens; without traction it is the three paths."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from duplex.errors import UsageError
+from duplex.methods.prompts import PromptMethod
+from duplex.methods.troika import Troika
+from duplex.parts import attention
+from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, scores, setting, softmax, unit
+
+ROW = {"width": 5, "heads": 2, "inner": 2, "start": 0.4}
+
+
+def attend_by_hand(part, x, tokens):
+    """One query over the tokens of one image."""
+    q, width = linear(part.query, x), part.query.out_features // part.heads
+    keys, values = [linear(part.key, y) for y in tokens], [linear(part.value, y) for y in tokens]
+    parts = []
+    for h in range(part.heads):
+        cut = slice(h * width, (h + 1) * width)
+        weights = softmax([dot(q[cut], k[cut]) / math.sqrt(width) for k in keys])
+        parts.append(sum(w * v[cut] for w, v in zip(weights, values, strict=True)))
+    return linear(part.out, torch.cat(parts))
+
+
+def pulled_by_hand(traction, t, tokens):
+    a = attend_by_hand(traction.attend, t, tokens)
+    norm, first, gelu, second = traction.forward_part
+    x = t + a
+    mean = sum(x.tolist()) / len(x)
+    x = (x - mean) / math.sqrt(sum((v - mean) ** 2 for v in x.tolist()) / len(x) + norm.eps)
+    x = x * norm.weight.detach() + norm.bias.detach()
+    return unit(t + traction.strength.item() * (a + linear(second, gelu(linear(first, x)))))
+
+
+def logits_by_hand(method, images, t):
+    z = method.paths.features(images.z).detach()
+    z_s, z_o = (part.detach() for part in method.paths.factors(z))
+    found = []
+    for features, prototypes in ((z, t.compositions), (z_s, t.states), (z_o, t.objects)):
+        rows = [
+            [method.paths.scale * dot(f, pulled_by_hand(method.traction, p.detach(), tokens)) for p in prototypes]
+            for f, tokens in zip(features, images.inputs["patch"], strict=True)
+        ]
+        found.append(rows)
+    return found
+
+
+def test_losses_and_scores_by_loops():
+    method, images = build(Troika, **ROW), batch(3)
+    t, own = method.shared(), images.compositions.tolist()
+    c, s, o = logits_by_hand(method, images, t)
+    losses = method.losses(images, t)
+    close(losses["ct"].item(), cross_entropy(c, map(SEEN.index, own)))
+    close(losses["s"].item(), cross_entropy(s, [k // N for k in own]))
+    close(losses["o"].item(), cross_entropy(o, [k % N for k in own]))
+    asked = [7, 11, 0]
+    t = method.paths.encode(torch.tensor(asked).numpy(), ("ct", "so"))
+    c, s, o = logits_by_hand(method, images, t)
+    expected = [
+        [p + q[k // N] * r[k % N] for p, k in zip(softmax(a), asked, strict=True)]
+        for a, q, r in zip(c, map(softmax, s), map(softmax, o), strict=True)
+    ]
+    close(scores(method, asked, images), expected)
+
+
+def test_without_traction_it_is_three_paths():
+    method, plain, images = build(Troika, width=5, traction=False), build(PromptMethod, width=5), batch(4)
+    plain.load_state_dict(method.state_dict())
+    ours, theirs = (m.losses(images, m.shared()) for m in (method, plain))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        close(value.item(), theirs[name].item())
+    torch.testing.assert_close(scores(method, range(12), images).float(), scores(plain, range(12), images))
+    assert "patch" not in Troika.needs(Troika.Options(traction=False))
+
+
+def test_no_strength_is_no_traction():
+    method, images = build(Troika, **ROW), batch(4)
+    torch.nn.init.zeros_(method.traction.strength)
+    z, t = method.paths.features(images.z), method.shared()
+    close(method.compared(z, t.states, images.inputs["patch"]), method.paths.logits(z, t.states))
+
+
+def test_blocks_of_images_change_nothing(monkeypatch):
+    method, images = build(Troika, **ROW), batch(5)
+    whole = scores(method, range(12), images)
+    monkeypatch.setattr(attention, "HELD", 1)
+    close(scores(method, range(12), images), whole)
+
+
+def test_heads_that_do_not_divide_the_feature_are_refused():
+    with pytest.raises(UsageError, match="heads is 3"):
+        Troika(setting(), Troika.Options(heads=3))

@@ -1,0 +1,75 @@
+"""VP-CMJL by loops; without proxies it is the three paths."""
+
+from __future__ import annotations
+
+import torch
+
+from duplex.methods.prompts import PromptMethod
+from duplex.methods.vp_cmjl import VpCmjl
+from duplex.parts.words import word_vectors
+from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, scores, softmax, unit
+from tests.methods.world import small_labels, small_tower
+
+
+def parts(method, images, columns):
+    """Logits by loops: {name: (text rows, proxy rows)} of compositions, states and objects."""
+    z = method.paths.features(images.z)
+    z_s, z_o = method.paths.factors(z)
+    t, scale = method.paths.prompts.encode(torch.as_tensor(columns).numpy()), method.paths.scale
+    states, objects = ([unit(row.detach()) for row in rows] for rows in (method.states, method.objects))
+
+    def proxy(c):
+        A, B = method.from_state.detach(), method.from_object.detach()
+        s, o = states[c // N], objects[c % N]
+        return unit(torch.tensor([dot(a, s) + dot(b, o) for a, b in zip(A, B, strict=True)], dtype=torch.float64))
+
+    def rows(features, prototypes):
+        return [[scale * dot(f.detach(), p) for p in prototypes] for f in features]
+
+    return {
+        "c": (rows(z, t.compositions), rows(z, [proxy(c) for c in columns])),
+        "s": (rows(z_s, t.states), rows(z_s, states)),
+        "o": (rows(z_o, t.objects), rows(z_o, objects)),
+    }
+
+
+def test_losses_and_scores_by_loops():
+    method, images = build(VpCmjl, width=5), batch(4)
+    found, own = parts(method, images, SEEN), images.compositions.tolist()
+    target = {"c": [SEEN.index(c) for c in own], "s": [c // N for c in own], "o": [c % N for c in own]}
+    losses = method.losses(images, method.shared())
+    for name, (text, visual) in found.items():
+        both = [[(a + b) / 2 for a, b in zip(*rows, strict=True)] for rows in zip(text, visual, strict=True)]
+        close(losses[{"c": "ct"}.get(name, name)].item(), cross_entropy(text, target[name]))
+        close(losses[f"v{name}"].item(), cross_entropy(visual, target[name]))
+        close(losses[f"j{name}"].item(), cross_entropy(both, target[name]))
+    asked = [3, 11, 6]
+    found = parts(method, images, asked)
+    expected = []
+    for i in range(4):
+        p = {name: [softmax(rows[i]) for rows in pair] for name, pair in found.items()}
+        expected.append(
+            [
+                sum(p["c"][way][k] + p["s"][way][c // N] * p["o"][way][c % N] for way in (0, 1))
+                for k, c in enumerate(asked)
+            ]
+        )
+    close(scores(method, asked, images), expected)
+
+
+def test_without_proxies_it_is_three_paths():
+    method, plain, images = build(VpCmjl, width=5, proxies=False), build(PromptMethod, width=5), batch(4)
+    plain.load_state_dict(method.state_dict())
+    ours, theirs = (m.losses(images, m.shared()) for m in (method, plain))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        close(value.item(), theirs[name].item())
+    torch.testing.assert_close(scores(method, range(12), images).float(), scores(plain, range(12), images))
+
+
+def test_proxies_start_at_the_text():
+    method = build(VpCmjl, width=5, shaken=False)
+    states, objects = word_vectors(small_labels(), small_tower())
+    assert method.states.shape == (M, 8)
+    torch.testing.assert_close(method.states.float(), states.float())
+    torch.testing.assert_close(method.objects.float(), objects.float())
