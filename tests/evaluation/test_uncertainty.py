@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.evidence import Evidence
 from duplex.evaluation.metrics import measure
-from duplex.evaluation.uncertainty import Components, _bootstrap_p, _normal_p, bootstrap, compare, percentiles
+from duplex.evaluation.uncertainty import Components, bootstrap_p, _normal_p, bootstrap, compare, percentiles
 from tests.evaluation.twins import literal_components, problem
 
 
@@ -157,10 +157,10 @@ def test_p_values_are_two_sided(sign: float) -> None:
     assert _normal_p(0.0, 1.0) == 1.0 and _normal_p(sign, None) is None
     assert _normal_p(0.0, 0.0) == 1.0 and _normal_p(sign, 0.0) == 0.0
     change = sign * np.arange(1.0, 100.0)
-    assert _bootstrap_p(change) == pytest.approx(2 / 100)
+    assert bootstrap_p(change) == pytest.approx(2 / 100)
     change[:10] *= -1
-    assert _bootstrap_p(change) == pytest.approx(2 * 11 / 100)
-    assert _bootstrap_p(np.array([-1.0, 1.0])) == 1.0 and _bootstrap_p(np.empty(0)) is None
+    assert bootstrap_p(change) == pytest.approx(2 * 11 / 100)
+    assert bootstrap_p(np.array([-1.0, 1.0])) == 1.0 and bootstrap_p(np.empty(0)) is None
 
 
 def test_a_tie_is_counted_at_the_k_asked_for() -> None:

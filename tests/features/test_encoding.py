@@ -12,7 +12,7 @@ import torch
 from duplex.encoders import load_encoder
 from duplex.errors import DuplexError
 from duplex.features.encoding import encoded_blocks, one_behind
-from duplex.features.store import ENCODED, FIRST_BAD, NOT_FINITE, mark_of
+from duplex.features.layout import ENCODED, FIRST_BAD, NOT_FINITE, mark_of
 from tests.pretended import Pretended
 
 SHORTAGES = [
