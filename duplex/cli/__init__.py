@@ -19,11 +19,14 @@ GROUPS = ("data", "features", "methods", "score", "compare", "report")
 
 
 class Guarded(TyperGroup):
-    """Commands whose failures are sentences; what was typed wrongly is typer's to say."""
+    """Commands that tell of Ctrl-C and of a reader that left as scripts do; typer has answers of its own."""
 
     def invoke(self, ctx: Any) -> Any:
-        with sentences():
+        try:
             return super().invoke(ctx)
+        except (KeyboardInterrupt, OSError):
+            with sentences():
+                raise
 
 
 app = typer.Typer(

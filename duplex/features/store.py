@@ -31,7 +31,6 @@ from duplex.features.layout import (
     Marks,
     Span,
     check_form,
-    check_values,
     open_file,
     partial_path,
     read_identity,
@@ -79,7 +78,6 @@ def open_features(path: Path | str, expect: Mapping[str, str] | None = None) -> 
             raise DuplexError(
                 f"{path} has {int((marks == PENDING).sum())} rows that were never encoded; {repair(path)}"
             )
-        check_values(file, path)
         return Features(path, identity, span, file["cls"][...].astype(np.float32), marks)
 
 

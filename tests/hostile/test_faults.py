@@ -14,6 +14,7 @@ from PIL import Image
 
 from duplex.data.check import open_picture
 from duplex.data.damage import MachineFault
+from duplex.errors import DuplexError
 from duplex.features.layout import NOT_FINITE, REASONS, mark_of
 from duplex.features.pictures import read_picture
 from duplex.features.store import open_features
@@ -212,8 +213,9 @@ def test_a_finished_cache_that_holds_what_it_should_not(pics: Path, command: Com
         damage(file)
     if damage not in (nan, infinite, pending):  # `info` is there to count these
         assert command("cache", "info", CACHE).refused(CACHE, "duplex extract")
-    with pytest.raises(Exception, match=r"duplex extract --dataset pics|gone\.h5|not beside it"):
-        open_features(Path(CACHE))
+    if damage not in (nan, infinite):  # rows that training may never look at
+        with pytest.raises(DuplexError, match="duplex extract --dataset pics"):
+            open_features(Path(CACHE))
     answer = command("extract", "-d", "pics")
     assert answer.code == 0 and "extracting afresh" in answer.err
     assert Path(CACHE).read_bytes() == Path("whole.h5").read_bytes()
