@@ -62,20 +62,25 @@ def load_encoder(
 ) -> Encoder:
     """Load a frozen encoder by name. `precision` is that of the towers asked for; the other one is dropped as soon as
     the weights are read. Nothing ever falls back to random weights."""
+    from duplex.encoders.blip import BLIP, BlipEncoder
     from duplex.encoders.clip import ClipEncoder
     from duplex.encoders.images import TIMM, ImageEncoder
 
     pick(towers, TOWERS, "towers")
     pick(precision, PRECISIONS, "precision")
-    kind: Any = ImageEncoder if name.startswith(TIMM) else ClipEncoder
+    others: dict[str, Any] = {TIMM: ImageEncoder, BLIP: BlipEncoder}
+    kind = others.get(name.partition(":")[0] + ":", ClipEncoder)
     encoder: Encoder = kind(_source(name, weights), towers=towers, device=resolve_device(device), precision=precision)
     return encoder
 
 
 def _source(name: str, weights: str | None) -> EncoderSource:
+    from duplex.encoders.blip import BLIP, blip_source
     from duplex.encoders.images import TIMM, timm_source
     from duplex.encoders.source import find_source
 
+    if name.startswith(BLIP):
+        return blip_source(name)
     return timm_source(name, weights) if name.startswith(TIMM) else find_source(name, weights)
 
 
