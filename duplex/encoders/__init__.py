@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
+    from duplex.encoders.source import EncoderSource
+
 Towers = Literal["both", "image", "text"]
 PACKAGED = "tiny"  # the encoder that ships with the package
 TOWERS: tuple[Towers, ...] = ("both", "image", "text")
@@ -47,7 +49,7 @@ class Encoder(Protocol):
 
     @property
     def text(self) -> Any:
-        """The text tower."""
+        """The text tower; None for a backbone that only sees."""
 
 
 def load_encoder(
@@ -60,19 +62,31 @@ def load_encoder(
 ) -> Encoder:
     """Load a frozen encoder by name. `precision` is that of the towers asked for; the other one is dropped as soon as
     the weights are read. Nothing ever falls back to random weights."""
+    from duplex.encoders.blip import BLIP, BlipEncoder
     from duplex.encoders.clip import ClipEncoder
-    from duplex.encoders.source import find_source
+    from duplex.encoders.images import TIMM, ImageEncoder
 
     pick(towers, TOWERS, "towers")
     pick(precision, PRECISIONS, "precision")
-    return ClipEncoder(find_source(name, weights), towers=towers, device=resolve_device(device), precision=precision)
+    others: dict[str, Any] = {TIMM: ImageEncoder, BLIP: BlipEncoder}
+    kind = others.get(name.partition(":")[0] + ":", ClipEncoder)
+    encoder: Encoder = kind(_source(name, weights), towers=towers, device=resolve_device(device), precision=precision)
+    return encoder
+
+
+def _source(name: str, weights: str | None) -> EncoderSource:
+    from duplex.encoders.blip import BLIP, blip_source
+    from duplex.encoders.images import TIMM, timm_source
+    from duplex.encoders.source import find_source
+
+    if name.startswith(BLIP):
+        return blip_source(name)
+    return timm_source(name, weights) if name.startswith(TIMM) else find_source(name, weights)
 
 
 def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> dict[str, str]:
     """`load_encoder(...).identity` without building the encoder."""
-    from duplex.encoders.source import find_source
-
-    return find_source(name, weights).identity(pick(precision, PRECISIONS, "precision"))
+    return _source(name, weights).identity(pick(precision, PRECISIONS, "precision"))
 
 
 def unknown_words(name: str, texts: Iterable[str]) -> list[str]:

@@ -25,6 +25,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.files import sha256
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
+OTHERS = ("timm:", "blip:")  # of other libraries (`duplex.encoders.images`, `duplex.encoders.blip`)
 CONFIG = "open_clip_config.json"
 USUAL = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")  # names of weights files
 SUFFIXES = (".safetensors", ".bin", ".pth")
@@ -89,7 +90,10 @@ class Absent:
 
 
 def absent_weights(name: str, weights: str | None = None) -> Absent | None:
-    """What using an encoder would have to fetch; None where it is all here. Nothing is fetched to answer."""
+    """What using an encoder would have to fetch; None where it is all here. Nothing is fetched to answer. Of backbones
+    that are not open_clip's nothing is known before they are loaded."""
+    if name.startswith(OTHERS):
+        return None
     if name.startswith(HUB):
         owner = name.removeprefix(HUB)
         here = hub_file_on_disk(owner, (CONFIG,)) and hub_file_on_disk(owner, WEIGHTS)

@@ -81,13 +81,14 @@ def load_inputs(
     manifest, labels = read_manifest(manifest_path), LabelSpace.load(paths.labels(dataset))
     tower, made_by = _encoder(entry, pick_device(params.device), precision)
     expected = {**made_by, "precision": entry.encoder.precision, "manifest": manifest_hash(manifest_path)}
-    if tower is None:
+    imported = entry.encoder.name == IMPORTED
+    if imported:
         del expected["precision"]
     features = open_features(paths.features(dataset), expect=expected)
     identity = {key: str(value) for key, value in features.identity.items()}
     arrays = {"cls": features.cls, **_tokens(paths.features(dataset), needs)}
     examples = join(manifest, labels, arrays, features.bad)
-    known = made_by if tower is not None else {"encoder": IMPORTED, "weights": identity["weights"]}
+    known = {"encoder": IMPORTED, "weights": identity["weights"]} if imported else made_by
     encoder = {**known, "precision": entry.encoder.precision, "text_precision": precision, **_asked(entry)}
     return Inputs(
         manifest, labels, examples, tower, encoder, identity, int(features.bad.sum()), params.evaluation.word_vectors
@@ -95,7 +96,7 @@ def load_inputs(
 
 
 def _encoder(entry: DatasetParams, device: torch.device, precision: str) -> tuple[TextTower | None, dict[str, str]]:
-    """The text tower and the identity of the encoder; features that somebody brought need not have one."""
+    """The text tower and the identity of the encoder; one that only sees, or brought features, has no tower."""
     name, weights = entry.encoder.name, entry.encoder.weights
     if name == IMPORTED:
         return None, {"encoder": IMPORTED}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.evidence import Evidence
 from duplex.evaluation.metrics import measure
-from duplex.evaluation.uncertainty import Components, bootstrap_p, _normal_p, bootstrap, compare, percentiles
+from duplex.evaluation.uncertainty import Components, _normal_p, bootstrap, bootstrap_p, compare, percentiles
 from tests.evaluation.twins import literal_components, problem
 
 
