@@ -1,0 +1,38 @@
+"""The examples of docs/library.md, one after another, and the names that it lists."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.subprocesses import ENVIRONMENT, ROOT
+
+PAGE = (ROOT / "docs" / "library.md").read_text()
+
+
+def test_the_examples_run():
+    held: dict[str, object] = {}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    assert len(blocks) >= 3
+    for block in blocks:
+        exec(compile(block, "docs/library.md", "exec"), held)
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\| (`duplex\..*?) \|", PAGE, re.M))
+def test_every_name_is_there(row):
+    first, *others = re.findall(r"`([\w.]+)`", row)
+    module, _, name = first.rpartition(".")
+    for one in (name, *others):
+        assert hasattr(importlib.import_module(module), one), f"{module}.{one}"
+
+
+def test_evaluation_alone_is_light():
+    script = (
+        "import sys, duplex.evaluation.metrics; print(*({'torch', 'dvc', 'open_clip', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert not done.stdout.split()
