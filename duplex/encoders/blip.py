@@ -136,11 +136,8 @@ class BlipText:
 
     def embedding(self, ids: Any) -> Tensor:
         """[n, width] frozen token embeddings."""
-        encoded: Tensor = (
-            self._table.detach()[
-        )
-            torch.as_tensor(ids, dtype=torch.long, device=self._table.device)
-        ].float()
+        rows = torch.as_tensor(ids, dtype=torch.long, device=self._table.device)
+        encoded: Tensor = self._table.detach()[rows].float()
         return encoded
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
