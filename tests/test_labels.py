@@ -117,7 +117,7 @@ def test_strangers_and_broken_files_are_one_sentence(tmp_path: Path) -> None:
     assert LabelSpace.load(tmp_path / "labels.json") == labels
 
 
-@pytest.mark.parametrize("rows", [[1, 0], [0, 0], [9], [-1]])
+@pytest.mark.parametrize("rows", [[1, 0], [0, 0], [9], [-1], [0, 2, 1]])
 def test_compositions_are_listed_once_in_order_and_exist(rows: list[int]) -> None:
     with pytest.raises(DuplexError):
         LabelSpace(("a", "b"), ("c",), {"train": np.array(rows)})

@@ -103,3 +103,13 @@ def test_pairs_and_images_are_drawn_not_taken_in_order() -> None:
     assert given.nunique() > 10, "the same numbers of every pair are given away"
     same = frame["split"] == other["split"]
     assert 0.3 < same.mean() < 0.9
+
+
+def test_two_pairs_that_can_be_held_out_are_enough_and_each_split_gets_one() -> None:
+    """Of two states and two objects just two pairs can be: whatever the shares, one unseen pair each."""
+    grid = {(s, o): 4 for s in range(2) for o in range(2)}
+    for val, test in ((0.9, 0.05), (0.05, 0.9), (0.4, 0.4)):
+        made = make_split(frame_of(grid), SplitOptions(0, val, test))
+        _, unseen = parts(frame_of(grid), SplitOptions(0, val, test))
+        assert len(unseen["val"]) == len(unseen["test"]) == 1
+        assert made.short == max(1, round(val * 4)) + max(1, round(test * 4)) - 2

@@ -39,3 +39,9 @@ def test_results_of_other_images_are_refused() -> None:
 def test_nothing_seen() -> None:
     groups = frequency_groups(np.array([], dtype=np.int64), 3)
     assert (groups == GROUPS.index("unseen")).all()
+
+
+def test_one_image_is_all_of_them() -> None:
+    table = group_table(np.array([0, 3]), np.array([0]), np.array([0]), {"run": np.array([True])})
+    assert table["train_percent"].tolist() == [100.0, 0.0, 0.0, 0.0]
+    assert table["run"].tolist()[0] == 100.0 and table["run"].isna().tolist() == [False, True, True, True]
