@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 
-.PHONY: repro ablations test
+.PHONY: repro ablations test coverage mutants wheel
 
 repro: $(VENV)/.ready
 	@$(BIN)/duplex params --check
@@ -17,6 +17,20 @@ ablations: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m pytest $(ARGS)
+
+# For those who change it: lines that no test runs; changes that no test notices; the package in a fresh environment.
+coverage: $(VENV)/.ready
+	@PATH="$(BIN):$$PATH" $(BIN)/python -m coverage run -m pytest $(ARGS)
+	@$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage report
+
+mutants: $(VENV)/.ready
+	@$(BIN)/python -m benchmarks.mutants $(ARGS)
+
+wheel: $(VENV)/.ready
+	@rm -rf dist build && $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@rm -rf $(VENV)-wheel && $(PYTHON) -m venv $(VENV)-wheel
+	@$(VENV)-wheel/bin/python -m pip install --quiet --constraint constraints.txt dist/duplex-*.whl
+	@$(VENV)-wheel/bin/python tests/smoke.py && rm -rf $(VENV)-wheel
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)

@@ -104,6 +104,19 @@ def choose_feasible(
     return chosen, feasible >= chosen.value
 
 
+def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
+    """Let a trained method choose by validation AUC what is left to choose."""
+    columns = labels.target("closed", "val")
+    target = np.searchsorted(columns, examples.compositions.cpu().numpy())
+    seen = labels.seen[columns]
+
+    def auc(scores: Tensor) -> float:
+        return Components.of(Margins.of(Evidence(target, seen).add(scores).rivals())).auc or 0.0
+
+    method.eval()
+    method.tune(examples.inputs, columns, auc)
+
+
 def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:
     """AUC of the validation split in the world that the method is trained for: the one number that selects
     checkpoints."""

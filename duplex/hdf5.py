@@ -18,6 +18,12 @@ CHUNK_LIMIT = 1 << 30  # bytes of one stored piece, which is read whole
 HOLLOW = 1 << 26  # files smaller than this may be all holes: reading zeros costs nothing
 
 
+DAMAGED = (  # what h5py raises on bytes that are not as HDF5 has them
+    *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError, SystemError),
+    *(NotImplementedError, AssertionError),
+)
+
+
 class Unfit(Exception):
     """Why a file or a part of it is not read; whoever asked says of which file, and what to do."""
 
@@ -32,9 +38,13 @@ def refuse_hollow(path: Path) -> None:
 def find_dataset(file: Any, name: str, *, virtual: bool = False) -> Any:
     """The data set `name` of an open file, which must hold all of it; `virtual`: a view of other files is allowed."""
     try:
-        link, found = file.get(name, getlink=True), file.get(name)
-    except (RuntimeError, OSError, KeyError, ValueError) as error:
-        raise Unfit(f"{name!r} cannot be read: {str(error).splitlines()[0]}") from error
+        return _found(file, name, virtual)
+    except DAMAGED as error:
+        raise Unfit(f"{name!r} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _found(file: Any, name: str, virtual: bool) -> Any:
+    link, found = file.get(name, getlink=True), file.get(name)
     if link is None:
         raise Unfit(f"there is no {name!r}")
     if not isinstance(link, h5py.HardLink):
@@ -65,7 +75,7 @@ def read_attribute(owner: Any, key: str) -> Any:
     """An attribute's value; None where there is none that can be read."""
     try:
         value = owner.attrs.get(key)
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError):
+    except DAMAGED:
         return None
     return None if isinstance(value, h5py.Empty) else value
 

@@ -27,8 +27,10 @@ Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what every random generator takes
 
 
-def _workers(value: Any) -> int | Literal["auto"]:
-    if value == "auto" or (type(value) is int and value >= 0):
+def _workers(value: object) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     raise ValueError(f"must be a number of processes, 0 or more, or auto (it is {value!r})")
 

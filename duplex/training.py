@@ -103,8 +103,10 @@ def _begin(
 def make_optimiser(method: AnyMethod, settings: TrainingOptions) -> torch.optim.Optimizer:
     """A method that trains nothing gets an optimiser of nothing."""
     groups = method.groups() or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimiser]
-    return kind(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    kinds: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kind: Any = kinds[settings.optimiser]
+    made: torch.optim.Optimizer = kind(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    return made
 
 
 def make_schedule(optimiser: torch.optim.Optimizer, settings: TrainingOptions) -> torch.optim.lr_scheduler.LRScheduler:

@@ -128,3 +128,71 @@ def test_frequency_groups_are_20_30_50_percent_of_the_seen_pairs() -> None:
     groups = frequency_groups(np.repeat(np.arange(11), counts), 11)
     named = {name: [counts[c] for c in np.flatnonzero(groups == i)] for i, name in enumerate(GROUPS)}
     assert named == {"head": [50, 40], "medium": [3, 30, 20], "tail": [1, 2, 1, 1, 1], "unseen": [0]}
+
+
+@pytest.mark.parametrize(
+    ("seen", "sizes"), [(7, (1, 3, 3)), (8, (2, 2, 4)), (13, (3, 3, 7)), (1, (0, 0, 1)), (3, (1, 1, 1))]
+)
+def test_cuts_between_groups_are_rounded(seen: int, sizes: tuple[int, int, int]) -> None:
+    """20 % of 8 pairs is 1.6: two of them are head, where a cut-off number would say one."""
+    groups = frequency_groups(np.arange(seen).repeat(np.arange(seen, 0, -1)), seen + 2)
+    assert tuple(np.bincount(groups, minlength=4)) == (*sizes, 2)
+    assert (groups[:seen] == np.repeat([0, 1, 2], sizes)).all()  # the most frequent first
+
+
+def test_label_spaces_are_equal_when_all_of_them_is() -> None:
+    pairs = {"train": [("red", "car"), ("wet", "dog")], "val": [("red", "dog")], "test": [("wet", "car")]}
+    one, same = LabelSpace.from_pairs(pairs), LabelSpace.from_pairs(pairs)
+    other = LabelSpace.from_pairs({**pairs, "val": pairs["test"], "test": pairs["val"]})
+    assert one == same and hash(one) == hash(same) and one.states == other.states and one.objects == other.objects
+    assert one != other and one != LabelSpace.from_pairs({**pairs, "test": [("wet", "cat")]}) and one != "labels"
+
+
+def test_what_no_label_space_is() -> None:
+    empty, rows = np.empty(0, np.int64), np.array([0, 1])
+    with pytest.raises(DuplexError, match="has no states"):
+        LabelSpace((), ("car",), {})
+    with pytest.raises(DuplexError, match="has no objects"):
+        LabelSpace(("red",), (), {})
+    with pytest.raises(DuplexError, match="a state is listed twice"):
+        LabelSpace(("red", "red"), ("car",), {})
+    with pytest.raises(DuplexError, match=r"an? object is listed twice"):
+        LabelSpace(("red",), ("car", "car"), {})
+    with pytest.raises(DuplexError, match="unknown split 'holdout'"):
+        LabelSpace(("red",), ("car",), {"holdout": empty})
+    names = tuple(f"n{i}" for i in range(40_000))
+    with pytest.raises(DuplexError, match="make 1,600,000,000 pairs"):
+        LabelSpace(names, names, {})
+    with pytest.raises(ValueError, match="zip"):
+        LabelSpace.from_pairs({"train": [("red", "car"), ("red",)]})  # type: ignore[list-item]
+    labels = LabelSpace(("red",), ("car", "dog"), {"train": rows[:1]})
+    assert labels.pairs["val"].size == labels.pairs["test"].size == 0
+    for world, split, says in (("half", "test", "unknown world"), ("closed", "holdout", "unknown split")):
+        with pytest.raises(DuplexError, match=says):
+            labels.target(world, split)
+
+
+def test_targets_of_training_are_what_any_split_lists() -> None:
+    pairs = {"train": [("red", "car"), ("wet", "dog")], "val": [("red", "dog")], "test": [("wet", "car")]}
+    labels = LabelSpace.from_pairs({**pairs, "val": pairs["val"], "test": [("old", "dog")]})
+    assert labels.names(labels.target("closed", "train")) == ["old dog", "red car", "red dog", "wet dog"]
+    assert labels.names(labels.target("closed", "val")) == ["red car", "red dog", "wet dog"]
+    assert labels.target("open", "val").size == labels.size == 6
+
+
+def test_labels_keep_their_letters_on_disk(tmp_path: Path) -> None:
+    labels = LabelSpace.from_pairs({"train": [("é", "ü")]})
+    labels.save(tmp_path / "labels.json")
+    assert (
+        "é" in (tmp_path / "labels.json").read_text(encoding="utf-8")
+        and LabelSpace.load(tmp_path / "labels.json") == labels
+    )
+    for record in (
+        '{"states": "é", "objects": ["ü"], "pairs": {}}',
+        '{"states": [1], "objects": ["ü"], "pairs": {}}',
+        '{"states": ["é"], "objects": ["ü"], "pairs": {"train": 0}}',
+        '{"states": ["é"], "objects": ["ü"], "pairs": {"train": [0.5]}}',
+    ):
+        (tmp_path / "labels.json").write_text(record, encoding="utf-8")
+        with pytest.raises(DuplexError, match=r"is not a label file .*list of"):
+            LabelSpace.load(tmp_path / "labels.json")

@@ -22,7 +22,7 @@ def changed(tmp_path: Path, old: str, new: str) -> Path:
 
 def test_the_shipped_file_is_right():
     params = load_params(SHIPPED)
-    assert params.run.methods == ("clip", "csp", "cso", "duplex", "duplex_open")
+    assert params.run.methods == ("clip", "csp", "cso", "duplex", "duplex_open", "closed_form", "duplex_plus")
     assert params.method("clip").losses == ()
     assert params.method("duplex").momentum == 0.9
     assert params.dataset("cgqa").training.learning_rate == 1.5e-5

@@ -132,7 +132,8 @@ def _with_name(text: str, name: str) -> str:
         end = names.value[-1].end_mark.index if names.value else names.start_mark.index + 1
         return text[:end] + (", " if names.value else "") + name + text[end:]
     end = _end(text, names)
-    return text[:end] + "\n" + " " * names.start_mark.column + f"- {name}" + text[end:]
+    found: str = text[:end] + "\n" + " " * names.start_mark.column + f"- {name}" + text[end:]
+    return found
 
 
 def _compose(text: str) -> MappingNode:

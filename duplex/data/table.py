@@ -97,7 +97,10 @@ def _csv_rows(lines: Iterator[list[str]], path: Path) -> Iterator[Row]:
 
 
 def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
-    from pyarrow import ArrowException, parquet
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise UsageError(f"{path} needs the extra: pip install 'duplex[parquet]'; or save it as .csv") from error
 
     source = io.BytesIO(read_bytes(path))
     try:

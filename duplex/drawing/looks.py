@@ -99,4 +99,5 @@ def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch
 
 def _edge(wave: Plane) -> Plane:
     """A soft threshold at zero, about a pixel wide."""
-    return np.clip(0.5 + 2.5 * wave, 0.0, 1.0).astype(np.float32)
+    found: Plane = np.clip(0.5 + 2.5 * wave, 0.0, 1.0).astype(np.float32)
+    return found

@@ -38,7 +38,10 @@ def _closed(corners: object) -> Points:
 def _polar(radius: object, count: int = 80) -> Points:
     """A contour given by its radius at `count` even angles, from the right, clockwise on the screen."""
     angle = np.arange(count) * (2 * np.pi / count)
-    return np.stack([np.cos(angle), np.sin(angle)], axis=1) * np.broadcast_to(np.asarray(radius), count)[:, None]
+    found: Points = (
+        np.stack([np.cos(angle), np.sin(angle)], axis=1) * np.broadcast_to(np.asarray(radius), count)[:, None]
+    )
+    return found
 
 
 def _regular(corners: int, inner: float | None = None, turn: float = -0.5 * np.pi) -> Points:
@@ -65,7 +68,8 @@ def _moon() -> Points:
     bend = np.arctan2(tip[1], tip[0] - centre)
     inner = np.linspace(2 * np.pi - bend, bend, 44)[1:-1]
     arcs = [(np.cos(outer), np.sin(outer)), (centre + radius * np.cos(inner), radius * np.sin(inner))]
-    return np.concatenate([np.stack(arc, axis=1) for arc in arcs]) + np.array([0.25, 0.0])
+    found: Points = np.concatenate([np.stack(arc, axis=1) for arc in arcs]) + np.array([0.25, 0.0])
+    return found
 
 
 def _drop() -> Points:
@@ -82,7 +86,8 @@ def _lobes(centres: object) -> Points:
     miss = (discs[:, :2] ** 2).sum(axis=1) - along**2
     reach = along + np.sqrt(np.maximum(discs[:, 2] ** 2 - miss, 0.0))
     hit = discs[:, 2] ** 2 >= miss
-    return ray * np.where(hit, reach, 0.0).max(axis=1)[:, None]
+    found: Points = ray * np.where(hit, reach, 0.0).max(axis=1)[:, None]
+    return found
 
 
 def _leaf() -> Points:

@@ -164,7 +164,8 @@ def _halves(contours: list[Points], look: Look, place: _Place, rng: np.random.Ge
     whole = Look(hollow=look.hollow, furry=look.furry)
     right = _drawn([contour + move for contour in contours], whole, place, rng) * np.clip(side - gap + 0.5, 0, 1)
     left = _drawn([contour - move for contour in contours], whole, place, rng) * np.clip(0.5 - side - gap, 0, 1)
-    return np.maximum(right, left).astype(np.float32)
+    found: Plane = np.maximum(right, left).astype(np.float32)
+    return found
 
 
 # -- ink and paper ------------------------------------------------------------------------------------------------
@@ -230,7 +231,8 @@ def _background(style: Style, rng: np.random.Generator) -> Picture:
         part = 0.5 + 0.5 * np.sin(_within((12.0, 40.0), rng) * along)
     else:
         part = _blotches(int(rng.integers(3, 9)), rng)
-    return (first + (second - first) * part[..., None]).astype(np.float32)
+    found: Picture = (first + (second - first) * part[..., None]).astype(np.float32)
+    return found
 
 
 def _blotches(cells: int, rng: np.random.Generator) -> Plane:

@@ -41,7 +41,8 @@ class PictureTransform:
             keep = LONGEST * min(width, height)
             left, top = max(0, width - keep) // 2, max(0, height - keep) // 2
             picture = picture.crop((left, top, width - left, height - top))
-        return self.steps(picture)
+        found: Tensor = self.steps(picture)
+        return found
 
 
 class ClipEncoder:
@@ -82,7 +83,7 @@ class ClipEncoder:
         """[B, 3, R, R] uint8 -> [B, d] float32, not normalised."""
         with arithmetic(self._precision):
             found = self.visual(self._normalised(pixels))
-        pooled = found[0] if isinstance(found, tuple) else found  # CoCa gives its tokens as well
+        pooled: Tensor = found[0] if isinstance(found, tuple) else found  # CoCa gives its tokens as well
         return pooled.float()
 
     @torch.inference_mode()

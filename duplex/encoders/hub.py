@@ -25,7 +25,7 @@ WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # what a repository calls the
 
 def place_on_disk(published: dict[str, Any]) -> Path | None:
     """The file of published weights (an entry of open_clip's table), or None where it would have to be fetched."""
-    url = published.get("url", "")
+    url = str(published.get("url", ""))
     if url and (found := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return found
     owner, names = _repository(published)

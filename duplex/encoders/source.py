@@ -111,7 +111,8 @@ def _size(architecture: Config) -> int:
     """Bytes of an architecture's weights, as float32; its towers are counted without being made."""
     with torch.device("meta"):
         model = model_class(architecture)(**model_arguments(architecture))
-    return 4 * sum(parameter.numel() for parameter in model.parameters())
+    found: int = 4 * sum(parameter.numel() for parameter in model.parameters())
+    return found
 
 
 def model_class(architecture: Config) -> Any:
@@ -148,7 +149,8 @@ def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
 def complete_preprocess(given: Config, architecture: Config) -> Config:
     """All fields of the preprocessing, at the size that the architecture takes."""
     size = architecture["vision_cfg"].get("image_size", 224)
-    return json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**given, "size": size})))
+    found: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**given, "size": size})))
+    return found
 
 
 def find_packaged() -> Path:

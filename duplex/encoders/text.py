@@ -113,7 +113,8 @@ class TextTower:
         states = F.linear(block.ln_1(x).to(dtype), attention.in_proj_weight, attention.in_proj_bias)
         o = attention.out_proj(attend(states, plan))
         x = _take(x, plan.taken) + block.ls_1(o.to(x.dtype))
-        return x + block.ls_2(_mlp(block.mlp, block.ln_2(x).to(dtype)).to(x.dtype))
+        found: Tensor = x + block.ls_2(_mlp(block.mlp, block.ln_2(x).to(dtype)).to(x.dtype))
+        return found
 
     def _layout(self, tree: PromptTree, device: torch.device) -> Layout:
         """Index tensors are built once for a tree and a device."""
@@ -147,7 +148,8 @@ def _mlp(mlp: Any, h: Tensor) -> Tensor:
     """[n, width]. QuickGELU, `x σ(1.702 x)`, is `silu(z) / 1.702` with `z = 1.702 x`: one pass over the wide activation
     and one tensor kept for the gradient where open_clip's own takes three of each."""
     if type(mlp.gelu).__name__ != "QuickGELU":
-        return mlp(h)
+        own: Tensor = mlp(h)
+        return own
     z = torch.addmm(mlp.c_fc.bias, h, mlp.c_fc.weight.t(), beta=QUICK, alpha=QUICK)  # [n, 4 * width]
     return torch.add(mlp.c_proj.bias, F.linear(F.silu(z), mlp.c_proj.weight), alpha=1 / QUICK)
 

@@ -23,7 +23,8 @@ from duplex.encoders.text_layout import Attention
 def attend(states: Tensor, plan: Attention) -> Tensor:
     """[Q, width] from queries, keys and values side by side `[R, 3 * width]`; softmax in float32 or better."""
     wide = torch.promote_types(states.dtype, torch.float32)
-    return TreeAttention.apply(states.to(wide), plan).to(states.dtype)
+    found: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
+    return found
 
 
 class TreeAttention(torch.autograd.Function):

@@ -7,7 +7,6 @@ import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -68,12 +67,7 @@ class Archive:
                 self._read[name] = np.lib.format.read_array(file, allow_pickle=False)
         return self._read[name]
 
-    def __enter__(self) -> Archive:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.bundle.close()
 
 

@@ -20,7 +20,8 @@ def unit(vectors: Vectors) -> Floats:
     """Rows of length one; a row of zeros stays."""
     wide = np.asarray(vectors, dtype=np.float64)
     length = np.linalg.norm(wide, axis=1, keepdims=True)
-    return np.divide(wide, length, out=np.zeros_like(wide), where=length > 0)
+    found: Floats = np.divide(wide, length, out=np.zeros_like(wide), where=length > 0)
+    return found
 
 
 def nearest(queries: Vectors, gallery: Vectors, k: int, allowed: Bools | None = None) -> tuple[Ints, Floats]:

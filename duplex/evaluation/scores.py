@@ -12,7 +12,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from duplex.errors import UsageError
 from duplex.evaluation.archives import open_npz
-from duplex.hdf5 import Unfit, find_dataset, refuse_hollow
+from duplex.hdf5 import DAMAGED, Unfit, find_dataset, refuse_hollow
 from duplex.labels import Bools, Ints
 
 NEEDED = ("scores", "target", "seen")
@@ -31,8 +31,8 @@ OPTIONAL = ("live", "k", "state", "object")
 BLOCK = 1 << 23  # scores read at a time
 SHORT = 1000  # values that `k` may have
 READING = (  # what h5py, numpy and zipfile raise on a file that is damaged or hostile
-    *(Unfit, OSError, ValueError, EOFError, KeyError, RuntimeError, TypeError, OverflowError, SyntaxError),
-    *(NotImplementedError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
+    *(Unfit, *DAMAGED, EOFError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
 )
 
 
@@ -71,10 +71,11 @@ def open_scores(path: Path) -> Iterator[ScoreFile]:
     if not path.is_file():
         raise UsageError(f"{path} is not a file; give an .npz or .h5 file with {', '.join(NEEDED)}")
     with _open(path) as store:
-        lacking = [name for name in NEEDED if name not in store]
+        entries = _Entries(path, store)
+        lacking = [name for name in NEEDED if entries.find(name) is None]
         if lacking:
-            raise UsageError(f"{path} has no {', '.join(map(repr, lacking))}; it holds {sorted(store) or 'nothing'}")
-        yield _checked(path, _Entries(path, store))
+            raise UsageError(f"{path} has no {', '.join(map(repr, lacking))}; it holds {entries.names() or 'nothing'}")
+        yield _checked(path, entries)
 
 
 @contextmanager
@@ -87,8 +88,11 @@ def _open(path: Path) -> Iterator[Any]:
         store = h5py.File(path, "r") if kind == ".h5" else open_npz(path)
     except READING as error:
         raise UsageError(f"{path} cannot be read as {kind}: {_brief(error)}") from error
-    with store:
+    try:
         yield store
+    finally:
+        with suppress(*READING):
+            store.close()
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,12 @@ class _Entries:
             raise UsageError(f"{self.path}: {error}") from error
         except READING as error:
             raise UsageError(f"{self.path}: {name!r} cannot be read: {_brief(error)}") from error
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(self.store)
+        except READING as error:
+            raise UsageError(f"{self.path} cannot be read: {_brief(error)}") from error
 
     def read(self, name: str, size: int | None = None) -> NDArray[Any] | None:
         """The whole of a list of `size` values (None: any short one)."""

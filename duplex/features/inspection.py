@@ -98,7 +98,10 @@ def _row_keys(values: NDArray[np.float16]) -> NDArray[np.uint64]:
     weights = np.random.default_rng(0).integers(1, 2**63, values.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(
         1
     )
-    return (np.ascontiguousarray(values).view(np.uint16).astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64)
+    found: NDArray[np.uint64] = (np.ascontiguousarray(values).view(np.uint16).astype(np.uint64) * weights).sum(
+        axis=1, dtype=np.uint64
+    )
+    return found
 
 
 def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

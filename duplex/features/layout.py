@@ -8,6 +8,8 @@ mark   [N] uint8        0 pending, 1 encoded, 2 + i bad because of REASONS[i]
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
 from duplex.features.identity import Identity, difference, repair
-from duplex.hdf5 import Unfit, as_text, find_dataset, read_attribute, refuse_hollow
+from duplex.hdf5 import DAMAGED, Unfit, as_text, find_dataset, read_attribute, refuse_hollow
 
 FORMAT = "duplex-features-1"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -91,7 +93,8 @@ def _bears(path: Path, sign: bytes) -> bool:
     return head.startswith(SIGNATURE[:4]) and sign in head
 
 
-def open_file(path: Path, *, joined: bool = True) -> Any:
+@contextmanager
+def open_file(path: Path, *, joined: bool = True) -> Iterator[Any]:
     """Open a finished cache or shard for reading, after a look at its form; `joined`: it may be a view of shards, all
     of which must be there."""
     if not path.is_file():
@@ -99,19 +102,22 @@ def open_file(path: Path, *, joined: bool = True) -> Any:
         raise DuplexError(f"{path} does not exist{left}; {repair(path)}")
     try:
         file = h5py.File(path, "r", locking="best-effort")
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise DuplexError(f"{path} is not an HDF5 file ({error}); {repair(path)}") from error
+    except DAMAGED as error:
+        raise DuplexError(f"{path} is not an HDF5 file ({_said(error)}); {repair(path)}") from error
     try:
         if as_text(read_attribute(file, "format")) != FORMAT:
             raise DuplexError(f"{path} is not a feature cache of duplex; {repair(path)}")
         check_form(file, path, virtual=joined)
-    except Unfit as error:
-        file.close()
-        raise DuplexError(f"{path} is damaged: {error}; {repair(path)}") from error
-    except BaseException:
-        file.close()
-        raise
-    return file
+        yield file
+    except (Unfit, OSError, RuntimeError) as error:  # the latter two from reading on
+        raise DuplexError(f"{path} is damaged: {_said(error)}; {repair(path)}") from error
+    finally:
+        with suppress(*DAMAGED):
+            file.close()
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def read_identity(file: Any) -> Identity:
@@ -150,6 +156,13 @@ def check_values(file: Any, path: Path) -> None:
 def check_form(file: Any, path: Path, *, virtual: bool = True, unfinished: bool = False) -> None:
     """The parts there must be, their types and shapes, and marks that mean something; `virtual`: a view of shards will
     do. Raises `Unfit`."""
+    try:
+        _check_form(file, path, virtual, unfinished)
+    except DAMAGED as error:
+        raise Unfit(_said(error)) from error
+
+
+def _check_form(file: Any, path: Path, virtual: bool, unfinished: bool) -> None:
     if not unfinished:  # which is all holes at first
         refuse_hollow(path)
     if as_text(read_attribute(file, "format")) != FORMAT:

@@ -39,7 +39,7 @@ from duplex.features.layout import (
     reason,
 )
 from duplex.files import replaced, unwritable
-from duplex.hdf5 import Unfit
+from duplex.hdf5 import DAMAGED, Unfit
 
 EXTRACTION = ("extraction", "or give this one another --out")  # what writers of a cache do (`duplex.lock`)
 
@@ -203,7 +203,7 @@ def _opened(partial: Path) -> Any:
     """An unfinished file for reading; what the system says of reading it passes through."""
     try:
         return h5py.File(partial, "r", locking="best-effort")
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
+    except DAMAGED as error:
         if getattr(error, "errno", None) is not None:  # not of what is in it: whoever may read it may go on
             raise
         raise Unfit(str(error)) from error

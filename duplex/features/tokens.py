@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplex.features.store import Half, open_file
+from duplex.features.layout import Half, open_file
 from duplex.labels import Ints
 
 IN_MEMORY = 2**31  # bytes of tokens up to which they are held; more are streamed, on any machine

@@ -30,6 +30,8 @@ from duplex.labels import Ints, LabelSpace, World
 from duplex.methods.exhibits import Exhibits, Inputs
 from duplex.options import Options
 
+__all__ = ["Batch", "Exhibits", "Inputs", "Method", "Scorer", "Setting", "Words", "columns_of"]
+
 Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
 Row = TypeVar("Row", bound=Options)
 
@@ -124,7 +126,8 @@ class Method(nn.Module, Generic[Row]):
 
     def batches(self, train: Batch, size: int, order: torch.Generator) -> Iterable[Tensor]:
         """Rows of each optimiser step's images in one epoch; `order` is the only randomness to use."""
-        return train.shuffled(order).split(size)
+        found: Iterable[Tensor] = train.shuffled(order).split(size)
+        return found
 
     def shared(self) -> tuple[Any, ...]:
         """What all batches of an optimiser step have in common: a tuple (or named tuple), such as prototypes of
@@ -143,6 +146,10 @@ class Method(nn.Module, Generic[Row]):
 
     def after_epoch(self, epoch: int) -> None:
         """After an epoch, before its validation; `epoch` counts from 1."""
+
+    def tune(self, images: Inputs, columns: Ints, auc: Callable[[Tensor], float]) -> None:
+        """After training: choose what validation images choose, such as the weights of a score's terms, and keep it in
+        the state. `auc` of scores [N, C] over the closed world's `columns` is the validation AUC."""
 
     # -- inference ------------------------------------------------------------------------------------------------
 

@@ -87,7 +87,8 @@ class Caila(Method[CailaOptions]):
 
     def sides(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         z = unit(z)
-        return self.images(z, z, z)
+        found: tuple[Tensor, Tensor, Tensor] = self.images(z, z, z)
+        return found
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         z_c, z_s, z_o = self.sides(batch.z)

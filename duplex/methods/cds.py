@@ -60,7 +60,8 @@ class Cds(ThreePaths[CdsOptions]):
         assert self.context is not None
         states, objects = (rows.detach() for rows in (t.states, t.objects))
         both = [states.index_select(0, columns.states), objects.index_select(0, columns.objects)]
-        return self.context(torch.cat(both, dim=-1))[:, 0]
+        found: Tensor = self.context(torch.cat(both, dim=-1))[:, 0]
+        return found
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         losses = self.seen(batch, shared).losses

@@ -54,7 +54,8 @@ class GraphHead(PairHead[Row], Generic[Row]):
         self.head = Mlp(setting.dim, options.image_width, self.network.out, options.image_layers, rate)
 
     def image(self, z: Tensor) -> Tensor:
-        return self.head(unit(z))
+        found: Tensor = self.head(unit(z))
+        return found
 
     def pairs(self, columns: Columns) -> Tensor:
         return self.network.pairs(self.network(self.words.states, self.words.objects), columns)

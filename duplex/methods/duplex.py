@@ -203,7 +203,8 @@ class Duplex(Method[DuplexOptions]):
         @torch.no_grad()
         def joined(z_s: Tensor, z_o: Tensor) -> Tensor:
             assert self.fusion is not None
-            return self.fusion(z_s, z_o)
+            fused: Tensor = self.fusion(z_s, z_o)
+            return fused
 
         return replace(of_paths(self.paths), visual=visual, joined=None if self.fusion is None else joined)
 

@@ -86,7 +86,8 @@ class Gipcol(Method[GipcolOptions]):
         return frozenset({"cls", "text"})
 
     def shared(self) -> Prototypes:
-        return self.prompts(self.labels.pairs["train"], self.checkpointing)
+        found: Prototypes = self.prompts(self.labels.pairs["train"], self.checkpointing)
+        return found
 
     def logits(self, z: Tensor, rows: Tensor) -> Tensor:
         """`cos(z, t) / tau` [B, C]"""

@@ -113,7 +113,8 @@ class Ivr(Method[IvrOptions]):
         def scores(inputs: Inputs) -> Tensor:
             h_s, h_o = self.heads(inputs["cls"])
             p_s, p_o = self.classify_s(h_s).log_softmax(-1), self.classify_o(h_o).log_softmax(-1)
-            return self.cosines(h_s, h_o, m, n) + p_s[:, m] + p_o[:, n]
+            found: Tensor = self.cosines(h_s, h_o, m, n) + p_s[:, m] + p_o[:, n]
+            return found
 
         return scores
 

@@ -56,6 +56,7 @@ class KgSp(Method[KgSpOptions]):
         @torch.no_grad()
         def scores(inputs: Inputs) -> Tensor:
             z = unit(inputs["cls"])
-            return self.states(z).softmax(-1)[:, m] * self.objects(z).softmax(-1)[:, n]
+            found: Tensor = self.states(z).softmax(-1)[:, m] * self.objects(z).softmax(-1)[:, n]
+            return found
 
         return scores

@@ -79,7 +79,8 @@ class Enrichment(nn.Module):
         """`t` [C, d], `described` [C, D, d] -> [C, d]"""
         keys, values = self.key(described), self.value(described)
         weights = ((keys @ self.query(t)[:, :, None])[..., 0] / math.sqrt(t.shape[-1])).softmax(-1)  # [C, D]
-        return t + self.out((weights[:, None] @ values)[:, 0])
+        found: Tensor = t + self.out((weights[:, None] @ values)[:, 0])
+        return found
 
 
 class Plid(Method[PlidOptions]):

@@ -79,7 +79,8 @@ class Troika(ThreePaths[TroikaOptions]):
         if self.traction is None or tokens is None:
             return self.paths.logits(z, t)
         pulled = self.traction(t, tokens.to(t.dtype))
-        return self.paths.scale * (pulled @ z[:, :, None])[..., 0]
+        found: Tensor = self.paths.scale * (pulled @ z[:, :, None])[..., 0]
+        return found
 
     def three(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of compositions, states and objects."""

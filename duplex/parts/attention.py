@@ -28,10 +28,12 @@ class CrossAttention(nn.Module):
         q, k, v = (self._parts(rows) for rows in (self.query(x), self.key(y), self.value(y)))  # [(B,) h, ., d_h]
         weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
         mixed = (weights @ v).transpose(-2, -3)  # [(B,) Q, h, d_h]
-        return self.out(mixed.flatten(-2))
+        found: Tensor = self.out(mixed.flatten(-2))
+        return found
 
     def _parts(self, rows: Tensor) -> Tensor:
-        return rows.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+        found: Tensor = rows.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+        return found
 
 
 def in_blocks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:

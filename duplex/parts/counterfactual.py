@@ -57,7 +57,7 @@ def cell_sums(
     a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, *, rectified: bool = True
 ) -> Tensor:
     """`CellSums` as a function: [cells, d]."""
-    out: Tensor = CellSums.apply(a, b, w, i, j, cell, cells, rectified)
+    out: Tensor = CellSums.apply(a, b, w, i, j, cell, cells, rectified)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -18,7 +18,8 @@ class Adapter(nn.Module):
         nn.init.zeros_(self.up.bias)
 
     def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
-        return z + self.scale * self.up(dropout(relu(self.down(z)), self.rate, self.training))
+        moved: Tensor = self.up(dropout(relu(self.down(z)), self.rate, self.training))
+        return z + self.scale * moved
 
 
 class Disentangler(nn.Module):

@@ -54,7 +54,8 @@ class Composer(nn.Module):
 
     def forward(self, states: Tensor, objects: Tensor, m: Tensor, n: Tensor) -> Tensor:
         """`states` [M, w], `objects` [N, w], primitives `m`, `n` of each pair [C] -> [C, out]."""
-        return self.state(states).index_select(0, m) + self.object(objects).index_select(0, n)
+        found: Tensor = self.state(states).index_select(0, m) + self.object(objects).index_select(0, n)
+        return found
 
 
 class Columns(nn.Module):

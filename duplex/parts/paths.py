@@ -109,7 +109,9 @@ class Paths(nn.Module):
 
     def prototypes(self, losses: Collection[str], checkpointing: bool) -> Prototypes:
         """Semantic prototypes of training: encoded once an optimiser step, whatever the number of batches."""
-        return self.prompts(self._negatives if "ct" in losses else self._negatives[:0], checkpointing)
+        encoded = self._negatives if "ct" in losses else self._negatives[:0]
+        found: Prototypes = self.prompts(encoded, checkpointing)
+        return found
 
     def logits(self, z: Tensor, prototypes: Tensor) -> Tensor:
         """`z . t / tau` [B, C]"""

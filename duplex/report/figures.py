@@ -11,7 +11,8 @@ import pandas as pd
 from duplex.report.blocks import Figure
 from duplex.report.charts import Chart, Mark, Series, draw
 from duplex.report.curves import MeanCurve
-from duplex.report.material import DatasetMaterial, Tree
+from duplex.report.material import DatasetMaterial
+from duplex.report.numbers import Tree
 
 
 def slug(*words: str) -> str:
@@ -96,7 +97,8 @@ def _by_epoch(
 
 def _total_loss(history: pd.DataFrame) -> pd.Series:
     terms = [column for column in history.columns if column.startswith("loss")]
-    return history[terms].apply(pd.to_numeric, errors="coerce").sum(axis=1, min_count=1)
+    found: pd.Series = history[terms].apply(pd.to_numeric, errors="coerce").sum(axis=1, min_count=1)
+    return found
 
 
 def lambda_figures(data: DatasetMaterial, places: Sequence[Tree]) -> list[Figure]:

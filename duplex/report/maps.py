@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from duplex.errors import UsageError
 from duplex.labels import Ints, LabelSpace
 
 CLASSES, IMAGES, PROTOTYPES = 20, 40, 300  # largest classes, images shown of each, classes of the prototype maps
@@ -108,7 +109,10 @@ def _tsne(vectors: Array, tick: Tick) -> NDArray[np.float64]:
     if len(vectors) < 5:  # too few for neighbourhoods: the first two coordinates will do
         tick(EARLY + STEPS)
         return np.asarray(vectors[:, :2], dtype=np.float64)
-    import openTSNE
+    try:
+        import openTSNE
+    except ImportError as error:
+        raise UsageError("the maps need the extra: pip install 'duplex[pipeline]'") from error
 
     def heard(iteration: int, error: float, embedding: Any) -> None:
         tick(iteration)

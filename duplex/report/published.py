@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from duplex.report.blocks import MISSING, Cell, Column, Row, Table
-from duplex.report.material import DatasetMaterial, Material, Tree
+from duplex.report.material import DatasetMaterial, Material
+from duplex.report.numbers import Tree
 from duplex.report.tables import benchmark_of, data_file, plain, pointer
 
 

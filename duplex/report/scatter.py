@@ -55,7 +55,8 @@ def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
 
 def _scaled(values: pd.Series) -> pd.Series:
     low, high = values.min(), values.max()
-    return MARGIN + (values - low) / (high - low if high > low else 1.0) * (SIDE - 2 * MARGIN)
+    found: pd.Series = MARGIN + (values - low) / (high - low if high > low else 1.0) * (SIDE - 2 * MARGIN)
+    return found
 
 
 def _points(group: pd.DataFrame) -> list[tuple[str, float, float]]:

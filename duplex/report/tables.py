@@ -12,7 +12,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from duplex.report.blocks import MISSING, Cell, Column, Note, Row, Table
-from duplex.report.material import DatasetMaterial, Material, Run, Tree
+from duplex.report.material import DatasetMaterial, Material, Run
+from duplex.report.numbers import Tree
 
 METRICS = (("seen", "S"), ("unseen", "U"), ("hm", "HM"), ("auc", "AUC"))
 PARTS = (("hm_at_val_bias", "HM, chosen bias"), ("state_accuracy", "state"), ("object_accuracy", "object"))

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.assessment import validation_auc
+from duplex.assessment import tune, validation_auc
 from duplex.calibration import calibrate
 from duplex.checkpoint import Record, save_checkpoint
 from duplex.code import code_of_run
@@ -64,6 +64,7 @@ def _run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPa
         lambda current: validation_auc(current, val, inputs.labels),
         Run(f"{dataset} {method} seed {seed}", partial, _digest(key)),
     )
+    tune(trained, val, inputs.labels)
     points = params.evaluation.thresholds
     record = Record(
         kind=row.kind,
@@ -73,7 +74,7 @@ def _run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPa
         encoder=inputs.encoder,
         seed=seed,
         epoch=outcome.best_epoch,
-        val_auc=outcome.best_auc,
+        val_auc=validation_auc(trained, val, inputs.labels),
         world=row.trained_for,
         calibration={
             world: calibrate(trained, val, inputs.labels, world, inputs.words if world == "open" else None, points)

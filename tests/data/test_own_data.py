@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -35,6 +36,13 @@ def test_tables_load_with_their_split_or_a_made_one(tmp_path: Path, suffix: str,
         assert list(dataset.manifest["split"]) == [where for *_, where in rows()]
     assert set(dataset.manifest["split"]) == {"train", "val", "test"}
     assert dataset.notes == {}
+
+
+def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_table(tmp_path, ".parquet", split=True)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"pip install 'duplex\[parquet\]'"):
+        read_table(path)
 
 
 @pytest.mark.parametrize("form", ["nested", "flat"])

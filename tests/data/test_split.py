@@ -73,3 +73,33 @@ def test_what_cannot_be_split_says_so() -> None:
 def test_shares_outside_of_reason_are_refused(shares: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="together below 1"):
         SplitOptions(**shares)
+
+
+def parts(frame: pd.DataFrame, options: SplitOptions) -> tuple[pd.DataFrame, dict[str, set[tuple[str, str]]]]:
+    """Rows with their split, and the pairs that each split alone shows."""
+    frame = frame.assign(split=make_split(frame, options).split)
+    pairs = {s: set(zip(r["state"], r["object"], strict=True)) for s, r in frame.groupby("split")}
+    return frame, {split: pairs[split] - pairs["train"] for split in ("val", "test")}
+
+
+LARGE = {(s, o): 20 for s in range(10) for o in range(10)}
+
+
+def test_each_share_goes_to_the_split_it_is_named_after() -> None:
+    frame, unseen = parts(frame_of(LARGE), SplitOptions(0, 0.05, 0.25, 0.3, 0.1))
+    assert (len(unseen["val"]), len(unseen["test"])) == (5, 25)
+    held = unseen["val"] | unseen["test"]
+    seen = frame[[pair not in held for pair in zip(frame["state"], frame["object"], strict=True)]]
+    shares = seen["split"].value_counts(normalize=True)
+    assert shares["val"] == pytest.approx(0.3, abs=0.01) and shares["test"] == pytest.approx(0.1, abs=0.01)
+
+
+def test_pairs_and_images_are_drawn_not_taken_in_order() -> None:
+    frame, unseen = parts(frame_of(LARGE), SplitOptions(0))
+    other, differently = parts(frame_of(LARGE), SplitOptions(1))
+    assert unseen["val"] != differently["val"] and len({s for s, _ in unseen["val"] | unseen["test"]}) > 5
+    numbers = frame["image"].str.extract(r"/(\d+)\.jpg")[0].astype(int)
+    given = numbers[(frame["split"] == "val") & ~frame[["state", "object"]].apply(tuple, axis=1).isin(unseen["val"])]
+    assert given.nunique() > 10, "the same numbers of every pair are given away"
+    same = frame["split"] == other["split"]
+    assert 0.3 < same.mean() < 0.9

@@ -196,6 +196,15 @@ def test_any_records_are_counted_or_refused(tmp_path: Path, records: list[dict[s
     assert read_manifest(tmp_path / "manifest.csv").to_numpy().tolist() == dataset.manifest.to_numpy().tolist()
 
 
+def test_a_row_whose_pair_only_another_split_lists_is_left_out_and_counted(tmp_path: Path) -> None:
+    """Its `set` decides where it belongs; the lists decide whether it belongs anywhere."""
+    own, other = (SMALL[row][1:] for row in (0, 2))
+    rows = [record("a.jpg", *own), record("b.jpg", own[0], own[1], other[2]), record("c.jpg", *other)]
+    dataset = load_standard(small(tmp_path, rows))
+    assert dataset.manifest[["state", "object", "split"]].to_numpy().tolist() == [list(own), list(other)]
+    assert dataset.notes == {"rows whose pair is only in another split's list": 1}
+
+
 def test_empty_metadata_and_absent_root(tmp_path: Path) -> None:
     (small(tmp_path, []) / METADATA).write_bytes(b"")
     with pytest.raises(DuplexError, match="is empty"):

@@ -104,3 +104,13 @@ def test_what_cannot_be_chosen_is_said() -> None:
     evidence = Evidence([0, 1], seen, bucket=buckets(found, steps)).add(np.eye(9)[:2])
     with pytest.raises(DuplexError, match="both seen and unseen validation images"):
         choose_threshold(evidence, steps)
+
+
+def test_a_composition_as_feasible_as_the_threshold_passes_it() -> None:
+    """`f >= T`, not `f > T`: the largest threshold leaves the most feasible composition in."""
+    steps = np.array([-0.5, 0.0, 0.25, 0.5])
+    feasible = np.array([-0.5, 0.25, 0.2, 0.5, 0.6, -0.6])
+    bucket = buckets(feasible, steps)
+    for place, step in enumerate(steps):
+        passing = steps.size - place  # buckets 0 .. that pass it
+        assert ((bucket < passing) == (feasible >= step)).all()

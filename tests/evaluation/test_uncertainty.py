@@ -1,5 +1,7 @@
 """Intervals and paired tests against literal formulas and known distributions."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.evidence import Evidence
 from duplex.evaluation.metrics import measure
-from duplex.evaluation.uncertainty import Components, bootstrap, compare, percentiles
+from duplex.evaluation.uncertainty import Components, _bootstrap_p, _normal_p, bootstrap, compare, percentiles
 from tests.evaluation.twins import literal_components, problem
 
 
@@ -131,3 +133,38 @@ def test_paired_p_values_are_fair() -> None:
 def test_groups_that_are_missing_are_left_out_of_a_comparison() -> None:
     margins = margins_of(np.array([1.0, 2.0, np.nan]), np.array([]))
     assert set(compare(margins, margins, rounds=5)) == {"seen"}
+
+
+def test_intervals_are_95_percent() -> None:
+    """Not 90, not one standard error: the numbers themselves."""
+    assert percentiles(np.arange(1001.0)) == (25.0, 975.0)
+    rng = np.random.default_rng(0)
+    parts = Components.of(margins_of(rng.standard_normal(40) + 0.3, rng.standard_normal(30)))
+    auc, error, ends = parts.auc, parts.standard_error, parts.interval
+    assert auc is not None and error is not None and ends is not None and ends[0] > 0 and ends[1] < 1
+    assert ends == (pytest.approx(auc - 1.959964 * error), pytest.approx(auc + 1.959964 * error))
+    gain = compare(margins_of(parts.seen, parts.unseen), margins_of(rng.random(40), rng.random(30)), rounds=50)["auc"]
+    assert gain.interval is not None and gain.p is not None
+    error = (gain.interval[1] - gain.value) / 1.959964
+    assert gain.value - gain.interval[0] == pytest.approx(1.959964 * error)
+    assert gain.p == pytest.approx(2 * (1 - NormalDist().cdf(abs(gain.value) / error)), abs=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_p_values_are_two_sided(sign: float) -> None:
+    """As small for a loss as for the same gain, and 1 for no difference; the bootstrap's is at least `2 / (R + 1)`."""
+    assert _normal_p(sign * 1.959964, 1.0) == pytest.approx(0.05, abs=1e-6)
+    assert _normal_p(0.0, 1.0) == 1.0 and _normal_p(sign, None) is None
+    assert _normal_p(0.0, 0.0) == 1.0 and _normal_p(sign, 0.0) == 0.0
+    change = sign * np.arange(1.0, 100.0)
+    assert _bootstrap_p(change) == pytest.approx(2 / 100)
+    change[:10] *= -1
+    assert _bootstrap_p(change) == pytest.approx(2 * 11 / 100)
+    assert _bootstrap_p(np.array([-1.0, 1.0])) == 1.0 and _bootstrap_p(np.empty(0)) is None
+
+
+def test_a_tie_is_counted_at_the_k_asked_for() -> None:
+    """One image; its label ties with the second best of its group and is far below the best."""
+    evidence = Evidence([0], [True, True, True, False], k=2).add(np.array([[1.0, 5.0, 1.0, 0.0]]))
+    assert measure(evidence.rivals(), 1, rounds=0).tied == 0.0
+    assert measure(evidence.rivals(), 2, rounds=0).tied == 1.0

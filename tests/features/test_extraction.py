@@ -4,6 +4,7 @@ import signal
 import time
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -185,3 +186,39 @@ def test_auto_is_a_worker_for_each_other_core(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         assert decoding_workers("auto") == expected
     assert decoding_workers(3) == 3
+
+
+def test_patch_tokens_that_are_not_finite_are_bad_as_well(run, encoder) -> None:
+    class Broken:
+        def __getattr__(self, name: str):
+            return getattr(encoder, name)
+
+        def encode_patches(self, pixels):
+            features, patches = (part.clone() for part in encoder.encode_patches(pixels))
+            patches[1, 0, 0] = float("inf")
+            return features, patches
+
+    report = run(encoder=Broken(), max_bad=1.0, tokens="patch")
+    assert [bad.row for bad in report.bad] == [1, 9, 17, 25, 33]
+    with h5py.File(report.path) as file:
+        assert np.isfinite(file["patch"][...]).all() and not file["cls"][1].any() and not file["patch"][1].any()
+        assert file["cls"][0].any() and file["patch"][0].any()
+
+
+def test_rows_that_are_not_finite_are_not_encoded_for_ever(run, encoder, tmp_path: Path) -> None:
+    calls = []
+
+    class Broken:
+        def __getattr__(self, name: str):
+            return getattr(encoder, name)
+
+        def encode_images(self, pixels):
+            calls.append(len(pixels))
+            features = encoder.encode_images(pixels).clone()
+            features[2, 0] = 1e6
+            return features
+
+    first = run(encoder=Broken(), max_bad=1.0)
+    before, met = first.path.read_bytes(), len(calls)
+    again = run(encoder=Broken(), max_bad=1.0)
+    assert len(calls) == met and again.resumed == 40 and again.path.read_bytes() == before

@@ -78,6 +78,38 @@ def test_what_is_no_cache_is_said(tmp_path: Path) -> None:
         open_features(tmp_path / "other.h5")
 
 
+def test_a_limited_cache_is_never_taken_for_a_whole_one(tmp_path: Path) -> None:
+    path = finished(tmp_path / "shoes" / "features.h5", limit="4")
+    with pytest.raises(DuplexError, match="holds only the first 4 rows; `duplex extract --dataset shoes`"):
+        open_features(path, IDENTITY)
+    assert open_features(path, {**IDENTITY, "limit": "4"}).identity["limit"] == "4"
+    assert open_features(path).span.rows == 4  # who expects nothing is told by the identity
+
+
+def test_rows_reach_the_disk_before_their_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut between the two leaves a row without a mark, never a mark without its row."""
+    from duplex.features import store
+
+    happened: list[str] = []
+    cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3)
+    marks_at = cache._offset["mark"]
+    pwrite, fsync = store.os.pwrite, store.os.fsync
+
+    def noted(descriptor: int, data: bytes, offset: int) -> int:
+        happened.append("marks" if offset >= marks_at else "rows")
+        return pwrite(descriptor, data, offset)
+
+    monkeypatch.setattr(store.os, "pwrite", noted)
+    monkeypatch.setattr(store.os, "fsync", lambda descriptor: (happened.append("disk"), fsync(descriptor))[1])
+    assert marks_at > cache._offset["cls"]
+    cache.write(0, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
+    cache.commit()
+    assert happened == ["rows", "disk", "marks"]
+    cache.write(2, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
+    cache.finish()
+    assert happened == ["rows", "disk", "marks", "rows", "disk", "marks", "disk"]
+
+
 def test_a_large_cache_begins_as_holes(tmp_path: Path) -> None:
     """Space is laid out before the first row: the unfinished file of a real data set is sparse, and opens again."""
     rows = 2**26 // (3 * 2) + 1_000_000

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from duplex.cli import app, guarded
+from duplex.cli import main
 from duplex.data.manifest import write_manifest
 from tests.features.pictures import write_pictures
 from tests.subprocesses import ROOT
@@ -46,13 +47,11 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """A command in this process, as its console script runs it."""
 
     def call(*words: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["duplex", *map(str, words)])
         capsys.readouterr()
-        code = 0
-        try:
-            guarded(lambda: app([*map(str, words)], standalone_mode=False))
-        except SystemExit as left:
-            code = int(left.code or 0)
-        return Answer(code, *capsys.readouterr())
+        with pytest.raises(SystemExit) as left:
+            main()
+        return Answer(int(left.value.code or 0), *capsys.readouterr())
 
     return call
 

@@ -1,0 +1,240 @@
+"""Which changes of a line no test notices: `python -m benchmarks.mutants duplex/labels.py --sample 50`, `make mutants`.
+
+Each mutant is one small change of one module, met by the tests that mirror it. A child forked after the heavy imports
+runs them with the changed module in memory: no file changes, and a mutant takes a second or two. A mutant that outlives
+its tests is a survivor; `docs/tests.md` lists those that are known, each with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import copy
+import importlib.abc
+import importlib.util
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = {  # module -> what mirrors it; methods, training and checkpoint follow the same form
+    "duplex/labels.py": ["tests/test_labels.py"],
+    "duplex/evaluation/curve.py": ["tests/evaluation/test_curve.py"],
+    "duplex/evaluation/evidence.py": ["tests/evaluation/test_evidence.py"],
+    "duplex/evaluation/feasibility.py": ["tests/evaluation/test_feasibility.py"],
+    "duplex/evaluation/groups.py": ["tests/evaluation/test_groups.py"],
+    "duplex/evaluation/metrics.py": ["tests/evaluation/test_curve.py", "tests/cli/test_score.py"],
+    "duplex/evaluation/retrieval.py": ["tests/evaluation/test_retrieval.py"],
+    "duplex/evaluation/sampled.py": ["tests/evaluation/test_sampled.py"],
+    "duplex/evaluation/scores.py": ["tests/cli/test_score.py", "tests/hostile/test_score_files.py"],
+    "duplex/evaluation/uncertainty.py": ["tests/evaluation/test_uncertainty.py"],
+    "duplex/evaluation/words.py": ["tests/evaluation/test_words.py"],
+    "duplex/data/split.py": ["tests/data/test_split.py"],
+    "duplex/features/extraction.py": ["tests/features/test_extraction.py", "tests/hostile/test_faults.py"],
+    "duplex/features/layout.py": ["tests/features/test_store.py", "tests/hostile/test_faults.py"],
+    "duplex/features/store.py": ["tests/features/test_store.py", "tests/hostile/test_faults.py"],
+    "duplex/features/shards.py": ["tests/features/test_shards.py"],
+    "duplex/features/identity.py": ["tests/features/test_store.py", "tests/features/test_extraction.py"],
+}
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mod,
+    ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.USub: ast.UAdd,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A changed module."""
+
+    module: str  # path
+    line: int
+    before: str  # the statement's own text
+    after: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        """How docs/tests.md calls it: without a line number, which would move."""
+        return f"{self.module}: `{self.before}` -> `{self.after}`"
+
+
+def mutants(path: Path) -> Iterator[Mutant]:
+    """Every change of one operator, number, truth value, condition or call whose value nobody takes."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for number, node in enumerate(ast.walk(tree)):
+        for change in range(_changes(node)):
+            changed = copy.deepcopy(tree)
+            target = next(found for place, found in enumerate(ast.walk(changed)) if place == number)
+            before = _statement(tree, node)
+            _apply(changed, target, change)
+            after = _statement(changed, target)
+            if before is not None and after is not None and (texts := (_text(before), _text(after)))[0] != texts[1]:
+                yield Mutant(path.relative_to(ROOT).as_posix(), before.lineno, *texts, ast.unparse(changed))
+
+
+def _changes(node: ast.AST) -> int:
+    """How many ways there are to change a node."""
+    if isinstance(node, ast.Compare):
+        return sum(type(operator) in SWAPS for operator in node.ops)
+    if isinstance(node, ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.AugAssign):
+        return int(type(node.op) in SWAPS or isinstance(node, ast.UnaryOp))
+    if isinstance(node, ast.Constant):
+        return int(isinstance(node.value, bool | int | float))
+    if isinstance(node, ast.If | ast.IfExp):
+        return 2
+    return int(isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+
+
+def _apply(tree: ast.AST, node: ast.AST, change: int) -> None:
+    if isinstance(node, ast.Compare):
+        places = [place for place, operator in enumerate(node.ops) if type(operator) in SWAPS]
+        node.ops[places[change]] = SWAPS[type(node.ops[places[change]])]()  # type: ignore[call-overload]
+    elif isinstance(node, ast.UnaryOp) and type(node.op) not in SWAPS:
+        _replace(tree, node, node.operand)
+    elif isinstance(node, ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.AugAssign):
+        node.op = SWAPS[type(node.op)]()  # type: ignore[assignment]
+    elif isinstance(node, ast.Constant):
+        node.value = not node.value if isinstance(node.value, bool) else node.value + 1  # type: ignore[operator]
+    elif isinstance(node, ast.If | ast.IfExp):
+        node.test = ast.Constant(bool(change))
+    elif isinstance(node, ast.Expr):
+        node.value = ast.Constant(None)
+    ast.fix_missing_locations(tree)
+
+
+def _replace(tree: ast.AST, old: ast.AST, new: ast.AST) -> None:
+    for parent in ast.walk(tree):
+        for name, value in ast.iter_fields(parent):
+            if value is old:
+                setattr(parent, name, new)
+            elif isinstance(value, list) and old in value:
+                value[value.index(old)] = new
+
+
+def _statement(tree: ast.AST, node: ast.AST) -> ast.stmt | None:
+    """The innermost statement around a node, outside of annotations and messages."""
+    found: ast.stmt | None = None
+    line, column = getattr(node, "lineno", None), getattr(node, "col_offset", None)
+    if line is None or column is None:
+        return None
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Raise | ast.AnnAssign) and node in ast.walk(one):
+            return None
+        if isinstance(one, ast.stmt) and one.lineno <= line <= (one.end_lineno or line):
+            found = one
+    return found
+
+
+def _text(statement: ast.stmt) -> str:
+    """The head of a statement on one line."""
+    return ast.unparse(statement).split("\n", 1)[0].strip()
+
+
+class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives the changed source where the module is imported."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.name = mutant.module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        self.mutant = mutant
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        return importlib.util.spec_from_file_location(name, ROOT / self.mutant.module, loader=self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self.mutant.source, self.mutant.module, "exec"), vars(module))
+
+
+def killed(mutant: Mutant | None, seconds: float) -> bool:
+    """Whether the tests of a mutant fail, or never end. None: the module as it is."""
+    process = os.fork()
+    if process == 0:
+        _run_tests(mutant, TESTS[mutant.module] if mutant else [])
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(process, os.WNOHANG)
+        if done:
+            return status != 0
+        time.sleep(0.02)
+    os.killpg(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return True
+
+
+def _run_tests(mutant: Mutant | None, tests: list[str]) -> None:
+    os.setsid()
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    code: int = 3
+    with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(BaseException):
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = scratch
+        if mutant is not None:
+            sys.meta_path.insert(0, _Changed(mutant))
+        import pytest
+
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", f"--basetemp={scratch}/t"]
+        code = int(pytest.main([*options, *tests]))
+    os._exit(code)
+
+
+def known_survivors() -> set[str]:
+    """The mutants that docs/tests.md gives a reason for."""
+    path = ROOT / "docs/tests.md"
+    return set(re.findall(r"^\* (duplex/\S+: `.*` -> `.*`):", path.read_text(encoding="utf-8"), re.M))
+
+
+def survey(modules: list[str], sample: int, seed: int) -> float:
+    """Print survivors; the share of mutants killed, known survivors aside."""
+    tried, survived, known = 0, 0, known_survivors()
+    for module in modules:
+        found = list(mutants(ROOT / module))
+        if sample and len(found) > sample:
+            found = sorted(random.Random(seed).sample(found, sample), key=lambda mutant: mutant.line)
+        began = time.monotonic()
+        unchanged = Mutant(module, 0, "", "", (ROOT / module).read_text(encoding="utf-8"))
+        if killed(unchanged, 600):
+            sys.exit(f"{module}: its tests fail as it is: {' '.join(TESTS[module])}")
+        patience = 10 + 5 * (time.monotonic() - began)
+        for mutant in found:
+            tried += 1
+            if mutant.name not in known and not killed(mutant, patience):
+                survived += 1
+                print(f"line {mutant.line}, {mutant.name}", flush=True)
+        print(f"{module}: {len(found)} mutants; {tried - survived} of {tried} killed", file=sys.stderr, flush=True)
+    return 1 - survived / max(1, tried)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", default=list(TESTS), help="files of duplex/ (default: all listed)")
+    parser.add_argument("--sample", type=int, default=0, help="at most so many mutants a module, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--at-least", type=float, default=0.95, help="share to be killed, else the exit code is 1")
+    asked = parser.parse_args()
+    os.chdir(ROOT)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in ("torch", "pandas", "h5py", "hypothesis", "pytest", "PIL.Image", "typer", "pydantic", "rich.progress"):
+        importlib.import_module(name)  # once, not in every child
+    share = survey(asked.modules, asked.sample, asked.seed)
+    print(f"{100 * share:.1f} % killed", file=sys.stderr)
+    sys.exit(share < asked.at_least)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Commands killed at any moment and run again, and two at once: the final bytes are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.data.makers import make_folder
+from tests.hostile.conftest import PARAMS
+from tests.subprocesses import ENVIRONMENT, ROOT
+
+pytestmark = pytest.mark.slow
+DUPLEX = [sys.executable, "-c", "from duplex.cli import main; main()"]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+SPLIT = "split: {val_unseen: 0.2, test_unseen: 0.2}"
+TABLE = "source: {kind: table, root: pictures, table: table.csv}"
+FOLDER = f"source: {{kind: folder, root: pictures, {SPLIT}}}"
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Two projects of the same pictures: one is left in peace."""
+    for name in ("whole", "broken"):
+        make_folder(tmp_path / name / "pictures", "nested")
+        text = PARAMS.replace(TABLE, FOLDER)
+        (tmp_path / name / "params.yaml").write_text(text)
+    return tmp_path / "whole", tmp_path / "broken"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    kept = {path for path in folder.rglob("*") if path.is_file() and path.suffix != ".partial"}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in kept}
+
+
+def run(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+
+
+def kill(folder: Path, words: list[str], seconds: float, number: signal.Signals) -> tuple[int, str]:
+    process = subprocess.Popen(
+        words, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(seconds)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+COMMANDS = {
+    "prepare": [[*DUPLEX, "prepare", "-d", "pics"]],
+    "extract": [[*DUPLEX, "prepare", "-d", "pics"], [*DUPLEX, "extract", "-d", "pics"]],
+    "script": [[sys.executable, str(ROOT / "pipeline/prepare.py"), "pics"]],
+    "import": [
+        [*DUPLEX, "prepare", "-d", "pics"],
+        [sys.executable, "-c", "import numpy; numpy.save('f.npy', numpy.ones((64, 500), 'f4'))"],
+        [*DUPLEX, "cache", "import", "f.npy", "-d", "pics"],
+    ],
+    "add": [[*DUPLEX, "data", "add", "more", "pictures", "--encoder", "tiny"]],
+    "remove": [[*DUPLEX, "data", "add", "more", "pictures", "--encoder", "tiny"], [*DUPLEX, "data", "remove", "more"]],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_and_run_again(folders: tuple[Path, Path], name: str) -> None:
+    whole, broken = folders
+    *before, words = COMMANDS[name]
+    for folder in folders:
+        for first in before:
+            assert run(folder, first).returncode == 0
+    began = time.monotonic()
+    assert run(whole, words).returncode == 0
+    length = time.monotonic() - began
+    rng = random.Random(name)
+    for number in SIGNALS:
+        code, err = kill(broken, words, rng.uniform(0.1, 1.0) * length, number)
+        # before the first line of ours runs, Python itself answers Ctrl-C
+        assert code in (0, 1, 2, 130, 143, -number), err
+        if name in ("add", "remove") and code == 0:
+            break
+    again = run(broken, words)
+    if name == "remove" and again.returncode == 2:  # it was done before it was killed
+        assert "unknown data set 'more'" in again.stderr
+    else:
+        assert again.returncode == 0, again.stderr
+    mine, theirs = files(broken), files(whole)
+    for place in ("params.yaml",):
+        mine[place] = mine[place].replace(b"broken", b"whole")
+    assert mine == theirs
+
+
+def project(folder: Path) -> Path:
+    """The whole pipeline on a small data set, as a repository of its own."""
+    for name in ("dvc.yaml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder / name)
+    for name in ("duplex", "pipeline"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (ROOT / "params.yaml").read_text()
+    start, end = text.index("  shapes:\n"), text.index("  # Expect (paper, ViT-L/14): closed AUC 23.7")
+    entry = f"  shapes:\n    {FOLDER}\n    encoder: {{name: tiny}}\n"
+    entry += "    training: {learning_rate: 0.001, batch_size: 64, epochs: 2}\n\n"
+    text = text[:start] + entry + text[end:]
+    text = text.replace("methods: [clip, csp, cso, duplex]", "methods: [clip, csp]").replace(
+        "seeds: [0, 1]", "seeds: [0]"
+    )
+    (folder / "params.yaml").write_text(text.replace("bootstrap: 1000", "bootstrap: 50"))
+    for words in (["git", "init", "-q", "."], [sys.executable, "-m", "dvc", "init", "-q"]):
+        assert run(folder, words).returncode == 0
+    return folder
+
+
+REPRO = [sys.executable, "-m", "dvc", "repro"]
+SAME = ("manifest.csv", "labels.json", "statistics.json", "features.h5", "checkpoint.safetensors", "metrics.json")
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    return {place: data for place, data in files(folder / "artifacts").items() if place.endswith(SAME)}
+
+
+def test_the_pipeline_killed_and_run_twice_at_once(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, broken = map(project, folders)
+    path = str(Path(sys.executable).parent)
+    monkeypatch.setitem(ENVIRONMENT, "PATH", f"{path}:{ENVIRONMENT['PATH']}")
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", "")
+    for folder in (whole, broken):
+        monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(folder))
+        if folder is whole:
+            began = time.monotonic()
+            done = run(folder, REPRO)
+            assert done.returncode == 0, done.stderr
+            length = time.monotonic() - began
+    rng = random.Random(0)
+    for number in (*SIGNALS, signal.SIGKILL):
+        kill(broken, REPRO, rng.uniform(0.2, 0.7) * length, number)
+        time.sleep(1)
+    both = [subprocess.Popen(REPRO, cwd=broken, env=ENVIRONMENT, stderr=subprocess.DEVNULL) for _ in range(2)]
+    codes = [process.wait(timeout=600) for process in both]
+    assert 0 in codes or run(broken, REPRO).returncode == 0
+    last = run(broken, REPRO)
+    assert last.returncode == 0, last.stderr
+    assert results(broken) == results(whole) and len(results(whole)) >= 8
+    assert not [path for path in (broken / "artifacts").rglob("*") if path.name.endswith(".partial")]

@@ -1,0 +1,168 @@
+"""The closed form as a method: its terms joined by hand, statistics that come back, weights by validation alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from duplex.methods.base import Batch, Words
+from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
+from duplex.methods.prompts import PromptMethod, PromptOptions
+from duplex.methods.registry import make
+from duplex.options import OptionError
+from duplex.parts.closed_form import ClosedForm, Posterior, Settings
+from duplex.parts.factors import unit
+from duplex.parts.statistics import Statistics
+from tests.methods.world import DIM, batch_of, features, scores_of, small_labels, small_setting, step_of
+
+LABELS = small_labels()
+ALONE = {"losses": (), "inference": ("g",), "adapter": "none"}
+FREE = {
+    "context": "fixed",
+    "vocabulary": "fixed",
+    "paths": "c",
+    "adapter": "none",
+    "losses": (),
+    "inference": ("ct", "g"),
+}
+TRAIN = batch_of(features(60, 5), np.resize(LABELS.pairs["train"], 60))
+
+
+def begun(seed: int = 0, **row) -> ClosedFormMethod:
+    torch.manual_seed(seed)
+    method = ClosedFormMethod(small_setting(), ClosedFormOptions(**row)).double()
+    method.start(TRAIN)
+    return method
+
+
+def model(settings: Settings = Settings()) -> ClosedForm:
+    shape = len(LABELS.states), len(LABELS.objects)
+    return ClosedForm.fit(Statistics.of(unit(TRAIN.z), TRAIN.compositions, *shape), settings)
+
+
+@pytest.mark.parametrize("world", ["closed", "open"])
+def test_alone_it_is_the_parts_likelihood(world):
+    columns, z = LABELS.target(world, "test"), features(4, 1)
+    expected = model().scorer(torch.as_tensor(columns))(unit(z)).log_softmax(-1)
+    found = scores_of(begun(**ALONE, weights=(1.0,)), columns, z).double()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("fusion", ["product", "sum"])
+def test_terms_are_joined_with_their_weights(fusion):
+    method = begun(fusion=fusion, weights=(0.5, 0.25, 0.125), width=5)
+    twin = PromptMethod(small_setting(), PromptOptions(width=5)).double()
+    twin.paths.load_state_dict(method.paths.state_dict())
+    columns, z = LABELS.target("closed", "test"), features(5, 2)
+    g = model().scorer(torch.as_tensor(columns))(unit(z)).softmax(-1)
+    parts = []
+    for term in ("ct", "so"):
+        twin.options = dataclasses.replace(twin.options, inference=(term,))
+        parts.append(scores_of(twin, columns, z).double())
+    parts.append(g)
+    weighed = list(zip((0.5, 0.25, 0.125), parts, strict=True))
+    expected = sum(w * (p if fusion == "sum" else p.log()) for w, p in weighed)
+    torch.testing.assert_close(scores_of(method, columns, z).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_primitives_by_the_same_model_are_one_more_term():
+    """`p_g(s|x)`, `p_g(o|x)` from the statistics that the pairs' own come from."""
+    shape = len(LABELS.states), len(LABELS.objects)
+    known = Statistics.of(unit(TRAIN.z), TRAIN.compositions, *shape)
+    columns, z = LABELS.target("open", "test"), unit(features(4, 6))
+    log_s, log_o = Posterior.fit(known.by_state())(z), Posterior.fit(known.by_object())(z)
+    expected = log_s[:, LABELS.state_of(columns)] + log_o[:, LABELS.object_of(columns)]
+    row = {**ALONE, "inference": ("g", "gso")}
+    with_them, without = (scores_of(begun(**row, weights=(1.0, w)), columns, z).double() for w in (0.5, 0.0))
+    torch.testing.assert_close(with_them - without, 0.5 * expected, rtol=1e-3, atol=1e-3)
+    assert ClosedFormMethod.needs(ClosedFormOptions(**row)) == {"cls"}
+
+
+def test_losses_are_those_of_the_three_paths():
+    method = begun(width=5, adapter_dropout=0.0)
+    twin = PromptMethod(small_setting(), PromptOptions(width=5, adapter_dropout=0.0)).double()
+    twin.paths.load_state_dict(method.paths.state_dict())
+    compositions = torch.as_tensor(LABELS.pairs["train"][:4])
+    ours, theirs = (step_of(one, features(4, 3), compositions).losses for one in (method, twin))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=0)
+
+
+def test_a_checkpoint_holds_the_statistics_and_nothing_is_drawn_anew():
+    """Counts, sums and the moment come back; the fit made of them scores the same, without another search."""
+    method = begun(**ALONE)
+    state = method.state_dict()
+    assert state["counts"].sum() == len(TRAIN) and state["sums"].shape == (len(LABELS.pairs["train"]), DIM)
+    again = ClosedFormMethod(small_setting(), ClosedFormOptions(**ALONE)).double()
+    again.load_state_dict(state)
+    columns, z = LABELS.target("open", "test"), features(6, 4)
+    assert torch.equal(scores_of(method, columns, z), scores_of(again, columns, z))
+    method.start(Batch({"cls": TRAIN.z * 1.5 + 0.5}, TRAIN.compositions))
+    assert not torch.equal(scores_of(method, columns, z), scores_of(again, columns, z)), "a new start is a new fit"
+
+
+def test_without_text_it_is_a_recogniser_of_features():
+    setting = dataclasses.replace(small_setting(), text=None, words=None)
+    method = make("closed_form", ClosedFormOptions(**ALONE), setting)
+    assert method.needs(method.options) == {"cls"} and method.groups() == []
+    method.start(TRAIN)
+    assert torch.isfinite(scores_of(method, LABELS.target("open", "test"), features(3, 0))).all()
+
+
+def test_words_are_needed_for_interactions_alone():
+    assert "words" not in ClosedFormMethod.needs(ClosedFormOptions())
+    assert "words" in ClosedFormMethod.needs(ClosedFormOptions(interactions=None))
+    words = Words(features(len(LABELS.states), 7), features(len(LABELS.objects), 8))
+    method = ClosedFormMethod(small_setting(words=words), ClosedFormOptions(**ALONE, interactions=0.5)).double()
+    method.start(TRAIN)
+    columns, z = LABELS.target("open", "test"), features(4, 1)
+    assert not torch.allclose(scores_of(method, columns, z), scores_of(begun(**ALONE), columns, z))
+
+
+def test_a_pair_without_a_readable_image_is_composed():
+    kept = TRAIN.compositions != int(LABELS.pairs["train"][2])
+    method = ClosedFormMethod(small_setting(), ClosedFormOptions(**ALONE)).double()
+    method.start(Batch({"cls": TRAIN.z[kept]}, TRAIN.compositions[kept]))
+    assert (method.counts == 0).sum() == 1
+    assert torch.isfinite(scores_of(method, LABELS.target("closed", "test"), features(3, 0))).all()
+
+
+def test_weights_are_those_with_the_best_validation_auc():
+    """A measure that only one weight pleases: the search ends there, and a row that names its weights keeps them."""
+    z, columns = features(6, 0), LABELS.target("closed", "val")
+    method = begun(**FREE)
+
+    def likes(scores: torch.Tensor) -> float:
+        return -abs(float(method_weight(scores)) - 2.0)
+
+    def method_weight(scores: torch.Tensor) -> torch.Tensor:
+        """The share of `ct` in scores made of known terms, by least squares."""
+        ct, g = (term.flatten() for term in method._terms(columns)({"cls": z}))
+        return torch.linalg.lstsq(torch.stack([ct, g], 1).double(), scores.flatten().double()[:, None]).solution[0, 0]
+
+    method.tune({"cls": z}, columns, likes)
+    assert method.weights.tolist() == pytest.approx([2.0, 0.25], abs=0.3)
+    named = begun(**FREE, weights=(0.75, 0.5))
+    named.tune({"cls": z}, columns, likes)
+    assert named.weights.tolist() == [0.75, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"inference": ("ct",), "losses": ("ct",)}, "no term g"),
+        ({"inference": ("ct", "g")}, r"losses \['s', 'o'\] train what inference"),
+        ({"weights": (1.0,)}, "1 for 3 terms"),
+        ({"weights": (1.0, -1.0, 1.0)}, "not negative"),
+        ({"ridge": 0.0}, "ridge"),
+        ({"shrinkage": 0.0}, "shrinkage"),
+        ({"interactions": -1.0}, "interactions"),
+    ],
+)
+def test_contradicting_options_are_refused(row, said):
+    with pytest.raises(OptionError, match=said):
+        ClosedFormOptions(**row)
