@@ -136,9 +136,9 @@ class BlipText:
 
     def embedding(self, ids: Any) -> Tensor:
         """[n, width] frozen token embeddings."""
-        rows = torch.as_tensor(ids, dtype=torch.long, device=self._table.device)
-        encoded: Tensor = self._table.detach()[rows].float()
-        return encoded
+        index = torch.as_tensor(ids, dtype=torch.long, device=self._table.device)
+        rows: Tensor = self._table.detach()[index]
+        return rows.float()
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
         """[P, dim] each prompt's feature, differentiable in the lexicon."""
@@ -154,15 +154,15 @@ class BlipText:
         there = rows >= 0
         x = lexicon[rows.clamp(min=0)].to(self._table.dtype)  # [P, L, width]
         if checkpoint and x.requires_grad:
-            encoded: Tensor = recompute(self._features, x, there, use_reentrant=False)
-            return encoded
+            found: Tensor = recompute(self._features, x, there, use_reentrant=False)
+            return found
         return self._features(x, there)
 
     def _features(self, x: Tensor, there: Tensor) -> Tensor:
         with arithmetic(self._precision):  # a copy: the library adds positions in place
             states = self._model(inputs_embeds=x.clone(), attention_mask=there.long()).last_hidden_state
-            encoded: Tensor = self._project(states[:, 0]).float()
-            return encoded
+            features: Tensor = self._project(states[:, 0])
+        return features.float()
 
     @torch.no_grad()
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 1024) -> Tensor:
