@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 
-.PHONY: repro ablations test coverage mutants wheel
+.PHONY: repro ablations test hostile coverage mutants wheel
 
 repro: $(VENV)/.ready
 	@$(BIN)/duplex params --check
@@ -17,6 +17,10 @@ ablations: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m pytest $(ARGS)
+
+# What takes many minutes: ten thousand damaged files of each kind, commands killed at any moment.
+hostile: $(VENV)/.ready
+	@PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m long $(ARGS)
 
 # For those who change it: lines that no test runs; changes that no test notices; the package in a fresh environment.
 coverage: $(VENV)/.ready

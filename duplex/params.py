@@ -20,7 +20,7 @@ from duplex.plain_yaml import read_yaml
 from duplex.precision import Precision
 from duplex.rows import Row, read_rows
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*$"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$"
 Name = Annotated[str, Field(pattern=NAME)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
@@ -242,7 +242,7 @@ def _rows(key: str, value: Any) -> Mapping[str, Any]:
     for name in table:
         if not re.fullmatch(NAME, name):
             raise UsageError(
-                f"params.yaml: {key} has the name {name!r}; use letters, digits, `_`, `.` and single hyphens"
+                f"params.yaml: {key} has the name {name!r}; use letters, digits, `_` and single hyphens"
             )
     return table
 

@@ -1,4 +1,4 @@
-"""Whatever bytes lie in a file: a result or one sentence. Ten thousand of each kind in the slow part."""
+"""Whatever bytes lie in a file: a result or one sentence. Ten thousand of each kind in the long part (`make hostile`)."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_any_bytes(tmp_path: Path, kind: str) -> None:
     fuzz(tmp_path, kind, FEW)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_thousand_of_each(tmp_path: Path, kind: str) -> None:
     fuzz(tmp_path, kind, MANY)

@@ -16,7 +16,7 @@ from tests.data.makers import make_folder
 from tests.hostile.conftest import PARAMS
 from tests.subprocesses import ENVIRONMENT, ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long  # nine minutes
 DUPLEX = [sys.executable, "-c", "from duplex.cli import main; main()"]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 SPLIT = "split: {val_unseen: 0.2, test_unseen: 0.2}"
