@@ -8,6 +8,7 @@ and reads ahead (`duplex.ahead`).
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,13 @@ class Streamed:
             self.rows = np.arange(len(data)) if rows is None else rows
         self._descriptor = os.open(path, os.O_RDONLY) if self._offset is not None else -1
         self._joined: Any = None
+        self._kept = ExitStack()  # a view of shards stays open for as long as this lives
 
     def __del__(self) -> None:
         if getattr(self, "_descriptor", -1) >= 0:
             os.close(self._descriptor)
+        if hasattr(self, "_kept"):
+            self._kept.close()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -83,7 +87,7 @@ class Streamed:
     def _run(self, first: int, count: int) -> Half:
         if self._offset is None:  # a view of shards
             if self._joined is None:
-                self._joined = open_file(self.path)
+                self._joined = self._kept.enter_context(open_file(self.path))
             return np.asarray(self._joined["patch"][first : first + count], dtype=np.float16)
         block = np.empty((count, *self._row), dtype=np.float16)
         view, place = block.view(np.uint8).reshape(-1).data, self._offset + first * block[:1].nbytes

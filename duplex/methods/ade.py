@@ -3,15 +3,15 @@ features.
 
 Two attention modules read an image's patch tokens, one for its state and one for its object, with the CLS feature as
 the query: `v_s = A_s(x, x)`, `v_o = A_o(x, x)`. In training an image also attends to the tokens of a partner with its
-state, `A_s(x, x')`, or with its object (Eq. 2-3); as cross-attention can only read what the two have in common, it
-disentangles. Concept features are compared with embedded words by cosine at temperature T:
+state, `A_s(x, x')`, or with its object; as cross-attention can only read what the two have in common, it disentangles.
+Concept features are compared with embedded words by cosine at temperature T:
 
-    L = L_c + L_s + L_o + (L_s + L_o of the crossed features) + w L_reg        (Eq. 8-9)
+    L = L_c + L_s + L_o + (L_s + L_o of the crossed features) + w L_reg
 
 L_reg asks the attention of x to its partner's tokens and that of the partner to x's for equal spread: the paper
 measures it as an earth mover's distance of attention maps; between sorted maps of T tokens it is the mean absolute
-difference. The composition's feature is a linear map of [v_s; v_o]. `S = cos(v_c, g(s, o)) / T` plus both primitives'
-(Eq. 10). Partners are the next of the batch; an image without one has no crossed terms.
+difference. The composition's feature is a linear map of [v_s; v_o]. `S = cos(v_c, g(s, o)) / T` plus both primitives'.
+Partners are the next of the batch; an image without one has no crossed terms.
 """
 
 from __future__ import annotations

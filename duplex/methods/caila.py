@@ -5,11 +5,11 @@ Bottleneck adapters learn a state, an object and a composition side of both enco
 layer; over a cache they sit on the features that the frozen towers end with (the three prompts have fixed words):
 
     z^s = normalise(z + a A_s(z)),   z^o = normalise(z + a A_o(z))
-    z^c = normalise(z + a (A_s(z) + A_o(z) + A_c(z)) / 3)        the mixture of adapters (Eq. 6)
+    z^c = normalise(z + a (A_s(z) + A_o(z) + A_c(z)) / 3)        the mixture of adapters
 
-and likewise for text features with adapters of their own. `L = L_s + L_o + L_c + L_shift` (Eq. 8). The last is
-primitive concept shift (Sec. 3.4): the state side of an image and the object side of the next one of the batch, added
-and of unit length, are an image of the composition of both where that is a seen one. `S = p(c|x) + p(s|x) p(o|x)`.
+and likewise for text features with adapters of their own. `L = L_s + L_o + L_c + L_shift`. The last is primitive
+concept shift: the state side of an image and the object side of the next one of the batch, added and of unit length,
+are an image of the composition of both where that is a seen one. `S = p(c|x) + p(s|x) p(o|x)`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """CANet (Wang et al., "Learning Conditional Attributes for Compositional Zero-Shot Learning", CVPR 2023), over cached
 features.
 
-An object is recognised by cosine with its embedded word, `p(o|x) ~ exp(cos(f_o(x), g_o(o)) / T)` (Eq. 2). The
-embedding of a state is conditioned on the recognised object and on the image (Eq. 3-5): a hyper learner turns `beta =
-[g_o(o_x); f(x)]` into the weights of one layer of the state's base learner,
+An object is recognised by cosine with its embedded word, `p(o|x) ~ exp(cos(f_o(x), g_o(o)) / T)`. The embedding of a
+state is conditioned on the recognised object and on the image: a hyper learner turns `beta = [g_o(o_x); f(x)]` into
+the weights of one layer of the state's base learner,
 
     e_s(x) = W_2 relu((1 + A(beta)) * (W_1 w_s)),    A: one scale a hidden unit
 

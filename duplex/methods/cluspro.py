@@ -3,13 +3,13 @@ cached features.
 
 Three paths, trained towards a feature space in which every primitive is a few clusters. Each state has K prototypes
 among the factors z^s, each object K among z^o; gradients never reach them. In each batch the images of a primitive are
-shared out among its prototypes by optimal transport (Sinkhorn-Knopp, Eq. 4-6), which move by momentum towards the
-means of theirs (Eq. 7). Two losses use them:
+shared out among its prototypes by optimal transport (Sinkhorn-Knopp), which move by momentum towards the means of
+theirs. Two losses use them:
 
-* contrast (Eq. 8): an image is drawn to its prototype and away from all those of other primitives,
-  `-log exp(z.p^+ / T) / (exp(z.p^+ / T) + sum_- exp(z.p^- / T))`, for states and for objects;
-* decorrelation (Eq. 9-10): state and object factors become independent of each other, by the Hilbert-Schmidt
-  criterion, here with linear kernels: the squared norm of the batch's cross-covariance of z^s and z^o.
+* contrast: an image is drawn to its prototype and away from all those of other primitives, `-log exp(z.p^+ / T) /
+  (exp(z.p^+ / T) + sum_- exp(z.p^- / T))`, for states and for objects;
+* decorrelation: state and object factors become independent of each other, by the Hilbert-Schmidt criterion, here with
+  linear kernels: the squared norm of the batch's cross-covariance of z^s and z^o.
 
 Prototypes have no part in inference, as in the paper: scores are the three paths'.
 """

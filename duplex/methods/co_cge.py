@@ -2,9 +2,9 @@
 over cached features.
 
 CGE's graph, compared by cosines at temperature T as CompCos does. In the open world the graph holds all compositions:
-an unseen one's ties weigh `max(0, rho(c))`, its feasibility (Eq. 9), and the loss over all compositions gives unseen
-ones the margin `alpha rho(c)` (Eq. 10). Feasibility is that of the word vectors, which stay; the paper's is that of
-the graph's embeddings, refreshed in training. In the closed world all ties weigh one and no margin is left.
+an unseen one's ties weigh `max(0, rho(c))`, its feasibility, and the loss over all compositions gives unseen ones the
+margin `alpha rho(c)`. Feasibility is that of the word vectors, which stay; the paper's is that of the graph's
+embeddings, refreshed in training. In the closed world all ties weigh one and no margin is left.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """CompCos (Mancini et al., "Open World Compositional Zero-Shot Learning", CVPR 2021), over cached features.
 
-Images and compositions meet on a unit sphere: `p(x, c) = cos(w(x), phi(s, o))`, `phi(s, o) = W [v_s ; v_o]` (Eq. 1-2).
-In the closed world the loss is a cross-entropy over seen compositions at temperature T. In the open world it is one
-over all of them, where unseen ones get a margin by how infeasible they are (Eq. 7):
+Images and compositions meet on a unit sphere: `p(x, c) = cos(w(x), phi(s, o))`, `phi(s, o) = W [v_s ; v_o]`. In the
+closed world the loss is a cross-entropy over seen compositions at temperature T. In the open world it is one over all
+of them, where unseen ones get a margin by how infeasible they are:
 
     f(x, c) = p(x, c)                     c seen
-            = p(x, c) - alpha rho(c)      c unseen,   rho(s, o) = (rho_o + rho_s) / 2   (Eq. 4-6)
+            = p(x, c) - alpha rho(c)      c unseen,   rho(s, o) = (rho_o + rho_s) / 2
 
 `rho` is taken from the primitives' vectors as they are after each epoch, and alpha rises to its value over the first
 `margin_epochs`. The paper's ResNet-18 is the cached encoder here; its image head is a perceptron.

@@ -2,16 +2,16 @@
 over cached features.
 
 A soft prompt with a learned prefix and vocabulary gives text features t_c of the seen compositions. They are
-*decomposed*: t_s and t_o are the means of t_c over the compositions with a state or an object (Eq. 3-4). *Fusion* is
-cross-attention between text and the image's patch tokens X (Eq. 6-8):
+*decomposed*: t_s and t_o are the means of t_c over the compositions with a state or an object. *Fusion* is
+cross-attention between text and the image's patch tokens X:
 
-    t2i:  the image attends to the decomposed text,   x' = x + A(x, [t_s; t_o]),  x the mean of W X and the CLS feature
+    t2i:  the image attends to the decomposed text,   x' = z + A((z + mean W X) / 2, [t_s; t_o]),  z the CLS feature
     i2t:  the text attends to the image,               t'_c = t_c + A(t_c, X)
     bif:  both
 
-`L = L_dfm + alpha L_st+obj + beta L_spm` (Eq. 11): fused compositions, decomposed primitives, and the soft prompt as
-it is. Scores are the fused ones. Attention's last layer starts at zero, so training starts at the soft prompt;
-`fusion: none` stays there. The paper's blocks of self-attention after the fusion are left out.
+`L = L_dfm + alpha L_st+obj + beta L_spm`: fused compositions, decomposed primitives, and the soft prompt as it is.
+Scores are the fused ones. Attention's last layer starts at zero, so training starts at the soft prompt; `fusion: none`
+stays there. The paper's blocks of self-attention after the fusion are left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """GIPCOL (Xu et al., "GIPCOL: Graph-Injected Soft Prompting for Compositional Zero-Shot Learning", WACV 2024).
 
-A prompt is a learned prefix and one vector a primitive, `[v_1..v_K, s, o]` (Eq. 1). The primitives' vectors come out
-of a graph network over states, objects and compositions, whose nodes start at token embeddings, a composition as the
-mean of its primitives (Eq. 2-4). The frozen text tower encodes the prompts; cross-entropy over seen compositions (Eq.
-6-7).
+A prompt is a learned prefix and one vector a primitive, `[v_1..v_K, s, o]`. The primitives' vectors come out of a
+graph network over states, objects and compositions, whose nodes start at token embeddings, a composition as the mean
+of its primitives. The frozen text tower encodes the prompts; cross-entropy over seen compositions.
 
 This version adds what the graph says to the vectors it started from, `s' = s + G(s)`, and its last layer starts at
 zero: the frozen tower begins with words that it knows. `edges: false` leaves the vectors as they are, which is CSP

@@ -1,9 +1,9 @@
-"""IVR (Zhang et al., "Learning Invariant Visual Representations for Compositional Zero-Shot Learning", ECCV 2022), over
-cached features.
+"""IVR (Zhang et al., "Learning Invariant Visual Representations for Compositional Zero-Shot Learning", ECCV 2022),
+over cached features.
 
 A composition is a domain: an object should look the same whatever its state, and a state whatever its object. Two
 heads give `h_s`, `h_o`; each is classified linearly and compared with the words of compositions. An image is set
-beside one that shares the primitive in another composition, and with `g_i = dCE_i / dh_i` of the two (Eq. 4-8)
+beside one that shares the primitive in another composition, and with `g_i = dCE_i / dh_i` of the two
 
 * channels in which `|g_i - g_j|` is largest, a share `discard` of them, are set to zero in both before classification;
 * `L_grad = |dCE_i / dW - dCE_j / dW|^2` punishes classifiers that each domain would move otherwise.

@@ -1,9 +1,9 @@
 """KG-SP (Karthik et al., "KG-SP: Knowledge Guided Simple Primitives for Open World Compositional Zero-Shot Learning",
 CVPR 2022), over cached features.
 
-Two independent perceptrons classify states and objects (Eq. 2-3), `L = L_s + L_o`, and `f(x, s, o) = p(s|x) p(o|x)`
-(Eq. 1). The paper then masks compositions that ConceptNet holds to be infeasible (Eq. 4-5); here the evaluation's
-feasibility threshold does that, for every method alike, from word vectors (params.yaml, evaluation.word_vectors).
+Two independent perceptrons classify states and objects, `L = L_s + L_o`, and `f(x, s, o) = p(s|x) p(o|x)`. The paper
+then masks compositions that ConceptNet holds to be infeasible; here the evaluation's feasibility threshold does that,
+for every method alike, from word vectors (params.yaml, evaluation.word_vectors).
 """
 
 from __future__ import annotations

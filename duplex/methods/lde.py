@@ -2,13 +2,13 @@
 ICCV 2023) and GDE (Berasi et al., "Not Only Text: Exploring Compositionality of Visual Representations in
 Vision-Language Models", CVPR 2025). Nothing is trained.
 
-With unit features `u_c` of compositions, LDE (`space: linear`) writes `u_(s,o) ~ u_0 + u_s + u_o` (Trager et al.,
-Prop. 4):
+With unit features `u_c` of compositions, LDE (`space: linear`) writes `u_(s,o) ~ u_0 + u_s + u_o`:
 
     u_0 = mean_c u_c,    u_s = mean_o u_(s,o) - u_0,    u_o = mean_s u_(s,o) - u_0
 
-GDE (`space: sphere`) does the same with `v_c = log_mu(u_c)` in the tangent space at the intrinsic mean mu, and composes
-`exp_mu(v_s + v_o)`. Composed vectors, of unit length, stand in for prompts: `p(c|x) = softmax(cos(z, u) / tau)`.
+GDE (`space: sphere`) does the same with `v_c = log_mu(u_c)` in the tangent space at the intrinsic mean mu, and
+composes `exp_mu(v_s + v_o)`. Composed vectors, of unit length, stand in for prompts: `p(c|x) = softmax(cos(z, u) /
+tau)`.
 
 `source: text` takes prompts of all M*N compositions, as LDE does; `source: images` takes the mean feature of each seen
 composition, averaged over those that have the primitive, as GDE does for images.

@@ -1,16 +1,16 @@
-"""LOGICZSL (Wu et al., "Logic-induced Compositional Zero-Shot Learning", CVPR 2025), over cached features.
+"""LOGICZSL (2025), over cached features: rules of logic between primitives and compositions, as losses.
 
-Three paths give posteriors of compositions, states and objects; rules say how they hang together, and losses ask images
-for their truth. With the product t-norm and its implication `a -> b  =  1 - a + a b`, what a rule lacks to be true is
-`a (1 - b)`. Summed over rules, averaged over images:
+Three paths give posteriors of compositions, states and objects; rules say how they hang together, and losses ask
+images for their truth. With the product t-norm and its implication `a -> b  =  1 - a + a b`, what a rule lacks to be
+true is `a (1 - b)`. Summed over rules, averaged over images:
 
-* composition and decomposition, for every seen c = (s, o):
-  `c -> s`, `c -> o`:  p(c) (1 - p(s)) + p(c) (1 - p(o));    `s and o -> c`:  p(s) p(o) (1 - p(c))
-* primitives:  `a excludes b`:  p(a) q(b);    `a implies b`:  p(a) (1 - q(b))
-  where p is the primitive's own path and q the marginal of the composition path, q(s) = sum_o p(s, o).
+* composition and decomposition, for every seen c = (s, o): `c -> s`, `c -> o`:  p(c) (1 - p(s)) + p(c) (1 - p(o));
+  `s and o -> c`:  p(s) p(o) (1 - p(c))
+* primitives:  `a excludes b`:  p(a) q(b);    `a implies b`:  p(a) (1 - q(b)) where p is the primitive's own path and q
+  the marginal of the composition path, q(s) = sum_o p(s, o).
 
-The paper has a language model write the rules. Here they are lines of the row's `rules`; without any, they are read off
-the training labels (`duplex.parts.rules`). Scores are the three paths'.
+The paper has a language model write the rules. Here they are lines of the row's `rules`; without any, they are read
+off the training labels (`duplex.parts.rules`). Scores are the three paths'.
 """
 
 from __future__ import annotations

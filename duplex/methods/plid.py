@@ -2,13 +2,13 @@
 cached features.
 
 A composition is a normal distribution of text features. Its mean is the feature of a learned prompt, enriched by what
-descriptions say, `t' = t + CrossAttention(t, D_c)` (Eq. 3); its covariance, kept diagonal, is that of the descriptions'
-features D_c. Cross-entropy over class samples has an upper bound in closed form (Eq. 5-6): every rival gains a margin,
+descriptions say, `t' = t + CrossAttention(t, D_c)`; its covariance, kept diagonal, is that of the descriptions'
+features D_c. Cross-entropy over class samples has an upper bound in closed form: every rival gains a margin,
 
     l_k = x.t'_k / tau + (1/2 tau^2) x^2.(sigma^2_k + sigma^2_y)   k != y,      l_y = x.t'_y / tau
 
-Primitives: factors z^s, z^o are compared with the mean of t' over a primitive's seen compositions (Eq. 7), and
-stochastic logit mixup (Eq. 8) trains `(1 - b) l_c + b (l_s + l_o)` with b ~ U(0, 1); inference takes b = 1/2.
+Primitives: factors z^s, z^o are compared with the mean of t' over a primitive's seen compositions, and stochastic
+logit mixup trains `(1 - b) l_c + b (l_s + l_o)` with b ~ U(0, 1); inference takes b = 1/2.
 
 The paper's descriptions are sentences that a language model wrote. Here they are `templates` that each composition's
 name is put behind; the paper's enrichment of images by augmented views has no place over cached features.

@@ -1,16 +1,16 @@
 """SCEN (Li et al., "Siamese Contrastive Embedding Network for Compositional Zero-Shot Learning", CVPR 2022), over
 cached features.
 
-Two encoders put an image into a state space and an object space, `h_s = E_s(x)`, `h_o = E_o(x)` (Eq. 1). In the state
-space an image is drawn to another one with its state and pushed from those with its object in another state (Eq. 2),
-and the other way round in the object space (Eq. 3):
+Two encoders put an image into a state space and an object space, `h_s = E_s(x)`, `h_o = E_o(x)`. In the state space an
+image is drawn to another one with its state and pushed from those with its object in another state, and the other way
+round in the object space:
 
     L_ts = -log exp(h_s.h_s^+ / T) / (exp(h_s.h_s^+ / T) + sum_- exp(h_s.h_s^- / T))
 
-Classifiers of states and objects read the two spaces (Eq. 4), and a fused embedding is compared with that of the
-composition's words, which is what scores. Positives and negatives are the batch's own, the first positive after an
-image in the batch's order; an image without a positive or a negative has no contrastive term. The paper's State
-Transition Module, a generator of made-up compositions with an adversary, is not part of this version.
+Classifiers of states and objects read the two spaces, and a fused embedding is compared with that of the composition's
+words, which is what scores. Positives and negatives are the batch's own, the first positive after an image in the
+batch's order; an image without a positive or a negative has no contrastive term. The paper's State Transition Module,
+a generator of made-up compositions with an adversary, is not part of this version.
 """
 
 from __future__ import annotations

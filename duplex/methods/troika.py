@@ -1,13 +1,13 @@
 """Troika (Huang et al., "Troika: Multi-Path Cross-Modal Traction for Compositional Zero-Shot Learning", CVPR 2024),
 over cached features.
 
-Three paths with prompts of their own (Eq. 1-4). Cross-modal traction pulls every prompt's feature towards the image it
-is compared with: with the image's patch tokens X,
+Three paths with prompts of their own. Cross-modal traction pulls every prompt's feature towards the image it is
+compared with: with the image's patch tokens X,
 
-    t' = t + lambda (A(t, X) + F(t + A(t, X)))        cross-attention A, feed-forward F, lambda learned (Eq. 8-10)
+    t' = t + lambda (A(t, X) + F(t + A(t, X)))        cross-attention A, feed-forward F, lambda learned
 
-for compositions, states and objects alike; the module is shared by the paths. `L = L_c + L_s + L_o` (Eq. 6) and
-`S = p(c|x) + p(s|x) p(o|x)` (Eq. 7). The paper's adapters inside the image encoder are the feature's adapter here.
+for compositions, states and objects alike; the module is shared by the paths. `L = L_c + L_s + L_o` and `S = p(c|x) +
+p(s|x) p(o|x)`. The paper's adapters inside the image encoder are the feature's adapter here.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ features.
 Beside the text prototypes of three paths stand *visual proxies* of states and objects, free vectors in the images'
 space that start at the text features and are trained by gradient: `p_v(s|x) ~ exp(cos(z^s, w_s) / tau)`. A
 composition's proxy is made of those of its primitives, `w_c = normalise(A w_s + B w_o)`, A and B starting as
-identities, so that unseen ones have theirs. Cross-modal joint learning ties the two: with logits l_t and l_v of text
-and proxies,
+identities, so that unseen ones have theirs. Cross-modal joint learning ties the two, in this version by a loss on
+their mean: with logits l_t and l_v of text and proxies,
 
     L = sum over c, s, o of  CE(l_t) + CE(l_v) + CE((l_t + l_v) / 2)
 

@@ -1,5 +1,5 @@
 """Graph convolutions over primitives and compositions (Naeem et al., "Learning Graph Embeddings for Compositional
-Zero-shot Learning", CVPR 2021, Sec. 3.2), without a matrix over the nodes.
+Zero-shot Learning", CVPR 2021), without a matrix over the nodes.
 
 Nodes are states, objects and the graph's compositions. Each composition `c = (s, o)` ties s to o, s to c and o to c;
 with self-loops a layer is `H' = D^-1 (A + I) H W`. As every composition has exactly two neighbours, its row is a mean
