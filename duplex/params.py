@@ -241,9 +241,7 @@ def _rows(key: str, value: Any) -> Mapping[str, Any]:
     table = _table(key, value)
     for name in table:
         if not re.fullmatch(NAME, name):
-            raise UsageError(
-                f"params.yaml: {key} has the name {name!r}; use letters, digits, `_` and single hyphens"
-            )
+            raise UsageError(f"params.yaml: {key} has the name {name!r}; use letters, digits, `_` and single hyphens")
     return table
 
 

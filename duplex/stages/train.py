@@ -34,16 +34,17 @@ def run(
 ) -> Outcome:
     """Train one method on one data set with one seed, and keep its best epoch by validation AUC."""
     paths = paths or ArtifactPaths()
+    make_deterministic()
+    row, options, settings = params.row(method), params.method(method, dataset), params.training(dataset, method)
+    inputs = load_inputs(params, dataset, paths, find(row.kind).needs(options), settings.precision)
     out = out or paths.run(dataset, method, seed)
     with sole_writer(out.checkpoint, "training"):
-        return _run(params, dataset, method, seed, paths, out)
+        return _run(params, dataset, method, seed, inputs, out)
 
 
-def _run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths, out: RunPaths) -> Outcome:
+def _run(params: Params, dataset: str, method: str, seed: int, inputs: Inputs, out: RunPaths) -> Outcome:
     row, options, settings = params.row(method), params.method(method, dataset), params.training(dataset, method)
     device = pick_device(params.device)
-    make_deterministic()
-    inputs = load_inputs(params, dataset, paths, find(row.kind).needs(options), settings.precision)
     trained = begin(row.kind, options, inputs.setting(row.trained_for), inputs, seed, device)
     val, partial = inputs.examples["val"].to(device), out.root / "training.partial"
     key = {

@@ -1,4 +1,4 @@
-"""Whatever bytes lie in a file: a result or one sentence. Ten thousand of each kind in the long part (`make hostile`)."""
+"""Whatever bytes lie in a file: a result or one sentence. Ten thousand of each kind in the long part."""
 
 from __future__ import annotations
 

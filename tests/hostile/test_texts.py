@@ -12,8 +12,11 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.data.download import download_archive
+from duplex.data.manifest import write_manifest
 from duplex.data.mirrors import BENCHMARKS, Archive
+from duplex.data.shapes import shapes_manifest
 from duplex.errors import DuplexError
+from duplex.params import load_params
 from duplex.report.aggregate import aggregate, metrics_table
 from duplex.report.material import read_predictions, read_run, read_tree
 from duplex.stages import report
@@ -29,7 +32,7 @@ YAMLS = {
     "an alias bomb": (lambda text: text + BOMB, "aliases"),
     "an alias bomb as a value": (lambda text: BOMB + text.replace("datasets: [shapes]", "datasets: *a9", 1), "aliases"),
     "a recursive list": (lambda text: text + "x: &x [*x]\n", "stands within itself"),
-    "a recursive table": (lambda text: text.replace("methods: #", "methods: &m\n  bad: *m\n  #", 1), "within itself"),
+    "a recursive table": (lambda text: text.replace("methods:\n", "methods: &m\n  bad: *m\n", 1), "within itself"),
     "deep lists": (lambda text: text + "x: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
     "deep tables": (lambda text: text + "x: " + "{a: " * 3000 + "1" + "}" * 3000, "nested too deeply"),
     "5,000 digits": (lambda text: text.replace("seed: 7", "seed: " + "9" * 5000), "digits"),
@@ -186,16 +189,29 @@ def test_a_folder_in_a_tables_place(tmp_path: Path) -> None:
         place.rmdir()
 
 
+def evaluated() -> None:
+    """Metrics of every run, as if each had been evaluated, and pictures' labels."""
+    params = load_params()
+    for name in params.run.methods:
+        for seed in params.run.seeds:
+            path = Path("artifacts/shapes") / name / str(seed) / "metrics.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            worlds = dict.fromkeys(params.row(name).worlds, GOOD["closed"])
+            path.write_text(json.dumps({**worlds, "val_auc": 3.0, "epoch": 4, "bad_images": 0}))
+    write_manifest(shapes_manifest(scale=0.01), Path("artifacts/shapes/manifest.csv"))
+
+
 def test_the_report_names_runs_that_are_not_there(project: Path, command: Command) -> None:
     """As its manual promises: what does not exist is named with the command that makes it."""
-    shutil.copytree(ROOT / "artifacts", "artifacts", ignore=shutil.ignore_patterns("report", "*.h5", "*.safetensors"))
+    evaluated()
     shutil.rmtree("artifacts/shapes/duplex/1")
     shutil.rmtree("artifacts/shapes/csp")
     assert command("report").code == 0
     page = Path("artifacts/report/report.md").read_text()
     assert "Not evaluated, and in no number here: csp seed 0, csp seed 1, duplex seed 1." in page
-    found = json.loads(Path("artifacts/metrics.json").read_text())["shapes"]
-    assert set(found) == {"clip", "cso", "duplex"} and found["duplex"]["closed"]["seeds"] == 1
+    found = json.loads(Path("artifacts/summary.json").read_text())["shapes"]
+    assert set(found) == {"clip", "cso", "duplex", "closed_form", "duplex_plus"}
+    assert found["duplex"]["closed"]["seeds"] == 1 and found["duplex"]["open"]["seeds"] == 2
     shutil.rmtree("artifacts/shapes")
     assert command("report").code == 0
     assert "No method has been evaluated." in Path("artifacts/report/report.md").read_text()
@@ -207,9 +223,15 @@ def test_one_seed_says_nothing_of_the_spread() -> None:
 
 
 def test_every_table_of_the_report_survives_the_loss_of_any_file(project: Path, command: Command) -> None:
-    shutil.copytree(ROOT / "artifacts", "artifacts", ignore=shutil.ignore_patterns("report", "*.h5", "*.safetensors"))
-    files = [path for path in Path("artifacts").rglob("*.json") if "ablations/rows" not in path.as_posix()]
-    for path in files:
+    evaluated()
+    Path("artifacts/shapes/statistics.json").write_text(json.dumps({"states": 16, "objects": 12}))
+    Path("artifacts/shapes/extraction.json").write_text(json.dumps({"rows": 10, "bad": 0, "bad_images": []}))
+    files = [Path("artifacts/shapes/statistics.json"), Path("artifacts/shapes/extraction.json")]
+    for path in [
+        *files,
+        *Path("artifacts/shapes/duplex").rglob("*.json"),
+        *Path("artifacts/shapes/clip").rglob("*.json"),
+    ]:
         kept = path.read_bytes()
         path.write_bytes(kept[: len(kept) // 2])
         answer = command("report")
