@@ -52,7 +52,7 @@ def read_picture(path: Path) -> Image.Image:
             with Image.open(path, formats=READABLE) as picture:
                 if picture.width * picture.height > MAX_PIXELS:
                     raise BadPicture("too large")
-                return _rgb(picture)
+                return as_rgb(picture)
     except BadPicture:
         raise
     except Image.DecompressionBombError as error:
@@ -78,7 +78,7 @@ def _check_file(path: Path) -> None:
         raise BadPicture("empty")
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
+def as_rgb(picture: Image.Image) -> Image.Image:
     """Pillow clips 16-bit grey at 255 when asked for RGB, which turns nearly all of it white: scale it first."""
     if picture.mode.startswith("I;16") or picture.mode == "I":
         values = np.asarray(picture)

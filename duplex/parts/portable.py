@@ -1,14 +1,14 @@
 """A trained score as named tensors, and the arithmetic that needs nothing else: what an export holds.
 
-    scale                            1 / tau
-    adapter.{down,up}.{weight,bias}, adapter.scale     where features are adapted
-    {state,object}.{first,second}.{weight,bias}        the disentanglers, where there are factors
-    residual                         1 where a disentangler adds its input
-    visual, semantic [C, d]          prototypes of the columns, those that are asked
-    states [M, d], objects [N, d]    semantic prototypes of the primitives
-    state_of, object_of [C]          each column's primitives
-    context.{c,s,o} [K, width], words.{states,objects}  learned prompts, for words that training did not know
-    mean.{states,objects,all}        means of the seen pairs' visual prototypes, for the same
+scale                            1 / tau
+adapter.{down,up}.{weight,bias}, adapter.scale     where features are adapted
+{state,object}.{first,second}.{weight,bias}        the disentanglers, where there are factors
+residual                         1 where a disentangler adds its input
+visual, semantic [C, d]          prototypes of the columns, those that are asked
+states [M, d], objects [N, d]    semantic prototypes of the primitives
+state_of, object_of [C]          each column's primitives
+context.{c,s,o} [K, width], words.{states,objects}  learned prompts, for words that training did not know
+mean.{states,objects,all}        means of the seen pairs' visual prototypes, for the same
 """
 
 from __future__ import annotations

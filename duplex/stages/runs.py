@@ -1,0 +1,41 @@
+"""The trained runs of a project: which one answers where nobody names one, and the pictures that it learned from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.checkpoint import read_record
+from duplex.errors import DuplexError, UsageError
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    files: RunPaths
+    val_auc: float  # a fraction
+
+    def __str__(self) -> str:
+        return f"{self.files.root} (validation AUC {100 * self.val_auc:.2f})"
+
+
+def best_run(world: str | None = None, paths: ArtifactPaths | None = None) -> FoundRun:
+    """The run with the best validation AUC, of those that were calibrated for a world; of equals the first by name."""
+    root, found = (paths or ArtifactPaths()).root, list[FoundRun]()
+    for checkpoint in sorted(root.glob("*/*/*/checkpoint.safetensors")):
+        try:
+            record = read_record(checkpoint)
+        except DuplexError:
+            continue
+        if (world or "closed") in (record.calibration or {}):
+            found.append(FoundRun(RunPaths(checkpoint.parent), record.val_auc))
+    if not found:
+        raise UsageError(f"{root} holds no trained run for this; `dvc repro` trains, or name a model with --model")
+    return max(found, key=lambda run: run.val_auc)
+
+
+def dataset_of(run: Path, paths: ArtifactPaths | None = None) -> str | None:
+    """The data set whose run this is, by its place among the artifacts."""
+    root = (paths or ArtifactPaths()).root.resolve()
+    place = run.resolve()
+    return place.relative_to(root).parts[0] if root in place.parents else None
