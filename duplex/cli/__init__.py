@@ -15,7 +15,7 @@ from duplex.cli.usage import arguments
 
 __all__ = ["app", "arguments", "guarded", "main"]
 
-GROUPS = ("data", "features", "methods", "score", "compare", "report", "predict")
+GROUPS = ("data", "features", "methods", "score", "compare", "report", "predict", "export")
 
 
 class Guarded(TyperGroup):

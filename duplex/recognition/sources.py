@@ -76,5 +76,9 @@ def fetch(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=[CONFIG, TENSORS]))
     except Exception as error:  # whatever network, cache and hub raise between them
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise UsageError(f"{HUB}{name} is not on disk and could not be fetched: {reason}") from error
+        raise UsageError(f"{HUB}{name} is not on disk and could not be fetched: {fault(error)}") from error
+
+
+def fault(error: Exception) -> str:
+    """The first line of what somebody else's library says."""
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.checkpoint import read_record
 from duplex.errors import DuplexError, UsageError
+from duplex.recognition.card import Facts
 
 
 @dataclass(frozen=True)
@@ -39,3 +41,11 @@ def dataset_of(run: Path, paths: ArtifactPaths | None = None) -> str | None:
     root = (paths or ArtifactPaths()).root.resolve()
     place = run.resolve()
     return place.relative_to(root).parts[0] if root in place.parents else None
+
+
+def facts_of(run: Path, *, name: str | None, licence: str, repository: str | None) -> Facts:
+    """What a model card says of a run: the evaluation's metrics and the data set's counts, where they are there."""
+    metrics, counts = RunPaths(run).metrics, run.parent.parent / "statistics.json"
+    read = [json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {} for path in (metrics, counts)]
+    title = name or repository or " ".join(run.resolve().parts[-3:])
+    return Facts(title, licence, read[0], read[1], repository)
