@@ -38,6 +38,9 @@ class Scores(nn.Module):
 class Tower(nn.Module):
     """Pixels [B, 3, R, R] uint8 -> features [B, d], rounded as the cache rounds them."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, visual: Any, preprocess: Mapping[str, Any]) -> None:
         super().__init__()
         self.visual = visual

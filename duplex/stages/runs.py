@@ -6,10 +6,16 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.checkpoint import read_record
+from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.errors import DuplexError, UsageError
+from duplex.features.store import open_features
+from duplex.params import Params
 from duplex.recognition.card import Facts
+from duplex.recognition.neighbours import Neighbours
 
 
 @dataclass(frozen=True)
@@ -49,3 +55,13 @@ def facts_of(run: Path, *, name: str | None, licence: str, repository: str | Non
     read = [json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {} for path in (metrics, counts)]
     title = name or repository or " ".join(run.resolve().parts[-3:])
     return Facts(title, licence, read[0], read[1], repository)
+
+
+def training_pictures(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> Neighbours:
+    """The readable training pictures of a data set, with their cached features."""
+    paths = paths or ArtifactPaths()
+    manifest = read_manifest(paths.manifest(dataset))
+    features = open_features(paths.features(dataset), expect={"manifest": manifest_hash(paths.manifest(dataset))})
+    rows = np.flatnonzero((manifest["split"] == "train").to_numpy() & ~features.bad)
+    images, states, objects = (manifest[name].to_numpy()[rows].tolist() for name in ("image", "state", "object"))
+    return Neighbours.of(features.cls[rows], images, states, objects, params.dataset(dataset).source.root)
