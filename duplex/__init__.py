@@ -1,3 +1,46 @@
-"""Duplex: compositional zero-shot learning over cached CLIP features."""
+"""Duplex: compositional zero-shot learning over cached CLIP features.
+
+The names below are the library; each is loaded when it is first asked for (docs/library.md).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duplex.encoders import load_encoder as load_encoder
+    from duplex.errors import DuplexError as DuplexError
+    from duplex.evaluation.curve import Curve as Curve
+    from duplex.evaluation.evidence import Evidence as Evidence
+    from duplex.evaluation.metrics import measure as measure
+    from duplex.features.store import open_features as open_features
+    from duplex.labels import LabelSpace as LabelSpace
+    from duplex.options import Options as Options
+    from duplex.recognition.answers import Answer as Answer
+    from duplex.recognition.recognizer import Recognizer as Recognizer
 
 __version__ = "0.1.0"
+
+PUBLIC = {
+    "Answer": "duplex.recognition.answers",
+    "Curve": "duplex.evaluation.curve",
+    "DuplexError": "duplex.errors",
+    "Evidence": "duplex.evaluation.evidence",
+    "LabelSpace": "duplex.labels",
+    "Options": "duplex.options",
+    "Recognizer": "duplex.recognition.recognizer",
+    "load_encoder": "duplex.encoders",
+    "measure": "duplex.evaluation.metrics",
+    "open_features": "duplex.features.store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *PUBLIC])

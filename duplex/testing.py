@@ -25,6 +25,7 @@ from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Inputs, Method, Setting, Words
 from duplex.methods.registry import KNOWN_NEEDS
 from duplex.options import OptionError, Options, TrainingOptions
+from duplex.parts import portable
 from duplex.parts.words import word_vectors
 from duplex.training import make_optimiser, optimiser_step
 
@@ -50,6 +51,7 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
     _check_scores(method)
     _check_reload(kind, row, setting, method)
     _check_exhibits(method)
+    _check_recognition(method)
 
 
 # -- a small world -----------------------------------------------------------------------------------------------------
@@ -261,3 +263,20 @@ def _check_exhibits(method: Method[Any]) -> None:
         _demand(good, method, f"exhibits: {name} prototypes are not one row a composition")
     if shown.factors is not None:
         _demand(all(part.shape[0] == 5 for part in shown.factors(batch.inputs)), method, "exhibits: factors are odd")
+
+
+def _check_recognition(method: Method[Any]) -> None:
+    """What answers are made of: parts that sum to the score, probabilities, and an export with the same scores."""
+    columns, batch = small_labels().target("closed", "test"), small_batch(6, seed=4)
+    scores, parts = _scores(method, columns, batch.inputs), method.evidence(columns)
+    if parts is not None:
+        total = torch.stack([part for _, part in parts(batch.inputs)]).sum(0)
+        _demand(torch.allclose(total, scores, atol=1e-6), method, "terms() do not sum to the scores")
+    scores[:, 0] = -torch.inf
+    shares = method.probabilities(scores)
+    sound = bool((shares >= 0).all()) and torch.allclose(shares.sum(1), torch.ones(6), atol=1e-5)
+    _demand(sound, method, "probabilities() are not shares that sum to 1")
+    _demand(not shares[:, 0].any(), method, "probabilities() give a column that cannot be a share")
+    if (tensors := method.portable(columns)) is not None:
+        again = torch.stack([part for _, part in portable.terms(tensors, batch.inputs["cls"])]).sum(0)
+        _demand(torch.allclose(again[:, 1:], scores[:, 1:], atol=1e-5), method, "portable() scores otherwise")

@@ -15,7 +15,7 @@ from duplex.cli.usage import arguments
 
 __all__ = ["app", "arguments", "guarded", "main"]
 
-GROUPS = ("data", "features", "methods", "score", "compare", "report")
+GROUPS = ("data", "features", "methods", "score", "compare", "report", "predict", "export", "serve")
 
 
 class Guarded(TyperGroup):

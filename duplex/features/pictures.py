@@ -11,6 +11,7 @@ import os
 import stat
 import warnings
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -46,13 +47,18 @@ class BadPicture(Exception):
 def read_picture(path: Path) -> Image.Image:
     """The first frame of a file as 8-bit RGB; raises `BadPicture`, or `MachineFault` where the file is not to blame."""
     _check_file(path)
+    return decode_picture(path)
+
+
+def decode_picture(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The same of a file that has been looked at, or of one in memory."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, and about sizes that the next check refuses
             with Image.open(path, formats=READABLE) as picture:
-                if picture.width * picture.height > MAX_PIXELS:
+                if picture.width * picture.height > max_pixels:
                     raise BadPicture("too large")
-                return _rgb(picture)
+                return as_rgb(picture)
     except BadPicture:
         raise
     except Image.DecompressionBombError as error:
@@ -78,7 +84,7 @@ def _check_file(path: Path) -> None:
         raise BadPicture("empty")
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
+def as_rgb(picture: Image.Image) -> Image.Image:
     """Pillow clips 16-bit grey at 255 when asked for RGB, which turns nearly all of it white: scale it first."""
     if picture.mode.startswith("I;16") or picture.mode == "I":
         values = np.asarray(picture)

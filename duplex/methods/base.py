@@ -18,7 +18,7 @@ Nothing here reads a file; a method works in a notebook.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -33,6 +33,7 @@ from duplex.options import Options
 __all__ = ["Batch", "Exhibits", "Inputs", "Method", "Scorer", "Setting", "Words", "columns_of"]
 
 Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
+Terms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # inputs -> named parts of the scores [B, C]
 Row = TypeVar("Row", bound=Options)
 
 
@@ -157,6 +158,18 @@ class Method(nn.Module, Generic[Row]):
         """A function from inputs to scores over the target set `columns`; built once, asked for many batches."""
         raise UnfinishedMethod(type(self), "scorer")
 
+    def evidence(self, columns: Ints) -> Terms | None:
+        """Where the score is a sum: what its parts say, by name. Recognition shows which evidence spoke."""
+        return None
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """`p(c|x)` among the columns of some scores [B, C], of which -inf is a column that cannot be."""
+        return scores.softmax(-1)
+
+    def portable(self, columns: Ints) -> dict[str, Tensor] | None:
+        """All that scores of these columns take, where `parts.portable` can compute them: what an export holds."""
+        return None
+
     def exhibits(self) -> Exhibits:
         """What the report, `retrieve` and `swap` may look at."""
         return Exhibits()
@@ -177,3 +190,16 @@ def columns_of(labels: LabelSpace, columns: Ints, device: torch.device) -> tuple
     """States and objects [C] of compositions, as indices on a device."""
     states, objects = labels.state_of(columns), labels.object_of(columns)
     return torch.as_tensor(states, device=device), torch.as_tensor(objects, device=device)
+
+
+def summed(terms: Terms, columns: int, device: torch.device) -> Scorer:
+    """The scorer of a sum; one part at a time is in memory beside it."""
+
+    @torch.no_grad()
+    def scores(inputs: Inputs) -> Tensor:
+        total = torch.zeros(len(inputs["cls"]), columns, device=device)
+        for _, part in terms(inputs):
+            total += part
+        return total
+
+    return scores

@@ -216,7 +216,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
                 z = self.paths.features(inputs["cls"])
                 asked = [name for name in ("ct", "so") if name in names]
                 spoken = self.paths.terms(z, prototypes, states, objects, asked)
-                found |= {name: p.clamp(min=LEAST).log() for name, p in zip(asked, spoken, strict=True)}
+                found |= {name: p.clamp(min=LEAST).log() for name, (_, p) in zip(asked, spoken, strict=True)}
             return [found[name] for name in names]
 
         return terms

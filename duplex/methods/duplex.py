@@ -3,7 +3,7 @@ graph refines batch by batch (Eq. 5-22, Algorithm 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, columns_of
+from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, Terms, columns_of, summed
 from duplex.methods.exhibits import Exhibits, of_paths
 from duplex.parts.codebook import Codebook
 from duplex.parts.factors import Fusion, unit
 from duplex.parts.graph import Candidates, Message, Nodes, aggregate, blend
 from duplex.parts.paths import Factored, PathOptions, Paths
+from duplex.parts.portable import means_of, portable_paths, shares
 from duplex.parts.prompts import Prototypes
 
 
@@ -177,23 +178,35 @@ class Duplex(Method[DuplexOptions]):
     # -- inference --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def scorer(self, columns: Ints) -> Scorer:
+    def evidence(self, columns: Ints) -> Terms:
         terms, device = self.options.inference, self.target.device
         prototypes = self.paths.encode(columns, terms)
         states, objects = columns_of(self.labels, columns, device)
         visual = self.codebook.rows[torch.as_tensor(columns, device=device)] if "ch" in terms else None
 
         @torch.no_grad()
-        def scores(inputs: Inputs) -> Tensor:
+        def parts(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
             z = self.paths.features(inputs["cls"])
-            total = torch.zeros(len(z), len(columns), device=device)
             if visual is not None:
-                total += self.paths.logits(z, visual).softmax(-1)
-            for term in self.paths.terms(z, prototypes, states, objects, terms):
-                total += term
-            return total
+                yield "visual", self.paths.logits(z, visual).softmax(-1)
+            yield from self.paths.terms(z, prototypes, states, objects, terms)
 
-        return scores
+        return parts
+
+    def scorer(self, columns: Ints) -> Scorer:
+        return summed(self.evidence(columns), len(columns), self.target.device)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return shares(scores)
+
+    @torch.no_grad()
+    def portable(self, columns: Ints) -> dict[str, Tensor]:
+        tensors = portable_paths(self.paths, columns, self.options.inference)
+        if "ch" in self.options.inference:
+            rows, seen = self.codebook.rows.detach(), self.labels.pairs["train"]
+            tensors["visual"] = rows[torch.as_tensor(columns, device=rows.device)]
+            tensors |= means_of(rows[torch.as_tensor(seen, device=rows.device)], self.labels, seen)
+        return tensors
 
     def exhibits(self) -> Exhibits:
         @torch.no_grad()

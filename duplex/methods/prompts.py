@@ -7,7 +7,7 @@ baseline; Troika, Huang et al., 2024, has the same form without its traction).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, columns_of
+from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, Terms, columns_of, summed
 from duplex.methods.exhibits import Exhibits, of_paths
 from duplex.parts.paths import PathOptions, Paths
+from duplex.parts.portable import portable_paths, shares
 from duplex.parts.prompts import Prototypes
 
 
@@ -60,20 +61,26 @@ class PromptMethod(Method[PromptOptions]):
         return {name: found[name] for name in wanted}
 
     @torch.no_grad()
-    def scorer(self, columns: Ints) -> Scorer:
+    def evidence(self, columns: Ints) -> Terms:
         terms, device = self.options.inference, self.paths.negatives.device
         prototypes = self.paths.encode(columns, terms)
         states, objects = columns_of(self.labels, columns, device)
 
         @torch.no_grad()
-        def scores(inputs: Inputs) -> Tensor:
-            z = self.paths.features(inputs["cls"])
-            total = torch.zeros(len(z), len(columns), device=device)
-            for term in self.paths.terms(z, prototypes, states, objects, terms):
-                total += term
-            return total
+        def parts(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+            yield from self.paths.terms(self.paths.features(inputs["cls"]), prototypes, states, objects, terms)
 
-        return scores
+        return parts
+
+    def scorer(self, columns: Ints) -> Scorer:
+        return summed(self.evidence(columns), len(columns), self.paths.negatives.device)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return shares(scores)
+
+    @torch.no_grad()
+    def portable(self, columns: Ints) -> dict[str, Tensor]:
+        return portable_paths(self.paths, columns, self.options.inference)
 
     def exhibits(self) -> Exhibits:
         return of_paths(self.paths)

@@ -71,7 +71,8 @@ class ThreePaths(Method[Row], Generic[Row]):
 
     def terms(self, z: Tensor, t: Prototypes, columns: Columns) -> Iterator[Tensor]:
         """What a score adds up over `columns` [B, C]; `z` is z^c."""
-        yield from self.paths.terms(z, t, columns.states, columns.objects, ("ct", "so"))
+        for _, term in self.paths.terms(z, t, columns.states, columns.objects, ("ct", "so")):
+            yield term
 
     @torch.no_grad()
     def scorer(self, columns: Ints) -> Scorer:

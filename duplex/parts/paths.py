@@ -144,14 +144,14 @@ class Paths(nn.Module):
 
     def terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str]
-    ) -> Iterator[Tensor]:
+    ) -> Iterator[tuple[str, Tensor]]:
         """`p(c^t|x)` and `p(s|x) p(o|x)` [B, C] over columns with these `states` and `objects`, of those named."""
         if "ct" in names:
-            yield self.logits(z, t.compositions).softmax(-1)
+            yield "semantic", self.logits(z, t.compositions).softmax(-1)
         if "so" in names and self.factors is not None:
             z_s, z_o = self.factors(z)
             p_s, p_o = self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
-            yield p_s[:, states] * p_o[:, objects]
+            yield "factors", p_s[:, states] * p_o[:, objects]
 
     def encode(self, columns: Ints, names: Collection[str]) -> Prototypes:
         """Semantic prototypes for scoring some columns, without gradients."""

@@ -51,6 +51,7 @@ class Prompts(nn.Module):
         super().__init__()
         self.labels = labels
         self.paths = tuple(paths)
+        self.vocabulary = vocabulary
         self._tower = [tower]  # in a list: the frozen tower is no part of this module's state
         words = tower.embedding(torch.tensor(tower.tokens(template)))  # [K, width]
         names = [tower.tokens(prompt_name(name)) for name in (*labels.states, *labels.objects)]

@@ -1,4 +1,4 @@
-"""The examples of docs/library.md, one after another, and the names that it lists."""
+"""The examples of docs/pieces.md, one after another, and the names that it lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.subprocesses import ENVIRONMENT, ROOT
 
-PAGE = (ROOT / "docs" / "library.md").read_text()
+PAGE = (ROOT / "docs" / "pieces.md").read_text()
 
 
 def test_the_examples_run():
@@ -19,7 +19,7 @@ def test_the_examples_run():
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     assert len(blocks) >= 3
     for block in blocks:
-        exec(compile(block, "docs/library.md", "exec"), held)
+        exec(compile(block, "docs/pieces.md", "exec"), held)
 
 
 @pytest.mark.parametrize("row", re.findall(r"^\| (`duplex\..*?) \|", PAGE, re.M))

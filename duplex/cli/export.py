@@ -1,0 +1,63 @@
+"""`duplex export`: a run as a folder for other machines, as ONNX, or on the hub."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duplex.errors import UsageError
+
+if TYPE_CHECKING:
+    from duplex.recognition.trained import Trained
+
+
+def register(app: typer.Typer) -> None:
+    app.command("export")(export)
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="A trained run's folder, such as artifacts/shapes/duplex/0.")],
+    out: Annotated[Path | None, typer.Argument(help="The folder to write; may be left out with --push.")] = None,
+    world: Annotated[str | None, typer.Option("--world", help="closed or open; by default the run's own.")] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Add the trained part as trained.onnx.")] = False,
+    onnx_encoder: Annotated[
+        bool, typer.Option("--onnx-encoder", help="Add the image tower as encoder.onnx too, and see.py.")
+    ] = False,
+    push: Annotated[str | None, typer.Option(help="Upload it to the Hugging Face hub as OWNER/NAME.")] = None,
+    licence: Annotated[str, typer.Option("--licence", help="Of the model card, such as mit or cc-by-4.0.")] = "other",
+    name: Annotated[str | None, typer.Option(help="Title of the model card.")] = None,
+) -> None:
+    """Write all that recognition needs into one folder: prototypes, labels, a model card, and recognize.py."""
+    from duplex.cli.predict import load_model
+    from duplex.recognition import export as writing
+    from duplex.stages.runs import facts_of
+
+    if out is None and push is None:
+        raise UsageError("say where it goes: duplex export RUN OUT, or --push OWNER/NAME")
+    recognizer = load_model(run, world, "cpu", [], None)
+    chosen = recognizer.worlds[0] if world is None else world
+    facts = facts_of(Path(run), name=name, licence=licence, repository=push)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "export" if out is None else out
+        writing.export(recognizer.trained, chosen, folder, facts)  # type: ignore[arg-type]
+        _add_onnx(recognizer.trained, folder, onnx or onnx_encoder, onnx_encoder)
+        if out is not None:
+            typer.echo(f"{out} holds {run}", err=True)
+        if push is not None:
+            typer.echo(f"uploaded to {writing.push(folder, push)}", err=True)
+
+
+def _add_onnx(trained: Trained, folder: Path, scores: bool, tower: bool) -> None:
+    if not scores:
+        return
+    from safetensors.torch import load_file
+
+    from duplex.recognition.onnx_files import write_tower, write_trained
+    from duplex.recognition.sources import TENSORS
+
+    write_trained(folder, load_file(folder / TENSORS), trained.backbone.dim)
+    if tower:
+        write_tower(folder, trained.backbone.tower("image"), trained.backbone.record)

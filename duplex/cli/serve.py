@@ -1,0 +1,107 @@
+"""`duplex serve`: a trained run behind HTTP, and a page to show it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duplex.errors import DuplexError, UsageError
+
+if TYPE_CHECKING:
+    from uvicorn import Server
+
+    from duplex.recognition.neighbours import Neighbours
+
+
+def register(app: typer.Typer) -> None:
+    app.command("serve")(serve)
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help="A run's folder, an exported one, or hf-hub:OWNER/NAME; default: the best run.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to listen at; others than this machine need another.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    world: Annotated[str | None, typer.Option("--world", help="closed or open; by default the model's own.")] = None,
+    add: Annotated[list[str] | None, typer.Option(help="A further composition, such as 'rusty kettle'.")] = None,
+    words: Annotated[Path | None, typer.Option(help="A CSV file of further compositions: state,object.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    max_megabytes: Annotated[int, typer.Option(min=1, help="Of a request.")] = 32,
+    max_pictures: Annotated[int, typer.Option(min=1, help="Of a request.")] = 32,
+    seconds: Annotated[float, typer.Option(min=0.1, help="For a request to arrive, and for its answer.")] = 20.0,
+) -> None:
+    """Answer by HTTP until it is stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
+    from duplex.cli.predict import load_model
+
+    try:
+        import uvicorn
+
+        from duplex.recognition.limits import Limits, protocol
+        from duplex.recognition.server import application
+    except ImportError as error:
+        raise UsageError(f"the server needs further packages ({error.name}); pip install 'duplex[serve]'") from error
+    recognizer = load_model(model, world, device, add or [], words, exact=False)
+    limits = Limits(body=max_megabytes * 2**20, pictures=max_pictures, seconds=seconds)
+    near = _neighbours(Path(recognizer.trained.where))
+    app = application(recognizer, limits, near, world)  # type: ignore[arg-type]
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=protocol(limits.seconds),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=limits.connections,
+        timeout_graceful_shutdown=round(limits.seconds),
+    )
+    server = uvicorn.Server(config)
+    with _listening(host, port) as line:
+        _announce(server, host, line.getsockname()[1])
+        with suppress(KeyboardInterrupt):  # uvicorn has finished what was under way, and passes the signal on
+            server.run(sockets=[line])
+    typer.echo("stopped", err=True)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise DuplexError(
+            f"{host}:{port} cannot be listened at: {error.strerror or error}; choose another --port"
+        ) from error
+
+
+def _announce(server: Server, host: str, port: int) -> None:
+    """Say the address as soon as it answers."""
+    begin = server.startup
+
+    async def startup(sockets: list[socket.socket] | None = None) -> None:
+        await begin(sockets=sockets)
+        print(f"http://{f'[{host}]' if ':' in host else host}:{port}/", file=sys.stderr, flush=True)
+
+    server.startup = startup  # type: ignore[method-assign]
+
+
+def _neighbours(run: Path) -> Neighbours | None:
+    """The training pictures of the run's data set, where this is its project and they are there."""
+    from duplex.params import load_params
+    from duplex.stages.runs import dataset_of, training_pictures
+
+    dataset = dataset_of(run)
+    if dataset is None or not Path("params.yaml").is_file():
+        return None
+    try:
+        return training_pictures(load_params(), dataset)
+    except DuplexError as error:
+        typer.echo(f"no training pictures are shown: {error}", err=True)
+        return None

@@ -1,0 +1,1 @@
+"""A trained run answering about pictures: the recogniser, its exports, its server."""

@@ -1,0 +1,86 @@
+"""A run as a folder that stands alone: tensors, labels, a model card, and twenty lines of numpy that score."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from duplex.checkpoint import digest
+from duplex.errors import DuplexError, UsageError
+from duplex.labels import World
+from duplex.recognition import recognize
+from duplex.recognition.card import Facts, card
+from duplex.recognition.sources import CONFIG, FORMAT, TENSORS, fault
+from duplex.recognition.trained import Trained
+
+README, LINES = "README.md", "recognize.py"
+
+
+def export(trained: Trained, world: World, out: Path, facts: Facts) -> None:
+    """Write the folder of one world's compositions; it is there whole or not at all."""
+    tensors = exported_tensors(trained, world)
+    config = {
+        "format": FORMAT,
+        "kind": trained.kind,
+        "world": world,
+        "labels": trained.labels.to_dict(),
+        "encoder": dict(trained.backbone.record),
+        "calibration": trained.chosen(world).to_dict(),
+        "tensors": digest(tensors),
+    }
+    whole(out, lambda folder: _fill(folder, tensors, config, card(config, tensors, facts)))
+
+
+def exported_tensors(trained: Trained, world: World) -> dict[str, Tensor]:
+    """What `recognize.py` reads: the score's tensors, and which columns are seen and which may be chosen."""
+    tensors = trained.tensors(world)
+    if tensors is None:
+        raise UsageError(f"methods of kind {trained.kind!r} have no form that could be exported; choose another run")
+    panel = trained.panel(world)
+    tensors = {**tensors, "seen": torch.from_numpy(panel.seen.copy()), "live": torch.from_numpy(panel.live.copy())}
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+
+
+def _fill(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], text: str) -> None:
+    save_file(dict(tensors), folder / TENSORS)
+    (folder / TENSORS).chmod(0o644)  # safetensors writes for its owner alone
+    (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    (folder / README).write_text(text, encoding="utf-8")
+    shutil.copyfile(str(recognize.__file__), folder / LINES)
+
+
+def whole(out: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a folder under another name, then give it its own; an earlier export is replaced, nothing else is."""
+    if out.exists() and not (out.is_dir() and ((out / CONFIG).is_file() or not any(out.iterdir()))):
+        raise UsageError(f"{out} is there and is no export of duplex; choose another folder")
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        fill(partial)
+        shutil.rmtree(out, ignore_errors=True)
+        partial.replace(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def push(folder: Path, name: str) -> str:
+    """Upload a folder to the hub; the repository is made where there is none. Gives its address."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Exported by duplex")
+    except Exception as error:  # whatever network and hub raise between them
+        raise DuplexError(
+            f"{name} could not be uploaded to {api.endpoint}: {fault(error)}; log in, or mend that"
+        ) from error
+    return f"{api.endpoint}/{name}"

@@ -1,0 +1,129 @@
+"""What a server takes from strangers: how much, for how long, and how many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+DRAINED = 1 << 28  # bytes of a body that is refused that are still read, so that the refusal is read too
+LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Limits:
+    body: int = 32 * 2**20  # bytes of a request
+    pixels: int = 40_000_000  # of a picture
+    pictures: int = 32  # of a request
+    seconds: float = 20.0  # for a request to arrive, and for its answer
+    connections: int = 256
+
+
+class Refused(Exception):
+    """A request that is not taken: status and sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence = status, sentence
+
+
+class Gate:
+    """Around an application: bodies that are too large or too slow are refused while they arrive."""
+
+    def __init__(self, app: Any, limits: Limits) -> None:
+        self.app, self.limits = app, limits
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        inlet = Inlet(receive, self.limits)
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400 and not inlet.done:
+                await inlet.drain()
+            await send(message)
+
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self.limits.body:
+            await inlet.drain()
+            await refuse(send, inlet.too_large())
+        else:
+            await self.app(scope, inlet.receive, sending)
+
+
+class Inlet:
+    """Counts a body's bytes and its time."""
+
+    def __init__(self, receive: Receive, limits: Limits) -> None:
+        self._receive, self._limits = receive, limits
+        self._end = asyncio.get_running_loop().time() + limits.seconds
+        self._read, self.done = 0, False
+
+    async def receive(self) -> Message:
+        if self.done:
+            return await self._receive()
+        left = self._end - asyncio.get_running_loop().time()
+        try:
+            message = await asyncio.wait_for(self._receive(), max(left, 0.001))
+        except asyncio.TimeoutError:
+            self.done = True
+            raise Refused(408, f"the request took longer than {self._limits.seconds:g} s to arrive") from None
+        self._read += len(message.get("body", b""))
+        self.done = not message.get("more_body", False)
+        if self._read > self._limits.body:
+            raise self.too_large()
+        return message
+
+    def too_large(self) -> Refused:
+        return Refused(413, f"the request is larger than {self._limits.body} bytes")
+
+    async def drain(self) -> None:
+        """Read on and forget, within reason."""
+        while not self.done and self._read < DRAINED and asyncio.get_running_loop().time() < self._end:
+            try:
+                message = await asyncio.wait_for(self._receive(), 1.0)
+            except asyncio.TimeoutError:
+                return
+            self._read += len(message.get("body", b""))
+            self.done = message["type"] != "http.request" or not message.get("more_body", False)
+
+
+async def refuse(send: Send, error: Refused) -> None:
+    body = json.dumps({"error": error.sentence}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def protocol(seconds: float) -> type[H11Protocol]:
+    """HTTP whose heads have to arrive in time: a connection that says nothing whole is told so and closed."""
+
+    class Punctual(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._late = self.loop.call_later(seconds, self._too_late)
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            if self.cycle is not None:
+                self._late.cancel()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._late.cancel()
+            super().connection_lost(exc)
+
+        def _too_late(self) -> None:
+            if self.cycle is None and not self.transport.is_closing():
+                self.transport.write(LATE)
+                self.transport.close()
+
+    return Punctual

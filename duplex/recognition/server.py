@@ -1,0 +1,196 @@
+"""The server: pictures by HTTP, answers as JSON, and one page for people."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from PIL import Image
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from torch import Tensor
+
+from duplex import __version__
+from duplex.features.pictures import BadPicture, decode_picture
+from duplex.labels import World
+from duplex.recognition.batching import Batcher
+from duplex.recognition.counters import Counters
+from duplex.recognition.limits import Gate, Limits, Refused
+from duplex.recognition.neighbours import Neighbours
+from duplex.recognition.panel import Panel
+from duplex.recognition.recognizer import Recognizer
+
+DECODERS = 2  # pictures that are held as pixels at once
+PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.json")
+POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src blob:; style-src 'self' 'unsafe-inline'; "
+HEADERS = {
+    "Content-Security-Policy": POLICY + "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+UPLOAD = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"file": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+                }
+            }
+        },
+    }
+}
+
+
+def application(
+    recognizer: Recognizer,
+    limits: Limits | None = None,
+    neighbours: Neighbours | None = None,
+    world: World | None = None,
+) -> Gate:
+    """An ASGI application that answers for one world."""
+    panel = recognizer.panel(world)  # what fails, fails before the first request
+    limits, counters, batcher = limits or Limits(), Counters(), Batcher(recognizer, panel)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        batcher.start()
+        yield
+        await batcher.stop()
+
+    app = FastAPI(title="duplex", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    service = Service(recognizer, panel, limits, counters, batcher, neighbours)
+    app.middleware("http")(service.counted)
+    app.add_exception_handler(HTTPException, _told)  # type: ignore[arg-type]
+    app.add_exception_handler(Refused, _refused)  # type: ignore[arg-type]
+    app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
+    app.get("/docs", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("docs.html"))
+    app.post("/predict", openapi_extra=UPLOAD, summary="What some pictures show")(service.predict)
+    app.get("/labels", summary="States, objects, and the compositions to choose from")(service.labels)
+    app.get("/health", summary="Whether it can answer")(service.health)
+    app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")(service.metrics)
+    return Gate(app, limits)
+
+
+class Service:
+    """What the paths do."""
+
+    def __init__(
+        self,
+        recognizer: Recognizer,
+        panel: Panel,
+        limits: Limits,
+        counters: Counters,
+        batcher: Batcher,
+        neighbours: Neighbours | None,
+    ) -> None:
+        self._trained, self._panel, self._limits, self._counters = recognizer.trained, panel, limits, counters
+        self._batcher, self._neighbours = batcher, neighbours
+        self._transform = recognizer.encoder.image_transform
+        self._decoders = ThreadPoolExecutor(DECODERS, "decoder")
+
+    async def counted(self, request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+        began, status = time.monotonic(), 500
+        self._counters.running += 1
+        try:
+            response = await call(request)
+            status = response.status_code
+            response.headers.update(HEADERS)
+            return response
+        finally:
+            self._counters.running -= 1
+            path = request.url.path if request.url.path in PATHS else "other"
+            self._counters.note(path, status, time.monotonic() - began)
+
+    async def predict(self, request: Request, top: int = 3, similar: int = 0) -> JSONResponse:
+        """One answer for each picture of the form, in order. `similar` adds the nearest training pictures."""
+        if not (1 <= top <= 50 and 0 <= similar <= 20):
+            raise HTTPException(422, "top lies between 1 and 50, similar between 0 and 20")
+        if self._batcher.full:
+            raise HTTPException(429, "too many pictures are waiting; try again")
+        try:
+            answers = await asyncio.wait_for(self._answers(request, top, similar), self._limits.seconds)
+        except asyncio.TimeoutError:
+            raise HTTPException(408, f"there was no answer within {self._limits.seconds:g} s") from None
+        bad = sum("error" in answer for answer in answers)
+        self._counters.bad_pictures += bad
+        return JSONResponse({"answers": answers}, status_code=422 if bad == len(answers) else 200)
+
+    async def _answers(self, request: Request, top: int, similar: int) -> list[dict[str, Any]]:
+        async with _form(request, self._limits) as files:
+            return await asyncio.gather(*(self._one(file, top, similar) for file in files))
+
+    async def _one(self, file: UploadFile, top: int, similar: int) -> dict[str, Any]:
+        name = (file.filename or "")[:200]
+        data = await file.read()
+        try:
+            pixels = await asyncio.get_running_loop().run_in_executor(self._decoders, self._decoded, data)
+        except BadPicture as error:
+            return {"image": name, "error": error.reason}
+        answer, feature = await self._batcher.ask(pixels, top)
+        record = {"image": name, **answer.to_dict(top)}
+        if similar and self._neighbours is not None:
+            record["similar"] = await asyncio.to_thread(self._neighbours.of_feature, feature, similar)
+        return record
+
+    def _decoded(self, data: bytes) -> Tensor:
+        if not data:
+            raise BadPicture("empty")
+        picture: Image.Image = decode_picture(io.BytesIO(data), self._limits.pixels)
+        try:
+            pixels: Tensor = self._transform(picture)
+            return pixels
+        except (ValueError, ZeroDivisionError, MemoryError) as error:
+            raise BadPicture("cannot be resized") from error
+
+    def labels(self) -> dict[str, Any]:
+        panel = self._panel
+        pairs = [list(pair) for pair, live in zip(panel.pairs, panel.live, strict=True) if live]
+        return {"states": panel.states, "objects": panel.objects, "compositions": pairs}
+
+    def health(self) -> dict[str, Any]:
+        return {"status": "ok", "kind": self._trained.kind, "compositions": len(self._panel), "version": __version__}
+
+    def metrics(self) -> str:
+        return self._counters.text(self._batcher.pictures, self._batcher.batches)
+
+
+@asynccontextmanager
+async def _form(request: Request, limits: Limits) -> AsyncIterator[list[UploadFile]]:
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise HTTPException(415, "send pictures as multipart/form-data, in fields called file")
+    try:
+        form = await request.form(max_files=limits.pictures, max_fields=8)
+    except (Refused, HTTPException):
+        raise
+    except Exception as error:  # the parser's own kinds
+        raise HTTPException(400, "the form is broken") from error
+    try:
+        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        if not files:
+            raise HTTPException(400, "the form holds no picture; send them in fields called file")
+        yield files
+    finally:
+        await form.close()
+
+
+async def _told(_request: Request, error: HTTPException) -> JSONResponse:
+    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code)
+
+
+async def _refused(_request: Request, error: Refused) -> JSONResponse:
+    return JSONResponse({"error": error.sentence}, status_code=error.status, headers={"Connection": "close"})
+
+
+def _page(name: str) -> str:
+    return (resources.files("duplex.recognition") / name).read_text(encoding="utf-8")

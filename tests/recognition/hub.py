@@ -1,0 +1,116 @@
+"""A stand-in for the Hugging Face hub on 127.0.0.1: repositories are made, uploaded to and read from."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+COMMIT = "1" * 40
+
+
+class Hub:
+    """`with Hub() as hub:` — `hub.address`, and `hub.files[repository][path]`."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, bytes]] = {}
+        self.asked: list[str] = []
+
+    def __enter__(self) -> Hub:
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                hub.answer(self, b"")
+
+            do_HEAD = do_GET
+
+            def do_POST(self) -> None:
+                hub.answer(self, self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        path = unquote(request.path.split("?")[0])
+        self.asked.append(f"{request.command} {path}")
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = "/".join(filter(None, (asked.get("organization"), asked["name"])))
+            self.files.setdefault(name, {})
+            self._send(request, {"url": f"{self.address}/{name}", "name": name})
+        elif path == "/api/validate-yaml":
+            self._send(request, {"errors": [], "warnings": []})
+        elif path == "/api/whoami-v2":
+            self._send(request, {"name": "owner", "type": "user", "orgs": []})
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
+            files = [
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for file in json.loads(body)["files"]
+            ]
+            self._send(request, {"files": files})
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
+            for line in body.splitlines():
+                record = json.loads(line)
+                if record["key"] == "file":
+                    value = record["value"]
+                    self.files[found[1]][value["path"]] = base64.b64decode(value["content"])
+            self._send(request, {"commitOid": COMMIT, "commitUrl": f"{self.address}/{found[1]}/commit/{COMMIT}"})
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/.+)?", path):
+            siblings = [{"rfilename": name} for name in self.files.get(found[1], {})]
+            known = {"id": found[1], "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
+            self._send(
+                request,
+                known if found[1] in self.files else {"error": "Repository not found"},
+                200 if found[1] in self.files else 404,
+            )
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+/?", path):
+            self._send(
+                request,
+                [
+                    {"type": "file", "path": name, "size": len(data), "oid": _sha(data)}
+                    for name, data in self.files[found[1]].items()
+                ],
+            )
+        elif (found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)) and found[2] in self.files.get(
+            found[1], {}
+        ):
+            data = self.files[found[1]][found[2]]
+            headers = {"ETag": f'"{_sha(data)}"', "X-Repo-Commit": COMMIT}
+            self._send(request, data, 200, headers)
+        else:
+            self._send(request, {"error": "not found"}, 404)
+
+    def _send(
+        self, request: BaseHTTPRequestHandler, said, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        data = said if isinstance(said, bytes) else json.dumps(said).encode()
+        request.send_response(status)
+        for key, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(data)),
+            **(headers or {}),
+        }.items():
+            request.send_header(key, value)
+        request.end_headers()
+        if request.command != "HEAD":
+            request.wfile.write(data)
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()

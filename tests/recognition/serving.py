@@ -1,0 +1,91 @@
+"""A real server in a process of its own, and raw talk to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+BOUNDARY = "between"
+
+
+class Served:
+    """`with Served(run, folder, "--seconds", "2") as server:`"""
+
+    def __init__(self, run: Path, folder: Path, *words: str) -> None:
+        script = "from duplex.cli import main; main()"
+        command = [sys.executable, "-c", script, "serve", str(run), "--port", "0", *words]
+        self.process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env={**os.environ})
+        line = self.process.stderr.readline()
+        assert line.startswith("http://127.0.0.1:"), line + self.process.stderr.read()
+        self.address = line.strip()
+        self.port = int(self.address.rsplit(":", 1)[1].strip("/"))
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait(30)
+        self.process.stderr.close()
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, body, headers or {})
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        except (BrokenPipeError, ConnectionResetError):  # refused while the body was still on its way
+            return 0, b""
+        finally:
+            connection.close()
+
+    def predict(self, *files: tuple[str, bytes], query: str = "") -> tuple[int, dict]:
+        status, body = self.ask("POST", "/predict" + query, form(*files), form_headers())
+        return status, json.loads(body)
+
+    def raw(self, data: bytes, patience: float = 30.0) -> int:
+        """Status of what is answered to some bytes; 0 for none."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=patience) as line:
+            try:
+                line.sendall(data)
+                said = line.recv(65536)
+            except (BrokenPipeError, ConnectionResetError):
+                return 0
+            return int(said.split()[1]) if said.startswith(b"HTTP/") else 0
+
+    @property
+    def resident(self) -> int:
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def form(*files: tuple[str, bytes]) -> bytes:
+    parts = [
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n'.encode()
+        + b"Content-Type: application/octet-stream\r\n\r\n"
+        + data
+        + b"\r\n"
+        for name, data in files
+    ]
+    return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def form_headers() -> dict[str, str]:
+    return {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+def wait_until(holds, patience: float = 30.0) -> None:
+    end = time.monotonic() + patience
+    while not holds():
+        assert time.monotonic() < end, "it does not come about"
+        time.sleep(0.05)

@@ -1,0 +1,100 @@
+"""`duplex predict`, as a shell runs it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def predict(*words: object, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from duplex.cli import main; main()", "predict", *map(str, words)]
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+
+
+def test_a_folder_a_pattern_and_stdin_name_the_same_files(project):
+    folder = project.pictures()[0].parent
+    model = ("--model", project.run(), "--num-workers", 0, "--format", "jsonl")
+    given = "\n".join(sorted(map(str, folder.rglob("*.png"))))
+    ways = [predict(folder, *model), predict(f"{folder}/*.png", *model), predict("-", *model, given=given)]
+    assert [way.returncode for way in ways] == [0, 0, 0], ways[0].stderr
+    assert ways[0].stdout == ways[1].stdout == ways[2].stdout
+    records = [json.loads(line) for line in ways[0].stdout.splitlines()]
+    assert [record["image"] for record in records] == given.splitlines()
+    for record in records:
+        assert len(record["top"]) == len(record["states"]) == len(record["objects"]) == 3
+        assert {"state", "object", "score", "probability"} <= set(record["top"][0])
+
+
+def test_without_a_model_the_best_run_answers(project):
+    from duplex.checkpoint import read_record
+
+    best = max(("clip", "duplex"), key=lambda name: read_record(project.run(name) / "checkpoint.safetensors").val_auc)
+    found = predict(project.pictures()[0], "--num-workers", 0)
+    assert found.returncode == 0
+    assert f"model: artifacts/own/{best}/0 (validation AUC" in found.stderr
+    assert "model: artifacts/own/" in predict(project.pictures()[0], "--world", "open").stderr
+
+
+def test_bad_files_get_a_line_and_exit_code_3(project, tmp_path):
+    (tmp_path / "bad.png").write_text("nothing")
+    out = tmp_path / "answers.csv"
+    found = predict(
+        project.pictures()[0], tmp_path, "--model", project.run(), "--format", "csv", "--out", out, "--top", 2
+    )
+    assert found.returncode == 3 and "1 of 2 files gave no picture" in found.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["rank"] for row in rows] == ["1", "2", ""]
+    assert rows[2]["error"] == "not a picture"
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_words_from_the_command_line_and_a_file(project, tmp_path):
+    words = tmp_path / "words.csv"
+    words.write_text("state,object\ndark,picture\n")
+    found = predict(
+        project.pictures()[0], "--model", project.run(), "--words", words, "--add", "striped,photo", "--top", 200
+    )
+    assert found.returncode == 0, found.stderr
+    assert "dark picture" in found.stdout and "(new object)" in found.stdout and "striped photo" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{picture}", "--model", "nowhere"], "nowhere does not exist"),
+        (["{empty}", "--model", "{run}"], "holds no pictures"),
+        (["{picture}", "--model", "{run}", "--world", "half"], "unknown world 'half'"),
+        (["{picture}", "--model", "{run}", "--world", "open"], "was not trained for the open world"),
+        (["{picture}", "--model", "{run}", "--words", "{list}"], "has the columns state, thing"),
+        (["{picture}", "--model", "{run}", "--add", "one"], "does not say what is the state"),
+        (["{picture}", "--model", "{run}", "--add", "rusty kettle"], "without the word 'rusty'"),
+        (["{picture}", "--model", "{run}", "--format", "xml"], "unknown format 'xml'"),
+        (["{picture}", "--model", "{run}", "--out", "/no/where"], "cannot be written"),
+        (["nothing*", "--model", "{run}"], "nothing matches"),
+    ],
+)
+def test_a_mistake_is_one_sentence(project, tmp_path, words, said):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "list.csv").write_text("state,thing\nred,star\n")
+    places = {
+        "picture": project.pictures()[0],
+        "run": project.run(),
+        "empty": tmp_path / "empty",
+        "list": tmp_path / "list.csv",
+    }
+    found = predict(*(word.format(**places) for word in words))
+    assert found.returncode == 2 and said in found.stderr
+    assert len(found.stderr.strip().splitlines()) == 1 and found.stderr.startswith("duplex: ")
+
+
+def test_missing_files_are_answered_for(project):
+    found = predict("absent.png", project.pictures()[0], "--model", project.run(), "--format", "jsonl")
+    first = json.loads(found.stdout.splitlines()[0])
+    assert first == {"image": "absent.png", "error": "missing"} and found.returncode == 3
+    assert Path(json.loads(found.stdout.splitlines()[1])["image"]) == project.pictures()[0]

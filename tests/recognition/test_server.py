@@ -1,0 +1,242 @@
+"""The server, as programs and strangers meet it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("fastapi")
+
+from duplex import Recognizer
+from tests.recognition.serving import BOUNDARY, Served, form, form_headers
+
+
+@pytest.fixture(scope="module")
+def server(trained):
+    with Served(trained.run(), trained.folder, "--seconds", "3", "--max-megabytes", "8") as running:
+        yield running
+
+
+def data_of(trained, place: int = 0) -> bytes:
+    return trained.pictures()[place].read_bytes()
+
+
+def test_answers_are_the_librarys(trained, server):
+    pictures = trained.pictures()[:12]
+    status, said = server.predict(*[(path.name, path.read_bytes()) for path in pictures])
+    own = Recognizer.load(trained.run(), device="cpu")(pictures)
+    assert status == 200
+    for record, answer, path in zip(said["answers"], own, pictures, strict=True):
+        assert record["image"] == path.name
+        assert record["top"][0]["score"] == pytest.approx(answer.best.score, abs=5e-3)
+        assert len(record["top"]) == len(record["states"]) == 3
+
+
+def test_requests_at_once_are_answered_each_with_its_own(trained, server):
+    pictures = trained.pictures()[:16]
+    own = Recognizer.load(trained.run(), device="cpu")(pictures)
+    before = numbers(server)
+    with ThreadPoolExecutor(16) as clients:
+        found = list(clients.map(lambda path: server.predict((path.name, path.read_bytes())), pictures))
+    for (status, said), answer, path in zip(found, own, pictures, strict=True):
+        assert status == 200 and said["answers"][0]["image"] == path.name
+        assert said["answers"][0]["top"][0]["score"] == pytest.approx(answer.best.score, abs=5e-3)
+    after = numbers(server)
+    assert after["duplex_pictures_total"] - before["duplex_pictures_total"] == 16
+    assert after["duplex_batches_total"] - before["duplex_batches_total"] < 16, "they were encoded together"
+
+
+def numbers(server) -> dict[str, float]:
+    status, text = server.ask("GET", "/metrics")
+    assert status == 200
+    lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in lines}
+
+
+def test_what_it_tells_of_itself(trained, server):
+    labels = json.loads(server.ask("GET", "/labels")[1])
+    panel = Recognizer.load(trained.run(), device="cpu").panel()
+    assert labels["states"] == list(panel.states) and len(labels["compositions"]) == len(panel)
+    assert json.loads(server.ask("GET", "/health")[1])["status"] == "ok"
+    paths = json.loads(server.ask("GET", "/openapi.json")[1])["paths"]
+    assert {"/predict", "/labels", "/health", "/metrics"} <= set(paths)
+    for page in ("/", "/docs"):
+        status, text = server.ask("GET", page)
+        assert status == 200 and b"http://" not in text and b"https://" not in text
+
+
+def test_similar_training_pictures(trained, server):
+    path = trained.pictures("train")[0]
+    status, said = server.predict((path.name, path.read_bytes()), query="?similar=3")
+    near = said["answers"][0]["similar"]
+    assert status == 200 and len(near) == 3
+    assert near[0]["cosine"] == pytest.approx(1, abs=1e-3) and str(path).endswith(near[0]["image"])
+    assert near[0]["thumbnail"].startswith("data:image/jpeg;base64,")
+
+
+def test_a_bad_picture_among_good_ones(trained, server):
+    status, said = server.predict(("good.png", data_of(trained)), ("bad.png", b"nothing"))
+    assert status == 200 and "top" in said["answers"][0]
+    assert said["answers"][1] == {"image": "bad.png", "error": "not a picture"}
+    assert server.predict(("bad.png", b""))[0] == 422
+
+
+# -- strangers ------------------------------------------------------------------------------------------------------
+
+
+def bomb() -> bytes:
+    """A PNG of 60,000 x 60,000 pixels in a few bytes."""
+    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(bytes(1 << 16)))
+        + chunk(b"IEND", b"")
+    )
+
+
+def posted(body: bytes, *, length: int | None = None, kind: str = f"multipart/form-data; boundary={BOUNDARY}") -> bytes:
+    size = len(body) if length is None else length
+    return (
+        f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n".encode() + body
+    )
+
+
+def hostile(trained) -> dict[str, bytes]:
+    """One request of each kind that is over at once."""
+    good = data_of(trained)
+    return {
+        "a bomb": posted(form(("bomb.png", bomb()))),
+        "no picture": posted(form(("a.png", random.Random(0).randbytes(5000)))),
+        "a cut picture": posted(form(("a.png", good[: len(good) // 3]))),
+        "no form": posted(b"{}", kind="application/json"),
+        "no boundary": posted(form(("a.png", good)), kind="multipart/form-data"),
+        "another boundary": posted(form(("a.png", good)).replace(BOUNDARY.encode(), b"other")),
+        "a form cut off": posted(form(("a.png", good))[:-30], length=len(form(("a.png", good))) - 30),
+        "too many files": posted(form(*[("a.png", b"x")] * 100)),
+        "a text field": posted(form(("a", b"x")).replace(b'; filename="a"', b"")),
+        "a path as a name": posted(form(("../../etc/passwd", b"root"))),
+        "giant headers": b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 200_000 + b"\r\n\r\n",
+        "no HTTP": b"\x16\x03\x01 not http at all\r\n\r\n",
+        "a path": b"GET /../../../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
+        "an encoded path": b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
+        "a static path": b"GET /static/../params.yaml HTTP/1.1\r\nHost: x\r\n\r\n",
+        "another verb": b"DELETE /predict HTTP/1.1\r\nHost: x\r\n\r\n",
+        "no number": posted(form(("a.png", good))).replace(b"/predict", b"/predict?top=many"),
+        "a negative number": posted(form(("a.png", good))).replace(b"/predict", b"/predict?top=-1"),
+    }
+
+
+def test_a_thousand_hostile_requests(trained, server):
+    """Each is told that it was wrong, between good ones; memory does not grow."""
+    kinds = hostile(trained)
+    for name, data in kinds.items():  # once, so that what is loaded on first use is there
+        assert 400 <= server.raw(data) < 500, name
+    before, good = server.resident, ("good.png", data_of(trained))
+    jobs = [(name, kinds[name]) for name in random.Random(0).choices(sorted(kinds), k=1000)]
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(lambda job: server.raw(job[1]), jobs))
+    wrong = {name: status for (name, _), status in zip(jobs, answers, strict=True) if not 400 <= status < 500}
+    assert not wrong
+    assert server.predict(good)[0] == 200
+    assert server.resident - before < 100 * 2**20
+
+
+def test_fifty_megabytes(trained, server):
+    body = form(("big.png", bytes(50 * 2**20)))
+    before = server.resident
+    refused = (413, 0)  # 0: the line was closed while the body was still on its way
+    assert server.ask("POST", "/predict", body, form_headers())[0] in refused
+    chunked = iter([body[start : start + 65536] for start in range(0, len(body), 65536)])
+    assert server.ask("POST", "/predict", chunked, {**form_headers(), "Transfer-Encoding": "chunked"})[0] in refused
+    assert server.ask("POST", "/predict", form(*[("a.png", b"x")] * 10_000), form_headers())[0] == 400
+    assert server.resident - before < 100 * 2**20
+    assert server.predict(("good.png", data_of(trained)))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "begin", [b"GET / HTTP/1.1\r\nHos", b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n"]
+)
+def test_slow_senders_are_told(server, begin):
+    """Heads, and bodies, of which a byte comes now and then."""
+    body = posted(form(("a.png", b"x" * 400)))[:300]
+    data = begin if begin.startswith(b"GET") else body
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
+        line.sendall(data)
+        line.settimeout(0.5)
+        began, said = time.monotonic(), b""
+        while not said and time.monotonic() - began < 15:
+            try:
+                said = line.recv(4096)
+            except TimeoutError:
+                line.sendall(b"a")
+    assert said.startswith(b"HTTP/1.1 408"), said
+    assert time.monotonic() - began < 10
+
+
+def test_many_idle_connections_do_not_stop_others(trained, server):
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+    try:
+        assert server.predict(("good.png", data_of(trained)))[0] == 200
+    finally:
+        for line in idle:
+            line.close()
+
+
+def test_a_client_that_leaves_harms_nobody(trained, server):
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", server.port)) as line:
+            line.sendall(posted(form(("a.png", data_of(trained))))[:-200])
+    assert server.predict(("good.png", data_of(trained)))[0] == 200
+
+
+def test_it_listens_here_alone_and_stops_in_peace(trained):
+    """What is under way at SIGTERM is answered; then it leaves with 0."""
+    out = io.BytesIO()
+    Image.effect_noise((3000, 3000), 60).save(out, "PNG")
+    with Served(trained.run(), trained.folder) as server:
+        assert listening(server.process.pid) == {"0100007F"}
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(server.predict(("noise.png", out.getvalue()))))
+        asking.start()
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        asking.join(30)
+        assert server.process.wait(30) == 0
+    assert answers[0][0] == 200
+
+
+def listening(pid: int) -> set[str]:
+    """Addresses that a process listens at, as Linux writes them."""
+    folder = Path(f"/proc/{pid}/fd")
+    held = {os.readlink(link) for link in folder.iterdir() if link.is_symlink()}
+    lines = [
+        line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in held}
+
+
+def test_a_port_that_is_taken(trained):
+    from tests.recognition.test_export import duplex
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = duplex("serve", trained.run(), "--port", taken.getsockname()[1])
+    assert done.returncode == 1 and "cannot be listened at: Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
