@@ -22,7 +22,6 @@ from duplex.report.material import read_predictions, read_run, read_tree
 from duplex.stages import report
 from tests.data.web import serving
 from tests.hostile.conftest import Command
-from tests.subprocesses import ROOT
 
 NINE = ["x"] * 9
 BOMB = "a0: &a0 [" + ",".join(NINE) + "]\n" + "".join(
@@ -275,9 +274,7 @@ def test_mirrors_are_asked_encrypted_first() -> None:
 
 
 def test_report_stage_knows_the_absent_from_the_damaged(project: Path) -> None:
-    from duplex.params import load_params
-
-    shutil.copytree(ROOT / "artifacts", "artifacts", ignore=shutil.ignore_patterns("report", "*.h5", "*.safetensors"))
+    evaluated()
     Path("artifacts/shapes/clip/0/metrics.json").write_text("{")
     with pytest.raises(DuplexError, match=r"clip/0/metrics\.json is not a table in JSON"):
         report.run(load_params())
