@@ -15,7 +15,19 @@ from duplex.cli.usage import arguments
 
 __all__ = ["app", "arguments", "guarded", "main"]
 
-GROUPS = ("data", "features", "methods", "score", "compare", "report", "predict", "export", "serve")
+GROUPS = (
+    "data",
+    "features",
+    "methods",
+    "score",
+    "compare",
+    "report",
+    "predict",
+    "export",
+    "serve",
+    "doctor",
+    "suspects",
+)
 
 
 class Guarded(TyperGroup):

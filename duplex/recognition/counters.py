@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.json")
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 
 
@@ -15,7 +16,7 @@ class Counters:
         self.bad_pictures = self.running = 0
 
     def note(self, path: str, status: int, seconds: float) -> None:
-        self.answers[path, status] += 1
+        self.answers[path if path in PATHS else "other", status] += 1
         self.seconds, self.requests = self.seconds + seconds, self.requests + 1
         for place, bound in enumerate(BOUNDS):
             self.buckets[place] += seconds <= bound

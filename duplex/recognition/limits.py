@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from duplex.recognition.counters import Counters
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -35,28 +38,38 @@ class Refused(Exception):
 
 
 class Gate:
-    """Around an application: bodies that are too large or too slow are refused while they arrive."""
+    """Around an application: bodies that are too large or too slow are refused while they arrive, every answer is
+    counted and carries `headers`."""
 
-    def __init__(self, app: Any, limits: Limits) -> None:
-        self.app, self.limits = app, limits
+    def __init__(self, app: Any, limits: Limits, counters: Counters, headers: Mapping[str, str]) -> None:
+        self.app, self.limits, self.counters = app, limits, counters
+        self.headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        inlet = Inlet(receive, self.limits)
+        inlet, began, status = Inlet(receive, self.limits), time.monotonic(), 500
 
         async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] >= 400 and not inlet.done:
-                await inlet.drain()
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message["headers"], *self.headers]}
+                if status >= 400 and not inlet.done:
+                    await inlet.drain()
             await send(message)
 
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self.limits.body:
-            await inlet.drain()
-            await refuse(send, inlet.too_large())
-        else:
-            await self.app(scope, inlet.receive, sending)
+        self.counters.running += 1
+        try:
+            declared = dict(scope["headers"]).get(b"content-length", b"0")
+            if declared.isdigit() and int(declared) > self.limits.body:
+                await refuse(sending, inlet.too_large())
+            else:
+                await self.app(scope, inlet.receive, sending)
+        finally:
+            self.counters.running -= 1
+            self.counters.note(scope["path"], status, time.monotonic() - began)
 
 
 class Inlet:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from PIL import Image
 from starlette.datastructures import UploadFile
@@ -29,7 +28,6 @@ from duplex.recognition.panel import Panel
 from duplex.recognition.recognizer import Recognizer
 
 DECODERS = 2  # pictures that are held as pixels at once
-PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.json")
 POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src blob:; style-src 'self' 'unsafe-inline'; "
 HEADERS = {
     "Content-Security-Policy": POLICY + "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'",
@@ -70,7 +68,6 @@ def application(
 
     app = FastAPI(title="duplex", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     service = Service(recognizer, panel, limits, counters, batcher, neighbours)
-    app.middleware("http")(service.counted)
     app.add_exception_handler(HTTPException, _told)  # type: ignore[arg-type]
     app.add_exception_handler(Refused, _refused)  # type: ignore[arg-type]
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
@@ -79,7 +76,7 @@ def application(
     app.get("/labels", summary="States, objects, and the compositions to choose from")(service.labels)
     app.get("/health", summary="Whether it can answer")(service.health)
     app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")(service.metrics)
-    return Gate(app, limits)
+    return Gate(app, limits, counters, HEADERS)
 
 
 class Service:
@@ -98,19 +95,6 @@ class Service:
         self._batcher, self._neighbours = batcher, neighbours
         self._transform = recognizer.encoder.image_transform
         self._decoders = ThreadPoolExecutor(DECODERS, "decoder")
-
-    async def counted(self, request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        began, status = time.monotonic(), 500
-        self._counters.running += 1
-        try:
-            response = await call(request)
-            status = response.status_code
-            response.headers.update(HEADERS)
-            return response
-        finally:
-            self._counters.running -= 1
-            path = request.url.path if request.url.path in PATHS else "other"
-            self._counters.note(path, status, time.monotonic() - began)
 
     async def predict(self, request: Request, top: int = 3, similar: int = 0) -> JSONResponse:
         """One answer for each picture of the form, in order. `similar` adds the nearest training pictures."""

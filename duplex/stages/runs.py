@@ -27,10 +27,10 @@ class FoundRun:
         return f"{self.files.root} (validation AUC {100 * self.val_auc:.2f})"
 
 
-def best_run(world: str | None = None, paths: ArtifactPaths | None = None) -> FoundRun:
+def best_run(world: str | None = None, paths: ArtifactPaths | None = None, *, dataset: str = "*") -> FoundRun:
     """The run with the best validation AUC, of those that were calibrated for a world; of equals the first by name."""
     root, found = (paths or ArtifactPaths()).root, list[FoundRun]()
-    for checkpoint in sorted(root.glob("*/*/*/checkpoint.safetensors")):
+    for checkpoint in sorted(root.glob(f"{dataset}/*/*/checkpoint.safetensors")):
         try:
             record = read_record(checkpoint)
         except DuplexError:

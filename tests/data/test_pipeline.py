@@ -71,7 +71,7 @@ def test_every_layout_reaches_metrics(tmp_path: Path) -> None:
     yaml.dump(params, project / "params.yaml")
     run(project, sys.executable, "-m", "dvc", "repro")
     for name in paths:
-        metrics = json.loads((project / f"artifacts/{name}/duplex/0/metrics.json").read_text())
+        metrics = json.loads((project / f"artifacts/{name}/cso/0/metrics.json").read_text())
         assert metrics["bad_images"] == 0
         for world in ("closed", "open"):
             assert 0 <= metrics[world]["auc"] <= 100

@@ -165,7 +165,7 @@ def test_fifty_megabytes(trained, server):
     refused = (413, 0)  # 0: the line was closed while the body was still on its way
     assert server.ask("POST", "/predict", body, form_headers())[0] in refused
     chunked = iter([body[start : start + 65536] for start in range(0, len(body), 65536)])
-    assert server.ask("POST", "/predict", chunked, {**form_headers(), "Transfer-Encoding": "chunked"})[0] in refused
+    assert server.ask("POST", "/predict", chunked, form_headers())[0] in refused
     assert server.ask("POST", "/predict", form(*[("a.png", b"x")] * 10_000), form_headers())[0] == 400
     assert server.resident - before < 100 * 2**20
     assert server.predict(("good.png", data_of(trained)))[0] == 200

@@ -1,0 +1,144 @@
+"""The server's page in a real browser."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from tests.recognition.serving import Served, wait_until
+from tests.report.browser import Browser, find_chromium
+
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium here")
+
+
+@pytest.fixture(scope="module")
+def server(trained):
+    with Served(trained.run(), trained.folder) as running:
+        yield running
+
+
+@pytest.fixture
+def page(server):
+    with Browser() as browser:
+        browser.send(
+            "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
+        )
+        browser.window(1000)
+        browser.send("Page.navigate", url=server.address)
+        wait_until(
+            lambda: (
+                browser.run("document.readyState") == "complete" and browser.run("!!document.querySelector('#files')")
+            )
+        )
+        yield browser
+
+
+def upload(page, files) -> None:
+    found = page.send("Runtime.evaluate", expression="document.querySelector('#files')")["result"]["objectId"]
+    page.send("DOM.setFileInputFiles", files=[str(file) for file in files], objectId=found)
+
+
+def cards(page) -> list[dict]:
+    script = """JSON.stringify([...document.querySelectorAll('article')].map(one => ({
+        rows: [...one.querySelectorAll('.row')].map(row => row.firstChild.textContent),
+        near: one.querySelectorAll('figure img').length,
+        bad: one.querySelector('.bad') && one.querySelector('.bad').textContent,
+        loaded: [...one.querySelectorAll('img')].every(image => image.complete && image.naturalWidth > 0)})))"""
+    return json.loads(page.run(script))
+
+
+def test_a_picture_is_answered_with_bars(trained, page):
+    from duplex import Recognizer
+
+    picture = trained.pictures()[0]
+    upload(page, [picture])
+    wait_until(lambda: len(cards(page)) == 1 and cards(page)[0]["loaded"])
+    (card,) = cards(page)
+    (answer,) = Recognizer.load(trained.run(), device="cpu")(picture)
+    assert card["rows"][:3] == [guess.name for guess in answer.top]
+    assert card["rows"][3] == next(iter(answer.states)) and card["near"] == 4
+    width = page.run("document.querySelector('.bar i').style.width")
+    assert float(width.rstrip(" %")) == pytest.approx(100 * answer.best.probability, abs=0.2)
+    assert page.complaints == []
+    assert {url.split("?")[0] for url in page.requests if url.startswith("http")} <= {
+        page_url(page),
+        page_url(page) + "predict",
+    }
+
+
+def page_url(page) -> str:
+    return page.run("location.origin + '/'")
+
+
+def test_a_bad_file_is_told(page, tmp_path):
+    bad = tmp_path / "<b>bad.jpg"
+    bad.write_text("nothing")
+    upload(page, [bad])
+    wait_until(lambda: len(cards(page)) == 1)
+    assert cards(page)[0]["bad"] == "This file cannot be used: not a picture."
+    assert page.run("document.querySelector('.name').textContent") == "<b>bad.jpg"
+    assert page.run("document.querySelector('.name b')") is None
+
+
+def test_twenty_files(trained, page, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_text("nothing")
+    upload(page, [*trained.pictures()[:19], bad])
+    wait_until(lambda: page.run("document.querySelector('#say').textContent") == "20 pictures were looked at.")
+    found = cards(page)
+    assert len(found) == 20 and sum(card["bad"] is not None for card in found) == 1
+
+
+def test_the_keyboard_alone(trained, page):
+    """Tab reaches the files; Enter opens the chooser; the next stops are the camera and the link."""
+    page.send("Page.setInterceptFileChooserDialog", enabled=True)
+    press(page, "Tab", 9)
+    assert page.run("document.activeElement.id") == "files"
+    press(page, "Enter", 13, "\r")
+    wait_until(lambda: page.run("1") and any(event["method"] == "Page.fileChooserOpened" for event in page.events))
+    opened = next(event for event in page.events if event["method"] == "Page.fileChooserOpened")
+    page.send(
+        "DOM.setFileInputFiles", files=[str(trained.pictures()[1])], backendNodeId=opened["params"]["backendNodeId"]
+    )
+    wait_until(lambda: len(cards(page)) == 1)
+    press(page, "Tab", 9)
+    assert page.run("document.activeElement.id") == "camera"
+    assert page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    press(page, "Enter", 13, "\r")
+    wait_until(lambda: page.run("document.querySelector('#say').textContent") == "No camera can be used here.")
+
+
+def press(page, key: str, code: int, text: str = "") -> None:
+    for kind in ("keyDown", "keyUp"):
+        page.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(400, False), (400, True), (1000, True)])
+def test_narrow_and_dark(trained, page, width, dark):
+    page.window(width, dark=dark)
+    upload(page, trained.pictures()[:2])
+    wait_until(lambda: len(cards(page)) == 2 and cards(page)[0]["loaded"])
+    assert page.run("document.documentElement.scrollWidth") <= width
+    ground, ink = (
+        channels(page.run(f"getComputedStyle(document.body).{name}")) for name in ("backgroundColor", "color")
+    )
+    assert (sum(ground) < sum(ink)) == dark
+    assert contrast(ground, ink) > 7
+
+
+def channels(text: str) -> list[int]:
+    return [int(part) for part in text.removeprefix("rgb(").rstrip(")").split(",")]
+
+
+def contrast(one: list[int], other: list[int]) -> float:
+    """As WCAG counts it."""
+
+    def light(colour: list[int]) -> float:
+        parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+    low, high = sorted(map(light, (one, other)))
+    return (high + 0.05) / (low + 0.05)

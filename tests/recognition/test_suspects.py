@@ -1,0 +1,104 @@
+"""Labels that were made wrong are found, and corrected without touching the original."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.data.manifest import read_manifest
+from duplex.errors import UsageError
+from duplex.recognition.suspects import margins
+from tests.recognition.test_export import duplex
+
+
+def clusters(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Unit features around a direction for each class."""
+    random = np.random.default_rng(seed)
+    own = np.arange(count) % classes
+    z = random.normal(size=(classes, 16))[own] + 0.3 * random.normal(size=(count, 16))
+    return z / np.linalg.norm(z, axis=1, keepdims=True), own
+
+
+@pytest.mark.parametrize("way", ["run", "knn"])
+def test_flipped_labels_come_first(way):
+    features, own = clusters(200, 5, 0)
+    wrong = np.array([3, 50, 120, 199])
+    given = own.copy()
+    given[wrong] = (own[wrong] + 1) % 5
+    found = margins(features, given, way)
+    assert set(np.argsort(found.margin)[:4]) == set(wrong)
+    assert (found.better[wrong] == own[wrong]).all()
+
+
+@given(st.integers(0, 10_000), st.integers(0, 59))
+@settings(max_examples=25, deadline=None)
+def test_an_image_never_speaks_for_itself(seed, row):
+    """Whatever an image looks like, the scores of others' prototypes that judge it stay what they are: a twin."""
+    features, own = clusters(60, 3, seed)
+    found = margins(features, own, "run", seed=seed)
+    fold = np.random.default_rng(seed).permutation(60) % 5
+    rest = fold != fold[row]
+    means = np.stack([features[rest & (own == k)].sum(0) for k in range(3)])
+    scores = features[row] @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T
+    others = np.delete(scores, own[row])
+    assert found.margin[row] == pytest.approx(scores[own[row]] - others.max(), abs=1e-9)
+
+
+def test_a_class_of_one_image_is_not_accused_by_the_lack_of_others():
+    features, own = clusters(60, 3, 1)
+    own[7] = 9
+    assert np.isfinite(margins(features, own, "run").margin).all()
+
+
+@pytest.mark.parametrize(("count", "classes", "said"), [(5, 2, "too few"), (40, 1, "one label")])
+def test_what_cannot_be_judged(count, classes, said):
+    with pytest.raises(UsageError, match=said):
+        margins(*clusters(count, classes, 0), "run")
+
+
+@pytest.mark.parametrize("way", ["run", "knn"])
+def test_the_list_the_page_and_back(project, tmp_path, way):
+    manifest = project.paths.manifest("own")
+    before = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    done = duplex("data", "suspects", "own", "--method", way, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(tmp_path / "suspects.csv")
+    assert sorted(table["image"]) == sorted(read_manifest(manifest)["image"])
+    assert table["rank"].tolist() == list(range(1, len(table) + 1))
+    page = (tmp_path / "suspects.html").read_text()
+    assert page.count("data:image/jpeg") == min(200, len(table)) and "http" not in page
+
+    first = table.iloc[0]
+    edited = table.head(1).assign(state=first["better_state"], object="moon")
+    edited.to_csv(tmp_path / "edited.csv", index=False)
+    target = tmp_path / "corrected.csv"
+    done = duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", target)
+    assert done.returncode == 0, done.stderr
+    new, old = read_manifest(target), read_manifest(manifest)
+    changed = (new != old).any(axis=1)
+    assert set(new["image"][changed]) <= {first["image"]}
+    assert new.loc[new["image"] == first["image"], "object"].item() == "moon"
+    assert hashlib.sha256(manifest.read_bytes()).hexdigest() == before
+    assert duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", target).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("image,state\na,b\n", "no column 'object'"),
+        ("image,state,object\nstrange.png,red,star\n", "is no image of own"),
+        ("image,state,object\n{image},,star\n", "no state or no object"),
+        ("image,state,object\n{image},red,star\n{image},red,star\n", "twice"),
+    ],
+)
+def test_a_list_with_mistakes(project, tmp_path, text, said):
+    image = read_manifest(project.paths.manifest("own"))["image"][0]
+    (tmp_path / "edited.csv").write_text(text.format(image=image))
+    done = duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", tmp_path / "new.csv")
+    assert done.returncode == 2 and said in done.stderr
+    assert not (tmp_path / "new.csv").exists()
