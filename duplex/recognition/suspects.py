@@ -69,4 +69,5 @@ def _by_neighbours(features: NDArray[Any], own: Ints, asked: NDArray[Any], count
         weights = np.exp(SHARPNESS * np.take_along_axis(cosines, near, 1))
         rows = np.repeat(np.arange(len(cosines)), k)
         np.add.at(votes, (start + rows, own[near].ravel()), weights.ravel())
-    return votes / votes.sum(1, keepdims=True)
+    found: Floats = votes / votes.sum(1, keepdims=True)
+    return found
