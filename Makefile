@@ -20,7 +20,7 @@ test: $(VENV)/.ready
 
 # What takes many minutes: ten thousand damaged files of each kind, commands killed at any moment.
 hostile: $(VENV)/.ready
-	@PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m long $(ARGS)
+	@PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m long -o faulthandler_timeout=3600 $(ARGS)
 
 # For those who change it: lines that no test runs; changes that no test notices; the package in a fresh environment.
 coverage: $(VENV)/.ready

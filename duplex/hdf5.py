@@ -1,13 +1,16 @@
 """HDF5 files from elsewhere: what they may hold, asked before a byte of it is read.
 
 A file can name other files as its contents (links, external storage, virtual data sets), and HDF5 reads zeros where
-they are missing; it can declare sizes that nothing on the disk backs. Both are refused.
+they are missing; it can declare sizes that nothing on the disk backs; and where texts of any length lie damaged, HDF5
+2.0 reads for ever. All are refused.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +56,14 @@ def _found(file: Any, name: str, virtual: bool) -> Any:
         raise Unfit(f"{name!r} is a folder or empty, not an array")
     if not (virtual and found.is_virtual):
         _check_storage(name, found)
+    if _of_any_length(found.dtype):
+        refuse_endless(Path(file.filename))
     return found
+
+
+def _of_any_length(kind: Any) -> bool:
+    text = h5py.check_string_dtype(kind)
+    return kind.hasobject if text is None else text.length is None
 
 
 def _check_storage(name: str, data: Any) -> None:
@@ -71,9 +81,35 @@ def _check_storage(name: str, data: Any) -> None:
             raise Unfit(f"{name!r} has {pieces:,} pieces, of which {data.id.get_num_chunks():,} were ever written")
 
 
+def refuse_endless(path: Path) -> None:
+    """Heaps of values of any length ("GCOL") in which an object takes no room: HDF5 would look at it for ever.
+
+    A heap: "GCOL", version, its size (8 bytes at 8), then objects from 16: index (2 bytes), references (2), 4 unused,
+    size (8), content up to a multiple of 8. Index 0 is what is free; its size counts its own head (HDF5's file format,
+    III.E).
+    """
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = data.find(b"GCOL")
+        while start >= 0:
+            if len(data) >= start + 16:
+                _walk_heap(data, start, min(len(data), start + struct.unpack_from("<Q", data, start + 8)[0]))
+            start = data.find(b"GCOL", start + 4)
+
+
+def _walk_heap(data: mmap.mmap, start: int, stop: int) -> None:
+    at = start + 16
+    while at + 16 <= stop:
+        index, size = struct.unpack_from("<H6xQ", data, at)
+        if index == 0 and size == 0:
+            raise Unfit(f"its texts are damaged: the heap at byte {start:,} never ends")
+        at += size if index == 0 else 16 + -(-size // 8) * 8
+
+
 def read_attribute(owner: Any, key: str) -> Any:
-    """An attribute's value; None where there is none that can be read."""
+    """An attribute's value; None where there is none that can be read, or one of any length, as no cache has it."""
     try:
+        if key in owner.attrs and _of_any_length(owner.attrs.get_id(key).dtype):
+            return None
         value = owner.attrs.get(key)
     except DAMAGED:
         return None

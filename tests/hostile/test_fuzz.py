@@ -22,7 +22,7 @@ from duplex.features.extraction import finished_marks
 from duplex.features.inspection import inspect
 from duplex.features.layout import ENCODED, Span
 from duplex.features.store import PartialCache, open_features
-from duplex.hdf5 import Unfit
+from duplex.hdf5 import Unfit, read_attribute, refuse_endless
 from duplex.labels import LabelSpace
 from duplex.params import load_params
 from duplex.report.aggregate import aggregate, metrics_table
@@ -210,3 +210,33 @@ def test_what_is_edited_is_sound_to_begin_with(tmp_path: Path) -> None:
     open_features(tmp_path / "c.h5")
     _score(tmp_path / "s.h5", None, "exact", 0, 0)
     _score(tmp_path / "s.npz", None, "sampled", 0, 0)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_texts_that_never_end(tmp_path: Path, at: int) -> None:
+    """A heap in which an object takes no room: HDF5 2.0 itself would read it for ever."""
+    data = bytearray(scores_h5(tmp_path))
+    heap = data.index(b"GCOL") + 16 + 24 * at  # an object of one letter: 16 bytes of head and 8 of content
+    data[heap : heap + 16] = bytes(16)
+    (tmp_path / "s.h5").write_bytes(data)
+    with pytest.raises(DuplexError, match=r"s\.h5: 'state'.*never ends|s\.h5: its texts are damaged.*never ends"):
+        _score(tmp_path / "s.h5", None, "exact", 0, 0)
+
+
+def test_texts_cut_off_in_the_middle_are_no_reason_to_read_beyond(tmp_path: Path) -> None:
+    data = scores_h5(tmp_path)
+    heap = data.index(b"GCOL")
+    for stop in range(heap, heap + 60):
+        (tmp_path / "cut.h5").write_bytes(data[:stop])
+        refuse_endless(tmp_path / "cut.h5")
+    assert read_heap(data, heap) == 4096
+
+
+def read_heap(data: bytes, start: int) -> int:
+    return int.from_bytes(data[start + 8 : start + 16], "little")
+
+
+def test_an_attribute_of_any_length_is_not_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.attrs["short"], file.attrs["any"] = np.bytes_("here"), "there"
+        assert read_attribute(file, "short") == b"here" and read_attribute(file, "any") is None
