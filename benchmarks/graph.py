@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import alternate, emit, say
+from duplex.labels import Target
 from duplex.parts.factors import Fusion
 from duplex.parts.graph import Candidates, Nodes, aggregate, blend
 
@@ -31,7 +32,7 @@ class Problem:
     logits_o: Tensor
     states: Tensor
     objects: Tensor
-    is_target: Tensor
+    target: Target
     rows: Tensor
     fusion: Fusion
     n_objects: int
@@ -55,7 +56,7 @@ class Problem:
             (3 * draw(batch, n)).requires_grad_(),
             states,
             objects,
-            torch.ones(m * n, dtype=torch.bool),
+            Target(m * n, None),
             unit(torch.randn(m * n, DIM), dim=-1),
             Fusion(DIM),
             n,
@@ -68,17 +69,22 @@ class Problem:
         p_s, p_o = self.logits_s.softmax(-1), self.logits_o.softmax(-1)
         return Nodes(self.z_s, self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
 
+    def candidates(self) -> Candidates:
+        own = self.states * self.n_objects + self.objects
+        return Candidates.of(own.numpy(), self.target, self.n_objects, own.device)
+
     def step(self, dense: bool) -> Tensor:
         """Refine, send a gradient back, commit. Returns the refined rows."""
         for leaf in self.leaves():
             leaf.grad = None
         batch = self.batch()
-        candidates = Candidates.of(self.states, self.objects, self.is_target, self.n_objects)
+        candidates = self.candidates()
         gather = aggregate_densely if dense else aggregate
         h_hat, _ = gather(batch, candidates, self.fusion, MESSAGES)
-        refined = blend(self.rows.index_select(0, candidates.compositions), h_hat, 0.9, True)
+        place = torch.from_numpy(candidates.compositions)
+        refined = blend(self.rows.index_select(0, place), h_hat, 0.9, True)
         refined.sum().backward()
-        self.rows.index_copy_(0, candidates.compositions, refined.detach())
+        self.rows.index_copy_(0, place, refined.detach())
         return refined
 
 
@@ -87,15 +93,14 @@ def aggregate_densely(
 ) -> tuple[Tensor, None]:
     """`D_P^-1 W_P X_local` with the prototypes' rows of the adjacency matrix, `|C| x N_local`, in memory, as Eq. 14-16
     are written. (Algorithm 1's whole matrix has as many rows as columns; those that Eq. 16 leaves out are not made.)"""
-    i, j = candidates.kept[candidates.state_of][:, candidates.object_of].nonzero(as_tuple=True)
+    i, j, m, n = candidates.i, candidates.j, candidates.row, candidates.column
     z_cf = fusion(nodes.z_s[i], nodes.z_o[j])
-    m, n = candidates.kept.nonzero(as_tuple=True)
-    count = len(m)
+    count = len(candidates)
     x = torch.cat([nodes.z_s.new_zeros(count, DIM), nodes.z_s, nodes.z_o, z_cf])
-    w_s = (nodes.p_s[:, candidates.states[m]] / candidates.kept.sum(1)[m]).T
-    w_o = (nodes.p_o[:, candidates.objects[n]] / candidates.kept.sum(0)[n]).T
+    w_s = (nodes.p_s[:, candidates.states[m]] / candidates.partners_s[m]).T
+    w_o = (nodes.p_o[:, candidates.objects[n]] / candidates.partners_o[n]).T
     own = nodes.p_s[i, nodes.states[i]] * nodes.p_o[j, nodes.objects[j]]
-    here = (candidates.state_of[i][None] == m[:, None]) & (candidates.object_of[j][None] == n[:, None])
+    here = candidates.cell[None] == torch.arange(count)[:, None]
     w_p = torch.cat([nodes.z_s.new_zeros(count, count), w_s, w_o, here * own], dim=1)
     return (w_p @ x) / w_p.sum(1, keepdim=True).clamp(min=1e-30), None
 
@@ -115,7 +120,7 @@ def by_batch() -> list[dict[str, float]]:
     found = []
     for size in (16, 32, 64, 128, 256, 512):
         problem = Problem.of(size, 115, 245)
-        candidates = len(Candidates.of(problem.states, problem.objects, problem.is_target, 245).compositions)
+        candidates = len(problem.candidates())
         works = {"factored": lambda p=problem: p.step(dense=False)}
         if size <= DENSE:
             works["dense"] = lambda p=problem: p.step(dense=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from duplex.evaluation.feasibility import Threshold, buckets, choose_threshold, 
 from duplex.evaluation.uncertainty import Components
 from duplex.features.examples import Examples
 from duplex.labels import Bools, Ints, LabelSpace, World
-from duplex.methods.base import Inputs, Method, Scorer
+from duplex.methods.base import Inputs, Method, Scorer, Sweep
 
 BLOCK_SCORES = 2**24  # scores held at once: 64 MiB of float32
+SWEPT = 2**17  # columns of a block where not even one image's scores are
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,65 @@ class Field:
 
     columns: Ints  # sorted [C]
     scorer: Scorer
+    sweep: Sweep | None = None  # over an open world of which not even one image's scores are held at once
 
     @classmethod
     def of(cls, method: Method[Any], columns: Ints) -> Field:
         method.eval()
+        if len(columns) == method.labels.size > BLOCK_SCORES:
+            sweep = method.sweep(max(1, SWEPT // len(method.labels.objects)))
+            if sweep is not None:
+                return cls(columns, partial(_ask, method, columns), sweep)
         return cls(columns, method.scorer(columns))
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
-        """`(rows, float32 scores)`; nothing ever holds images x compositions."""
-        images = len(next(iter(inputs.values())))
-        rows = max(1, min(BLOCK_SCORES // len(self.columns), _readable(inputs)))
-        for start in range(0, images, rows):
-            block = slice(start, min(start + rows, images))
-            yield block, self.scorer({name: values[block] for name, values in inputs.items()})
+        """`(rows, float32 scores)` over all columns; nothing ever holds images x compositions."""
+        for rows, some in _cut(inputs, BLOCK_SCORES // len(self.columns)):
+            yield rows, self.scorer(some)
+
+    def parts(self, inputs: Inputs) -> Iterator[tuple[slice, int, Tensor]]:
+        """`(rows, first column, float32 scores)`: blocks that are cut by columns too where even one image has too many
+        scores."""
+        if self.sweep is None:
+            yield from ((rows, 0, scores) for rows, scores in self.blocks(inputs))
+            return
+        for rows, some in _cut(inputs, BLOCK_SCORES // SWEPT):
+            yield from ((rows, first, scores) for first, scores in self.sweep(some))
+
+
+def _ask(method: Method[Any], columns: Ints, inputs: Inputs) -> Tensor:
+    return method.scorer(columns)(inputs)
+
+
+class Best:
+    """The best `top` columns of each image over blocks of columns, best first [N, top]."""
+
+    def __init__(self, images: int, top: int, device: torch.device) -> None:
+        self.columns = torch.full((images, top), -1, device=device)
+        self._scores = torch.full((images, top), -torch.inf, device=device)
+
+    def add(self, scores: Tensor, rows: slice, first: int) -> None:
+        """A block [b, w] of the columns from `first` on."""
+        top, width = self.columns.shape[1], scores.shape[1]
+        if first == 0 and width >= top:
+            self._scores[rows], self.columns[rows] = scores.topk(top, dim=1)
+            return
+        if not (scores.amax(1) > self._scores[rows, -1]).any():
+            return
+        found = scores.topk(min(top, width), dim=1)
+        values = torch.cat([self._scores[rows], found.values], dim=1)
+        columns = torch.cat([self.columns[rows], found.indices + first], dim=1)
+        best = values.topk(top, dim=1)
+        self._scores[rows], self.columns[rows] = best.values, columns.gather(1, best.indices)
+
+
+def _cut(inputs: Inputs, most: int) -> Iterator[tuple[slice, Inputs]]:
+    """At most so many images at a time."""
+    images = len(next(iter(inputs.values())))
+    step = max(1, min(most, _readable(inputs)))
+    for start in range(0, images, step):
+        rows = slice(start, min(start + step, images))
+        yield rows, {name: values[rows] for name, values in inputs.items()}
 
 
 def _readable(inputs: Inputs) -> int:
@@ -81,17 +129,18 @@ def assess(
     target = np.searchsorted(columns, own)
     if (columns[np.minimum(target, len(columns) - 1)] != own).any():
         raise DuplexError("an image is labelled with a composition outside of its target set; check the split's pairs")
-    evidence = Evidence(target, labels.seen[columns], k=k, bucket=bucket, live=live)
-    best = np.empty((len(examples), min(top, len(columns))), dtype=np.int64)
-    shift = torch.as_tensor(np.where(labels.seen[columns], 0.0, bias), dtype=torch.float32)
+    seen = labels.is_seen(columns)
+    evidence, device = Evidence(target, seen, k=k, bucket=bucket, live=live), examples.compositions.device
+    best = Best(len(examples), min(top, len(columns)), device)
+    shift = np.where(seen, 0.0, bias).astype(np.float32)
     if live is not None:
-        shift[torch.as_tensor(~live)] = -torch.inf
-    shift = shift.to(examples.compositions.device)
-    for rows, scores in field.blocks(examples.inputs):
-        evidence.add(scores, rows)
+        shift[~live] = -np.inf
+    shifts = torch.from_numpy(shift).to(device)
+    for rows, first, scores in field.parts(examples.inputs):
+        evidence.add(scores, rows, first)
         if top:
-            best[rows] = columns[(scores + shift).topk(best.shape[1], dim=1).indices.cpu().numpy()]
-    return Pass(columns, evidence, best)
+            best.add(scores + shifts[first : first + scores.shape[1]], rows, first)
+    return Pass(columns, evidence, columns[best.columns.cpu().numpy()])
 
 
 def choose_feasible(
@@ -108,7 +157,7 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
     """Let a trained method choose by validation AUC what is left to choose."""
     columns = labels.target("closed", "val")
     target = np.searchsorted(columns, examples.compositions.cpu().numpy())
-    seen = labels.seen[columns]
+    seen = labels.is_seen(columns)
 
     def auc(scores: Tensor) -> float:
         return Components.of(Margins.of(Evidence(target, seen).add(scores).rivals())).auc or 0.0

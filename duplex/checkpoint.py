@@ -21,7 +21,7 @@ from duplex.methods.base import Method, Setting
 from duplex.methods.registry import make, parse
 from duplex.options import Options
 
-FORMAT = 2
+FORMAT = 3
 COMPARED = {  # what decides the meaning of a feature or a prompt
     "encoder": "encoder",
     "architecture": "architecture",
@@ -119,19 +119,24 @@ def load_checkpoint(path: Path, setting: Setting, encoder: Mapping[str, str]) ->
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if digest(tensors) != meta.get("tensors"):
         raise DuplexError(f"{path} is damaged: its tensors are not those that were saved; train again")
-    _check_fit(path, tensors, method.state_dict())
+    _check_fit(path, tensors, method)
     method.load_state_dict(tensors)
     return method.eval()
 
 
-def _check_fit(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    again = "its method is of another version; train again"
+def _check_fit(path: Path, tensors: Mapping[str, Tensor], method: Method[Any]) -> None:
+    """Names, types and shapes are those of a fresh method; of tensors that grow while it trains, all but the first
+    dimension."""
+    again, wanted = "its method is of another version; train again", method.state_dict()
+    grows = {f"{place}.{name}" for place, part in method.named_modules() for name in getattr(part, "grows", ())}
     odd = sorted(set(tensors) ^ set(wanted))
     if odd:
         verb = "lacks" if odd[0] in wanted else "holds a strange"
         raise DuplexError(f"{path} {verb} tensor {odd[0]!r}; {again}")
     for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:
+        first = 1 if name in grows else 0
+        shapes = tensor.shape[first:] == wanted[name].shape[first:] and tensor.dim() == wanted[name].dim()
+        if not shapes or tensor.dtype != wanted[name].dtype:
             raise DuplexError(
                 f"{path}: {name} is {tuple(tensor.shape)} of {tensor.dtype}, its options ask for "
                 f"{tuple(wanted[name].shape)} of {wanted[name].dtype}; {again}"

@@ -24,6 +24,7 @@ World = Literal["closed", "open"]
 GROUPS = ("head", "medium", "tail", "unseen")  # compositions by how often they are trained on
 HEAD, HEAD_AND_MEDIUM = 0.2, 0.5
 MOST = 1 << 30  # pairs: a mark for each of them is a gigabyte
+MARKS = 1 << 10  # to a composition that occurs: beyond it, sorting those that do is the sooner done
 WORLDS: tuple[World, ...] = ("closed", "open")
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -121,6 +122,10 @@ class LabelSpace:
         mask[self.pairs["train"]] = True
         return mask
 
+    def is_seen(self, compositions: Ints) -> Bools:
+        """[C] `seen` of some compositions, without a mark for every other."""
+        return held(self.pairs["train"], compositions)
+
     def target(self, world: str, split: str) -> Ints:
         """`C_tgt`, sorted. Closed world: the seen pairs and those that `split` lists; `train` stands for all that
         any split lists, which is what refinement may touch. Open world: all `M * N`."""
@@ -186,8 +191,42 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
         raise DuplexError(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from error
 
 
+@dataclass(frozen=True)
+class Target:
+    """`C_tgt` without a list of what has none: `listed` compositions, rising, or all `size` of them."""
+
+    size: int
+    listed: Ints | None
+
+    @classmethod
+    def of(cls, labels: LabelSpace, world: str, split: str) -> Target:
+        return cls(labels.size, None if world == "open" else labels.target(world, split))
+
+    def __len__(self) -> int:
+        return self.size if self.listed is None else len(self.listed)
+
+    def holds(self, compositions: Ints) -> Bools:
+        """[...] Which of some compositions belong to it."""
+        every = np.ones(compositions.shape, dtype=bool)
+        return every if self.listed is None else held(self.listed, compositions)
+
+    def places(self, compositions: Ints) -> Ints:
+        """Columns of compositions that belong to it."""
+        return compositions if self.listed is None else np.searchsorted(self.listed, compositions)
+
+
+def held(listed: Ints, compositions: Ints) -> Bools:
+    """[...] Which of some compositions a rising list holds."""
+    if not len(listed):
+        return np.zeros(compositions.shape, dtype=bool)
+    found: Bools = listed[np.searchsorted(listed, compositions).clip(max=len(listed) - 1)] == compositions
+    return found
+
+
 def _distinct(compositions: Ints, size: int) -> Ints:
     """Sorted, each once: marking beats sorting where all that can occur is a short range."""
+    if size > MARKS * max(1, len(compositions)):
+        return np.unique(compositions)
     mask = np.zeros(size, dtype=bool)
     mask[compositions] = True
     return np.flatnonzero(mask)

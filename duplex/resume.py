@@ -16,6 +16,8 @@ from duplex.errors import DuplexError
 from duplex.files import write_tensors
 from duplex.methods.base import Method
 
+FORMAT = 2
+
 
 @dataclass
 class State:
@@ -44,6 +46,7 @@ class State:
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state()
         record = {
+            "format": FORMAT,
             **{name: getattr(self, name) for name in ("key", "epoch", "best_epoch", "best_auc", "history")},
             "groups": moments["param_groups"],
             "schedule": self.schedule.state_dict(),
@@ -51,13 +54,16 @@ class State:
         whole = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         write_tensors(path, whole, {"duplex": json.dumps(record)})
 
-    def load(self, path: Path) -> bool:
-        """Go back to a saved state. False, with nothing changed, where it is of a run with another key."""
+    def load(self, path: Path) -> str | None:
+        """Go back to a saved state. Where it is of another format or of a run with another key: what it is of, with
+        nothing changed."""
         try:
             with safe_open(path, "pt") as file:
                 record = json.loads(file.metadata()["duplex"])
+                if record.get("format") != FORMAT:
+                    return f"of an older format ({record.get('format')}, this version goes on from {FORMAT})"
                 if record["key"] != self.key:
-                    return False
+                    return "of another run"
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise DuplexError(f"{path} cannot be read ({error}); delete it to start afresh") from error
@@ -70,7 +76,7 @@ class State:
             torch.cuda.set_rng_state(tensors["random.cuda"])
         self.epoch, self.best_epoch = record["epoch"], record["best_epoch"]
         self.best_auc, self.history = record["best_auc"], record["history"]
-        return True
+        return None
 
     def _load_optimiser(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         moments: dict[int, dict[str, Tensor]] = {}

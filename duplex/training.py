@@ -22,6 +22,7 @@ from duplex.options import TrainingOptions
 from duplex.progress import Live
 from duplex.resume import State
 
+READ_EVERY = 8  # steps after which losses are read for the progress line
 AnyMethod = Method[Any]
 Validate = Callable[[AnyMethod], float]
 
@@ -54,7 +55,7 @@ def train(
     """
     if not len(examples):
         raise DuplexError("there is no readable training image")
-    images = Batch(examples.inputs, examples.compositions)
+    images = Batch(examples.inputs, examples.compositions, examples.compositions.cpu().numpy())
     method.checkpointing = settings.checkpointing
     state = _begin(method, settings, seed, run, validate, images.compositions.device)
     epochs = settings.epochs if method.groups() else 0
@@ -92,10 +93,11 @@ def _begin(
     state = State(run.key, method, optimiser, schedule, torch.Generator().manual_seed(seed), device)
     torch.manual_seed(seed)
     if run.partial is not None and run.partial.exists():
-        if state.load(run.partial):
+        other = state.load(run.partial)
+        if other is None:
             print(f"{run.label}: going on after epoch {state.epoch}", file=sys.stderr)
             return state
-        print(f"{run.label}: {run.partial} is of another run; starting afresh", file=sys.stderr)
+        print(f"{run.label}: {run.partial} is {other}; starting afresh, training again", file=sys.stderr)
     _keep_best(state, validate(method), {})
     return state
 
@@ -132,31 +134,62 @@ def _epoch(
 ) -> dict[str, float]:
     """One pass over the training images; the mean of every loss term, which `show` is told after each step."""
     state.method.train()
-    sums: dict[str, float] = {}
-    means: dict[str, float] = {}
-    size, seen = settings.batch_size * settings.accumulate, 0
-    for step, (held, chosen) in enumerate(ahead(images, state.method.batches(images, size, state.order))):
-        terms = optimiser_step(state.method, held, chosen.to(state.device), settings, state.optimiser)
-        seen += len(chosen)
-        for name, value in terms.items():
-            if not math.isfinite(value):
-                hint = "" if settings.precision == "fp32" else f" or set precision to fp32 (it is {settings.precision})"
-                raise DuplexError(
-                    f"loss {name} became {value} in epoch {state.epoch + 1}, step {step + 1}; "
-                    f"lower training.learning_rate (it is {settings.learning_rate:g}){hint}"
-                )
-            sums[name] = sums.get(name, 0.0) + value * len(chosen)
-            means[f"loss_{name}"] = sums[name] / seen
-        show(step + 1, means)
-    return means
+    size = settings.batch_size * settings.accumulate
+    losses = Losses(state.epoch + 1, settings)
+    for step, (held, chosen) in enumerate(ahead(images, state.method.batches(images, size, state.order)), start=1):
+        losses.add(step, len(chosen), optimiser_step(state.method, held, chosen, settings, state.optimiser))
+        if step % READ_EVERY == 0:
+            losses.read()
+        show(step, losses.means)
+    losses.read()
+    return losses.means
+
+
+class Losses:
+    """Mean of every loss term over an epoch's images. Terms stay on the device until some steps of them are read at
+    once: a value read makes the host wait for all that the device has yet to do."""
+
+    def __init__(self, epoch: int, settings: TrainingOptions) -> None:
+        self.means: dict[str, float] = {}
+        self._epoch, self._settings = epoch, settings
+        self._sums: dict[str, float] = {}
+        self._seen = 0
+        self._waiting: list[tuple[int, int, tuple[str, ...], Tensor]] = []  # step, images, names, values
+
+    def add(self, step: int, images: int, terms: dict[str, Tensor]) -> None:
+        self._waiting.append((step, images, tuple(terms), torch.stack(list(terms.values()))))
+
+    def read(self) -> None:
+        if not self._waiting:
+            return
+        values = iter(torch.cat([part for *_, part in self._waiting]).tolist())
+        for step, images, names, _ in self._waiting:
+            self._seen += images
+            for name in names:
+                value = next(values)
+                self._refuse(name, value, step)
+                self._sums[name] = self._sums.get(name, 0.0) + value * images
+                self.means[f"loss_{name}"] = self._sums[name] / self._seen
+        self._waiting.clear()
+
+    def _refuse(self, name: str, value: float, step: int) -> None:
+        if math.isfinite(value):
+            return
+        rate, precision = self._settings.learning_rate, self._settings.precision
+        hint = "" if precision == "fp32" else f" or set precision to fp32 (it is {precision})"
+        raise DuplexError(
+            f"loss {name} became {value} in epoch {self._epoch}, step {step}; "
+            f"lower training.learning_rate (it is {rate:g}){hint}"
+        )
 
 
 def optimiser_step(
     method: AnyMethod, images: Batch, chosen: Tensor, settings: TrainingOptions, optimiser: torch.optim.Optimizer
-) -> dict[str, float]:
+) -> dict[str, Tensor]:
     """One optimiser step over `accumulate` batches; the mean of every loss term.
 
     What the batches share, such as encoded text, is made once: their gradients gather at it and go through it together.
+    `chosen` are rows on the host; nothing in a step waits for the device.
     """
     optimiser.zero_grad(set_to_none=True)
     shared = method.shared()
@@ -174,7 +207,7 @@ def optimiser_step(
         torch.autograd.backward([part for part, _ in reached], [grad for _, grad in reached])
     optimiser.step()
     method.after_step()
-    return dict(zip(terms, torch.stack(list(terms.values())).tolist(), strict=True))
+    return terms
 
 
 def _leaf(part: Any) -> Any:

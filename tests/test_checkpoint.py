@@ -111,7 +111,7 @@ def test_a_changed_value_is_refused(saved):
 def test_tensors_of_another_type_or_name_are_refused(saved):
     path, network = saved
     save_checkpoint(path, network.double(), RECORD)
-    with pytest.raises(DuplexError, match=r"codebook.rows is \(12, 8\) of torch.float64"):
+    with pytest.raises(DuplexError, match=r"codebook.mean_all is \(8,\) of torch.float64"):
         load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)
     save_checkpoint(path, network.float(), dataclasses.replace(RECORD, options=Options(width=5, adapter="none")))
     with pytest.raises(DuplexError, match=r"holds a strange tensor 'paths\.adapter"):
@@ -124,8 +124,9 @@ def test_another_preprocessing_precision_or_architecture_is_refused(saved):
             load_checkpoint(saved[0], small_setting(dtype=torch.float32), {**ENCODER, key: "other"})
 
 
-def test_a_checkpoint_of_the_old_format_is_one_sentence(saved, tmp_path):
-    old = tmp_path / "old.safetensors"
-    save_file(load_file(saved[0]), old, {"duplex": json.dumps({"format": 1, "options": {}, "labels": {}})})
-    with pytest.raises(DuplexError, match="has format 1, this version reads 2; train again"):
-        load_checkpoint(old, small_setting(dtype=torch.float32), ENCODER)
+@pytest.mark.parametrize("old", [1, 2])
+def test_a_checkpoint_of_an_old_format_is_one_sentence(saved, tmp_path, old):
+    path = tmp_path / "old.safetensors"
+    save_file(load_file(saved[0]), path, {"duplex": json.dumps({"format": old, "options": {}, "labels": {}})})
+    with pytest.raises(DuplexError, match=f"has format {old}, this version reads 3; train again"):
+        load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)

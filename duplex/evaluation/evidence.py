@@ -20,52 +20,53 @@ from duplex.labels import Bools, Ints
 Floats = NDArray[np.float64]
 SEEN, DEAD = 0, -1  # groups: unseen buckets are 1, 2, ...
 NOWHERE = np.iinfo(np.int64).max
-CHUNK = 1 << 18  # scores worked on at a time, so that copies stay in the processor's cache
+CHUNK = 1 << 18  # scores of a run worked on at a time, so that copies stay in the processor's cache
+ORDERED = 1 << 22  # scores whose columns are moved at a time
 
 
 @dataclass(frozen=True)
-class _Run:
-    """Columns of a block that belong to one group: a slice where they lie together, else their indices."""
+class Run:
+    """Columns of a block that belong to one group."""
 
     group: int
-    columns: slice | Ints
-    positions: Ints  # [run] the same as indices
-
-    def of(self, scores: NDArray[Any]) -> NDArray[Any]:
-        """A contiguous copy [b, run], wide enough not to overflow and free to be written to."""
-        kind = np.result_type(scores.dtype, np.float32)
-        if isinstance(self.columns, slice):
-            return np.array(scores[:, self.columns], dtype=kind, order="C")
-        return np.take(scores, self.columns, axis=1).astype(kind, copy=False)
+    span: slice  # where they lie once the block is ordered
+    positions: Ints  # [run] where they lay before
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """How a range of columns falls into runs: `run_of` and `place_in` say where each column went ([w], -1 if dead)."""
 
-    runs: tuple[_Run, ...]
+    order: Ints | None  # of the columns, so that each group's lie together; None where they do
+    runs: tuple[Run, ...]
     run_of: Ints
     place_in: Ints
     live: int
 
     @classmethod
-    def of(cls, groups: Ints) -> _Plan:
-        cuts = np.flatnonzero(np.diff(groups)) + 1
-        starts, stops = np.r_[0, cuts], np.r_[cuts, groups.size]
-        distinct = np.unique(groups)
-        if starts.size <= 2 * distinct.size:  # listed group by group: no column need be moved
-            spans: list[tuple[int, slice | Ints]] = [
-                (int(groups[a]), slice(int(a), int(b))) for a, b in zip(starts, stops, strict=True)
-            ]
-        else:
-            spans = [(int(g), np.flatnonzero(groups == g)) for g in distinct]
-        every = np.arange(groups.size)
-        runs = tuple(_Run(group, columns, every[columns]) for group, columns in spans if group != DEAD)
+    def of(cls, groups: Ints) -> Plan:
+        cuts, distinct = np.flatnonzero(np.diff(groups)) + 1, np.unique(groups)
+        order = None
+        if cuts.size >= 2 * distinct.size:  # not listed group by group: columns are moved
+            order = np.argsort(groups, kind="stable")
+            groups = groups[order]
+            cuts = np.flatnonzero(np.diff(groups)) + 1
+        spans = [slice(int(a), int(b)) for a, b in zip(np.r_[0, cuts], np.r_[cuts, groups.size], strict=True)]
+        every = np.arange(groups.size) if order is None else order
+        runs = tuple(Run(int(groups[s.start]), s, every[s]) for s in spans if groups[s.start] != DEAD)
         run_of, place_in = np.full((2, groups.size), -1, dtype=np.int64)
         for number, run in enumerate(runs):
             run_of[run.positions] = number
             place_in[run.positions] = np.arange(run.positions.size)
-        return cls(runs, run_of, place_in, int((groups != DEAD).sum()))
+        return cls(order, runs, run_of, place_in, int((groups != DEAD).sum()))
+
+    def pieces(self, block: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Some rows of a block at a time, the first one's number before them, columns group by group."""
+        if self.order is None:
+            yield 0, block
+            return
+        for rows in _chunks(block.shape[0], block.shape[1], ORDERED):
+            yield rows.start, np.take(block[rows], self.order, axis=1)
 
 
 class Evidence:
@@ -99,7 +100,7 @@ class Evidence:
         self._best: Floats = np.full((*shape, k), -np.inf)  # [G, N, k] best scores other than the label's, descending
         self._column: Ints = np.full(shape, -1, dtype=np.int64)  # [G, N] where the first of them lies
         self._read: Ints = np.zeros(shape[1], dtype=np.int64)  # [N] live columns read
-        self._plans: dict[tuple[int, int], _Plan] = {}
+        self._plans: dict[tuple[int, int], Plan] = {}
 
     @staticmethod
     def order(seen: ArrayLike, bucket: ArrayLike | None = None) -> Ints:
@@ -129,19 +130,23 @@ class Evidence:
         width = block.shape[1]
         key = (first, width)
         if key not in self._plans:
-            self._plans[key] = _Plan.of(self.groups[first : first + width])
+            self._plans[key] = Plan.of(self.groups[first : first + width])
         plan = self._plans[key]
         own = self.target[where] - first
         inside = (own >= 0) & (own < width)
         label_run = np.where(inside, plan.run_of[np.where(inside, own, 0)], -1)  # [b]
         label_place = plan.place_in[np.where(inside, own, 0)]
-        for number, run in enumerate(plan.runs):
-            mine = np.where(label_run == number, label_place, -1)
-            for rows in _chunks(block.shape[0], run.positions.size):
-                self._read_run(run, run.of(block[rows]), where[rows], mine[rows], first)
+        kind = np.result_type(block.dtype, np.float32)  # wide enough not to overflow
+        for start, moved in plan.pieces(block):
+            for number, run in enumerate(plan.runs):
+                for rows in _chunks(len(moved), run.positions.size):
+                    scores = np.array(moved[rows, run.span], dtype=kind, order="C")  # free to be written to
+                    there = slice(start + rows.start, min(start + rows.stop, start + len(moved)))
+                    mine = np.where(label_run[there] == number, label_place[there], -1)
+                    self._read_run(run, scores, where[there], mine, first)
         self._read[where] += plan.live
 
-    def _read_run(self, run: _Run, scores: NDArray[Any], where: Ints, mine: Ints, first: int) -> None:
+    def _read_run(self, run: Run, scores: NDArray[Any], where: Ints, mine: Ints, first: int) -> None:
         """Take the labels' own scores out of `scores` [b, run], then its best `k`."""
         with_label = np.flatnonzero(mine >= 0)
         self._label[where[with_label]] = scores[with_label, mine[with_label]]
@@ -240,8 +245,8 @@ def _finite(values: Floats) -> Floats:
     return np.where(np.isinf(values), 0.0, values)
 
 
-def _chunks(rows: int, width: int) -> Iterator[slice]:
-    step = max(1, CHUNK // max(width, 1))
+def _chunks(rows: int, width: int, most: int = CHUNK) -> Iterator[slice]:
+    step = max(1, most // max(width, 1))
     for start in range(0, rows, step):
         yield slice(start, start + step)
 

@@ -29,10 +29,12 @@ from duplex.encoders.text import TextTower
 from duplex.labels import Ints, LabelSpace, World
 from duplex.methods.exhibits import Exhibits, Inputs
 from duplex.options import Options
+from duplex.parts.indices import send
 
 __all__ = ["Batch", "Exhibits", "Inputs", "Method", "Scorer", "Setting", "Words", "columns_of"]
 
 Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
+Sweep = Callable[[Inputs], Iterator[tuple[int, Tensor]]]  # inputs -> blocks of columns: the first's number, [B, w]
 Terms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # inputs -> named parts of the scores [B, C]
 Row = TypeVar("Row", bound=Options)
 
@@ -73,12 +75,20 @@ class Batch:
 
     inputs: Inputs
     compositions: Tensor
+    host: Ints | None = None  # the same where they are known without asking a device
 
     def __len__(self) -> int:
         return len(self.compositions)
 
     def __getitem__(self, rows: Tensor) -> Batch:
-        return Batch({name: values[rows] for name, values in self.inputs.items()}, self.compositions[rows])
+        (there,) = send(self.compositions.device, rows.cpu().numpy())
+        inputs = {name: values[there if isinstance(values, Tensor) else rows] for name, values in self.inputs.items()}
+        return Batch(inputs, self.compositions[there], None if self.host is None else self.host[rows.cpu().numpy()])
+
+    @property
+    def labels(self) -> Ints:
+        """The compositions [B] on the host."""
+        return self.compositions.cpu().numpy() if self.host is None else self.host
 
     def shuffled(self, order: torch.Generator) -> Tensor:
         """All rows once, in random order. Inputs that stay on the disk say in which order they are best read."""
@@ -157,6 +167,11 @@ class Method(nn.Module, Generic[Row]):
     def scorer(self, columns: Ints) -> Scorer:
         """A function from inputs to scores over the target set `columns`; built once, asked for many batches."""
         raise UnfinishedMethod(type(self), "scorer")
+
+    def sweep(self, states: int) -> Sweep | None:
+        """Scores over all `M * N` compositions, block by block of so many states, where that takes nothing of the size
+        `M * N`; asked where the scores of a single image are too many to be held."""
+        return None
 
     def evidence(self, columns: Ints) -> Terms | None:
         """Where the score is a sum: what its parts say, by name. Recognition shows which evidence spoke."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
-from duplex.labels import Ints
+from duplex.labels import Ints, Target
 from duplex.methods.base import Batch, Inputs, Scorer, Setting
 from duplex.methods.cge import CgeOptions, GraphHead
 from duplex.methods.head import Pairs
@@ -25,6 +25,7 @@ from duplex.parts.codebook import Codebook
 from duplex.parts.factors import Factors, Fusion, unit
 from duplex.parts.graph import Candidates, Message, Nodes, aggregate, blend
 from duplex.parts.heads import Columns
+from duplex.parts.indices import send
 
 MESSAGES: tuple[Message, ...] = ("state", "object", "counterfactual")
 
@@ -44,23 +45,19 @@ class CgeVisualOptions(CgeOptions):
 
 class CgeVisual(GraphHead[CgeVisualOptions]):
     Options = CgeVisualOptions
-    is_target: Tensor
 
     def __init__(self, setting: Setting, options: CgeVisualOptions) -> None:
         super().__init__(setting, options)
         labels, dim = setting.labels, setting.dim
-        self.codebook = Codebook(labels, dim, trainable=False, random_seen=False)
+        self.codebook = Codebook(labels, dim, composed=True, random_seen=False)
         self.factors = Factors(dim, options.factor_width, residual=False)
         self.fusion = Fusion(dim) if options.graph else None
         self.embed_s, self.embed_o = (nn.Linear(self.words.width, dim) for _ in range(2))
-        target = labels.target(setting.world, "train")
-        self.target = Columns(target, len(labels.objects))
-        self.register_buffer("is_target", torch.zeros(labels.size, dtype=torch.bool), persistent=False)
-        self.is_target[torch.as_tensor(target)] = True
-        self._refined: tuple[Tensor, Tensor] | None = None
+        self.target = Target.of(labels, setting.world, "train")
+        self._refined: tuple[Ints, Tensor] | None = None
 
     def start(self, train: Batch) -> None:
-        self.codebook.start(unit(train.z), train.compositions, seen=True, unseen=True)
+        self.codebook.start(unit(train.z), train.compositions, seen=True)
 
     def posteriors(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """z^s, z^o and log-posteriors of states and objects."""
@@ -74,18 +71,21 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         z_s, z_o, log_s, log_o = self.posteriors(z)
         losses = {**super().losses(batch, shared), "s": nll_loss(log_s, own // n), "o": nll_loss(log_o, own % n)}
         if self.fusion is not None:
-            compositions, rows = self.refine(Nodes(z, z_s, z_o, log_s.exp(), log_o.exp(), own // n, own % n))
-            logits = self.options.scale * z @ self.codebook.rows.index_select(0, self.target.compositions).T
-            logits = logits.index_copy(1, self.target.places(compositions), self.options.scale * z @ rows.T)
-            losses["ch"] = cross_entropy(logits, self.target.places(own))
+            nodes = Nodes(z, z_s, z_o, log_s.exp(), log_o.exp(), own // n, own % n)
+            compositions, rows = self.refine(nodes, batch.labels)
+            places = (self.target.places(listed) for listed in (batch.labels, compositions))
+            own_place, refined_place = send(z.device, *places)
+            logits = self.codebook.over(self.target.listed)(z, self.options.scale)
+            logits = logits.index_copy(1, refined_place, self.options.scale * z @ rows.T)
+            losses["ch"] = cross_entropy(logits, own_place)
             self._refined = compositions, rows
         return losses
 
-    def refine(self, nodes: Nodes) -> tuple[Tensor, Tensor]:
-        """Candidates of a batch and their refined rows (Algorithm 1)."""
-        candidates = Candidates.of(nodes.states, nodes.objects, self.is_target, len(self.labels.objects))
+    def refine(self, nodes: Nodes, own: Ints) -> tuple[Ints, Tensor]:
+        """Candidates of a batch of these compositions and their refined rows (Algorithm 1)."""
+        candidates = Candidates.of(own, self.target, len(self.labels.objects), nodes.z.device)
         aggregated, reached = aggregate(nodes, candidates, self.fusion, MESSAGES)
-        rows = self.codebook.rows.index_select(0, candidates.compositions)
+        rows = self.codebook.rows_of(candidates.compositions)
         blended = blend(rows, aggregated, self.options.momentum, renormalise=True)
         return candidates.compositions, torch.where(reached[:, None], blended, rows)
 
@@ -97,14 +97,14 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
     @torch.no_grad()
     def scorer(self, columns: Ints) -> Scorer:
         semantic = super().scorer(columns)
-        asked = Columns(columns, len(self.labels.objects)).to(self.is_target.device)
-        visual = self.codebook.rows[asked.compositions]
+        asked = Columns(columns, len(self.labels.objects)).to(self.codebook.mean_all.device)
+        visual = self.codebook.over(columns)
 
         @torch.no_grad()
         def scores(inputs: Inputs) -> Tensor:
             z = unit(inputs["cls"])
             _, _, log_s, log_o = self.posteriors(z)
             pairs = (log_s[:, asked.states] + log_o[:, asked.objects]).exp()
-            return semantic(inputs).softmax(-1) + (self.options.scale * z @ visual.T).softmax(-1) + pairs
+            return semantic(inputs).softmax(-1) + visual(z, self.options.scale).softmax(-1) + pairs
 
         return scores

@@ -5,21 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from duplex.labels import Ints
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, Terms, columns_of, summed
+from duplex.labels import Ints, Target
+from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, Sweep, Terms, columns_of, summed
 from duplex.methods.exhibits import Exhibits, of_paths
 from duplex.parts.codebook import Codebook
 from duplex.parts.factors import Fusion, unit
 from duplex.parts.graph import Candidates, Message, Nodes, aggregate, blend
+from duplex.parts.indices import send
 from duplex.parts.paths import Factored, PathOptions, Paths
 from duplex.parts.portable import means_of, portable_paths, shares
 from duplex.parts.prompts import Prototypes
+from duplex.parts.trained_codebook import TrainedCodebook
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class DuplexOptions(PathOptions):
 class Refinement:
     """Rows that a batch refined, to be committed after it."""
 
-    compositions: Tensor  # [C]
+    compositions: Ints  # [C]
     rows: Tensor  # h' [C, d]
 
 
@@ -77,46 +81,30 @@ class Duplex(Method[DuplexOptions]):
     """`L = L_s + L_o + L_c^t + L_c^h`, `S(c|x) = p(c^h|x) + p(c^t|x) + p(s|x) p(o|x)`, of the terms switched on."""
 
     Options = DuplexOptions
-    target: Tensor
-    is_target: Tensor
-    position: Tensor
 
     def __init__(self, setting: Setting, options: DuplexOptions) -> None:
         super().__init__(setting, options)
         world = setting.world if options.refine_over == "world" else options.refine_over
-        target = setting.labels.target(world, "train")
         dim = setting.tower.dim
-        self.codebook = Codebook(
-            setting.labels,
-            dim,
-            trainable=options.codebook == "trainable",
-            random_seen=options.seen_rows == "random",
+        kind: type[Codebook | TrainedCodebook] = TrainedCodebook if options.codebook == "trainable" else Codebook
+        self.codebook = kind(
+            setting.labels, dim, composed=options.unseen_rows == "compose", random_seen=options.seen_rows == "random"
         )
-        self.paths = Paths(setting.labels, setting.tower, options, target)
+        self.paths = Paths(setting.labels, setting.tower, options, world)
         self.fusion = Fusion(dim) if options.graph and options.fusion == "learned" else None
-        self._remember(torch.as_tensor(target))
+        self.target = Target.of(setting.labels, world, "train")  # C_tgt of training
         self._refined: Refinement | None = None
-
-    def _remember(self, target: Tensor) -> None:
-        """C_tgt of training, as a mask, and each composition's column among it."""
-        mask = torch.zeros(self.labels.size, dtype=torch.bool)
-        mask[target] = True
-        position = torch.full((self.labels.size,), -1)
-        position[target] = torch.arange(len(target))
-        for name, value in (("target", target), ("is_target", mask), ("position", position)):
-            self.register_buffer(name, value, persistent=False)
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
         return frozenset({"cls", "text"})
 
     def start(self, train: Batch) -> None:
-        self.codebook.start(
-            unit(train.z),
-            train.compositions,
-            seen=self.options.seen_rows == "data",
-            unseen=self.options.unseen_rows == "compose",
-        )
+        self.codebook.start(unit(train.z), train.compositions, seen=self.options.seen_rows == "data")
+
+    @property
+    def device(self) -> torch.device:
+        return self.paths.negatives.device
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -131,9 +119,9 @@ class Duplex(Method[DuplexOptions]):
         refines = self.options.graph and self.options.visual
         found, factored = self.paths.losses(z, batch.compositions, shared, wanted, ask=refines)
         if refines and factored is not None:
-            self._refined = self.refine(self.nodes(z, factored, batch.compositions))
+            self._refined = self.refine(self.nodes(z, factored, batch.compositions), batch.labels)
         if "ch" in wanted:
-            own = self.position[batch.compositions]
+            (own,) = send(self.device, self.target.places(batch.labels))
             found["ch"] = cross_entropy(self._visual_logits(z, self._refined), own)
         return {name: found[name] for name in wanted}
 
@@ -143,11 +131,12 @@ class Duplex(Method[DuplexOptions]):
         p_s, p_o = factored.log_s.exp(), factored.log_o.exp()
         return Nodes(z, factored.z_s, factored.z_o, p_s, p_o, compositions // n, compositions % n)
 
-    def refine(self, nodes: Nodes) -> Refinement:
-        """One local graph and the blend with the codebook's rows (Algorithm 1)."""
-        candidates = Candidates.of(nodes.states, nodes.objects, self.is_target, len(self.labels.objects))
+    def refine(self, nodes: Nodes, compositions: Ints) -> Refinement:
+        """One local graph over a batch of these compositions and the blend with the codebook's rows (Algorithm 1).
+        Candidates are made on the host, which need not wait for the device."""
+        candidates = Candidates.of(compositions, self.target, len(self.labels.objects), self.device)
         aggregated, reached = aggregate(nodes, candidates, self.fusion, self.options.messages)
-        rows = self.codebook.rows.index_select(0, candidates.compositions)
+        rows = self.codebook.rows_of(candidates.compositions)
         blended = blend(rows, aggregated, self.momentum, self.options.renormalise)
         return Refinement(candidates.compositions, torch.where(reached[:, None], blended, rows))
 
@@ -158,11 +147,11 @@ class Duplex(Method[DuplexOptions]):
 
     def _visual_logits(self, z: Tensor, refinement: Refinement | None) -> Tensor:
         """`z . h' / tau` over C_tgt, with the refreshed rows in place, without a copy of the codebook [B, C]."""
-        logits = self.paths.logits(z, self.codebook.rows.index_select(0, self.target))
+        logits = self.codebook.over(self.target.listed)(z, self.paths.scale)
         if refinement is None:
             return logits
-        refined = self.paths.logits(z, refinement.rows)
-        return logits.index_copy(1, self.position[refinement.compositions], refined)
+        (columns,) = send(self.device, self.target.places(refinement.compositions))
+        return logits.index_copy(1, columns, self.paths.logits(z, refinement.rows))
 
     def after_batch(self) -> None:
         """Momentum write-back: the refined rows become the codebook's."""
@@ -172,29 +161,62 @@ class Duplex(Method[DuplexOptions]):
 
     def after_step(self) -> None:
         """Rows that gradients moved go back to the unit sphere."""
-        if self.codebook.trainable:
+        if isinstance(self.codebook, TrainedCodebook):
             self.codebook.project()
 
     # -- inference --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def evidence(self, columns: Ints) -> Terms:
-        terms, device = self.options.inference, self.target.device
+        terms = self.options.inference
         prototypes = self.paths.encode(columns, terms)
-        states, objects = columns_of(self.labels, columns, device)
-        visual = self.codebook.rows[torch.as_tensor(columns, device=device)] if "ch" in terms else None
+        states, objects = columns_of(self.labels, columns, self.device)
+        whole = len(columns) == self.labels.size and bool((np.diff(columns) > 0).all())
+        visual = self.codebook.over(None if whole else columns) if "ch" in terms else None
 
         @torch.no_grad()
         def parts(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
             z = self.paths.features(inputs["cls"])
             if visual is not None:
-                yield "visual", self.paths.logits(z, visual).softmax(-1)
+                yield "visual", visual(z, self.paths.scale).softmax(-1)
             yield from self.paths.terms(z, prototypes, states, objects, terms)
 
         return parts
 
     def scorer(self, columns: Ints) -> Scorer:
-        return summed(self.evidence(columns), len(columns), self.target.device)
+        return summed(self.evidence(columns), len(columns), self.device)
+
+    @torch.no_grad()
+    def sweep(self, states: int) -> Sweep | None:
+        """Visual prototypes and factors are made of `M + N` parts; a composition's prompt is not."""
+        terms, book = self.options.inference, self.codebook
+        if "ct" in terms or isinstance(book, TrainedCodebook):
+            return None
+        prototypes, n = self.paths.encode(np.arange(0), terms), len(self.labels.objects)
+
+        def visual(z: Tensor) -> Iterator[Tensor]:
+            """Blocks of `p(c^h|x)`: one pass for the sum of the softmax, one for the shares."""
+            logits = partial(book.by_states, z, self.paths.scale, states)
+            whole = z.new_full((len(z),), -torch.inf)
+            for part in logits():
+                whole = torch.logaddexp(whole, part.logsumexp(1))
+            for part in logits():
+                yield part.sub_(whole[:, None]).exp_()
+
+        @torch.no_grad()
+        def blocks(inputs: Inputs) -> Iterator[tuple[int, Tensor]]:
+            z = self.paths.features(inputs["cls"])
+            p_s, p_o = self.paths.primitives(z, prototypes) if "so" in terms else (None, None)
+            shares_of = visual(z) if "ch" in terms else iter(())
+            for m in range(0, len(self.labels.states), states):
+                scores = next(shares_of, None)
+                if p_s is not None and p_o is not None:
+                    pairs = (p_s[:, m : m + states, None] * p_o[:, None]).flatten(1)
+                    scores = pairs if scores is None else scores.add_(pairs)
+                assert scores is not None  # inference names at least one term
+                yield m * n, scores
+
+        return blocks
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return shares(scores)
@@ -203,15 +225,15 @@ class Duplex(Method[DuplexOptions]):
     def portable(self, columns: Ints) -> dict[str, Tensor]:
         tensors = portable_paths(self.paths, columns, self.options.inference)
         if "ch" in self.options.inference:
-            rows, seen = self.codebook.rows.detach(), self.labels.pairs["train"]
-            tensors["visual"] = rows[torch.as_tensor(columns, device=rows.device)]
-            tensors |= means_of(rows[torch.as_tensor(seen, device=rows.device)], self.labels, seen)
+            seen = self.labels.pairs["train"]
+            tensors["visual"] = self.codebook.rows_of(columns).detach()
+            tensors |= means_of(self.codebook.rows_of(seen).detach(), self.labels, seen)
         return tensors
 
     def exhibits(self) -> Exhibits:
         @torch.no_grad()
         def visual(compositions: Ints) -> Tensor:
-            return self.codebook.rows[torch.as_tensor(compositions, device=self.target.device)].detach()
+            return self.codebook.rows_of(compositions).detach()
 
         @torch.no_grad()
         def joined(z_s: Tensor, z_o: Tensor) -> Tensor:
@@ -222,4 +244,4 @@ class Duplex(Method[DuplexOptions]):
         return replace(of_paths(self.paths), visual=visual, joined=None if self.fusion is None else joined)
 
     def summary(self) -> dict[str, int]:
-        return {**super().summary(), "codebook_rows": len(self.codebook.rows)}
+        return {**super().summary(), "codebook_rows": self.labels.size}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 from duplex.encoders.text import TextTower
-from duplex.labels import Ints, LabelSpace
+from duplex.labels import Ints, LabelSpace, World
 from duplex.options import Options
 from duplex.parts.factors import Adapter, Factors, unit
 from duplex.parts.prompts import TEMPLATE, Prompts, Prototypes
@@ -82,8 +82,8 @@ class Paths(nn.Module):
 
     negatives: Tensor
 
-    def __init__(self, labels: LabelSpace, tower: TextTower, options: PathOptions, target: Ints) -> None:
-        """`target` is C_tgt of training."""
+    def __init__(self, labels: LabelSpace, tower: TextTower, options: PathOptions, world: World) -> None:
+        """`world` is that whose C_tgt training is over."""
         super().__init__()
         self.scale = math.exp(tower.logit_scale)  # 1 / tau
         self.objects = len(labels.objects)
@@ -99,7 +99,8 @@ class Paths(nn.Module):
         self.adapter = Adapter(tower.dim, width, rate, scale) if options.adapted else None
         residual = options.disentangler == "residual"
         self.factors = Factors(tower.dim, options.width, residual) if options.paths == "cso" else None
-        self._negatives = target if options.semantic_negatives == "target" else labels.pairs["train"]
+        seen = options.semantic_negatives == "seen"
+        self._negatives = labels.pairs["train"] if seen else labels.target(world, "train")
         self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
 
     def features(self, z: Tensor) -> Tensor:
@@ -149,9 +150,14 @@ class Paths(nn.Module):
         if "ct" in names:
             yield "semantic", self.logits(z, t.compositions).softmax(-1)
         if "so" in names and self.factors is not None:
-            z_s, z_o = self.factors(z)
-            p_s, p_o = self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
+            p_s, p_o = self.primitives(z, t)
             yield "factors", p_s[:, states] * p_o[:, objects]
+
+    def primitives(self, z: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
+        """`p(s|x)` [B, M] and `p(o|x)` [B, N]"""
+        assert self.factors is not None
+        z_s, z_o = self.factors(z)
+        return self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
 
     def encode(self, columns: Ints, names: Collection[str]) -> Prototypes:
         """Semantic prototypes for scoring some columns, without gradients."""

@@ -11,6 +11,7 @@ from duplex.methods.cge import Cge
 from duplex.methods.cge_visual import MESSAGES, CgeVisual
 from tests.methods import twin
 from tests.methods.field import LABELS, SEEN, N, batch, build, close, cross_entropy, dot, linear, scores, softmax, unit
+from tests.methods.world import every_row
 
 ROW = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4, "factor_width": 5, "scale": 6.0, "momentum": 0.7}
 
@@ -34,7 +35,7 @@ def test_losses_rows_and_scores_by_loops(graph):
     (z_s, p_s), (z_o, p_o) = (
         zip(*side, strict=True) for side in zip(*(factors_by_hand(method, x) for x in z), strict=True)
     )
-    target, H = LABELS.target("closed", "train").tolist(), method.codebook.rows.clone()
+    target, H = LABELS.target("closed", "train").tolist(), every_row(method)
     rows = {c: H[c] for c in target}
     if graph:
         stacked = [torch.stack(list(part)) for part in (z_s, z_o)]
@@ -51,12 +52,12 @@ def test_losses_rows_and_scores_by_loops(graph):
         close(losses["ch"].item(), cross_entropy(visual, map(target.index, own)))
     method.after_batch()
     for c in range(len(H)):
-        close(method.codebook.rows[c], rows.get(c, H[c]))
+        close(every_row(method)[c], rows.get(c, H[c]))
     asked = [3, 0, 11]
     semantic = method.image(images.z).detach() @ method.pairs(_columns(asked)).detach().T
     expected = []
     for i, x in enumerate(z):
-        parts = [softmax(semantic[i]), softmax([6.0 * dot(x, method.codebook.rows[c]) for c in asked])]
+        parts = [softmax(semantic[i]), softmax([6.0 * dot(x, every_row(method)[c]) for c in asked])]
         pairs = [p_s[i][c // N] * p_o[i][c % N] for c in asked]
         expected.append([a + b + c for a, b, c in zip(*parts, pairs, strict=True)])
     close(scores(method, asked, images), expected)

@@ -86,6 +86,12 @@ def small_method(
     return method
 
 
+def every_row(method: Any) -> torch.Tensor:
+    """The codebook, whole [M*N, d]."""
+    rows: torch.Tensor = method.codebook.rows_of(np.arange(method.labels.size))
+    return rows
+
+
 def batch_of(z: torch.Tensor, compositions: Any) -> Batch:
     return Batch({"cls": z}, torch.as_tensor(compositions))
 
