@@ -66,7 +66,8 @@ def _refuse_too_many(labels: LabelSpace, dim: int) -> None:
     m, n = len(labels.states), len(labels.objects)
     if labels.size * dim > DENSE:
         gib = 4 * 4 * labels.size * dim / 2**30  # value, gradient and two moments of 4 bytes
+        rows = f"{m:,} x {n:,} rows of {dim} numbers"
         raise UsageError(
-            f"codebook: trainable keeps {m:,} x {n:,} rows of {dim} numbers, with gradients and moments {gib:,.0f} GiB; the "
+            f"codebook: trainable keeps {rows}, with gradients and moments {gib:,.0f} GiB; the "
             f"most is {16 * DENSE / 2**30:.0f} GiB; choose codebook: buffer"
         )

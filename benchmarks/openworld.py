@@ -1,0 +1,159 @@
+"""The open world without its product: what a model of all pairs keeps on disk, and how soon and in how much memory it
+scores them.
+
+    python -m benchmarks.openworld --json [--no-huge]
+
+C-GQA's size: 413 states, 674 objects, its own pair lists where DUPLEX_SHARED names the folder that holds them, made-up
+ones elsewhere; features of 768 dimensions, a small text tower of random weights. `checkpoint_mb` and `state_mb` (10^6
+bytes) are files written after the first steps of `duplex`, trained for the closed world; `checkpoint_mb_refined` is that
+of a run that refined every row of C_tgt. `speedup_open_scoring`: `z . h / tau` over all 278,362 pairs by outer sums
+against products with as many rows, alternating, `largest_difference` between the two's cosines. `peak_gib_1e8`: the most memory
+that a process of its own held which built labels of 5,000 x 20,000 made-up words and the method, started it, refined
+rows of a batch and found the best three pairs of 100 images by `p(c^h|x) + p(s|x) p(o|x)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.closed_form import labels as cgqa_labels
+from benchmarks.measure import alternate, emit, memory, say
+from duplex.allocator import keep_freed_memory
+from duplex.assessment import SWEPT, Best
+from duplex.checkpoint import Record, save_checkpoint
+from duplex.encoders.text import TextTower
+from duplex.encoders.vision_ops import ensure_torchvision
+from duplex.labels import LabelSpace
+from duplex.methods.base import Batch, Setting
+from duplex.methods.duplex import Duplex, DuplexOptions
+from duplex.options import TrainingOptions
+from duplex.resume import State
+from duplex.training import make_optimiser, make_schedule, optimiser_step
+
+DIM, STEPS, IMAGES = 768, 3, 100
+HUGE = 5_000, 20_000
+SETTINGS = TrainingOptions(learning_rate=1e-4, batch_size=32, epochs=1)
+Z = torch.nn.functional.normalize
+
+
+def small_tower(width: int) -> TextTower:
+    """CLIP's text tower with two layers of random weights."""
+    ensure_torchvision()
+    from open_clip.model import CLIPTextCfg, _build_text_tower
+
+    torch.manual_seed(0)
+    return TextTower(_build_text_tower(DIM, CLIPTextCfg(context_length=16, width=width, heads=width // 64, layers=2)))
+
+
+def begun(labels: LabelSpace, width: int, images: int = 2_000, **options: Any) -> tuple[Duplex, Batch]:
+    """A method that has seen some images of every seen pair."""
+    torch.manual_seed(0)
+    method = Duplex(Setting(labels, {"cls": (DIM,)}, small_tower(width)), DuplexOptions(**options))
+    own = np.resize(labels.pairs["train"], max(images, len(labels.pairs["train"])))
+    train = Batch({"cls": Z(torch.randn(len(own), DIM), dim=-1)}, torch.from_numpy(own), own)
+    method.start(train)
+    return method, train
+
+
+def sizes(folder: Path) -> dict[str, float]:
+    """Megabytes of the files of a run over C-GQA, of which everything that is learned has its real width."""
+    labels, lists = cgqa_labels()
+    method, train = begun(labels, DIM)
+    optimiser = make_optimiser(method, SETTINGS)
+    state = State("key", method, optimiser, make_schedule(optimiser, SETTINGS), torch.Generator(), torch.device("cpu"))
+    for _ in range(STEPS):
+        optimiser_step(method, train, torch.randperm(len(train))[: SETTINGS.batch_size], SETTINGS, optimiser)
+    state.best = {name: tensor.clone() for name, tensor in method.state_dict().items()}
+    state.save(folder / "partial")
+    found = {"checkpoint_mb": written(method, folder), "state_mb": (folder / "partial").stat().st_size / 1e6}
+    kept, listed = method.codebook.kept, method.target.listed
+    method.codebook.commit(listed, method.codebook.rows_of(listed))
+    found["checkpoint_mb_refined"] = written(method, folder)
+    say(f"files ({lists}, {kept} and {method.codebook.kept} rows kept): {found}")
+    return {**found, "rows_kept": kept, "rows_kept_refined": method.codebook.kept}
+
+
+def written(method: Duplex, folder: Path) -> float:
+    path = folder / "checkpoint.safetensors"
+    save_checkpoint(path, method, Record("duplex", "", method.options, method.labels, {}, 0, 1, 0.5))
+    return path.stat().st_size / 1e6
+
+
+def scoring(rounds: int) -> dict[str, float]:
+    """Visual logits over C-GQA's open world."""
+    labels, _ = cgqa_labels()
+    method, _ = begun(labels, 64)
+    scale, images = method.paths.scale, max(1, 2**24 // labels.size)  # as many as an evaluation scores at a time
+    z = Z(torch.randn(images, DIM), dim=-1)
+    rows = method.codebook.rows_of(np.arange(labels.size))
+    sums = method.codebook.over(None)
+    with torch.no_grad():
+        far = float((sums(z, 1.0) - z @ rows.T).abs().max())
+        works = {"dense": lambda: scale * (z @ rows.T), "sums": lambda: sums(z, scale)}
+        times = alternate(works, rounds)
+    found = {"speedup_open_scoring": times["dense"] / times["sums"], "largest_difference": far}
+    found |= {f"{name}_ms_per_image": 1e3 * seconds / images for name, seconds in times.items()}
+    say(f"open world of {labels.size} pairs: {found}")
+    return found
+
+
+def huge() -> dict[str, float]:
+    """Everything that 10^8 pairs take, in this process."""
+    start = time.perf_counter()
+    m, n = HUGE
+    train = np.unique(np.random.default_rng(0).integers(0, m * n, 40_000))
+    pairs = [(f"state{c // n}", f"object{c % n}") for c in train.tolist()]
+    labels = LabelSpace.from_pairs({"train": [*pairs, *((f"state{i % m}", f"object{i}") for i in range(n))]})
+    method, images = begun(labels, 64, losses=("s", "o"), inference=("ch", "so"), refine_over="open")
+    with torch.no_grad():
+        method.losses(images[torch.arange(32)], method.shared())
+    method.after_batch()
+    built = time.perf_counter() - start
+    sweep = method.eval().sweep(max(1, SWEPT // n))
+    assert sweep is not None
+    best = Best(IMAGES, 3, torch.device("cpu"))
+    for first, scores in sweep({"cls": images.z[:IMAGES]}):
+        best.add(scores, slice(0, IMAGES), first)
+    seconds = time.perf_counter() - start - built
+    return {"peak_gib_1e8": memory("VmHWM") / 2**30, "built_seconds_1e8": built, "scored_seconds_1e8": seconds}
+
+
+def apart(work: str) -> dict[str, float]:
+    """A part in a process of its own, whose memory is then its own too."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks.openworld", "--part", work], stdout=-1, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    say(f"{work}: {found}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-huge", dest="huge", action="store_false", help="leave 10^8 pairs out")
+    parser.add_argument("--part", choices=["huge"], help=argparse.SUPPRESS)
+    wanted = parser.parse_args()
+    keep_freed_memory()
+    if wanted.part:
+        emit(huge())
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        record: dict[str, Any] = {**sizes(Path(folder)), **scoring(wanted.rounds)}
+    record |= apart("huge") if wanted.huge else {}
+    record["threads"] = torch.get_num_threads()
+    if wanted.json:
+        emit(record)
+
+
+if __name__ == "__main__":
+    main()
