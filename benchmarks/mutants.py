@@ -29,6 +29,7 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = {  # module -> what mirrors it; methods, training and checkpoint follow the same form
     "duplex/labels.py": ["tests/test_labels.py"],
+    "duplex/feasibility.py": ["tests/test_feasibility.py"],
     "duplex/evaluation/curve.py": ["tests/evaluation/test_curve.py"],
     "duplex/evaluation/evidence.py": ["tests/evaluation/test_evidence.py"],
     "duplex/evaluation/feasibility.py": ["tests/evaluation/test_feasibility.py"],
