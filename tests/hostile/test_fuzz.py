@@ -6,6 +6,7 @@ import io
 import json
 import resource
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from tests.subprocesses import ROOT
 
 FEW, MANY = 60, 10_000
 HANG = timedelta(seconds=20)
+GROWTH = 2 << 20  # kilobytes: 2 GiB
 WORDS = {
     "yaml": [
         b"&a ",
@@ -169,16 +171,24 @@ def _one_sentence(error: Exception) -> None:
     assert str(error) and "Traceback" not in str(error)
 
 
-def fuzz(folder: Path, kind: str, examples: int) -> None:
+@dataclass
+class Tried:
+    files: int = 0
+    grown: int = 0  # kilobytes of memory
+
+
+def fuzz(folder: Path, kind: str, examples: int) -> Tried:
     name, words, make, look = KINDS[kind]
     seed, path, bystander = make(folder), folder / name, folder / "bystander"
     bystander.write_text("precious")
+    tried = Tried()
 
     @settings(max_examples=examples, deadline=HANG, database=None, suppress_health_check=list(HealthCheck))
     @given(edits(words))
     def attempt(changes: list[tuple[float, str, bytes]]) -> None:
         data = edited(seed, changes)
         path.write_bytes(data)
+        tried.files += 1
         try:
             look(path)
         except DuplexError as error:
@@ -187,18 +197,21 @@ def fuzz(folder: Path, kind: str, examples: int) -> None:
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     attempt()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20  # kilobytes: 2 GiB
+    tried.grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return tried
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_bytes(tmp_path: Path, kind: str) -> None:
-    fuzz(tmp_path, kind, FEW)
+    tried = fuzz(tmp_path, kind, FEW)
+    assert tried.files >= FEW and tried.grown < GROWTH
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_thousand_of_each(tmp_path: Path, kind: str) -> None:
-    fuzz(tmp_path, kind, MANY)
+    tried = fuzz(tmp_path, kind, MANY)
+    assert tried.files >= MANY and tried.grown < GROWTH
 
 
 def test_what_is_edited_is_sound_to_begin_with(tmp_path: Path) -> None:
