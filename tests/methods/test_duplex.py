@@ -62,7 +62,7 @@ def twin_losses(method: Duplex, z: torch.Tensor, compositions: list[int], t: Pro
             fuse, options.momentum, options.renormalise, options.messages,
         )  # fmt: skip
         rows = [refined.get(c, row) for c, row in zip(target, rows, strict=True)]
-    negatives = labels.pairs["train"].tolist() if options.semantic_negatives == "seen" else target
+    negatives = labels.pairs["train"].tolist()
     return {
         "s": twin.cross_entropy(z_s, t.states, states, scale),
         "o": twin.cross_entropy(z_o, t.objects, objects, scale),
@@ -83,7 +83,6 @@ rows_of_options = st.fixed_dictionaries(
         "momentum": st.sampled_from([0.0, 0.3, 0.9]),
         "renormalise": st.booleans(),
         "refine_over": st.sampled_from(["closed", "open"]),
-        "semantic_negatives": st.sampled_from(["seen", "target"]),
         "unseen_rows": st.sampled_from(["compose", "random"]),
         "width": st.just(5),
     }
