@@ -236,6 +236,33 @@ def test_texts_that_never_end(tmp_path: Path, at: int) -> None:
         _score(tmp_path / "s.h5", None, "exact", 0, 0)
 
 
+@pytest.mark.parametrize("chunks", [None, (3,)])
+def test_texts_that_claim_more_than_their_file_holds(tmp_path: Path, chunks: tuple[int] | None) -> None:
+    """HDF5 makes room for a text before it looks for it: 4 GiB, for a reference of which four bytes are damaged."""
+    scores_h5(tmp_path)
+    with h5py.File(tmp_path / "s.h5", "w") as file, h5py.File(tmp_path / "seed.h5") as seed:
+        for name in ("scores", "target", "seen"):
+            seed.copy(name, file)
+        file.create_dataset("state", data=["a", "b", "a", "b"], dtype=h5py.string_dtype(), chunks=chunks)
+    _score(tmp_path / "s.h5", None, "exact", 0, 0)
+    data = bytearray((tmp_path / "s.h5").read_bytes())
+    heap = data.index(b"GCOL")
+    reference = data.index(b"\x01\0\0\0" + heap.to_bytes(8, "little"))
+    data[reference : reference + 4] = b"\xff\xff\xff\xff"
+    (tmp_path / "s.h5").write_bytes(data)
+    with pytest.raises(DuplexError, match=r"s\.h5: 'state' is damaged: its texts claim 4,294,967,2"):
+        _score(tmp_path / "s.h5", None, "exact", 0, 0)
+
+
+def test_packed_texts_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    scores_h5(tmp_path)
+    with h5py.File(tmp_path / "seed.h5", "a") as file:
+        del file["state"]
+        file.create_dataset("state", data=["a", "b", "a", "b"], dtype=h5py.string_dtype(), compression="gzip")
+    with pytest.raises(DuplexError, match=r"'state' holds texts of any length, packed; store them without compression"):
+        _score(tmp_path / "seed.h5", None, "exact", 0, 0)
+
+
 def test_texts_cut_off_in_the_middle_are_no_reason_to_read_beyond(tmp_path: Path) -> None:
     data = scores_h5(tmp_path)
     heap = data.index(b"GCOL")
