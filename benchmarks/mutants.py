@@ -250,7 +250,8 @@ def main() -> None:
     asked = parser.parse_args()
     os.chdir(ROOT)
     os.environ["OMP_NUM_THREADS"] = "1"
-    for name in ("torch", "pandas", "h5py", "hypothesis", "pytest", "PIL.Image", "typer", "pydantic", "rich.progress"):
+    for name in ("torch", "pandas", "h5py", "hypothesis", "pytest", "PIL.Image", "typer", "pydantic", "rich.progress",
+                 "open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml", "scipy.stats"):  # fmt: skip
         importlib.import_module(name)  # once, not in every child
     share = survey(asked.modules, asked.sample, asked.seed)
     print(f"{100 * share:.1f} % killed", file=sys.stderr)

@@ -13,9 +13,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from duplex.checkpoint import load_checkpoint, read_record, save_checkpoint
 from duplex.cli.score import _score
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
@@ -29,7 +31,9 @@ from duplex.params import load_params
 from duplex.report.aggregate import aggregate, metrics_table
 from duplex.report.curves import margins_of
 from duplex.report.material import read_predictions, read_tree
+from tests.methods.world import small_method, small_setting
 from tests.subprocesses import ROOT
+from tests.test_checkpoint import ENCODER, RECORD
 
 FEW, MANY = 60, 10_000
 HANG = timedelta(seconds=20)
@@ -121,6 +125,16 @@ def labels(_: Path) -> bytes:
     return json.dumps({"states": ["red", "blue"], "objects": ["star", "moon"], "pairs": pairs}).encode()
 
 
+def checkpoint(folder: Path) -> bytes:
+    save_checkpoint(folder / "seed.safetensors", small_method(RECORD.options, dtype=torch.float32), RECORD)
+    return (folder / "seed.safetensors").read_bytes()
+
+
+def look_at_checkpoint(path: Path) -> None:
+    read_record(path)
+    load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)
+
+
 def look_at_cache(path: Path) -> None:
     finished_marks(path, {**IDENTITY}, Span(0, 4, 4))
     for look in (inspect, open_features):
@@ -162,6 +176,7 @@ KINDS: dict[str, tuple[str, str, Callable[[Path], bytes], Callable[[Path], objec
     "cache": ("c.h5", "binary", cache, look_at_cache),
     "scores_npz": ("s.npz", "binary", scores_npz, look_at_scores),
     "scores_h5": ("s.h5", "binary", scores_h5, look_at_scores),
+    "checkpoint": ("c.safetensors", "json", checkpoint, look_at_checkpoint),
     "metrics": ("m.json", "json", lambda _: json.dumps(METRICS).encode(), look_at_metrics),
     "predictions": ("p.csv", "csv", predictions, look_at_predictions),
 }
