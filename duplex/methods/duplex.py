@@ -92,7 +92,7 @@ class Duplex(Method[DuplexOptions]):
             trainable=options.codebook == "trainable",
             random_seen=options.seen_rows == "random",
         )
-        self.paths = Paths(setting.labels, setting.tower, options, target)
+        self.paths = Paths(setting.labels, setting.tower, options)
         self.fusion = Fusion(dim) if options.graph and options.fusion == "learned" else None
         self._remember(torch.as_tensor(target))
         self._refined: Refinement | None = None

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.assessment import Field, Pass, assess
 from duplex.calibration import Calibration, passing
 from duplex.checkpoint import Record, load_checkpoint, read_record
+from duplex.encoders import resolve_device
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Curve, Margins, harmonic_mean
 from duplex.evaluation.evidence import Rivals
@@ -29,7 +31,7 @@ from duplex.labels import Bools, LabelSpace, frequency_groups
 from duplex.methods.base import Method
 from duplex.methods.registry import find
 from duplex.params import EvaluationParams, Params
-from duplex.stages.inputs import Inputs, load_inputs, make_deterministic, pick_device
+from duplex.stages.inputs import Inputs, load_inputs, make_deterministic
 
 
 def run(
@@ -47,7 +49,7 @@ def run(
     make_deterministic()
     needs, precision = find(record.kind).needs(record.options), params.training(dataset, method).precision
     inputs = load_inputs(params, dataset, paths, needs, precision)
-    device = pick_device(params.device)
+    device = torch.device(resolve_device(params.device))
     inputs.examples["test"] = inputs.examples["test"].to(device)
     trained = load_checkpoint(out.checkpoint, inputs.setting(), inputs.encoder).to(device)
     start = time.perf_counter()

@@ -17,7 +17,6 @@ from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.encoders import load_encoder
 from duplex.encoders.text import TextTower
-from duplex.errors import UsageError
 from duplex.evaluation.words import read_word_vectors
 from duplex.features.examples import Examples, join
 from duplex.features.identity import IMPORTED
@@ -59,12 +58,6 @@ class Inputs:
         return None if self.tower is None else Words(*word_vectors(self.labels, self.tower))
 
 
-def pick_device(wish: str) -> torch.device:
-    if wish == "cuda" and not torch.cuda.is_available():
-        raise UsageError("params.yaml: device is cuda, but torch sees no GPU; set it to auto or cpu")
-    return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 def make_deterministic() -> None:
     """The same seed gives the same checkpoint, on a GPU too. To be called before anything runs there."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -79,7 +72,7 @@ def load_inputs(
     training, in training and evaluation alike: what validation selected is what is evaluated."""
     entry, manifest_path = params.dataset(dataset), paths.manifest(dataset)
     manifest, labels = read_manifest(manifest_path), LabelSpace.load(paths.labels(dataset))
-    tower, made_by = _encoder(entry, pick_device(params.device), precision)
+    tower, made_by = _encoder(entry, params.device, precision)
     expected = {**made_by, "precision": entry.encoder.precision, "manifest": manifest_hash(manifest_path)}
     imported = entry.encoder.name == IMPORTED
     if imported:
@@ -95,12 +88,12 @@ def load_inputs(
     )
 
 
-def _encoder(entry: DatasetParams, device: torch.device, precision: str) -> tuple[TextTower | None, dict[str, str]]:
+def _encoder(entry: DatasetParams, device: str, precision: str) -> tuple[TextTower | None, dict[str, str]]:
     """The text tower and the identity of the encoder; one that only sees, or brought features, has no tower."""
     name, weights = entry.encoder.name, entry.encoder.weights
     if name == IMPORTED:
         return None, {"encoder": IMPORTED}
-    encoder = load_encoder(name, weights, towers="text", device=str(device), precision=precision)
+    encoder = load_encoder(name, weights, towers="text", device=device, precision=precision)
     return encoder.text, encoder.identity
 
 
