@@ -27,6 +27,7 @@ GROUPS = (
     "serve",
     "doctor",
     "suspects",
+    "sweep",
 )
 
 
