@@ -28,6 +28,7 @@ GROUPS = (
     "doctor",
     "suspects",
     "project",
+    "sweep",
 )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -56,6 +57,33 @@ class Inputs:
             states, objects = np.split(found.vectors, [len(self.labels.states)])
             return Words(torch.from_numpy(states), torch.from_numpy(objects))
         return None if self.tower is None else Words(*word_vectors(self.labels, self.tower))
+
+
+class LoadInputs(Protocol):
+    """`load_inputs`, or somebody who has loaded them before."""
+
+    def __call__(
+        self, params: Params, dataset: str, paths: ArtifactPaths, needs: Collection[str], precision: str
+    ) -> Inputs: ...
+
+
+class Loaded:
+    """The inputs of one data set at a time, loaded once for all runs that follow one another."""
+
+    def __init__(self) -> None:
+        self._dataset = ""
+        self._held: dict[tuple[bool, str], Inputs] = {}
+
+    def __call__(
+        self, params: Params, dataset: str, paths: ArtifactPaths, needs: Collection[str], precision: str
+    ) -> Inputs:
+        if dataset != self._dataset:
+            self._held.clear()  # before the next ones come
+            self._dataset = dataset
+        key = ("patch" in needs, precision)  # all that inputs of one data set differ by
+        if key not in self._held:
+            self._held[key] = load_inputs(params, dataset, paths, needs, precision)
+        return self._held[key]
 
 
 def make_deterministic() -> None:
