@@ -86,7 +86,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def __init__(self, setting: Setting, options: ClosedFormOptions) -> None:
         super().__init__(setting, options)
         labels = setting.labels
-        self.paths = Paths(labels, setting.tower, options) if options.speaks else None
+        target = labels.target(setting.world, "train")
+        self.paths = Paths(labels, setting.tower, options, target) if options.speaks else None
         pairs, dim = len(labels.pairs["train"]), setting.dim
         for name, shape in (("counts", (pairs,)), ("sums", (pairs, dim)), ("moment", (dim, dim)), ("chosen", (2,))):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))

@@ -29,13 +29,21 @@ class DuplexOptions(PathOptions):
     # codebook (Eq. 10-11)
     codebook: Literal["buffer", "trainable"] = "buffer"
     seen_rows: Literal["data", "random"] = "data"
-    unseen_rows: Literal["compose", "random"] = "compose"
+    unseen_rows: Literal["compose", "random", "empty"] = "compose"  # empty: nothing until first refined
 
     # local graph and write-back (Eq. 12-19)
     graph: bool = True
     messages: tuple[Message, ...] = ("state", "object", "counterfactual")
-    fusion: Literal["learned", "additive"] = "learned"  # of counterfactuals: Eq. 11, or sums in the images' own space
+    nodes: Literal["image", "label"] = (
+        "image"  # a factor node for each image, or for each state and object of the batch
+    )
+    fusion: Literal["learned", "linear", "additive"] = (
+        "learned"  # Eq. 11; without its relu; sums in the images' own space
+    )
+    fusion_rank: int | None = None  # of M_s and M_o; null: full
+    weighing: Literal["together", "by_kind"] = "together"  # Eq. 16; or a mean of each kind's own weighted mean
     momentum: float = 0.9  # lambda
+    blend: Literal["recursive", "anchored"] = "recursive"  # with the row as it is, or with the row as it began
     renormalise: bool = True
     refine_over: Literal["world", "closed", "open"] = (
         "world"  # C_tgt in training: that of the run's world, or one of them
@@ -52,6 +60,11 @@ class DuplexOptions(PathOptions):
         yield not self.graph or self.messages, "graph: true needs at least one of messages"
         yield len(set(self.messages)) == len(self.messages), "messages names a term twice"
         yield 0 <= self.momentum <= 1, f"momentum is {self.momentum}; it lies in [0, 1]"
+        yield self.nodes == "image" or self.fusion != "additive", "nodes: label needs fusion: learned or linear"
+        yield self.blend == "recursive" or self.codebook == "buffer", "blend: anchored needs codebook: buffer"
+        rank = self.fusion_rank
+        yield rank is None or rank > 0, f"fusion_rank is {rank}; it is positive, or null for the full rank"
+        yield rank is None or self.fusion != "additive", "fusion: additive has no matrices to give a rank"
         reach = f"losses {list(self.losses)} reach nothing that can be trained here"
         yield not self.losses or self.reached() & set(self.losses), reach
 
@@ -91,9 +104,11 @@ class Duplex(Method[DuplexOptions]):
             dim,
             trainable=options.codebook == "trainable",
             random_seen=options.seen_rows == "random",
+            anchored=options.blend == "anchored",
         )
-        self.paths = Paths(setting.labels, setting.tower, options)
-        self.fusion = Fusion(dim) if options.graph and options.fusion == "learned" else None
+        self.paths = Paths(setting.labels, setting.tower, options, target)
+        learned = options.graph and options.fusion != "additive"
+        self.fusion = Fusion(dim, rectified=options.fusion == "learned", rank=options.fusion_rank) if learned else None
         self._remember(torch.as_tensor(target))
         self._refined: Refinement | None = None
 
@@ -117,6 +132,10 @@ class Duplex(Method[DuplexOptions]):
             seen=self.options.seen_rows == "data",
             unseen=self.options.unseen_rows == "compose",
         )
+        if self.options.unseen_rows == "empty":
+            self.codebook.clear_unseen()
+        if self.options.blend == "anchored":
+            self.codebook.anchor()
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -141,14 +160,17 @@ class Duplex(Method[DuplexOptions]):
         """A batch as the graph sees it; each image's messages weigh as its posteriors say."""
         n = len(self.labels.objects)
         p_s, p_o = factored.log_s.exp(), factored.log_o.exp()
-        return Nodes(z, factored.z_s, factored.z_o, p_s, p_o, compositions // n, compositions % n)
+        nodes = Nodes(z, factored.z_s, factored.z_o, p_s, p_o, compositions // n, compositions % n)
+        return nodes.by_label() if self.options.nodes == "label" else nodes
 
     def refine(self, nodes: Nodes) -> Refinement:
         """One local graph and the blend with the codebook's rows (Algorithm 1)."""
         candidates = Candidates.of(nodes.states, nodes.objects, self.is_target, len(self.labels.objects))
-        aggregated, reached = aggregate(nodes, candidates, self.fusion, self.options.messages)
+        options = self.options
+        aggregated, reached = aggregate(nodes, candidates, self.fusion, options.messages, options.weighing)
         rows = self.codebook.rows.index_select(0, candidates.compositions)
-        blended = blend(rows, aggregated, self.momentum, self.options.renormalise)
+        kept = rows if options.blend == "recursive" else self.codebook.initial(candidates.compositions)
+        blended = blend(kept, aggregated, self.momentum, options.renormalise)
         return Refinement(candidates.compositions, torch.where(reached[:, None], blended, rows))
 
     @property

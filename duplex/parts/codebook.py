@@ -16,8 +16,11 @@ class Codebook(nn.Module):
     """
 
     rows: Tensor
+    anchored: Tensor  # the rows as they began [M*N, d]
 
-    def __init__(self, labels: LabelSpace, dim: int, *, trainable: bool, random_seen: bool) -> None:
+    def __init__(
+        self, labels: LabelSpace, dim: int, *, trainable: bool, random_seen: bool, anchored: bool = False
+    ) -> None:
         super().__init__()
         self.labels, self.trainable = labels, trainable
         rows = random_rows(labels.size, dim)
@@ -27,6 +30,8 @@ class Codebook(nn.Module):
             self.rows = nn.Parameter(rows)
         else:
             self.register_buffer("rows", rows)
+        if anchored:
+            self.register_buffer("anchored", rows.clone())
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool, unseen: bool) -> None:
@@ -45,6 +50,22 @@ class Codebook(nn.Module):
         if seen:
             present, inverse = compositions.unique(return_inverse=True)
             self.rows[present] = normalize(_means(z, inverse, len(present)), dim=-1).to(self.rows)
+
+    @torch.no_grad()
+    def clear_unseen(self) -> None:
+        """Rows of pairs without training images hold nothing: a logit of 0, and all of what first refines them."""
+        empty = torch.ones(self.labels.size, dtype=torch.bool, device=self.rows.device)
+        empty[torch.as_tensor(self.labels.pairs["train"], device=self.rows.device)] = False
+        self.rows[empty] = 0
+
+    @torch.no_grad()
+    def anchor(self) -> None:
+        """Remember the rows as they are."""
+        self.anchored.copy_(self.rows)
+
+    def initial(self, compositions: Tensor) -> Tensor:
+        """The anchored rows of `compositions` [C, d]."""
+        return self.anchored.index_select(0, compositions)
 
     @torch.no_grad()
     def commit(self, compositions: Tensor, rows: Tensor) -> None:
