@@ -32,6 +32,7 @@ from duplex.encoders.clip import ClipEncoder, open_clip
 from duplex.encoders.source import EncoderSource, complete_preprocess
 from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers
 from duplex.features.extraction import extract
+from duplex.precision import PRECISIONS
 
 SIZES = {"ViT-L-14": (24, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds
 CONVOLUTIONAL, CONVOLUTIONAL_ROUNDS = "mobilenetv2_100", 3
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--workers", default="auto", help="decoding processes, or auto")
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16", "fp16"))
+    parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
     parser.add_argument("--encoder", choices=(*SIZES, CONVOLUTIONAL), action="append")
     parser.add_argument("--scale", type=int, default=1, help="times as many pictures and as large batches, for a GPU")
     parser.add_argument("--alone", help=argparse.SUPPRESS)  # one measurement, in a process of its own

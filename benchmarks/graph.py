@@ -70,8 +70,8 @@ class Problem:
         return Nodes(self.z_s, self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
 
     def candidates(self) -> Candidates:
-        own = self.states * self.n_objects + self.objects
-        return Candidates.of(own.numpy(), self.target, self.n_objects, own.device)
+        here = self.states.device
+        return Candidates.of(self.states.numpy(), self.objects.numpy(), self.target, self.n_objects, here)
 
     def step(self, dense: bool) -> Tensor:
         """Refine, send a gradient back, commit. Returns the refined rows."""

@@ -35,7 +35,6 @@ def main() -> None:
     labels = LabelSpace.from_pairs(lists)
     grid = list(itertools.product(labels.states, labels.objects))
     states, objects = zip(*grid, strict=True)
-    batch, target = labels.pairs["train"][:64], labels.target("closed", "test")
     works = {
         "build_from_lists": lambda: LabelSpace.from_pairs(lists),
         "build_from_every_pair": lambda: LabelSpace.from_pairs({"train": grid}),
@@ -43,7 +42,6 @@ def main() -> None:
         "name_every_pair": lambda: labels.names(np.arange(labels.size)),
         "seen_mask": lambda: labels.seen,
         "closed_target": lambda: labels.target("closed", "test"),
-        "candidates_of_64": lambda: labels.candidates(batch, target),
     }
     record = {f"{name}_ms": 1e3 * seconds for name, seconds in alternate(works).items()}
     for name, value in record.items():

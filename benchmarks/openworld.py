@@ -5,11 +5,11 @@ scores them.
 
 C-GQA's size: 413 states, 674 objects, its own pair lists where DUPLEX_SHARED names the folder that holds them, made-up
 ones elsewhere; features of 768 dimensions, a small text tower of random weights. `checkpoint_mb` and `state_mb` (10^6
-bytes) are files written after the first steps of `duplex`, trained for the closed world; `checkpoint_mb_refined` is that
-of a run that refined every row of C_tgt. `speedup_open_scoring`: `z . h / tau` over all 278,362 pairs by outer sums
-against products with as many rows, alternating, `largest_difference` between the two's cosines. `peak_gib_1e8`: the most memory
-that a process of its own held which built labels of 5,000 x 20,000 made-up words and the method, started it, refined
-rows of a batch and found the best three pairs of 100 images by `p(c^h|x) + p(s|x) p(o|x)`.
+bytes) are files written after the first steps of `duplex`, trained for the closed world; `checkpoint_mb_refined` is
+that of a run that refined every row of C_tgt. `speedup_open_scoring`: `z . h / tau` over all 278,362 pairs by outer
+sums against products with as many rows, alternating; `largest_difference`: between the two's cosines. `peak_gib_1e8`:
+the most memory that a process of its own held which built labels of 5,000 x 20,000 made-up words and the method,
+started it, refined rows of a batch and found the best three pairs of 100 images by `p(c^h|x) + p(s|x) p(o|x)`.
 """
 
 from __future__ import annotations

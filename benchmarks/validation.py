@@ -20,6 +20,7 @@ from benchmarks.measure import emit, say
 from benchmarks.variations import STUDY, Variation
 from duplex.artifacts import ArtifactPaths
 from duplex.assessment import Field, assess, validation_auc
+from duplex.encoders import resolve_device
 from duplex.evaluation.metrics import measure
 from duplex.labels import World
 from duplex.methods.base import Batch, Method
@@ -27,8 +28,9 @@ from duplex.methods.duplex import DuplexOptions
 from duplex.methods.registry import find
 from duplex.options import Options, TrainingOptions
 from duplex.params import load_params
+from duplex.precision import PRECISIONS
 from duplex.report.aggregate import mean, standard_error
-from duplex.stages.inputs import Inputs, load_inputs, make_deterministic, pick_device
+from duplex.stages.inputs import Inputs, load_inputs, make_deterministic
 from duplex.stages.train import begin
 from duplex.training import train
 
@@ -88,7 +90,7 @@ def main() -> None:
     parser.add_argument("--rates", default="", help="learning rates; default: params.yaml's")
     parser.add_argument("--seeds", default="100,101")
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="of the text tower")
+    parser.add_argument("--precision", default="fp32", choices=PRECISIONS, help="of the text tower")
     parser.add_argument("--study", action="store_true", help="the variations of duplex in variations.py")
     parser.add_argument("--only", default="", help="some rows of the study, separated by ';'")
     parser.add_argument("--out", type=Path, help="also write the JSON here, after every row")
@@ -97,7 +99,7 @@ def main() -> None:
 
     params = load_params()
     make_deterministic()
-    device = pick_device(params.device)
+    device = torch.device(resolve_device(params.device))
     if wanted.study:
         chosen = [name for name in wanted.only.split(";") if name] or list(STUDY)
         rows: dict[str, tuple[str, Variation | None]] = {name: ("duplex", STUDY[name]) for name in chosen}

@@ -11,7 +11,7 @@ import numpy as np
 from duplex.assessment import Field, assess, choose_feasible
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.evidence import Floats
-from duplex.evaluation.feasibility import feasibility
+from duplex.feasibility import feasibility
 from duplex.features.examples import Examples
 from duplex.labels import Bools, LabelSpace, World
 from duplex.methods.base import Method, Words

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,12 +17,13 @@ from torch import Tensor
 from duplex.calibration import Calibration
 from duplex.errors import DuplexError
 from duplex.files import write_tensors
-from duplex.labels import LabelSpace, World
+from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Method, Setting
 from duplex.methods.registry import make, parse
 from duplex.options import Options
 
 FORMAT = 3
+PLAUSIBLE = 100_000  # an option's whole number that no tensor needs to account for
 COMPARED = {  # what decides the meaning of a feature or a prompt
     "encoder": "encoder",
     "architecture": "architecture",
@@ -30,6 +32,7 @@ COMPARED = {  # what decides the meaning of a feature or a prompt
     "precision": "precision",
     "text_precision": "text precision",
 }
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -65,19 +68,43 @@ class Record:
 
     @classmethod
     def from_dict(cls, meta: Mapping[str, Any]) -> Record:
+        """From JSON, whose values may be of any type; one that is not of its own is a ValueError."""
+        calibration = {_one_of(WORLDS, world): found for world, found in meta["calibration"].items()}
         return cls(
-            kind=meta["kind"],
-            provider=meta["provider"],
+            kind=_of(str, meta["kind"]),
+            provider=_of(str, meta["provider"]),
             options=parse(meta["kind"], meta["options"]),
             labels=LabelSpace.from_dict(meta["labels"]),
-            encoder=dict(meta["encoder"]),
-            seed=int(meta["seed"]),
-            epoch=int(meta["epoch"]),
-            val_auc=float(meta["val_auc"]),
-            world=meta["world"],
-            calibration={world: Calibration(**found) for world, found in meta["calibration"].items()},
-            exhibits=tuple(meta["exhibits"]),
+            encoder={key: _of(str, value) for key, value in meta["encoder"].items()},
+            seed=_of(int, meta["seed"]),
+            epoch=_of(int, meta["epoch"]),
+            val_auc=_of(float, meta["val_auc"]),
+            world=_one_of(WORLDS, meta["world"]),
+            calibration={world: Calibration(**_numbers(found)) for world, found in calibration.items()},
+            exhibits=tuple(_of(str, name) for name in _of(list, meta["exhibits"])),
         )
+
+
+def _of(kind: type[Value], value: Any) -> Value:
+    value = float(value) if kind is float and type(value) is int else value
+    if type(value) is not kind:
+        raise ValueError(f"{str(value)[:40]!r} is no {kind.__name__}")
+    found: Value = value
+    return found
+
+
+def _one_of(allowed: tuple[Value, ...], value: Any) -> Value:
+    if value not in allowed:
+        raise ValueError(f"{str(value)[:40]!r} is none of {', '.join(map(str, allowed))}")
+    found: Value = value
+    return found
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    found = {key: _of(float, value) for key, value in values.items()}
+    if not all(map(math.isfinite, found.values())):
+        raise ValueError(f"calibration {found} is not finite")
+    return found
 
 
 def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
@@ -114,14 +141,23 @@ def load_checkpoint(path: Path, setting: Setting, encoder: Mapping[str, str]) ->
             )
     if record.labels != setting.labels:
         raise DuplexError(f"{path} was trained on other labels than the data set has; train again")
-    method = make(record.kind, record.options, replace(setting, world=record.world))
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    _check_sizes(path, record.options, tensors)
+    method = make(record.kind, record.options, replace(setting, world=record.world))
     if digest(tensors) != meta.get("tensors"):
         raise DuplexError(f"{path} is damaged: its tensors are not those that were saved; train again")
     _check_fit(path, tensors, method)
     method.load_state_dict(tensors)
     return method.eval()
+
+
+def _check_sizes(path: Path, options: Options, tensors: Mapping[str, Tensor]) -> None:
+    """A width is a side of some tensor: one beyond all that the file holds would only fill the memory."""
+    most = max(PLAUSIBLE, sum(tensor.numel() for tensor in tensors.values()))
+    for name, value in options.to_dict().items():
+        if isinstance(value, int) and value > most:
+            raise DuplexError(f"{path} is damaged: {name} is {value:,}, and it holds no such tensor; train again")
 
 
 def _check_fit(path: Path, tensors: Mapping[str, Tensor], method: Method[Any]) -> None:
@@ -148,7 +184,7 @@ def _record(path: Path, meta: Mapping[str, Any]) -> Record:
         raise DuplexError(f"{path} has format {meta.get('format')}, this version reads {FORMAT}; train again")
     try:
         return Record.from_dict(meta)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DuplexError(f"{path} is not a checkpoint of this version ({error}); train again") from error
 
 

@@ -2,7 +2,7 @@
 
 A file can name other files as its contents (links, external storage, virtual data sets), and HDF5 reads zeros where
 they are missing; it can declare sizes that nothing on the disk backs; and where texts of any length lie damaged, HDF5
-2.0 reads for ever. All are refused.
+2.0 reads for ever, or makes room for texts of 4 GiB each before it looks for them. All are refused.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import h5py
 import numpy as np
 
 CHUNK_LIMIT = 1 << 30  # bytes of one stored piece, which is read whole
+REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])  # to a text of any length
 HOLLOW = 1 << 26  # files smaller than this may be all holes: reading zeros costs nothing
 
 
@@ -58,6 +60,7 @@ def _found(file: Any, name: str, virtual: bool) -> Any:
         _check_storage(name, found)
     if _of_any_length(found.dtype):
         refuse_endless(Path(file.filename))
+        refuse_boundless(name, found, Path(file.filename))
     return found
 
 
@@ -103,6 +106,33 @@ def _walk_heap(data: mmap.mmap, start: int, stop: int) -> None:
         if index == 0 and size == 0:
             raise Unfit(f"its texts are damaged: the heap at byte {start:,} never ends")
         at += size if index == 0 else 16 + -(-size // 8) * 8
+
+
+def refuse_boundless(name: str, data: Any, path: Path) -> None:
+    """Texts of any length that claim more than their file holds. Each is stored as a reference: its length (4 bytes),
+    its heap's address (8) and its place there (4); HDF5's file format, IV.A.2.d, type 9."""
+    if h5py.check_string_dtype(data.dtype) is None:
+        raise Unfit(f"{name!r} must be numbers or texts, not {data.dtype}")
+    claimed = sum(
+        int(np.frombuffer(piece, REFERENCE)["length"].sum(dtype=np.uint64)) for piece in _stored(name, data, path)
+    )
+    if claimed > os.stat(path).st_size:
+        raise Unfit(f"{name!r} is damaged: its texts claim {claimed:,} bytes, more than the file has")
+
+
+def _stored(name: str, data: Any, path: Path) -> Iterator[bytes]:
+    """The bytes of an array, piece by piece, as they lie in the file."""
+    size = math.prod(data.shape) * REFERENCE.itemsize
+    layout = data.id.get_create_plist().get_layout()
+    if layout == h5py.h5d.CHUNKED and not data.id.get_create_plist().get_nfilters():
+        for number in range(data.id.get_num_chunks()):
+            yield data.id.read_direct_chunk(data.id.get_chunk_info(number).chunk_offset)[1]
+    elif layout == h5py.h5d.CONTIGUOUS and data.id.get_storage_size() == size:
+        with open(path, "rb") as file:
+            file.seek(data.id.get_offset() if size else 0)
+            yield file.read(size)
+    else:
+        raise Unfit(f"{name!r} holds texts of any length, packed; store them without compression, or of one length")
 
 
 def read_attribute(owner: Any, key: str) -> Any:

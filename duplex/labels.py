@@ -136,13 +136,6 @@ class LabelSpace:
         splits = SPLITS if split == "train" else ("train", split)
         return _distinct(np.concatenate([self.pairs[name] for name in splits]), self.size)
 
-    def candidates(self, batch: Ints, target: Ints) -> Ints:
-        """`C_cand = (S(B) x O(B)) ∩ C_tgt`, sorted: what the states and objects of a batch could form."""
-        of_state, of_object = np.zeros(len(self.states), dtype=bool), np.zeros(len(self.objects), dtype=bool)
-        of_state[self.state_of(batch)] = True
-        of_object[self.object_of(batch)] = True
-        return target[of_state[self.state_of(target)] & of_object[self.object_of(target)]]
-
     # -- on disk ----------------------------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:

@@ -107,11 +107,16 @@ class TrainingOptions(Options):
     patience: int | None = None  # stop after so many epochs without a better validation AUC
     accumulate: int = 1  # batches an optimiser step; text is encoded once for all of them
     precision: Precision = "fp32"  # of the text tower; logits are fp32 always
+    threads: int | Literal["auto"] = "auto"  # of the CPU, in evaluation too; auto: all cores. They decide the last bits
     checkpointing: bool = False  # recompute the text tower's activations in the backward pass: less memory, more time
 
     def rules(self) -> Iterable[tuple[object, str]]:
         for key in ("batch_size", "epochs", "decay_every", "accumulate"):
             yield getattr(self, key) >= 1, f"{key} is {getattr(self, key)}; it is at least 1"
+        yield (
+            self.threads == "auto" or 1 <= self.threads <= 1024,
+            f"threads is {self.threads}; it is at least 1, or auto",
+        )
         yield self.patience is None or self.patience >= 1, f"patience is {self.patience}; it is at least 1, or null"
         yield 0 < self.learning_rate < 10, f"learning_rate is {self.learning_rate}; it lies between 0 and 10"
         yield 0 < self.decay <= 1, f"decay is {self.decay}; it lies in (0, 1]"

@@ -77,6 +77,7 @@ class SourceParams(Section):
     table: Path | None = None
     seed: Seed = 7
     split: SplitParams = SplitParams()
+    resplit: Positive | None = None  # which of the splits drawn anew; None: the one that the data come with
 
 
 class EncoderParams(Section):

@@ -21,6 +21,7 @@ from duplex.methods.base import Batch, Method
 from duplex.options import TrainingOptions
 from duplex.progress import Live
 from duplex.resume import State
+from duplex.threads import threads
 
 READ_EVERY = 8  # steps after which losses are read for the progress line
 AnyMethod = Method[Any]
@@ -55,6 +56,13 @@ def train(
     """
     if not len(examples):
         raise DuplexError("there is no readable training image")
+    with threads(settings.threads):
+        return _train(method, examples, settings, seed, validate, run)
+
+
+def _train(
+    method: AnyMethod, examples: Examples, settings: TrainingOptions, seed: int, validate: Validate, run: Run
+) -> Outcome:
     images = Batch(examples.inputs, examples.compositions, examples.compositions.cpu().numpy())
     method.checkpointing = settings.checkpointing
     state = _begin(method, settings, seed, run, validate, images.compositions.device)

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from duplex.calibration import Calibration
-from duplex.checkpoint import Record, load_checkpoint, read_record, save_checkpoint
+from duplex.checkpoint import Record, digest, load_checkpoint, read_record, save_checkpoint
 from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
 from duplex.methods.duplex import DuplexOptions as Options
@@ -48,6 +48,23 @@ def test_a_loaded_network_predicts_the_same(saved):
 
 def test_the_record_comes_back(saved):
     assert read_record(saved[0]) == RECORD
+
+
+def test_names_are_written_as_they_are_read(saved):
+    assert "Faux.Fur" in safe_open(saved[0], "pt").metadata()["duplex"]
+    labels = LabelSpace.from_pairs({"train": [("rôti", "pâté")]})
+    save_checkpoint(saved[0], saved[1], dataclasses.replace(RECORD, labels=labels))
+    assert "rôti" in safe_open(saved[0], "pt").metadata()["duplex"] and read_record(saved[0]).labels == labels
+
+
+def test_the_digest_knows_names_types_and_shapes():
+    rows = torch.arange(4, dtype=torch.float32)
+    others = {"b": rows}, {"a": rows.view(torch.int32)}, {"a": rows.reshape(2, 2)}, {"a": rows + 1}
+    found = {digest(tensors) for tensors in ({"a": rows}, *others)}
+    assert len(found) == 5
+    assert (
+        digest({"a": rows, "b": rows + 1}) == digest({"b": rows + 1, "a": rows}) != digest({"a": rows + 1, "b": rows})
+    )
 
 
 def test_the_same_run_gives_the_same_bytes(saved, tmp_path):
@@ -129,4 +146,47 @@ def test_a_checkpoint_of_an_old_format_is_one_sentence(saved, tmp_path, old):
     path = tmp_path / "old.safetensors"
     save_file(load_file(saved[0]), path, {"duplex": json.dumps({"format": old, "options": {}, "labels": {}})})
     with pytest.raises(DuplexError, match=f"has format {old}, this version reads 3; train again"):
+        load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)
+
+
+def with_meta(path, change):
+    """The same tensors under other words."""
+    with safe_open(path, "pt") as file:
+        meta = json.loads(file.metadata()["duplex"])
+    change(meta)
+    save_file(load_file(path), path, {"duplex": json.dumps(meta)})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("seed", value) for value in ("3", None, 2.5, float("inf"), True)),
+        *(("val_auc", value) for value in ("high", None, [1.0], 10**400)),
+        *(("world", value) for value in ("x", 5, None, ["open"])),
+        *(("exhibits", value) for value in ("visual", [5], {"visual": 1}, None)),
+        *(("encoder", value) for value in ({"encoder": 5}, "tiny", [["a"]], None)),
+        *(("calibration", {"closed": value}) for value in (
+            {}, 5, {"bias": "x"}, {"bias": None}, {"bias": float("nan")}, {"bias": 1.0, "threshold": "y"},
+        )),
+        *(("calibration", value) for value in ({"ajar": {"bias": 1.0}}, [], 5)),
+        *(("provider", value) for value in (5, None, {})),
+        *(("labels", value) for value in (5, None, {}, {"states": 5})),
+        *(("kind", value) for value in (5, None, ["duplex"])),
+        *(("options", value) for value in (5, None, {"width": "wide"})),
+    ],
+)  # fmt: skip
+def test_metadata_of_any_type_is_one_sentence(saved, key, value):
+    with pytest.raises(DuplexError, match=r"checkpoint\.safetensors|^duplex: |width|row|known"):
+        read_record(with_meta(saved[0], lambda meta: meta.update({key: value})))
+
+
+def test_whole_numbers_are_numbers(saved):
+    path = with_meta(saved[0], lambda meta: meta.update(val_auc=1, calibration={"closed": {"bias": 0}}))
+    assert read_record(path).val_auc == 1.0 and read_record(path).calibration == {"closed": Calibration(0.0)}
+
+
+def test_a_width_that_no_tensor_has_is_refused_before_it_fills_the_memory(saved):
+    path = with_meta(saved[0], lambda meta: meta["options"].update(adapter_width=10**9))
+    with pytest.raises(DuplexError, match="adapter_width is 1,000,000,000, and it holds no such tensor"):
         load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)

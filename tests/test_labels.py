@@ -69,19 +69,6 @@ def test_index_arithmetic_agrees_with_names(lists: dict[str, list[tuple[str, str
         assert closed == sorted(set(lists["train"]) | set(lists[split]))
 
 
-@settings(max_examples=60, deadline=None)
-@given(LISTS, st.data())
-def test_candidates_are_the_batch_product_within_the_target(
-    lists: dict[str, list[tuple[str, str]]], data: st.DataObject
-) -> None:
-    labels = LabelSpace.from_pairs(lists)
-    batch = np.array(data.draw(st.lists(st.sampled_from(labels.pairs["train"].tolist()), min_size=1)))
-    target = labels.target(data.draw(st.sampled_from(["closed", "open"])), "val")
-    n = len(labels.objects)
-    product = {m * n + o for m in (batch // n).tolist() for o in (batch % n).tolist()}
-    assert labels.candidates(batch, target).tolist() == sorted(product & set(target.tolist()))
-
-
 def test_full_grid_of_cgqa_size() -> None:
     states, objects = [f"s{i:03}" for i in range(413)], [f"o{i:03}" for i in range(674)]
     labels = LabelSpace.from_pairs({"train": itertools.product(states, objects)})

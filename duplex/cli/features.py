@@ -10,6 +10,7 @@ import typer
 
 from duplex.cli.usage import LAST_SEED
 from duplex.errors import UsageError, pick
+from duplex.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from duplex.features.extraction import ExtractionReport
@@ -43,7 +44,7 @@ def extract(
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Pictures at once.")] = None,
     num_workers: Annotated[str | None, typer.Option(help="Decoding processes; auto: cores less one.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32, bf16 or fp16.")] = None,
+    precision: Annotated[str | None, typer.Option(help=f"One of {', '.join(PRECISIONS)}.")] = None,
     max_bad: Annotated[float | None, typer.Option(min=0, max=1, help="Share of bad pictures allowed.")] = None,
     tokens: Annotated[str | None, typer.Option(help="none, or patch to keep patch tokens too.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,

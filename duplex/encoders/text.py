@@ -59,10 +59,6 @@ class TextTower:
         """Token ids of a text, without start and end."""
         return self.vocabulary.tokens(text)
 
-    def framed(self, ids: Sequence[int]) -> list[int]:
-        """A text's ids with whatever this tower's tokenizer puts before and after them."""
-        return [*self.vocabulary.frame.opening, *ids, *self.vocabulary.frame.closing]
-
     def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
         """[n, width] frozen token embeddings."""
         return self.vocabulary.embedding(ids)

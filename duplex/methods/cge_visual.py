@@ -49,7 +49,7 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
     def __init__(self, setting: Setting, options: CgeVisualOptions) -> None:
         super().__init__(setting, options)
         labels, dim = setting.labels, setting.dim
-        self.codebook = Codebook(labels, dim, composed=True, random_seen=False)
+        self.codebook = Codebook(labels, dim, unseen="compose", random_seen=False)
         self.factors = Factors(dim, options.factor_width, residual=False)
         self.fusion = Fusion(dim) if options.graph else None
         self.embed_s, self.embed_o = (nn.Linear(self.words.width, dim) for _ in range(2))
@@ -83,7 +83,8 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
 
     def refine(self, nodes: Nodes, own: Ints) -> tuple[Ints, Tensor]:
         """Candidates of a batch of these compositions and their refined rows (Algorithm 1)."""
-        candidates = Candidates.of(own, self.target, len(self.labels.objects), nodes.z.device)
+        n = len(self.labels.objects)
+        candidates = Candidates.of(own // n, own % n, self.target, n, nodes.z.device)
         aggregated, reached = aggregate(nodes, candidates, self.fusion, MESSAGES)
         rows = self.codebook.rows_of(candidates.compositions)
         blended = blend(rows, aggregated, self.options.momentum, renormalise=True)

@@ -14,12 +14,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from duplex.evaluation.feasibility import feasibility
-from duplex.methods.base import Batch, Setting
+from duplex.methods.base import Setting
 from duplex.methods.cge import CgeOptions, GraphHead
-from duplex.methods.head import Pairs
 from duplex.parts.factors import unit
 from duplex.parts.heads import Columns
 
@@ -36,16 +33,14 @@ class CoCgeOptions(CgeOptions):
 
 class CoCge(GraphHead[CoCgeOptions]):
     Options = CoCgeOptions
-    penalty: Tensor
 
     def __init__(self, setting: Setting, options: CoCgeOptions) -> None:
         super().__init__(setting, options)
         if setting.world == "open":
-            states, objects = self.words.states.numpy(), self.words.objects.numpy()
-            rho = torch.as_tensor(feasibility(states, objects, setting.labels), dtype=torch.float32)  # inf: seen
+            rho = self.feasible()
             weights = self.network.graph.weights
             weights.copy_(torch.where(rho.isinf(), 1.0, rho.clamp(min=0)))
-            self.register_buffer("penalty", options.margin * torch.where(rho.isinf(), 0.0, rho))
+            self.margins = options.scale * options.margin * torch.where(rho.isinf(), 0.0, rho)
 
     def image(self, z: Tensor) -> Tensor:
         return unit(super().image(z))
@@ -55,9 +50,3 @@ class CoCge(GraphHead[CoCgeOptions]):
 
     def logits(self, image: Tensor, pairs: Tensor) -> Tensor:
         return self.options.scale * (image @ pairs.T)
-
-    def losses(self, batch: Batch, shared: Pairs) -> dict[str, Tensor]:
-        logits = self.logits(self.image(batch.z), shared.rows)
-        if self.setting.world == "open":
-            logits = logits - self.options.scale * self.penalty[self.columns.compositions]
-        return {"c": cross_entropy(logits, self.columns.places(batch.compositions))}

@@ -18,11 +18,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from duplex.evaluation.feasibility import feasibility
-from duplex.methods.base import Batch, Setting
-from duplex.methods.head import PairHead, Pairs
+from duplex.methods.base import Setting
+from duplex.methods.head import PairHead
 from duplex.options import Options
 from duplex.parts.factors import unit
 from duplex.parts.heads import Columns, Composer, Mlp
@@ -47,7 +45,6 @@ class CompCosOptions(Options):
 
 class CompCos(PairHead[CompCosOptions]):
     Options = CompCosOptions
-    penalty: Tensor
 
     def __init__(self, setting: Setting, options: CompCosOptions) -> None:
         super().__init__(setting, options, trained_words=options.train_words)
@@ -55,7 +52,7 @@ class CompCos(PairHead[CompCosOptions]):
         self.head = Mlp(setting.dim, width, width, options.layers, options.dropout)
         self.composer = Composer(self.words.width, width)
         if setting.world == "open":
-            self.register_buffer("penalty", torch.zeros(setting.labels.size))  # alpha rho(c), 0 for seen ones
+            self.margins = torch.zeros(setting.labels.size)  # alpha rho(c) / T
 
     def image(self, z: Tensor) -> Tensor:
         return unit(self.head(unit(z)))
@@ -66,20 +63,9 @@ class CompCos(PairHead[CompCosOptions]):
     def logits(self, image: Tensor, pairs: Tensor) -> Tensor:
         return self.options.scale * (image @ pairs.T)
 
-    def losses(self, batch: Batch, shared: Pairs) -> dict[str, Tensor]:
-        logits = self.logits(self.image(batch.z), shared.rows)
-        if self.setting.world == "open":
-            logits = logits - self.options.scale * self.penalty[self.columns.compositions]
-        return {"c": cross_entropy(logits, self.columns.places(batch.compositions))}
-
     @torch.no_grad()
     def after_epoch(self, epoch: int) -> None:
-        if self.setting.world == "open":
+        if self.margins is not None:
             alpha = self.options.margin * min(1.0, epoch / self.options.margin_epochs)
-            self.penalty.copy_(alpha * self.feasible())
-
-    def feasible(self) -> Tensor:
-        """`rho` [M*N] of unseen compositions, 0 for seen ones."""
-        states, objects = (rows.detach().cpu().numpy() for rows in (self.words.states, self.words.objects))
-        rho = torch.as_tensor(feasibility(states, objects, self.labels)).to(self.penalty)
-        return torch.where(rho.isinf(), 0.0, rho)
+            rho = self.feasible()
+            self.margins.copy_(self.options.scale * alpha * torch.where(rho.isinf(), 0.0, rho))

@@ -33,13 +33,21 @@ class DuplexOptions(PathOptions):
     # codebook (Eq. 10-11)
     codebook: Literal["buffer", "trainable"] = "buffer"
     seen_rows: Literal["data", "random"] = "data"
-    unseen_rows: Literal["compose", "random"] = "compose"
+    unseen_rows: Literal["compose", "random", "empty"] = "compose"  # empty: nothing until first refined
 
     # local graph and write-back (Eq. 12-19)
     graph: bool = True
     messages: tuple[Message, ...] = ("state", "object", "counterfactual")
-    fusion: Literal["learned", "additive"] = "learned"  # of counterfactuals: Eq. 11, or sums in the images' own space
+    nodes: Literal["image", "label"] = (
+        "image"  # a factor node for each image, or for each state and object of the batch
+    )
+    fusion: Literal["learned", "linear", "additive"] = (
+        "learned"  # Eq. 11; without its relu; sums in the images' own space
+    )
+    fusion_rank: int | None = None  # of M_s and M_o; null: full
+    weighing: Literal["together", "by_kind"] = "together"  # Eq. 16; or a mean of each kind's own weighted mean
     momentum: float = 0.9  # lambda
+    blend: Literal["recursive", "anchored"] = "recursive"  # with the row as it is, or with the row as it began
     renormalise: bool = True
     refine_over: Literal["world", "closed", "open"] = (
         "world"  # C_tgt in training: that of the run's world, or one of them
@@ -56,6 +64,11 @@ class DuplexOptions(PathOptions):
         yield not self.graph or self.messages, "graph: true needs at least one of messages"
         yield len(set(self.messages)) == len(self.messages), "messages names a term twice"
         yield 0 <= self.momentum <= 1, f"momentum is {self.momentum}; it lies in [0, 1]"
+        yield self.nodes == "image" or self.fusion != "additive", "nodes: label needs fusion: learned or linear"
+        yield self.blend == "recursive" or self.codebook == "buffer", "blend: anchored needs codebook: buffer"
+        rank = self.fusion_rank
+        yield rank is None or rank > 0, f"fusion_rank is {rank}; it is positive, or null for the full rank"
+        yield rank is None or self.fusion != "additive", "fusion: additive has no matrices to give a rank"
         reach = f"losses {list(self.losses)} reach nothing that can be trained here"
         yield not self.losses or self.reached() & set(self.losses), reach
 
@@ -88,10 +101,15 @@ class Duplex(Method[DuplexOptions]):
         dim = setting.tower.dim
         kind: type[Codebook | TrainedCodebook] = TrainedCodebook if options.codebook == "trainable" else Codebook
         self.codebook = kind(
-            setting.labels, dim, composed=options.unseen_rows == "compose", random_seen=options.seen_rows == "random"
+            setting.labels,
+            dim,
+            unseen=options.unseen_rows,
+            random_seen=options.seen_rows == "random",
+            anchored=options.blend == "anchored",
         )
         self.paths = Paths(setting.labels, setting.tower, options, world)
-        self.fusion = Fusion(dim) if options.graph and options.fusion == "learned" else None
+        learned = options.graph and options.fusion != "additive"
+        self.fusion = Fusion(dim, rectified=options.fusion == "learned", rank=options.fusion_rank) if learned else None
         self.target = Target.of(setting.labels, world, "train")  # C_tgt of training
         self._refined: Refinement | None = None
 
@@ -119,25 +137,35 @@ class Duplex(Method[DuplexOptions]):
         refines = self.options.graph and self.options.visual
         found, factored = self.paths.losses(z, batch.compositions, shared, wanted, ask=refines)
         if refines and factored is not None:
-            self._refined = self.refine(self.nodes(z, factored, batch.compositions), batch.labels)
+            self._refined = self.refine(self.nodes(z, factored, batch.compositions, batch.labels), batch.labels)
         if "ch" in wanted:
             (own,) = send(self.device, self.target.places(batch.labels))
             found["ch"] = cross_entropy(self._visual_logits(z, self._refined), own)
         return {name: found[name] for name in wanted}
 
-    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor) -> Nodes:
-        """A batch as the graph sees it; each image's messages weigh as its posteriors say."""
+    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor, labels: Ints) -> Nodes:
+        """A batch as the graph sees it; each image's messages weigh as its posteriors say. `labels` are its
+        compositions on the host."""
         n = len(self.labels.objects)
         p_s, p_o = factored.log_s.exp(), factored.log_o.exp()
-        return Nodes(z, factored.z_s, factored.z_o, p_s, p_o, compositions // n, compositions % n)
+        nodes = Nodes(z, factored.z_s, factored.z_o, p_s, p_o, compositions // n, compositions % n)
+        return nodes.by_label(labels // n, labels % n) if self.options.nodes == "label" else nodes
+
+    def _labelled(self, compositions: Ints) -> tuple[Ints, Ints]:
+        """States and objects of a batch's factor nodes."""
+        found = compositions // len(self.labels.objects), compositions % len(self.labels.objects)
+        return (np.unique(found[0]), np.unique(found[1])) if self.options.nodes == "label" else found
 
     def refine(self, nodes: Nodes, compositions: Ints) -> Refinement:
         """One local graph over a batch of these compositions and the blend with the codebook's rows (Algorithm 1).
         Candidates are made on the host, which need not wait for the device."""
-        candidates = Candidates.of(compositions, self.target, len(self.labels.objects), self.device)
-        aggregated, reached = aggregate(nodes, candidates, self.fusion, self.options.messages)
+        options, n = self.options, len(self.labels.objects)
+        candidates = Candidates.of(*self._labelled(compositions), self.target, n, self.device)
+        aggregated, reached = aggregate(nodes, candidates, self.fusion, options.messages, options.weighing)
         rows = self.codebook.rows_of(candidates.compositions)
-        blended = blend(rows, aggregated, self.momentum, self.options.renormalise)
+        anchored = isinstance(self.codebook, Codebook) and options.blend == "anchored"
+        kept = self.codebook.initial(candidates.compositions) if anchored else rows
+        blended = blend(kept, aggregated, self.momentum, options.renormalise)
         return Refinement(candidates.compositions, torch.where(reached[:, None], blended, rows))
 
     @property

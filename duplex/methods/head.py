@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from duplex.feasibility import feasibility
 from duplex.labels import Ints
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, Words
+from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, UnfinishedMethod, Words
 from duplex.options import Options
 from duplex.parts.heads import Columns, WordTable
 
@@ -25,8 +26,11 @@ class Pairs(NamedTuple):
 class PairHead(Method[Row], Generic[Row]):
     """`L = CE(compatibility(f(x), g(c)))` over the seen compositions, or over all of them in the open world.
 
-    A subclass says how an image (`image`) and compositions (`pairs`) are embedded and how they are compared.
+    A subclass says how an image (`image`) and compositions (`pairs`) are embedded and how they are compared, and may
+    hold unseen compositions back while it trains (`margins`).
     """
+
+    margins: Tensor | None  # what training takes off a composition's logit [M*N]
 
     def __init__(self, setting: Setting, options: Row, *, trained_words: bool) -> None:
         super().__init__(setting, options)
@@ -35,6 +39,7 @@ class PairHead(Method[Row], Generic[Row]):
         seen = setting.labels.pairs["train"]
         learned = setting.labels.target("open", "train") if setting.world == "open" else seen
         self.columns = Columns(learned, len(setting.labels.objects))
+        self.register_buffer("margins", None)
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
@@ -42,21 +47,29 @@ class PairHead(Method[Row], Generic[Row]):
 
     def image(self, z: Tensor) -> Tensor:
         """[B, d] -> [B, e]"""
-        raise NotImplementedError
+        raise UnfinishedMethod(type(self), "image")
 
     def pairs(self, columns: Columns) -> Tensor:
         """[C, e]"""
-        raise NotImplementedError
+        raise UnfinishedMethod(type(self), "pairs")
 
     def logits(self, image: Tensor, pairs: Tensor) -> Tensor:
         """[B, e], [C, e] -> [B, C]"""
         return image @ pairs.T
+
+    @torch.no_grad()
+    def feasible(self) -> Tensor:
+        """`rho` [M*N] of the word vectors as they are, inf for seen compositions."""
+        states, objects = (rows.cpu().numpy() for rows in (self.words.states, self.words.objects))
+        return torch.as_tensor(feasibility(states, objects, self.labels), dtype=torch.float32)
 
     def shared(self) -> Pairs:
         return Pairs(self.pairs(self.columns))
 
     def losses(self, batch: Batch, shared: Pairs) -> dict[str, Tensor]:
         logits = self.logits(self.image(batch.z), shared.rows)
+        if self.margins is not None:
+            logits = logits - self.margins[self.columns.compositions]
         return {"c": cross_entropy(logits, self.columns.places(batch.compositions))}
 
     @torch.no_grad()

@@ -4,16 +4,18 @@ A row that no batch has refined is a formula of `M + N + 1` vectors,
 
     h_mn = normalise(mean_s + mean_o - mean_all),
 
-what the state adds to the average image and what the object adds; or a direction drawn from a seed and its place. Kept
-are the rows of pairs with images and those that were refined. Scores over many columns make no rows either:
+what the state adds to the average image and what the object adds; or a direction drawn from a seed and its place; or
+nothing, which gives a logit of 0 and leaves all to what first refines it. Kept are the rows of pairs with images and
+those that were refined. Scores over many columns make no rows either:
 
     z . h_mn = (z . a_m + z . b_n) / |a_m + b_n|,   a_m = mean_s - mean_all,   b_n = mean_o.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from duplex.labels import Ints, LabelSpace
 from duplex.parts.draws import pass_over, random_rows, rows_at
 from duplex.parts.indices import send
 
+Unseen = Literal["compose", "random", "empty"]  # what rows of pairs without images are
 Logits = Callable[[Tensor, float], Tensor]  # features z [B, d], 1 / tau -> z . h / tau [B, C]
 ROWS = 1 << 14  # columns up to which scores are made of rows; beyond it, of outer sums
 BLOCK = 1 << 14  # rows made at a time where they are thrown away again
@@ -49,27 +52,31 @@ class Codebook(nn.Module):
     _stored: Tensor
     _inverse: Tensor | None
 
-    def __init__(self, labels: LabelSpace, dim: int, *, composed: bool, random_seen: bool) -> None:
+    def __init__(
+        self, labels: LabelSpace, dim: int, *, unseen: Unseen, random_seen: bool, anchored: bool = False
+    ) -> None:
+        """`anchored` keeps the rows as they began, too."""
         super().__init__()
-        self.labels, self.dim, self.composed = labels, dim, composed
+        self.labels, self.dim, self.unseen = labels, dim, unseen
         if labels.size * dim <= DENSE:  # the rest of a method starts as beside a codebook that draws its rows
             pass_over(labels.size * dim)
         seen = labels.pairs["train"] if random_seen else labels.pairs["train"][:0]
         self.register_buffer("_stored", random_rows(len(seen), dim), persistent=False)
         self.register_buffer("_inverse", None, persistent=False)
         self._known, self._slots = seen, np.arange(len(seen))
-        if composed:
+        if unseen == "compose":
             self.register_buffer("mean_s", torch.zeros(len(labels.states), dim))
             self.register_buffer("mean_o", torch.zeros(len(labels.objects), dim))
             self.register_buffer("mean_all", torch.zeros(dim))
-        else:
+        elif unseen == "random":
             self.register_buffer("seed", torch.randint(2**62, ()))
+        self.began: Codebook | None = copy.deepcopy(self) if anchored else None
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
         """What the training images' unit features `z [n, d]` and compositions `[n]` say. With `seen`, rows of the pairs
         that have images are the pair's mean feature."""
-        if self.composed:
+        if self.unseen == "compose":
             for mean, value in zip(
                 (self.mean_s, self.mean_o, self.mean_all), means_of(self.labels, z, compositions), strict=True
             ):
@@ -78,6 +85,8 @@ class Codebook(nn.Module):
         if seen:
             present, rows = seen_rows(z, compositions)
             self._keep(present.cpu().numpy(), rows.to(self._stored))
+        if self.began is not None:
+            self.began.start(z, compositions, seen=seen)
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
@@ -94,8 +103,15 @@ class Codebook(nn.Module):
         rows = self._formula(every // n, every % n)
         return rows.index_copy_(0, place, self._stored.index_select(0, slot))
 
+    def initial(self, compositions: Ints) -> Tensor:
+        """The rows of an anchored codebook as they began [C, d]."""
+        assert self.began is not None
+        return self.began.rows_of(compositions)
+
     def _formula(self, states: Tensor, objects: Tensor) -> Tensor:
-        if not self.composed:
+        if self.unseen == "empty":
+            return self._stored.new_zeros(len(states), self.dim)
+        if self.unseen == "random":
             return rows_at(self.seed, states * len(self.labels.objects) + objects, self.dim).to(self._stored.dtype)
         return composed_rows((self.mean_s, self.mean_o, self.mean_all), states, objects)
 
@@ -140,8 +156,8 @@ class Codebook(nn.Module):
         if count <= ROWS:
             rows = self.rows_of(np.arange(count) if columns is None else columns)
             return lambda z, scale: scale * (z @ rows.T)
-        if not self.composed:
-            return self._drawn(np.arange(count) if columns is None else columns)
+        if self.unseen != "compose":
+            return self._made(np.arange(count) if columns is None else columns)
         return self._whole() if columns is None else self._gathered(columns)
 
     def _whole(self) -> Logits:
@@ -172,8 +188,8 @@ class Codebook(nn.Module):
 
         return logits
 
-    def _drawn(self, columns: Ints) -> Logits:
-        """Random rows have no sums: they are drawn anew, some at a time."""
+    def _made(self, columns: Ints) -> Logits:
+        """Rows without sums: made anew, some at a time."""
 
         def logits(z: Tensor, scale: float) -> Tensor:
             some = (columns[first : first + BLOCK] for first in range(0, len(columns), BLOCK))
@@ -212,11 +228,11 @@ class Codebook(nn.Module):
         """`z . h / tau` over all compositions in blocks of `step` states, [B, step * N] each, without anything of the
         size `M * N`."""
         states, n = len(self.labels.states), len(self.labels.objects)
-        by_s, by_o = self.sums(scale * z) if self.composed else (z, z)
+        by_s, by_o = self.sums(scale * z) if self.unseen == "compose" else (z, z)
         for m in range(0, states, step):
             first, last = m * n, min(m + step, states) * n
-            if not self.composed:
-                yield self._drawn(np.arange(first, last))(z, scale)
+            if self.unseen != "compose":
+                yield self._made(np.arange(first, last))(z, scale)
                 continue
             cells = (by_s[:, m : m + step, None] + by_o[:, None]).mul_(self.inverse(slice(m, m + step))).flatten(1)
             start, stop = np.searchsorted(self._known, [first, last])

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from duplex.errors import UsageError
 from duplex.labels import Ints, LabelSpace
-from duplex.parts.codebook import DENSE, Logits, composed_rows, means_of, seen_rows
+from duplex.parts.codebook import DENSE, Logits, Unseen, composed_rows, means_of, seen_rows
 from duplex.parts.draws import random_rows
 from duplex.parts.indices import send
 
@@ -18,10 +18,13 @@ class TrainedCodebook(nn.Module):
 
     trainable = True
 
-    def __init__(self, labels: LabelSpace, dim: int, *, composed: bool, random_seen: bool) -> None:
+    def __init__(
+        self, labels: LabelSpace, dim: int, *, unseen: Unseen, random_seen: bool, anchored: bool = False
+    ) -> None:
         super().__init__()
         _refuse_too_many(labels, dim)
-        self.labels, self.composed = labels, composed
+        assert not anchored, "rows that gradients move have no beginning to go back to"
+        self.labels, self.unseen = labels, unseen
         rows = random_rows(labels.size, dim)
         if random_seen:
             rows[torch.as_tensor(labels.pairs["train"])] = random_rows(len(labels.pairs["train"]), dim)
@@ -30,12 +33,13 @@ class TrainedCodebook(nn.Module):
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
         """As `Codebook.start`: pairs with images are their mean feature if `seen`, others are composed if they are."""
-        if self.composed:
+        if self.unseen != "random":
             chosen = torch.ones(self.labels.size, dtype=torch.bool, device=self.rows.device)
             chosen[torch.as_tensor(self.labels.pairs["train"], device=self.rows.device)] = seen  # those without images
             every, n = chosen.nonzero()[:, 0], len(self.labels.objects)
             means = means_of(self.labels, z, compositions)
-            self.rows[every] = composed_rows(means, every // n, every % n).to(self.rows)
+            rows = composed_rows(means, every // n, every % n).to(self.rows)
+            self.rows[every] = rows if self.unseen == "compose" else 0 * rows
         if seen:
             present, rows = seen_rows(z, compositions)
             self.rows[present] = rows.to(self.rows)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,6 @@ from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.encoders import load_encoder
 from duplex.encoders.text import TextTower
-from duplex.errors import UsageError
 from duplex.evaluation.words import read_word_vectors
 from duplex.features.examples import Examples, join
 from duplex.features.identity import IMPORTED
@@ -59,10 +59,31 @@ class Inputs:
         return None if self.tower is None else Words(*word_vectors(self.labels, self.tower))
 
 
-def pick_device(wish: str) -> torch.device:
-    if wish == "cuda" and not torch.cuda.is_available():
-        raise UsageError("params.yaml: device is cuda, but torch sees no GPU; set it to auto or cpu")
-    return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
+class LoadInputs(Protocol):
+    """`load_inputs`, or somebody who has loaded them before."""
+
+    def __call__(
+        self, params: Params, dataset: str, paths: ArtifactPaths, needs: Collection[str], precision: str
+    ) -> Inputs: ...
+
+
+class Loaded:
+    """The inputs of one data set at a time, loaded once for all runs that follow one another."""
+
+    def __init__(self) -> None:
+        self._dataset = ""
+        self._held: dict[tuple[bool, str], Inputs] = {}
+
+    def __call__(
+        self, params: Params, dataset: str, paths: ArtifactPaths, needs: Collection[str], precision: str
+    ) -> Inputs:
+        if dataset != self._dataset:
+            self._held.clear()  # before the next ones come
+            self._dataset = dataset
+        key = ("patch" in needs, precision)  # all that inputs of one data set differ by
+        if key not in self._held:
+            self._held[key] = load_inputs(params, dataset, paths, needs, precision)
+        return self._held[key]
 
 
 def make_deterministic() -> None:
@@ -79,7 +100,7 @@ def load_inputs(
     training, in training and evaluation alike: what validation selected is what is evaluated."""
     entry, manifest_path = params.dataset(dataset), paths.manifest(dataset)
     manifest, labels = read_manifest(manifest_path), LabelSpace.load(paths.labels(dataset))
-    tower, made_by = _encoder(entry, pick_device(params.device), precision)
+    tower, made_by = _encoder(entry, params.device, precision)
     expected = {**made_by, "precision": entry.encoder.precision, "manifest": manifest_hash(manifest_path)}
     imported = entry.encoder.name == IMPORTED
     if imported:
@@ -95,12 +116,12 @@ def load_inputs(
     )
 
 
-def _encoder(entry: DatasetParams, device: torch.device, precision: str) -> tuple[TextTower | None, dict[str, str]]:
+def _encoder(entry: DatasetParams, device: str, precision: str) -> tuple[TextTower | None, dict[str, str]]:
     """The text tower and the identity of the encoder; one that only sees, or brought features, has no tower."""
     name, weights = entry.encoder.name, entry.encoder.weights
     if name == IMPORTED:
         return None, {"encoder": IMPORTED}
-    encoder = load_encoder(name, weights, towers="text", device=str(device), precision=precision)
+    encoder = load_encoder(name, weights, towers="text", device=device, precision=precision)
     return encoder.text, encoder.identity
 
 

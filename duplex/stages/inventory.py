@@ -6,12 +6,12 @@ depends on all inventories, the maps on the shown run alone.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from duplex.artifacts import ArtifactPaths
 from duplex.checkpoint import read_record
 from duplex.code import code_of_run
+from duplex.files import sha256
 from duplex.params import Params
 from duplex.report.aggregate import write_json
 
@@ -50,14 +50,6 @@ def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> Non
         hashes = {path.name: sha256(path) for path in inputs}
         shown = {"method": chosen[0], "seed": chosen[1], "code": code, **hashes}
     write_json(shown, out / "shown.json")
-
-
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _counts(path: Path) -> bool:

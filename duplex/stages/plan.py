@@ -41,5 +41,10 @@ def planned(params: Params, dataset: str, name: str) -> dict[str, dict[str, Any]
     what = {"kind": row.kind, "options": options, "training": training, "world": row.world}
     return {
         "train": {**what, "code": code["train"]},
-        "evaluate": {"kind": row.kind, "world": row.world, "code": code["evaluate"]},
+        "evaluate": {
+            "kind": row.kind,
+            "world": row.world,
+            "threads": params.training(dataset, name).threads,
+            "code": code["evaluate"],
+        },
     }

@@ -14,13 +14,15 @@ from duplex.assessment import tune, validation_auc
 from duplex.calibration import calibrate
 from duplex.checkpoint import Record, save_checkpoint
 from duplex.code import code_of_run
+from duplex.encoders import resolve_device
 from duplex.files import write_text
 from duplex.lock import sole_writer
 from duplex.methods.base import Batch, Method, Setting
 from duplex.methods.registry import find, make, source_of
 from duplex.options import Options
 from duplex.params import Params
-from duplex.stages.inputs import Inputs, load_inputs, make_deterministic, pick_device
+from duplex.stages.inputs import Inputs, LoadInputs, load_inputs, make_deterministic
+from duplex.threads import threads
 from duplex.training import Outcome, Run, train
 
 
@@ -31,20 +33,22 @@ def run(
     seed: int,
     paths: ArtifactPaths | None = None,
     out: RunPaths | None = None,
+    load: LoadInputs = load_inputs,
 ) -> Outcome:
     """Train one method on one data set with one seed, and keep its best epoch by validation AUC."""
     paths = paths or ArtifactPaths()
     make_deterministic()
     row, options, settings = params.row(method), params.method(method, dataset), params.training(dataset, method)
-    inputs = load_inputs(params, dataset, paths, find(row.kind).needs(options), settings.precision)
     out = out or paths.run(dataset, method, seed)
-    with sole_writer(out.checkpoint, "training"):
-        return _run(params, dataset, method, seed, inputs, out)
+    with threads(settings.threads):
+        inputs = load(params, dataset, paths, find(row.kind).needs(options), settings.precision)
+        with sole_writer(out.checkpoint, "training"):
+            return _run(params, dataset, method, seed, inputs, out)
 
 
 def _run(params: Params, dataset: str, method: str, seed: int, inputs: Inputs, out: RunPaths) -> Outcome:
     row, options, settings = params.row(method), params.method(method, dataset), params.training(dataset, method)
-    device = pick_device(params.device)
+    device = torch.device(resolve_device(params.device))
     trained = begin(row.kind, options, inputs.setting(row.trained_for), inputs, seed, device)
     val, partial = inputs.examples["val"].to(device), out.root / "training.partial"
     key = {

@@ -52,12 +52,12 @@ def test_embeddings_are_rows_of_the_table() -> None:
 def test_start_and_end_come_from_the_tokenizer() -> None:
     tower = TextTower(small_model(), FakeTokenizer([START], [END], 0))
     assert (tower.start, tower.end) == (START, END)
-    assert tower.framed(tower.tokens("7 8")) == [START, 7, 8, END]
+    assert tower.tokens("7 8") == [7, 8]
 
 
 def test_a_tokenizer_without_a_start_token() -> None:
     tower = TextTower(small_model({"no_causal_mask": True, "pool_type": "last"}), FakeTokenizer([], [1], 1))
-    assert tower.framed([7, 8]) == [7, 8]
+    assert tower.tokens("7 8") == [7, 8]
     with pytest.raises(DuplexError, match="no single start token"):
         _ = tower.start
 

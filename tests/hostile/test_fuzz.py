@@ -6,15 +6,18 @@ import io
 import json
 import resource
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from duplex.checkpoint import load_checkpoint, read_record, save_checkpoint
 from duplex.cli.score import _score
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
@@ -28,10 +31,13 @@ from duplex.params import load_params
 from duplex.report.aggregate import aggregate, metrics_table
 from duplex.report.curves import margins_of
 from duplex.report.material import read_predictions, read_tree
+from tests.methods.world import small_method, small_setting
 from tests.subprocesses import ROOT
+from tests.test_checkpoint import ENCODER, RECORD
 
 FEW, MANY = 60, 10_000
 HANG = timedelta(seconds=20)
+GROWTH = 2 << 20  # kilobytes: 2 GiB
 WORDS = {
     "yaml": [
         b"&a ",
@@ -119,6 +125,16 @@ def labels(_: Path) -> bytes:
     return json.dumps({"states": ["red", "blue"], "objects": ["star", "moon"], "pairs": pairs}).encode()
 
 
+def checkpoint(folder: Path) -> bytes:
+    save_checkpoint(folder / "seed.safetensors", small_method(RECORD.options, dtype=torch.float32), RECORD)
+    return (folder / "seed.safetensors").read_bytes()
+
+
+def look_at_checkpoint(path: Path) -> None:
+    read_record(path)
+    load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)
+
+
 def look_at_cache(path: Path) -> None:
     finished_marks(path, {**IDENTITY}, Span(0, 4, 4))
     for look in (inspect, open_features):
@@ -160,6 +176,7 @@ KINDS: dict[str, tuple[str, str, Callable[[Path], bytes], Callable[[Path], objec
     "cache": ("c.h5", "binary", cache, look_at_cache),
     "scores_npz": ("s.npz", "binary", scores_npz, look_at_scores),
     "scores_h5": ("s.h5", "binary", scores_h5, look_at_scores),
+    "checkpoint": ("c.safetensors", "json", checkpoint, look_at_checkpoint),
     "metrics": ("m.json", "json", lambda _: json.dumps(METRICS).encode(), look_at_metrics),
     "predictions": ("p.csv", "csv", predictions, look_at_predictions),
 }
@@ -169,16 +186,24 @@ def _one_sentence(error: Exception) -> None:
     assert str(error) and "Traceback" not in str(error)
 
 
-def fuzz(folder: Path, kind: str, examples: int) -> None:
+@dataclass
+class Tried:
+    files: int = 0
+    grown: int = 0  # kilobytes of memory
+
+
+def fuzz(folder: Path, kind: str, examples: int) -> Tried:
     name, words, make, look = KINDS[kind]
     seed, path, bystander = make(folder), folder / name, folder / "bystander"
     bystander.write_text("precious")
+    tried = Tried()
 
     @settings(max_examples=examples, deadline=HANG, database=None, suppress_health_check=list(HealthCheck))
     @given(edits(words))
     def attempt(changes: list[tuple[float, str, bytes]]) -> None:
         data = edited(seed, changes)
         path.write_bytes(data)
+        tried.files += 1
         try:
             look(path)
         except DuplexError as error:
@@ -187,18 +212,21 @@ def fuzz(folder: Path, kind: str, examples: int) -> None:
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     attempt()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20  # kilobytes: 2 GiB
+    tried.grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return tried
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_bytes(tmp_path: Path, kind: str) -> None:
-    fuzz(tmp_path, kind, FEW)
+    tried = fuzz(tmp_path, kind, FEW)
+    assert tried.files >= FEW and tried.grown < GROWTH
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_thousand_of_each(tmp_path: Path, kind: str) -> None:
-    fuzz(tmp_path, kind, MANY)
+    tried = fuzz(tmp_path, kind, MANY)
+    assert tried.files >= MANY and tried.grown < GROWTH
 
 
 def test_what_is_edited_is_sound_to_begin_with(tmp_path: Path) -> None:
@@ -221,6 +249,33 @@ def test_texts_that_never_end(tmp_path: Path, at: int) -> None:
     (tmp_path / "s.h5").write_bytes(data)
     with pytest.raises(DuplexError, match=r"s\.h5: 'state'.*never ends|s\.h5: its texts are damaged.*never ends"):
         _score(tmp_path / "s.h5", None, "exact", 0, 0)
+
+
+@pytest.mark.parametrize("chunks", [None, (3,)])
+def test_texts_that_claim_more_than_their_file_holds(tmp_path: Path, chunks: tuple[int] | None) -> None:
+    """HDF5 makes room for a text before it looks for it: 4 GiB, for a reference of which four bytes are damaged."""
+    scores_h5(tmp_path)
+    with h5py.File(tmp_path / "s.h5", "w") as file, h5py.File(tmp_path / "seed.h5") as seed:
+        for name in ("scores", "target", "seen"):
+            seed.copy(name, file)
+        file.create_dataset("state", data=["a", "b", "a", "b"], dtype=h5py.string_dtype(), chunks=chunks)
+    _score(tmp_path / "s.h5", None, "exact", 0, 0)
+    data = bytearray((tmp_path / "s.h5").read_bytes())
+    heap = data.index(b"GCOL")
+    reference = data.index(b"\x01\0\0\0" + heap.to_bytes(8, "little"))
+    data[reference : reference + 4] = b"\xff\xff\xff\xff"
+    (tmp_path / "s.h5").write_bytes(data)
+    with pytest.raises(DuplexError, match=r"s\.h5: 'state' is damaged: its texts claim 4,294,967,2"):
+        _score(tmp_path / "s.h5", None, "exact", 0, 0)
+
+
+def test_packed_texts_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    scores_h5(tmp_path)
+    with h5py.File(tmp_path / "seed.h5", "a") as file:
+        del file["state"]
+        file.create_dataset("state", data=["a", "b", "a", "b"], dtype=h5py.string_dtype(), compression="gzip")
+    with pytest.raises(DuplexError, match=r"'state' holds texts of any length, packed; store them without compression"):
+        _score(tmp_path / "seed.h5", None, "exact", 0, 0)
 
 
 def test_texts_cut_off_in_the_middle_are_no_reason_to_read_beyond(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from duplex.methods.base import Batch, Setting, Words
+from duplex.methods.prompts import PromptMethod
 from tests.methods.world import DIM, features, small_labels, small_setting
 
 WORD, TOKENS, TOKEN = 6, 5, 7
@@ -52,6 +53,17 @@ def build(kind: Any, world: str = "closed", seed: int = 0, shaken: bool = True, 
 
 def scores(method: Any, columns: Any, images: Batch) -> Tensor:
     return method.eval().scorer(np.asarray(columns))(images.inputs)
+
+
+def assert_three_paths(method: Any) -> None:
+    """Its losses and scores are those of the three paths with the same weights."""
+    plain, images = build(PromptMethod, width=5), batch(4)
+    plain.load_state_dict(method.state_dict())
+    ours, theirs = (one.losses(images, one.shared()) for one in (method, plain))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        close(value.item(), theirs[name].item())
+    torch.testing.assert_close(scores(method, range(M * N), images).float(), scores(plain, range(M * N), images))
 
 
 def close(a: Any, b: Any) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.evaluation.feasibility import feasibility
+from duplex.feasibility import feasibility
 from duplex.methods.compcos import CompCos
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
 
@@ -44,7 +44,7 @@ def test_a_margin_holds_unseen_compositions_back_in_the_open_world_alone():
         losses[margin] = before.item(), method.losses(images, method.shared())["c"].item()
     assert losses[0.0][0] == losses[0.0][1] == losses[0.4][0] != losses[0.4][1]
     closed = build(CompCos, **ROW)
-    assert "penalty" not in dict(closed.named_buffers())
+    assert "margins" not in dict(closed.named_buffers())
     closed.after_epoch(15)
 
 

@@ -8,10 +8,23 @@ import pytest
 import torch
 
 from duplex.errors import UsageError
-from duplex.methods.prompts import PromptMethod
 from duplex.methods.troika import Troika
 from duplex.parts import attention
-from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, scores, setting, softmax, unit
+from tests.methods.field import (
+    SEEN,
+    N,
+    assert_three_paths,
+    batch,
+    build,
+    close,
+    cross_entropy,
+    dot,
+    linear,
+    scores,
+    setting,
+    softmax,
+    unit,
+)
 
 ROW = {"width": 5, "heads": 2, "inner": 2, "start": 0.4}
 
@@ -70,13 +83,7 @@ def test_losses_and_scores_by_loops():
 
 
 def test_without_traction_it_is_three_paths():
-    method, plain, images = build(Troika, width=5, traction=False), build(PromptMethod, width=5), batch(4)
-    plain.load_state_dict(method.state_dict())
-    ours, theirs = (m.losses(images, m.shared()) for m in (method, plain))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        close(value.item(), theirs[name].item())
-    torch.testing.assert_close(scores(method, range(12), images).float(), scores(plain, range(12), images))
+    assert_three_paths(build(Troika, width=5, traction=False))
     assert "patch" not in Troika.needs(Troika.Options(traction=False))
 
 

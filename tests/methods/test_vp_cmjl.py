@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from duplex.methods.prompts import PromptMethod
 from duplex.methods.vp_cmjl import VpCmjl
 from duplex.parts.words import word_vectors
-from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, scores, softmax, unit
+from tests.methods.field import (
+    SEEN,
+    M,
+    N,
+    assert_three_paths,
+    batch,
+    build,
+    close,
+    cross_entropy,
+    dot,
+    scores,
+    softmax,
+    unit,
+)
 from tests.methods.world import small_labels, small_tower
 
 
@@ -58,13 +70,7 @@ def test_losses_and_scores_by_loops():
 
 
 def test_without_proxies_it_is_three_paths():
-    method, plain, images = build(VpCmjl, width=5, proxies=False), build(PromptMethod, width=5), batch(4)
-    plain.load_state_dict(method.state_dict())
-    ours, theirs = (m.losses(images, m.shared()) for m in (method, plain))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        close(value.item(), theirs[name].item())
-    torch.testing.assert_close(scores(method, range(12), images).float(), scores(plain, range(12), images))
+    assert_three_paths(build(VpCmjl, width=5, proxies=False))
 
 
 def test_proxies_start_at_the_text():

@@ -19,6 +19,7 @@ from duplex.parts.trained_codebook import TrainedCodebook
 from tests.methods.twin import unit
 from tests.methods.world import DIM, features, random_labels, small_labels
 
+UNSEEN = st.sampled_from(["compose", "random", "empty"])
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
 
@@ -28,9 +29,9 @@ def sums(monkeypatch):
     monkeypatch.setattr(module, "ROWS", 0)
 
 
-def started(labels, seed: int = 0, *, composed: bool = True, seen: bool = True, dtype=torch.float64) -> Codebook:
+def started(labels, seed: int = 0, *, unseen: str = "compose", seen: bool = True, dtype=torch.float64) -> Codebook:
     torch.manual_seed(seed)
-    book = Codebook(labels, DIM, composed=composed, random_seen=not seen).to(dtype)
+    book = Codebook(labels, DIM, unseen=unseen, random_seen=not seen).to(dtype)
     own = np.resize(labels.pairs["train"], 20)
     book.start(unit(features(20, seed)).to(dtype), torch.as_tensor(own), seen=seen)
     return book
@@ -53,27 +54,27 @@ def refine(book: Codebook, random: np.random.Generator, rounds: int = 3) -> torc
 
 
 @settings(max_examples=40, deadline=None)
-@given(SIZES, st.booleans(), st.booleans(), st.integers(0, 3), st.integers(0, 10**6))
-def test_rows_are_those_of_the_dense_twin_bit_for_bit(sizes, composed, seen, rounds, seed):
+@given(SIZES, UNSEEN, st.booleans(), st.integers(0, 3), st.integers(0, 10**6))
+def test_rows_are_those_of_the_dense_twin_bit_for_bit(sizes, unseen, seen, rounds, seed):
     random = np.random.default_rng(seed)
     labels = random_labels(*sizes, random)
-    book = started(labels, seed, composed=composed, seen=seen)
+    book = started(labels, seed, unseen=unseen, seen=seen)
     twin = refine(book, random, rounds)
     asked = random.integers(0, labels.size, 7)
     assert torch.equal(book.rows_of(asked), twin[torch.as_tensor(asked)])
     assert torch.equal(book.rows_of(np.arange(labels.size)), twin)
-    again = Codebook(labels, DIM, composed=composed, random_seen=not seen).double()
+    again = Codebook(labels, DIM, unseen=unseen, random_seen=not seen).double()
     again.load_state_dict(copy.deepcopy(book.state_dict()))
     assert torch.equal(dense(again), twin) and again.kept == book.kept
     assert all(torch.equal(a, b) for a, b in zip(book.state_dict().values(), again.state_dict().values(), strict=True))
 
 
 @settings(max_examples=40, deadline=None)
-@given(SIZES, st.booleans(), st.sampled_from([torch.float32, torch.float64]), st.integers(0, 10**6))
-def test_scores_by_sums_are_those_of_the_dense_twin(sizes, composed, dtype, seed):
+@given(SIZES, UNSEEN, st.sampled_from([torch.float32, torch.float64]), st.integers(0, 10**6))
+def test_scores_by_sums_are_those_of_the_dense_twin(sizes, unseen, dtype, seed):
     random = np.random.default_rng(seed)
     labels = random_labels(*sizes, random)
-    book = started(labels, seed, composed=composed, dtype=dtype)
+    book = started(labels, seed, unseen=unseen, dtype=dtype)
     twin = refine(book, random, 1)
     z = unit(features(4, seed + 1)).to(dtype)
     some = random.permutation(labels.size)[: random.integers(1, labels.size + 1)]
@@ -137,7 +138,7 @@ def large(m: int, n: int) -> LabelSpace:
 
 def test_a_hundred_million_pairs_are_a_few_thousand_vectors():
     labels = large(5_000, 20_000)
-    book = Codebook(labels, 4, composed=True, random_seen=False)
+    book = Codebook(labels, 4, unseen="compose", random_seen=False)
     book.start(unit(torch.randn(10, 4)), torch.as_tensor(labels.pairs["train"]), seen=True)
     assert sum(tensor.numel() for tensor in book.state_dict().values()) == 25_001 * 4 + 10 * 5
     book.commit(np.array([77_777_777]), torch.ones(1, 4))
@@ -146,7 +147,7 @@ def test_a_hundred_million_pairs_are_a_few_thousand_vectors():
 
 def test_more_trained_rows_than_can_be_held_are_refused_with_the_arithmetic():
     with pytest.raises(UsageError, match=r"5,000 x 20,000 rows of 768 numbers, with gradients and moments 1,144 GiB"):
-        TrainedCodebook(large(5_000, 20_000), 768, composed=True, random_seen=False)
+        TrainedCodebook(large(5_000, 20_000), 768, unseen="compose", random_seen=False)
 
 
 # -- draws -------------------------------------------------------------------------------------------------------------

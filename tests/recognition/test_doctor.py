@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 
+from tests.projects import inside
 from tests.recognition.test_export import duplex
-from tests.report.conftest import inside
 
 
 def findings(done) -> dict[str, list[dict]]:

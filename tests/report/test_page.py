@@ -155,7 +155,7 @@ def test_what_is_missing_is_named_with_its_command_and_the_page_stands(project, 
     for name in ("timing.json", "evaluation_timing.json", "history.csv", "predictions.csv"):
         for path in (root / "artifacts/own").rglob(name):
             path.unlink()
-    from tests.report.conftest import inside
+    from tests.projects import inside
 
     with inside(root):
         text = report.run(project.params, project.paths).read_text()
@@ -167,7 +167,7 @@ def test_what_is_missing_is_named_with_its_command_and_the_page_stands(project, 
 
 
 def test_without_pictures_their_labels_are_shown(project, tmp_path):
-    from tests.report.conftest import inside
+    from tests.projects import inside
 
     shutil.copytree(project.folder, tmp_path / "copy", ignore=shutil.ignore_patterns("pictures"))
     with inside(tmp_path / "copy"):
@@ -180,7 +180,7 @@ def test_without_pictures_their_labels_are_shown(project, tmp_path):
 
 def test_a_run_without_prototypes_has_no_maps_and_still_a_page(project, tmp_path):
     from duplex.stages import inventory, maps
-    from tests.report.conftest import inside
+    from tests.projects import inside
 
     shutil.copytree(project.folder, tmp_path / "copy")
     run = project.params.run.model_copy(update={"methods": ("clip",)})

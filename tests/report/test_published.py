@@ -7,7 +7,7 @@ import pytest
 from duplex.params import load_params
 from duplex.report.published import published_table
 from duplex.report.tables import data_file, plain, result_table
-from tests.report.conftest import SHIPPED
+from tests.projects import SHIPPED
 from tests.report.test_tables import line, material
 
 

@@ -9,7 +9,7 @@ from duplex.report.blocks import Cell, Note, Row, Table
 from duplex.report.figures import lambda_figures
 from duplex.report.material import DatasetMaterial, Material
 from duplex.report.tables import ablation_tables, data_file, pointer, ranked, result_table
-from tests.report.conftest import SHIPPED
+from tests.projects import SHIPPED
 
 BENCHMARKS = data_file("quoted.yaml")["benchmarks"]
 

@@ -1,0 +1,181 @@
+"""Visual prototypes as Duplex keeps them: how rows start, what refines them, what is written back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.methods.duplex import DuplexOptions as Options
+from duplex.parts.codebook import Codebook
+from duplex.parts.prompts import Prototypes
+from duplex.parts.trained_codebook import TrainedCodebook
+from tests.methods import twin
+from tests.methods.world import DIM, every_row, features, random_labels, small_labels, small_method, step_of
+
+SEEN = small_labels().pairs["train"].tolist()
+MESSAGES = ("state", "object", "counterfactual")
+
+
+@pytest.mark.parametrize(
+    "compositions",
+    [[SEEN[0]], [SEEN[0]] * 4, [SEEN[0], SEEN[1]], SEEN],
+    ids=["one image", "duplicates", "one state", "all seen"],
+)
+def test_committed_rows_equal_the_twin(compositions):
+    method = small_method(Options(width=5, adapter_dropout=0.0, adapter="none"))
+    z, t = features(len(compositions), 3), method.shared()
+    before = every_row(method)
+    step_of(method, z, compositions, t)
+    method.after_batch()
+    after = every_row(method)
+    with torch.no_grad():
+        z = twin.unit(z)
+        z_s, z_o = method.paths.factors(z)
+        p_s, p_o = (
+            twin.posteriors(z_s, t.states, method.paths.scale),
+            twin.posteriors(z_o, t.objects, method.paths.scale),
+        )
+        n = len(method.labels.objects)
+        refined = twin.refine(
+            before, z_s, z_o, p_s, p_o, [c // n for c in compositions], [c % n for c in compositions],
+            set(method.labels.target("closed", "train").tolist()), n,
+            twin.learned_fusion(z_s, z_o, method.fusion.state.weight, method.fusion.object.weight),
+            0.9, True, MESSAGES,
+        )  # fmt: skip
+    for c in range(len(before)):
+        if c in refined:
+            torch.testing.assert_close(after[c], refined[c], rtol=1e-10, atol=1e-10)
+        else:
+            assert torch.equal(after[c], before[c])
+
+
+def test_gradients_come_from_unseen_rows_through_shared_candidates():
+    """`L_c^h` reaches unseen candidates' rows, and those rows alone reach both disentanglers and both projections."""
+    method = small_method(Options(width=5, adapter="none", losses=("ch",)))
+    step = step_of(method, features(3, 5), torch.tensor([0, 3, 5]))
+    rows = step.refinement.rows
+    unseen = ~torch.isin(torch.as_tensor(step.refinement.compositions), torch.tensor(SEEN))
+    assert unseen.any(), "the batch has an unseen candidate"
+    (gradient,) = torch.autograd.grad(step.losses["ch"], rows, retain_graph=True)
+    assert (gradient[unseen].abs().sum(1) > 0).all()
+    parts = [f"{kind}.{layer}" for kind in ("state", "object") for layer in ("first", "second")]
+    names = [*(f"paths.factors.{part}.weight" for part in parts), "fusion.state.weight", "fusion.object.weight"]
+    weights = [method.get_parameter(name) for name in names]
+    for name, found in zip(names, torch.autograd.grad(rows[unseen], weights, gradient[unseen]), strict=True):
+        assert found.abs().sum() > 0, name
+
+
+def test_a_batch_without_unseen_candidates_refines_only_its_own_rows():
+    method = small_method(Options(width=5))
+    step = step_of(method, features(2, 1), torch.tensor([SEEN[0], SEEN[0]]))
+    assert step.refinement.compositions.tolist() == [SEEN[0]]
+
+
+def test_momentum_one_freezes_the_codebook_and_zero_replaces_candidates():
+    batch = torch.tensor(SEEN[:4])
+    frozen = small_method(Options(width=5, momentum=1.0))
+    before = every_row(frozen)
+    step_of(frozen, features(4, 1), batch)
+    frozen.after_batch()
+    assert torch.equal(every_row(frozen), before)
+
+    replaced = small_method(Options(width=5, momentum=0.0, adapter="none"))
+    other = small_method(Options(width=5, momentum=0.0, adapter="none"))
+    drawn = torch.randn(12, DIM, dtype=torch.float64)  # what the rows were has no part in what they become
+    other.codebook.commit(np.arange(12), drawn)
+    steps = [step_of(method, features(4, 1), batch) for method in (replaced, other)]
+    torch.testing.assert_close(steps[0].refinement.rows, steps[1].refinement.rows, rtol=0, atol=0)
+
+
+def test_underflowing_posteriors_leave_rows_and_gradients_sound():
+    """Logit gaps as large as CLIP's temperature allows: rows nothing reached stay, gradients stay finite."""
+    for scale in (10.0, 100.0, 400.0):
+        method = small_method(
+            Options(width=5, adapter="none", fusion="additive", messages=("counterfactual",), momentum=0.0)
+        )
+        method.paths.scale = scale
+        method.float()
+        z, batch = features(4, 1).float(), torch.tensor(SEEN[:4])
+        prototypes = Prototypes(*(-t.detach().float() for t in method.shared()))
+        step = step_of(method, z, batch, prototypes)
+        step.total.backward()
+        norms = step.refinement.rows.norm(dim=-1)
+        torch.testing.assert_close(norms, torch.ones_like(norms), rtol=1e-5, atol=1e-5)
+        for name, parameter in method.named_parameters():
+            assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
+
+
+def test_gradients_leave_trainable_rows_on_the_unit_sphere():
+    method = small_method(Options(width=5, codebook="trainable"))
+    with torch.no_grad():
+        method.codebook.rows.mul_(1.3)
+    method.after_step()
+    norms = method.codebook.rows.norm(dim=-1)
+    torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([Codebook, TrainedCodebook]),
+    st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    st.sampled_from(["compose", "random", "empty"]),
+    st.integers(0, 10**6),
+)
+def test_initial_rows_by_loops(kind, sizes, unseen, seed):
+    """A seen pair's row is the mean of its images; composed rows are made of the means of state, object and all."""
+    random = np.random.default_rng(seed)
+    labels = random_labels(*sizes, random)
+    compositions = random.choice(labels.pairs["train"], 9)
+    z = twin.unit(features(9, seed))
+    book = kind(labels, DIM, unseen=unseen, random_seen=False).double()
+    book.start(z, torch.as_tensor(compositions), seen=True)
+    rows = book.rows_of(np.arange(labels.size)).detach()
+    n, everything = len(labels.objects), sum(z) / len(z)
+
+    def mean_where(chosen: list[bool]) -> torch.Tensor:
+        kept = [row for row, keep in zip(z, chosen, strict=True) if keep]
+        return sum(kept) / len(kept) if kept else everything
+
+    for c in range(labels.size):
+        own = [int(x) == c for x in compositions]
+        if any(own):
+            expected = twin.unit(mean_where(own))
+        elif unseen == "compose":
+            state, other = ([int(x) // n == c // n for x in compositions], [int(x) % n == c % n for x in compositions])
+            expected = twin.unit(mean_where(state) + mean_where(other) - everything)
+        elif unseen == "empty" and c not in labels.pairs["train"]:
+            expected = torch.zeros_like(everything)
+        elif unseen == "empty":
+            continue  # listed, but without an image
+        else:
+            assert float(rows[c].norm()) == pytest.approx(1.0)
+            continue
+        torch.testing.assert_close(rows[c], expected, rtol=1e-10, atol=1e-10)
+
+
+def test_random_seen_rows_are_not_the_data():
+    given, drawn = (every_row(small_method(Options(width=5, seen_rows=rows))) for rows in ("data", "random"))
+    distance = (given[SEEN] - drawn[SEEN]).norm(dim=-1)
+    assert (distance > 0.1).all()
+    norms = drawn.norm(dim=-1)
+    torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+def test_a_write_back_keeps_no_gradient():
+    method = small_method(Options(width=5))
+    step_of(method, features(3, 1), torch.tensor(SEEN[:3])).total.backward()
+    method.after_batch()
+    assert not every_row(method).requires_grad
+    step_of(method, features(3, 2), torch.tensor(SEEN[:3])).total.backward()  # not through the step before
+
+
+def test_refined_rows_are_written_back():
+    method = small_method(Options(width=5))
+    before = every_row(method)
+    step = step_of(method, features(4, 1), torch.tensor(SEEN[:4]))
+    method.after_batch()
+    changed = (every_row(method) != before).any(-1).nonzero()[:, 0]
+    assert changed.tolist() == step.refinement.compositions.tolist()

@@ -1,0 +1,58 @@
+"""Small projects of drawn pictures that have run the pipeline's stages, for tests that look at what those leave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from duplex.artifacts import ArtifactPaths
+from duplex.data.shapes import render_pictures, shapes_manifest
+from duplex.params import Params, load_params
+from duplex.stages import evaluate, train
+from duplex.stages.extract import extract
+from duplex.stages.prepare import prepare
+from tests.subprocesses import ROOT
+
+SHIPPED = ROOT / "params.yaml"
+METHODS = ("clip", "duplex", "duplex_open")
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def make_project(folder: Path, seeds: Sequence[int]) -> Params:
+    """A data set `own` of drawn pictures, `METHODS` trained on it and evaluated."""
+    with inside(folder):
+        manifest = shapes_manifest(scale=0.06)
+        render_pictures(manifest, Path("pictures"))
+        manifest.to_csv("pictures.csv", index=False)
+        record = YAML(typ="safe").load(SHIPPED.read_text())
+        record["run"] = {"datasets": ["own"], "methods": list(METHODS), "seeds": list(seeds)}
+        record["device"] = "cpu"
+        record["evaluation"]["bootstrap"] = 20
+        record["datasets"]["own"] = {
+            "source": {"kind": "table", "root": "pictures", "table": "pictures.csv"},
+            "encoder": {"name": "tiny"},
+            "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2},
+        }
+        with open("params.yaml", "w") as file:
+            YAML().dump(record, file)
+        params, paths = load_params(), ArtifactPaths()
+        prepare(params, "own", paths)
+        extract(params, "own", paths, num_workers=0)
+        for method in METHODS:
+            for seed in seeds:
+                train.run(params, "own", method, seed, paths)
+                evaluate.run(params, "own", method, seed, paths)
+    return params

@@ -1,0 +1,82 @@
+"""What validation chooses: the bias where the harmonic mean is best, and the threshold where the AUC is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from duplex.calibration import Calibration, calibrate, passing, plausible
+from duplex.evaluation.evidence import Evidence
+from duplex.evaluation.metrics import measure
+from duplex.feasibility import feasibility
+from duplex.features.examples import Examples
+from duplex.labels import LabelSpace
+from duplex.methods.duplex import DuplexOptions as Options
+from tests.methods.field import words
+from tests.methods.world import features, scores_of, small_labels, small_method
+
+LABELS = small_labels()
+IMAGES = 40
+VAL = Examples(
+    np.arange(IMAGES),
+    {"cls": features(IMAGES, 4)},
+    torch.as_tensor(np.random.default_rng(1).choice(LABELS.pairs["val"], IMAGES)),
+)
+
+
+def method():
+    return small_method(Options(width=5)).eval()
+
+
+def harmonic(scores: np.ndarray, target: np.ndarray, seen: np.ndarray, bias: float) -> float:
+    """HM where unseen columns are raised by a bias, image by image."""
+    right = (scores + np.where(seen, 0.0, bias)).argmax(1) == target
+    s, u = right[seen[target]].mean(), right[~seen[target]].mean()
+    return 2 * s * u / (s + u) if s + u else 0.0
+
+
+def test_the_bias_is_where_the_harmonic_mean_is_best() -> None:
+    columns = LABELS.target("closed", "val")
+    found = calibrate(method(), VAL, LABELS, "closed", words(), 50)
+    assert found.to_dict() == {"bias": found.bias}  # no threshold in the closed world
+    scores = scores_of(method(), columns, VAL.inputs["cls"]).double().numpy()
+    target, seen = np.searchsorted(columns, VAL.compositions.numpy()), LABELS.seen[columns]
+    reached = harmonic(scores, target, seen, found.bias)
+    others = [harmonic(scores, target, seen, bias) for bias in np.linspace(-2, 2, 401)]
+    assert reached == pytest.approx(max(others)) and reached > harmonic(scores, target, seen, 0.0)
+
+
+def test_the_threshold_is_where_the_auc_is_best_and_the_bias_is_read_under_it() -> None:
+    found = calibrate(method(), VAL, LABELS, "open", words(), 50)
+    feasible = feasibility(words().states.numpy(), words().objects.numpy(), LABELS)
+    scores = scores_of(method(), LABELS.target("open", "val"), VAL.inputs["cls"]).numpy()
+    target, seen = VAL.compositions.numpy(), LABELS.seen
+
+    def auc(threshold: float) -> float:
+        masked = np.where(feasible >= threshold, scores, -np.inf)
+        value = measure(Evidence(target, seen).add(masked).rivals(), 1, rounds=0).auc
+        assert value is not None
+        return 100 * value
+
+    by_step = [auc(step) for step in np.linspace(feasible[~seen].min(), feasible[~seen].max(), 50)]
+    assert found.threshold is not None and auc(found.threshold) == pytest.approx(max(by_step))
+    assert found.val_auc_at_threshold == pytest.approx(max(by_step))
+    assert found.val_auc_all_feasible == pytest.approx(by_step[0])
+    live = passing(LABELS, words(), found)
+    assert live is not None and (live == (feasible >= found.threshold)).all() and live[seen].all()
+    masked = np.where(live, scores.astype(np.float64), -np.inf)
+    others = [harmonic(masked, target, seen, bias) for bias in np.linspace(-2, 2, 401)]
+    assert harmonic(masked, target, seen, found.bias) == pytest.approx(max(others))
+
+
+def test_without_words_every_composition_counts() -> None:
+    assert plausible(LABELS, None) is None
+    assert calibrate(method(), VAL, LABELS, "open", None, 50).threshold is None
+    assert passing(LABELS, None, Calibration(0.0, threshold=0.1)) is None
+    assert passing(LABELS, words(), Calibration(0.0)) is None
+
+
+def test_nothing_unseen_leaves_nothing_to_judge() -> None:
+    every = LabelSpace.from_pairs({"train": [(s, o) for s in LABELS.states for o in LABELS.objects]})
+    assert plausible(every, words()) is None
