@@ -43,6 +43,43 @@ def test_blocks_of_images_change_nothing(monkeypatch):
     torch.testing.assert_close(torch.cat([scores for _, scores in found]), whole)
 
 
+@pytest.mark.parametrize("inference", [("ch",), ("so",), ("ch", "so")])
+@pytest.mark.parametrize("unseen", ["compose", "random", "empty"])
+def test_an_open_world_of_more_scores_than_can_be_held_is_swept(monkeypatch, inference, unseen):
+    """In blocks of two of four states, and of all but one of them: scores, metrics and the best as at once."""
+    labels, examples = small_labels(), eight("test")
+    method = small_method(Options(width=5, inference=inference, unseen_rows=unseen))
+    method.codebook.commit(np.array([2, 4, 9]), features(3, 6))
+    columns, live = labels.target("open", "test"), np.arange(labels.size) != 4
+    whole = Field.of(method, columns)
+    assert whole.sweep is None
+    at_once = assess(whole, examples, labels, k=2, live=live, top=3, bias=0.1)
+    shifted = np.where(live, whole.scorer(examples.inputs).numpy() + np.where(labels.seen, 0, 0.1), -np.inf)
+    monkeypatch.setattr("duplex.assessment.BLOCK_SCORES", 11)
+    for swept in (6, 9, 3):
+        monkeypatch.setattr("duplex.assessment.SWEPT", swept)
+        field = Field.of(method, columns)
+        parts = list(field.parts(examples.inputs))
+        assert len(parts) == len({(rows.start, first) for rows, first, _ in parts}) > len(examples)
+        for rows, first, scores in parts:
+            expected = whole.scorer(examples.inputs)[rows, first : first + scores.shape[1]]
+            torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
+        found = assess(field, examples, labels, k=2, live=live, top=3, bias=0.1)
+        values, expected = (np.take_along_axis(shifted, one.top, axis=1) for one in (found, at_once))
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)  # equal ones come in any order
+        ours, theirs = (measure(one.evidence.rivals(), 2, rounds=0).to_dict() for one in (found, at_once))
+        assert ours == theirs
+
+
+def test_what_asks_prompts_of_all_pairs_is_not_swept(monkeypatch):
+    monkeypatch.setattr("duplex.assessment.BLOCK_SCORES", 1)
+    columns, examples = small_labels().target("open", "test"), eight("test")
+    for row in ({"inference": ("ct", "ch")}, {"inference": ("ch",), "codebook": "trainable"}):
+        field = Field.of(small_method(Options(width=5, **row)), columns)
+        assert field.sweep is None
+        assert [scores.shape for _, _, scores in field.parts(examples.inputs)] == [(1, 12)] * 8
+
+
 def test_the_best_compositions_are_those_that_may_be_with_the_bias_added():
     labels = small_labels()
     field = Field.of(small_method(Options(width=5)), labels.target("open", "test"))

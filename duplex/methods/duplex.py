@@ -162,9 +162,9 @@ class Duplex(Method[DuplexOptions]):
         options, n = self.options, len(self.labels.objects)
         candidates = Candidates.of(*self._labelled(compositions), self.target, n, self.device)
         aggregated, reached = aggregate(nodes, candidates, self.fusion, options.messages, options.weighing)
-        rows = self.codebook.rows_of(candidates.compositions)
-        anchored = isinstance(self.codebook, Codebook) and options.blend == "anchored"
-        kept = self.codebook.initial(candidates.compositions) if anchored else rows
+        kept = rows = self.codebook.rows_of(candidates.compositions)
+        if options.blend == "anchored" and isinstance(self.codebook, Codebook):
+            kept = self.codebook.initial(candidates.compositions)
         blended = blend(kept, aggregated, self.momentum, options.renormalise)
         return Refinement(candidates.compositions, torch.where(reached[:, None], blended, rows))
 
@@ -242,7 +242,7 @@ class Duplex(Method[DuplexOptions]):
                     pairs = (p_s[:, m : m + states, None] * p_o[:, None]).flatten(1)
                     scores = pairs if scores is None else scores.add_(pairs)
                 assert scores is not None  # inference names at least one term
-                yield m * n, scores
+                yield m * n, scores.float()
 
         return blocks
 

@@ -70,7 +70,9 @@ class Codebook(nn.Module):
             self.register_buffer("mean_all", torch.zeros(dim))
         elif unseen == "random":
             self.register_buffer("seed", torch.randint(2**62, ()))
-        self.began: Codebook | None = copy.deepcopy(self) if anchored else None
+        self.began: Codebook | None = None
+        if anchored:
+            self.began = copy.deepcopy(self)
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:

@@ -22,7 +22,7 @@ DIM = 8
 
 
 @cache
-def small_tower(seed: int = 0, dtype: torch.dtype = torch.float64):
+def small_tower(seed: int = 0, dtype: torch.dtype = torch.float64, device: str = "cpu"):
     """A random CLIP text tower of two layers, in double precision unless told."""
     ensure_torchvision()
     from open_clip.model import CLIP
@@ -34,7 +34,7 @@ def small_tower(seed: int = 0, dtype: torch.dtype = torch.float64):
         embed_dim=DIM,
         vision_cfg={"layers": 1, "width": 16, "image_size": 8, "patch_size": 8, "head_width": 8},
         text_cfg={"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2},
-    ).to(dtype)
+    ).to(device, dtype)
     return TextTower(model)
 
 
