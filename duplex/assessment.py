@@ -135,7 +135,7 @@ def assess(
     shift = np.where(seen, 0.0, bias).astype(np.float32)
     if live is not None:
         shift[~live] = -np.inf
-    shifts = torch.from_numpy(shift).to(device)
+    shifts = torch.from_numpy(shift).to(device, non_blocking=True)
     for rows, first, scores in field.parts(examples.inputs):
         evidence.add(scores, rows, first)
         if top:

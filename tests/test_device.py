@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 import torch
 
 from duplex.assessment import Field, assess
+from duplex.errors import DuplexError
+from duplex.evaluation.evidence import Evidence
 from duplex.features.examples import Examples
 from duplex.methods.base import Batch
 from duplex.methods.duplex import DuplexOptions
@@ -65,14 +69,45 @@ def test_losses_are_read_once_every_few_steps(pretended: Pretended) -> None:
     settings = TrainingOptions(learning_rate=0.01, batch_size=4, epochs=2)
     train(method, examples("train", 80, pretended.name), settings, 0, validate)  # 20 steps an epoch
     tensors = len(method.state_dict())  # each is looked at once an epoch
-    assert [after - before for before, after in zip(waits, waits[1:], strict=False)] == [3 + tensors] * 2
+    assert [after - before for before, after in pairwise(waits)] == [3 + tensors] * 2
 
 
-def test_only_evidence_leaves_the_device(pretended: Pretended) -> None:
-    """However many columns: for each block of images, what its groups keep, and no score beside it."""
+def test_only_evidence_leaves_the_device(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each block of images one copy of what its groups keep; at the ends, the labels and the best three."""
     method = there(DuplexOptions(width=5), pretended.name)
     test = examples("test", 8, pretended.name)
     field = Field.of(method, LABELS.target("open", "test"))
     pretended.reset()
+    monkeypatch.setattr("duplex.assessment.BLOCK_SCORES", 2 * LABELS.size)
     assess(field, test, LABELS, top=3)
-    assert pretended.synchronisations == Counter()
+    waits = Counter((what, place.split(":")[0]) for what, place in pretended.synchronisations.elements())
+    assert waits == {("copy to the CPU", "duplex/assessment.py"): 2, ("copy to the CPU", "evaluation/reduction.py"): 4}
+
+
+@pytest.mark.parametrize(("k", "bucketed", "kind"), [(1, False, "float32"), (3, True, "float64"), (2, True, "int64")])
+def test_scores_reduced_where_they_lie_are_those_reduced_here(
+    pretended: Pretended, k: int, bucketed: bool, kind: str
+) -> None:
+    """Blocks cut both ways, with ties, infinite scores, dead columns and groups of fewer than `k`."""
+    random = np.random.default_rng(k)
+    for _ in range(10):
+        seen, target = random.random(17) < 0.4, random.integers(0, 17, 9)
+        more = {"bucket": random.integers(0, 4, 17), "live": random.random(17) < 0.8} if bucketed else {}
+        scores = torch.as_tensor(random.integers(-3, 4, (9, 17))).to(getattr(torch, kind))
+        if scores.is_floating_point():
+            scores[torch.as_tensor(random.random((9, 17)) < 0.1)] = -torch.inf
+        here, elsewhere = (Evidence(target, seen, k=k, **more) for _ in range(2))
+        for rows in (slice(0, 4), slice(4, 9)):
+            for first, last in ((0, 6), (6, 17)):
+                here.add(scores[rows, first:last], rows, first)
+                elsewhere.add(scores[rows, first:last].to(pretended.name), rows, first)
+        for a, b in zip(here.cuts(), elsewhere.cuts(), strict=True):
+            assert all((getattr(a, part.name) == getattr(b, part.name)).all() for part in fields(a))
+
+
+def test_a_score_that_is_no_number_is_found_on_the_device(pretended: Pretended) -> None:
+    for column in (0, 2):  # the label's own, another
+        scores = torch.zeros(2, 3)
+        scores[1, column] = torch.nan
+        with pytest.raises(DuplexError, match="scores of image 1 contain NaN"):
+            Evidence([0, 0], [True, False, False]).add(scores.to(pretended.name))

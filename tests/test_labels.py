@@ -183,3 +183,17 @@ def test_labels_keep_their_letters_on_disk(tmp_path: Path) -> None:
         (tmp_path / "labels.json").write_text(record, encoding="utf-8")
         with pytest.raises(DuplexError, match=r"is not a label file .*list of"):
             LabelSpace.load(tmp_path / "labels.json")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 10**6))
+def test_a_target_set_is_its_list(m, n, seed):
+    """Of the open world there is none, and it answers as if there were."""
+    labels = random_labels(m, n, np.random.default_rng(seed))
+    every = np.arange(labels.size)
+    assert (labels.is_seen(every) == labels.seen).all()
+    for world in ("closed", "open"):
+        target, listed = Target.of(labels, world, "train"), labels.target(world, "train")
+        assert (target.listed is None) == (world == "open") and len(target) == len(listed)
+        assert (target.holds(every) == np.isin(every, listed)).all()
+        assert (target.places(listed) == np.arange(len(listed))).all()

@@ -112,22 +112,25 @@ class Evidence:
     def add(self, scores: Any, rows: slice | Ints | None = None, first_column: int = 0) -> Evidence:
         """Read a block [b, w]: the images `rows` (default: all) by the columns from `first_column` on.
 
-        A NumPy array or a torch tensor (read as float32) of any real type; it is not written to.
+        A NumPy array or a torch tensor (read as float32) of any real type; it is not written to. One that lies on a
+        device is reduced there.
         """
-        block = scores.detach().float().cpu().numpy() if hasattr(scores, "detach") else np.asarray(scores)
+        elsewhere = hasattr(scores, "detach") and scores.device.type != "cpu"
+        block = scores if elsewhere else scores.detach().float().numpy() if hasattr(scores, "detach") else scores
+        block = block if elsewhere else np.asarray(block)
         where = np.arange(self.target.size)[slice(None) if rows is None else rows]
         fits = block.ndim == 2 and block.shape[0] == where.size and first_column + block.shape[1] <= self.seen.size
-        if not fits or first_column < 0 or block.dtype.kind not in "fiub":
+        if not fits or first_column < 0 or not (elsewhere or block.dtype.kind in "fiub"):
             raise DuplexError(
                 f"a block of scores {block.shape} of {block.dtype} does not fit {where.size} images and the columns "
                 f"{first_column} to {self.seen.size}"
             )
-        if block.size:
-            self._read_block(block, where, first_column)
+        if block.shape[0] and block.shape[1]:
+            (self._read_there if elsewhere else self._read_block)(block, where, first_column)
         return self
 
-    def _read_block(self, block: NDArray[Any], where: Ints, first: int) -> None:
-        width = block.shape[1]
+    def _plan(self, where: Ints, first: int, width: int) -> tuple[Plan, Ints, Ints]:
+        """How these columns are read; each label's run (-1: none of them) and its place in it."""
         key = (first, width)
         if key not in self._plans:
             self._plans[key] = Plan.of(self.groups[first : first + width])
@@ -135,7 +138,22 @@ class Evidence:
         own = self.target[where] - first
         inside = (own >= 0) & (own < width)
         label_run = np.where(inside, plan.run_of[np.where(inside, own, 0)], -1)  # [b]
-        label_place = plan.place_in[np.where(inside, own, 0)]
+        return plan, label_run, plan.place_in[np.where(inside, own, 0)]
+
+    def _read_there(self, block: Any, where: Ints, first: int) -> None:
+        from duplex.evaluation.reduction import reduced
+
+        plan, label_run, label_place = self._plan(where, first, block.shape[1])
+        starts = np.array([run.span.start for run in plan.runs] or [0])
+        label, best, place = reduced(block, plan, np.where(label_run >= 0, starts[label_run] + label_place, -1), self.k)
+        with_label = np.flatnonzero(label_run >= 0)
+        self._label[where[with_label]] = label[with_label]
+        for run, values, places in zip(plan.runs, best, place, strict=True):
+            self._take(run.group, where, values, first + run.positions[places])
+        self._read[where] += plan.live
+
+    def _read_block(self, block: NDArray[Any], where: Ints, first: int) -> None:
+        plan, label_run, label_place = self._plan(where, first, block.shape[1])
         kind = np.result_type(block.dtype, np.float32)  # wide enough not to overflow
         for start, moved in plan.pieces(block):
             for number, run in enumerate(plan.runs):
@@ -160,9 +178,13 @@ class Evidence:
                 column = first + run.positions[place]
             if j + 1 < best.shape[1]:
                 scores[every, place] = -np.inf
+        self._take(run.group, where, best, column)
+
+    def _take(self, group: int, where: Ints, best: Floats, column: Ints) -> None:
+        """The best `k` [b, k] of some of a group's columns, and where the first of them lies."""
         self._refuse_nan(where, best[:, 0] + 0 * _finite(self._label[where]))
         column = np.where(best[:, 0] > -np.inf, column, -1)
-        old, old_column = self._best[run.group], self._column[run.group]
+        old, old_column = self._best[group], self._column[group]
         old[where], old_column[where] = _merged(old[where], old_column[where], best, column)
 
     def _refuse_nan(self, where: Ints, values: Floats) -> None:
