@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from duplex.data.pairs import read_pair_lists
 from duplex.errors import DuplexError
-from duplex.labels import GROUPS, SPLITS, LabelSpace, frequency_groups, prompt_name
+from duplex.labels import GROUPS, SPLITS, LabelSpace, Target, frequency_groups, prompt_name
+from tests.methods.world import random_labels
 
 WORDS = st.sampled_from(["red", "Faux.Fur", "orange", "wet", "é", "Boots.Mid-Calf", "old_x"])
 PAIRS = st.lists(st.tuples(WORDS, WORDS), max_size=20)
