@@ -100,6 +100,7 @@ class ExtractionParams(Section):
     num_workers: Workers = "auto"
     max_bad: Share = 0.01
     tokens: Literal["none", "patch"] = "none"
+    depth: Annotated[int, Field(ge=0)] = 0
 
 
 class EvaluationParams(Section):

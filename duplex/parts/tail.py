@@ -1,9 +1,9 @@
 """The end of an image tower with something trained inside: its last blocks run on what is cached of every picture.
 
 `adapter: tail` puts a bottleneck after attention and after the MLP of each block (after each convolutional block),
-`y <- y + Up(dropout(relu(Down(y))))`, as Eq. 3 has them inside the encoder; `lora` adds a low-rank update to every matrix
-of the blocks (Hu et al., 2022), `W <- W + B A`; `trained` trains the blocks. `Up` and `B` start at zero, so that the
-features start as the frozen tower's. Norms of batches keep the statistics they were trained with.
+`y <- y + Up(dropout(relu(Down(y))))`, as Eq. 3 has them inside the encoder; `lora` adds a low-rank update to every
+matrix of the blocks (Hu et al., 2022), `W <- W + B A`; `trained` trains the blocks. `Up` and `B` start at zero, so that
+the features start as the frozen tower's. Norms of batches keep the statistics they were trained with.
 """
 
 from __future__ import annotations

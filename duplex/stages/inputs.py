@@ -22,7 +22,7 @@ from duplex.evaluation.words import read_word_vectors
 from duplex.features.examples import Examples, join
 from duplex.features.identity import IMPORTED
 from duplex.features.store import open_features
-from duplex.features.tokens import Streamed, read_patches
+from duplex.features.tokens import Streamed, read_tokens
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Setting, Words
 from duplex.params import DatasetParams, Params
@@ -111,5 +111,5 @@ def _asked(entry: DatasetParams) -> dict[str, str]:
 
 def _tokens(path: Path, needs: Collection[str]) -> Mapping[str, np.ndarray | Streamed]:
     """Patch tokens where they are asked for and there; a method that lacks them says so itself."""
-    patches = read_patches(path) if "patch" in needs else None
+    patches = read_tokens(path) if "patch" in needs else None
     return {} if patches is None else {"patch": patches}
