@@ -19,7 +19,7 @@ from duplex.files import write_tensors
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Method, Setting
 from duplex.methods.registry import make, parse
-from duplex.options import Options
+from duplex.options import Options, TailOptions
 
 FORMAT = 2
 COMPARED = {  # what decides the meaning of a feature or a prompt
@@ -47,6 +47,7 @@ class Record:
     world: World = "closed"  # that it was trained for
     calibration: Mapping[str, Calibration] | None = None  # by world that it is for
     exhibits: tuple[str, ...] = ()  # what the method lets people look at
+    tail: TailOptions | None = None  # what was trained in the image tower's last blocks
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -61,6 +62,7 @@ class Record:
             "world": self.world,
             "calibration": {world: found.to_dict() for world, found in (self.calibration or {}).items()},
             "exhibits": list(self.exhibits),
+            "tail": None if self.tail is None else self.tail.to_dict(),
         }
 
     @classmethod
@@ -77,6 +79,7 @@ class Record:
             world=meta["world"],
             calibration={world: Calibration(**found) for world, found in meta["calibration"].items()},
             exhibits=tuple(meta["exhibits"]),
+            tail=TailOptions.from_dict(meta["tail"]) if meta.get("tail") else None,
         )
 
 

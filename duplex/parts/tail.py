@@ -9,6 +9,8 @@ the features start as the frozen tower's. Norms of batches keep the statistics t
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +19,22 @@ from torch.nn.functional import dropout, relu
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint as recompute
 
-from duplex.encoders.tail import Cut
+from duplex.encoders import load_encoder
+from duplex.encoders.tail import Cut, cut, entering_shape
 from duplex.options import TailOptions
 
 IMAGES = 256  # at once, where no gradient is asked for
+
+
+def tail_maker(encoder: Mapping[str, str], options: TailOptions, device: str) -> Callable[[], Tail]:
+    """Makes fresh ends of the image tower that a checkpoint names, at the depth of the cache that it was trained on.
+    Its weights are float32; what a cache in bf16 holds is multiplied on in bf16."""
+    tower, depth = (
+        load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device),
+        encoder["depth"],
+    )
+    row, half = entering_shape(tower, int(depth)), encoder["precision"] == "bf16"
+    return partial(Tail, cut(tower, int(depth)), options, row, half)
 
 
 class Bottleneck(nn.Module):

@@ -46,7 +46,7 @@ def run(
     record = read_record(out.checkpoint)
     make_deterministic()
     needs, precision = find(record.kind).needs(record.options), params.training(dataset, method).precision
-    inputs = load_inputs(params, dataset, paths, needs, precision)
+    inputs = load_inputs(params, dataset, paths, needs, precision, record.tail)
     device = pick_device(params.device)
     inputs.examples["test"] = inputs.examples["test"].to(device)
     trained = load_checkpoint(out.checkpoint, inputs.setting(), inputs.encoder).to(device)
