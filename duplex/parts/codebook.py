@@ -73,6 +73,21 @@ class Codebook(nn.Module):
         self.rows.index_copy_(0, compositions, rows.detach().to(self.rows.dtype))
 
     @torch.no_grad()
+    def average(self, z: Tensor, compositions: Tensor, momentum: float) -> None:
+        """Rows of a batch's own compositions towards the mean of their images, `h_c <- normalise(l h_c + (1 - l) x_c)`,
+        once a batch; every other row stays."""
+        present, inverse = compositions.unique(return_inverse=True)
+        mixed = momentum * self.rows[present] + (1 - momentum) * _means(z, inverse, len(present)).to(self.rows)
+        self.commit(present, normalize(mixed, dim=-1))
+
+    @torch.no_grad()
+    def compose(self, compositions: Tensor) -> None:
+        """Rows of pairs without images from the rows of those with: every training image stands for its pair's row."""
+        unseen = torch.ones(self.labels.size, dtype=torch.bool, device=self.rows.device)
+        unseen[compositions] = False
+        self.rows[unseen] = composed_rows(self.labels, self.rows[compositions], compositions)[unseen]
+
+    @torch.no_grad()
     def project(self) -> None:
         """Every row to unit length."""
         self.rows.copy_(normalize(self.rows, dim=-1))
