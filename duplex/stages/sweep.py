@@ -88,7 +88,7 @@ def sweep(
     handed = [task for task in unhanded if task.cell in ours]
     report.apart = len(cells) - len(ours) if project else 0
     if project and handed:
-        project.commit(_targets(params, handed, changed or {}))
+        project.commit(targets_of(handed, changed or {}))
         forget(handed)
         report.handed = len(handed)
     report.seconds = time.perf_counter() - began
@@ -144,7 +144,7 @@ def _missing(task: Task, changed: dict[str, object] | None) -> tuple[str, ...]:
     return ("evaluate",) if task.cell.stage("evaluate") in changed else ()
 
 
-def _targets(params: Params, tasks: Sequence[Task], changed: dict[str, object]) -> list[str]:
+def targets_of(tasks: Sequence[Task], changed: dict[str, object]) -> list[str]:
     """The stages of these cells; by the name of their group where nothing else of it has changed. DVC then writes its
     lock once, not once a stage."""
     names = {stage: [task.cell.stage(stage) for task in tasks] for stage in ("train", "evaluate")}
