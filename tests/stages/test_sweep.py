@@ -23,7 +23,8 @@ from duplex.stages import evaluate, train
 from duplex.stages.cells import Cell, Made, Maker, Task, mark_of, missing_stages
 from duplex.stages.crew import on_processes
 from duplex.stages.handover import Project
-from duplex.stages.sweep import grid, sweep, targets_of
+from duplex.stages.plan import planned
+from duplex.stages.sweep import grid, missing_of, sweep, targets_of
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 FILES = ("checkpoint.safetensors", "history.csv", "metrics.json", "curve.csv", "predictions.csv")
@@ -82,6 +83,44 @@ def test_only_what_is_missing_is_made(params):
     run.checkpoint.unlink()
     assert sweep(changed, [cell], 1, "local").made == 1
     assert run.checkpoint.exists()
+
+
+def test_what_dvc_has_is_there_and_marks_tell_of_the_rest(tmp_path):
+    task = Task(Cell("d", "m", 0), tmp_path, {"train": "t", "evaluate": "e"})
+
+    def stages(by_dvc):
+        return [("train", "evaluate") if one.train else ("evaluate",) for one in missing_of([task], by_dvc)]
+
+    assert stages({}) == [("train", "evaluate")]
+    assert stages({task.cell: ()}) == []
+    assert stages({task.cell: ("evaluate",)}) == [("evaluate",)]
+    assert stages({task.cell: ("train",)}) == [("train", "evaluate")]
+    assert stages({task.cell: ("train", "evaluate")}) == [("train", "evaluate")]
+
+
+class Asked(Exception):
+    pass
+
+
+def test_training_and_evaluation_keep_to_their_threads_and_the_plan_has_them(params):
+    seen, before = [], torch.get_num_threads()
+
+    def load(*_):
+        seen.append(torch.get_num_threads())
+        raise Asked
+
+    train.run(params, "own", "closed_form", 0)
+    torch.set_num_threads(3)
+    try:
+        for stage in (train, evaluate):
+            with pytest.raises(Asked):
+                stage.run(params, "own", "closed_form", 0, load=load)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 1]
+    record = planned(params, "own", "csp")
+    assert (record["train"]["training"]["threads"], record["evaluate"]["threads"]) == (1, 1)
 
 
 @pytest.mark.parametrize("mark", ["", "[]", "null", '{"train": 3}', '{"train": ["other", []], "evaluate": []}'])
