@@ -241,6 +241,16 @@ def survey(modules: list[str], sample: int, seed: int) -> float:
     return 1 - survived / max(1, tried)
 
 
+def _import_heavy() -> None:
+    """Once, not in every child; nothing that is changed."""
+    from duplex.encoders.vision_ops import ensure_torchvision
+
+    ensure_torchvision()
+    for name in ("torch", "pandas", "h5py", "hypothesis", "pytest", "PIL.Image", "typer", "pydantic", "rich.progress",
+                 "open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml"):  # fmt: skip
+        importlib.import_module(name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", default=list(TESTS), help="files of duplex/ (default: all listed)")
@@ -250,9 +260,7 @@ def main() -> None:
     asked = parser.parse_args()
     os.chdir(ROOT)
     os.environ["OMP_NUM_THREADS"] = "1"
-    for name in ("torch", "pandas", "h5py", "hypothesis", "pytest", "PIL.Image", "typer", "pydantic", "rich.progress",
-                 "open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml", "scipy.stats"):  # fmt: skip
-        importlib.import_module(name)  # once, not in every child
+    _import_heavy()
     share = survey(asked.modules, asked.sample, asked.seed)
     print(f"{100 * share:.1f} % killed", file=sys.stderr)
     sys.exit(share < asked.at_least)
