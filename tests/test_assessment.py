@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -26,7 +28,7 @@ def test_k_goes_up_to_the_number_of_columns():
         assess(field, examples, labels, k=500)
 
 
-def eight(split: str, own: object = None) -> Examples:
+def eight(split: str, own: Any = None) -> Examples:
     listed = small_labels().pairs[split]
     return Examples(
         np.arange(8), {"cls": features(8, 0)}, torch.as_tensor(np.resize(listed if own is None else own, 8))

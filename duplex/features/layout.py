@@ -130,7 +130,7 @@ def read_identity(file: Any) -> Identity:
         raise Unfit("there is no group 'identity'")
     found = {key: as_text(read_attribute(group, key)) for key in group.attrs}
     for key, value in found.items():
-        if value is None:
+        if value is None or not isinstance(key, str):  # a name that is no text comes as bytes
             raise Unfit(f"the identity's {key!r} is not a text")
     return {key: value for key, value in found.items() if value is not None}
 

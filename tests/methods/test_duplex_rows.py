@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -128,9 +130,9 @@ def test_initial_rows_by_loops(sizes, unseen, seed):
     rows = book.rows
     n, everything = len(labels.objects), sum(z) / len(z)
 
-    def mean_where(chosen: list[bool]) -> torch.Tensor:
+    def mean_where(chosen: list[bool]) -> Any:
         kept = [row for row, keep in zip(z, chosen, strict=True) if keep]
-        return sum(kept) / len(kept) if kept else everything
+        return torch.stack(kept).mean(0) if kept else everything
 
     for c in range(labels.size):
         own = [int(x) == c for x in compositions]
