@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,13 @@ from duplex.artifacts import ArtifactPaths
 from duplex.checkpoint import load_checkpoint, read_record
 from duplex.data.shapes import render_pictures, shapes_manifest
 from duplex.errors import UsageError
+from duplex.features.tokens import read_tokens
 from duplex.methods.tailed import Tailed
 from duplex.params import Params, load_params
 from duplex.recognition.export import exported_tensors
 from duplex.recognition.recognizer import Recognizer
 from duplex.stages import evaluate, train
+from duplex.stages import inputs as inputs_module
 from duplex.stages.extract import extract
 from duplex.stages.inputs import load_inputs
 from duplex.stages.plan import planned
@@ -117,6 +120,17 @@ def test_what_the_report_looks_at_moves_as_well(project) -> None:
         features(test.inputs), shown.method.method.exhibits().features({"cls": test.z}), atol=1e-2
     )
     assert shown.at_start("closed_form", 0).tail.trained[0].up.weight.abs().max() == 0
+
+
+def test_from_the_disk_the_same_is_evaluated_and_training_runs(project, monkeypatch) -> None:
+    wanted = evaluate.run(project.params(), "own", "deep", 0, project.paths)
+    held = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
+    monkeypatch.setattr(inputs_module, "read_tokens", partial(read_tokens, limit=0))
+    assert evaluate.run(project.params(), "own", "deep", 0, project.paths) == wanted
+    found = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0))
+    assert found.history[0] == held.history[0]  # the start: statistics of all training images
+    assert found.history[1] != held.history[1]  # images in another order
+    assert found.history[-1]["loss_ct"] == pytest.approx(held.history[-1]["loss_ct"], rel=0.2)
 
 
 def test_a_deep_cache_serves_rows_without_a_tail(project) -> None:
