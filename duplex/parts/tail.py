@@ -145,8 +145,8 @@ class Tail(nn.Module):
         """[B, T, w] or [B, C, H, W] -> [B, d] float32, not normalised."""
         if torch.is_grad_enabled():
             return self._features(entering)
-        parts = [self._features(entering[start : start + IMAGES]) for start in range(0, len(entering), IMAGES)]
-        return torch.cat(parts)
+        starts = range(0, max(1, len(entering)), IMAGES)
+        return torch.cat([self._features(entering[start : start + IMAGES]) for start in starts])
 
     def _features(self, entering: Tensor) -> Tensor:
         x = entering.to(self._device).float()

@@ -157,6 +157,16 @@ def test_only_bottlenecks_know_that_training_goes_on() -> None:
     assert not torch.equal(dropped.train()(entered), dropped.eval()(entered))
 
 
+def test_any_number_of_pictures_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, pictures = tower("ResNet")
+    whole, entered = halves(encoder, pictures, 2)
+    tail = Tail(cut(encoder, 2), TailOptions(1), tuple(entered.shape[1:])).eval()
+    monkeypatch.setattr("duplex.parts.tail.IMAGES", 2)
+    with torch.no_grad():
+        torch.testing.assert_close(tail(entered), whole)
+        assert tail(entered[:0]).shape == (0, whole.shape[1])
+
+
 def test_bfloat16_is_close() -> None:
     encoder, pictures = tower("OpenAI ViT")
     whole, entered = halves(encoder, pictures, 2)
