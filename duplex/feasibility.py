@@ -29,26 +29,25 @@ def feasibility(states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> Fl
 
 
 def _cosines(vectors: ArrayLike, count: int, kind: str) -> Floats:
-    """[count, count] with -inf on the diagonal: nothing is its own neighbour."""
+    """[count, count]"""
     rows = np.asarray(vectors, dtype=np.float64)
     if rows.ndim != 2 or len(rows) != count or not np.isfinite(rows).all():
         raise DuplexError(f"{count} {kind}s need a finite word vector each, not an array of shape {rows.shape}")
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     rows = rows / np.where(lengths > 0, lengths, 1.0)
     cosines: Floats = rows @ rows.T
-    np.fill_diagonal(cosines, -np.inf)
     return cosines
 
 
 def _nearest(cosines: Floats, here: Ints, there: Ints, others: int) -> Floats:
     """[A, B]: for primitive `a` and other primitive `b`, the largest cosine between `a` and any `a'` seen with `b`.
 
-    `here`, `there`: the `A`-side and `B`-side primitive of each seen composition.
+    `here`, `there`: the `A`-side and `B`-side primitive of each seen composition. `a` itself is among them only where
+    `(a, b)` is seen, whose number nobody reads.
     """
     found = np.full((len(cosines), others), NO_NEIGHBOUR)
-    if here.size:
-        order = np.argsort(there, kind="stable")
-        partners, starts = np.unique(there[order], return_index=True)
-        nearest = np.maximum.reduceat(cosines[:, here[order]], starts, axis=1)  # [A, partners]
-        found[:, partners] = np.maximum(nearest, NO_NEIGHBOUR)
+    order = np.argsort(there, kind="stable")
+    partners, starts = np.unique(there[order], return_index=True)
+    nearest = np.maximum.reduceat(cosines[:, here[order]], starts, axis=1)  # [A, partners]
+    found[:, partners] = np.maximum(nearest, NO_NEIGHBOUR)
     return found

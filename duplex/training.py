@@ -82,6 +82,7 @@ def _train(
             seconds, done = seconds + time.perf_counter() - start, done + 1
             state.schedule.step()
             state.epoch += 1
+            method.eval().follow(images)
             method.after_epoch(state.epoch)
             _keep_best(state, _validated(state, validate, settings), losses)
             show(0, losses)

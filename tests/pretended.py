@@ -71,7 +71,7 @@ class Pretended(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name.split("::")[1]
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        ours = [tensor for tensor in given if isinstance(tensor, Elsewhere)]
+        ours: list[Tensor] = [tensor for tensor in given if isinstance(tensor, Elsewhere)]
         target = kwargs.get("device")
         here = bool(ours) if target is None else _is_ours(target)
         if name == "_pin_memory":
@@ -133,7 +133,7 @@ class Constants(TorchFunctionMode):
 class Elsewhere(Tensor):
     """A tensor on the pretended device; `inner` holds its values."""
 
-    inner: Tensor
+    inner: Tensor  # type: ignore[assignment]  # torch has a method of this name, which nobody calls
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Elsewhere:
@@ -149,7 +149,7 @@ class Elsewhere(Tensor):
         return wrapped
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise RuntimeError(f"{func} met a tensor of the pretended device outside `with Pretended()`")
 
     def __repr__(self) -> str:  # type: ignore[override]

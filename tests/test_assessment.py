@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -26,7 +28,7 @@ def test_k_goes_up_to_the_number_of_columns():
         assess(field, examples, labels, k=500)
 
 
-def eight(split: str, own: object = None) -> Examples:
+def eight(split: str, own: Any = None) -> Examples:
     listed = small_labels().pairs[split]
     return Examples(
         np.arange(8), {"cls": features(8, 0)}, torch.as_tensor(np.resize(listed if own is None else own, 8))
@@ -65,8 +67,8 @@ def test_an_open_world_of_more_scores_than_can_be_held_is_swept(monkeypatch, inf
             expected = whole.scorer(examples.inputs)[rows, first : first + scores.shape[1]]
             torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
         found = assess(field, examples, labels, k=2, live=live, top=3, bias=0.1)
-        values, expected = (np.take_along_axis(shifted, one.top, axis=1) for one in (found, at_once))
-        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)  # equal ones come in any order
+        values, wanted = (np.take_along_axis(shifted, one.top, axis=1) for one in (found, at_once))
+        np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-5)  # equal ones come in any order
         ours, theirs = (measure(one.evidence.rivals(), 2, rounds=0).to_dict() for one in (found, at_once))
         assert ours.pop("bias") == pytest.approx(theirs.pop("bias"), abs=1e-5)  # a difference of scores
         assert ours == theirs

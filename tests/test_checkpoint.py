@@ -169,8 +169,8 @@ def with_meta(path, change):
         *(("calibration", {"closed": value}) for value in (
             {}, 5, {"bias": "x"}, {"bias": None}, {"bias": float("nan")}, {"bias": 1.0, "threshold": "y"},
         )),
-        *(("calibration", value) for value in ({"ajar": {"bias": 1.0}}, [], 5)),
-        *(("provider", value) for value in (5, None, {})),
+        *(("calibration", value) for value in ({"ajar": {"bias": 1.0}}, ["closed"], 5)),
+        *(("provider", value) for value in (5, None, {"duplex": 0})),
         *(("labels", value) for value in (5, None, {}, {"states": 5})),
         *(("kind", value) for value in (5, None, ["duplex"])),
         *(("options", value) for value in (5, None, {"width": "wide"})),

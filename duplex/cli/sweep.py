@@ -10,7 +10,7 @@ from duplex.cli.usage import LAST_SEED
 from duplex.errors import UsageError, pick
 
 if TYPE_CHECKING:
-    from duplex.stages.sweep import Swept
+    from duplex.stages.sweep import Engine, Swept
 
 ENGINES = ("local", "ray")
 
@@ -26,6 +26,12 @@ def sweep(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes; default: one a GPU, or as many as the cores have threads for.")
     ] = None,
+    ablations: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows of ablations instead, with commas, or all; on the data sets and seeds of ablation_run."
+        ),
+    ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
@@ -38,12 +44,22 @@ def sweep(
     from dataclasses import asdict
 
     from duplex.params import load_params
-    from duplex.stages import sweep as stage
 
-    engine = pick(engine, ENGINES, "engine")
     params = load_params()
-    cells = stage.grid(params, _words(datasets), _words(methods), _numbers(seeds))
-    report = stage.sweep(params, cells, jobs, "ray" if engine == "ray" else "local")
+    kind: Engine = "ray" if pick(engine, ENGINES, "engine") == "ray" else "local"
+    if ablations is not None:
+        if datasets or methods or seeds:
+            raise UsageError(
+                "--ablations goes with no other choice: ablation_run in params.yaml has data sets and seeds"
+            )
+        from duplex.stages.ablation_sweep import sweep_ablations
+
+        report = sweep_ablations(params, None if ablations == "all" else _words(ablations), jobs, kind)
+    else:
+        from duplex.stages import sweep as stage
+
+        cells = stage.grid(params, _words(datasets), _words(methods), _numbers(seeds))
+        report = stage.sweep(params, cells, jobs, kind)
     typer.echo(summary(report), err=True)
     for cell, why in report.failed.items():
         typer.echo(f"{cell}: {' '.join(why.split())}", err=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import Identity, difference
-from duplex.features.layout import PENDING, Span, open_file, read_identity, read_span, refuse_foreign
+from duplex.features.layout import OPTIONAL, PENDING, Span, open_file, read_identity, read_span, refuse_foreign
 from duplex.features.store import EXTRACTION, PartialCache, describe
 from duplex.files import replaced
 from duplex.lock import sole_writer
@@ -116,9 +116,9 @@ def _link(out: Path, paths: list[Path], spans: list[Span], identity: Identity, s
 def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
     """A plain file of the rows of others, which follow one another."""
     total = spans[-1].total
-    patches = shapes["patch"][0] if "patch" in shapes else None
+    beside = {name: shapes[name][0] for name in OPTIONAL if name in shapes}
     chunk = max(1, CHUNK // sum(int(np.prod(row)) * dtype.itemsize for row, dtype in shapes.values()))  # rows
-    cache = PartialCache.create(out, identity, Span(0, total, total), int(identity["dim"]), patches)  # type: ignore[arg-type]
+    cache = PartialCache.create(out, identity, Span(0, total, total), int(identity["dim"]), beside)
     try:
         for path, span in zip(paths, spans, strict=True):
             with open_file(path) as file:

@@ -162,6 +162,11 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         found, _ = self.paths.losses(self.paths.features(batch.z), batch.compositions, shared, wanted)
         return {name: found[name] for name in wanted}
 
+    def follow(self, train: Batch) -> None:
+        """Statistics of features as they are: only a tail moves what `g` reads."""
+        if self.setting.image_tail is not None:
+            self.start(train)
+
     # -- inference ------------------------------------------------------------------------------------------------
 
     def tune(self, images: Inputs, columns: Ints, auc: Callable[[Tensor], float]) -> None:

@@ -34,6 +34,8 @@ class DuplexOptions(PathOptions):
     codebook: Literal["buffer", "trainable"] = "buffer"
     seen_rows: Literal["data", "random"] = "data"
     unseen_rows: Literal["compose", "random", "empty"] = "compose"  # empty: nothing until first refined
+    rows: Literal["initial", "recomputed", "ema"] = "initial"  # as features move: kept, made anew after each epoch, or
+    # drawn to each batch's own images by `momentum`, unseen ones composed of them
 
     # local graph and write-back (Eq. 12-19)
     graph: bool = True
@@ -63,6 +65,11 @@ class DuplexOptions(PathOptions):
         yield self.paths == "cso" or not self.graph, "graph: true needs paths: cso"
         yield not self.graph or self.messages, "graph: true needs at least one of messages"
         yield len(set(self.messages)) == len(self.messages), "messages names a term twice"
+        following = self.rows != "initial"
+        plain = self.codebook == "buffer" and {self.seen_rows, self.unseen_rows} == {"data", "compose"}
+        yield not (following and self.graph), f"rows: {self.rows} undoes what graph: true refines; set graph to false"
+        yield plain or not following, f"rows: {self.rows} needs codebook: buffer, seen_rows: data, unseen_rows: compose"
+        yield self.visual or not following, f"rows: {self.rows} moves what neither losses nor inference ask; name ch"
         yield 0 <= self.momentum <= 1, f"momentum is {self.momentum}; it lies in [0, 1]"
         yield self.nodes == "image" or self.fusion != "additive", "nodes: label needs fusion: learned or linear"
         yield self.blend == "recursive" or self.codebook == "buffer", "blend: anchored needs codebook: buffer"
@@ -112,6 +119,7 @@ class Duplex(Method[DuplexOptions]):
         self.fusion = Fusion(dim, rectified=options.fusion == "learned", rank=options.fusion_rank) if learned else None
         self.target = Target.of(setting.labels, world, "train")  # C_tgt of training
         self._refined: Refinement | None = None
+        self._own: tuple[Tensor, Ints] | None = None  # a batch's z^c and compositions
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
@@ -134,6 +142,8 @@ class Duplex(Method[DuplexOptions]):
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         wanted, z = self.options.losses, self.paths.features(batch.z)
+        if self.options.rows == "ema":
+            self._own = z.detach(), batch.labels
         refines = self.options.graph and self.options.visual
         found, factored = self.paths.losses(z, batch.compositions, shared, wanted, ask=refines)
         if refines and factored is not None:
@@ -186,6 +196,16 @@ class Duplex(Method[DuplexOptions]):
         if self._refined is not None:
             self.codebook.commit(self._refined.compositions, self._refined.rows)
             self._refined = None
+        if self._own is not None and isinstance(self.codebook, Codebook):
+            self.codebook.average(*self._own, self.momentum)
+            self._own = None
+
+    @torch.no_grad()
+    def follow(self, train: Batch) -> None:
+        if self.options.rows == "recomputed":
+            self.codebook.start(self.paths.features(train.z), train.compositions, seen=True)
+        elif self.options.rows == "ema" and isinstance(self.codebook, Codebook):
+            self.codebook.compose(train.compositions)
 
     def after_step(self) -> None:
         """Rows that gradients moved go back to the unit sphere."""

@@ -79,9 +79,7 @@ class Codebook(nn.Module):
         """What the training images' unit features `z [n, d]` and compositions `[n]` say. With `seen`, rows of the pairs
         that have images are the pair's mean feature."""
         if self.unseen == "compose":
-            for mean, value in zip(
-                (self.mean_s, self.mean_o, self.mean_all), means_of(self.labels, z, compositions), strict=True
-            ):
+            for mean, value in zip(self._means, means_of(self.labels, z, compositions), strict=True):
                 mean.copy_(value)
             self._inverse = None
         if seen:
@@ -115,7 +113,11 @@ class Codebook(nn.Module):
             return self._stored.new_zeros(len(states), self.dim)
         if self.unseen == "random":
             return rows_at(self.seed, states * len(self.labels.objects) + objects, self.dim).to(self._stored.dtype)
-        return composed_rows((self.mean_s, self.mean_o, self.mean_all), states, objects)
+        return composed_rows(self._means, states, objects)
+
+    @property
+    def _means(self) -> Means:
+        return self.mean_s, self.mean_o, self.mean_all
 
     def _among(self, compositions: Ints) -> tuple[Ints, Ints]:
         """Places in `compositions` of those whose rows are kept, and where these lie."""
@@ -134,6 +136,24 @@ class Codebook(nn.Module):
         _, slots = self._among(compositions)
         (there,) = send(self._stored.device, slots)
         self._stored.index_copy_(0, there, rows.detach().to(self._stored.dtype))
+
+    @torch.no_grad()
+    def average(self, z: Tensor, compositions: Ints, momentum: float) -> None:
+        """Rows of a batch's own compositions towards the mean of their images, `h_c <- normalise(l h_c + (1 - l) x_c)`,
+        once a batch; every other row stays."""
+        present, inverse, sizes = np.unique(compositions, return_inverse=True, return_counts=True)
+        group, count = send(z.device, inverse.reshape(-1), sizes)
+        means = z.new_zeros(len(present), z.shape[1]).index_add_(0, group, z) / count[:, None]
+        mixed = momentum * self.rows_of(present) + (1 - momentum) * means.to(self._stored)
+        self.commit(present, normalize(mixed, dim=-1))
+
+    @torch.no_grad()
+    def compose(self, compositions: Tensor) -> None:
+        """The formula's means from the rows of pairs with images: every training image stands for its pair's row."""
+        rows = self.rows_of(compositions.cpu().numpy())
+        for mean, value in zip(self._means, means_of(self.labels, rows, compositions), strict=True):
+            mean.copy_(value)
+        self._inverse = None
 
     def _make_room(self, further: Ints) -> None:
         """Slots for rows that were formulas; memory grows by a quarter at a time."""

@@ -50,7 +50,8 @@ def run(
     record = read_record(out.checkpoint)
     make_deterministic()
     with threads(trained_with.threads):
-        inputs = load(params, dataset, paths, find(record.kind).needs(record.options), trained_with.precision)
+        needs = find(record.kind).needs(record.options)
+        inputs = load(params, dataset, paths, needs, trained_with.precision, record.tail)
         return _run(params, params.row(method).worlds, inputs, record, out)
 
 

@@ -95,5 +95,6 @@ def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[l
         "batch_size": settings.batch_size,
         "num_workers": settings.num_workers,
         "tokens": settings.tokens,
+        "depth": settings.depth,
         "max_bad": settings.max_bad,
     }

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -22,7 +23,7 @@ from duplex.errors import DuplexError, UsageError, pick
 from duplex.params import Params
 from duplex.progress import Live
 from duplex.stages import plan
-from duplex.stages.cells import Cell, Made, Maker, Task, forget, inputs_of, keys_of, missing_stages
+from duplex.stages.cells import STAGES, Cell, Made, Maker, Task, forget, inputs_of, keys_of, missing_stages
 from duplex.stages.crew import on_processes
 from duplex.stages.handover import Project
 
@@ -66,43 +67,59 @@ def sweep(
     """Make every cell that is missing."""
     paths = paths or ArtifactPaths()
     began, report = time.perf_counter(), Swept(len(cells))
-    crew = crew_of(params, cells, jobs, engine, paths)
     project = Project.at(paths.root.parent)
     ours = [cell for cell in cells if project and _in_run(params, cell)]
-    changed = _changed(project, params, ours, paths) if project and ours else None
-    tasks = _tasks(params, cells, paths)
-    todo, unhanded = [], []
-    for task in tasks:
-        state = _missing(task, changed if task.cell in ours else None)
-        if state:
-            todo.append(Task(task.cell, task.out, task.keys, "train" in state))
-        elif changed and _is_changed(task.cell, changed):
-            unhanded.append(task)  # made by a sweep that was killed before it could hand them over
+    changed = _changed(project, params, ours, paths) if project and ours else {}
+    by_dvc = {cell: tuple(name for name in STAGES if cell.stage(name) in changed) for cell in ours}
+    tasks = tasks_of(params, cells, paths, lambda cell: paths.run(cell.dataset, cell.method, cell.seed).root)
+    todo = missing_of(tasks, by_dvc)
     report.there = len(tasks) - len(todo)
-    for made in _shown(crew(todo), len(todo)):
-        if made.failed is None:
-            report.made += 1
-            unhanded.append(made.task)
-        else:
-            report.failed[str(made.task.cell)] = made.failed
-    handed = [task for task in unhanded if task.cell in ours]
     report.apart = len(cells) - len(ours) if project else 0
+    failed = {task.cell for task in todo} - tried(crew_of(params, cells, jobs, engine, paths)(todo), len(todo), report)
+    handed = [task for task in tasks if by_dvc.get(task.cell) and task.cell not in failed]
     if project and handed:
-        project.commit(_targets(params, handed, changed or {}))
+        project.commit(targets_of(handed, changed))
         forget(handed)
         report.handed = len(handed)
     report.seconds = time.perf_counter() - began
     return report
 
 
-def _tasks(params: Params, cells: Sequence[Cell], paths: ArtifactPaths) -> list[Task]:
+def tasks_of(params: Params, cells: Sequence[Cell], paths: ArtifactPaths, out: Callable[[Cell], Path]) -> list[Task]:
+    """What each cell stands on, and where its files go."""
     inputs = {name: inputs_of(name, paths) for name in dict.fromkeys(cell.dataset for cell in cells)}
     rows = dict.fromkeys((cell.dataset, cell.method) for cell in cells)
     keys = {(name, row): keys_of(plan.planned(params, name, row), inputs[name], params, name) for name, row in rows}
-    return [
-        Task(cell, paths.run(cell.dataset, cell.method, cell.seed).root, keys[cell.dataset, cell.method])
-        for cell in cells
-    ]
+    return [Task(cell, out(cell), keys[cell.dataset, cell.method]) for cell in cells]
+
+
+def missing_of(tasks: Sequence[Task], by_dvc: Mapping[Cell, Collection[str]] | None = None) -> list[Task]:
+    """The cells to make. Marks tell what sweeps have made; `by_dvc` has the stages that DVC would run, of the cells
+    that it knows: what it has is there."""
+    found = []
+    for task in tasks:
+        stages, known = missing_stages(task), (by_dvc or {}).get(task.cell, STAGES)
+        if "train" not in known:
+            stages = tuple(name for name in stages if name in known)
+        if stages:
+            found.append(replace(task, train="train" in stages))
+    return found
+
+
+def tried(made: Iterator[Made], total: int, report: Swept) -> set[Cell]:
+    """Let the cells be made, and count; those that were. What was said of a cell stands above the bar."""
+    done: set[Cell] = set()
+    with Live("cells", total) as live:
+        for one in made:
+            if one.said:
+                print(one.said, end="", file=sys.stderr)
+            if one.failed is None:
+                done.add(one.task.cell)
+            else:
+                report.failed[str(one.task.cell)] = one.failed
+            report.made = len(done)
+            live.show(len(done) + len(report.failed), {"failed": len(report.failed)} if report.failed else {})
+    return done
 
 
 def _in_run(params: Params, cell: Cell) -> bool:
@@ -130,29 +147,13 @@ def _changed(project: Project, params: Params, cells: Sequence[Cell], paths: Art
     return changed
 
 
-def _is_changed(cell: Cell, changed: dict[str, object]) -> bool:
-    return cell.stage("train") in changed or cell.stage("evaluate") in changed
-
-
-def _missing(task: Task, changed: dict[str, object] | None) -> tuple[str, ...]:
-    """The stages to run: DVC knows those that it has, marks tell of the others."""
-    by_mark = missing_stages(task)
-    if changed is None or not by_mark:
-        return by_mark
-    if task.cell.stage("train") in changed:
-        return by_mark
-    return ("evaluate",) if task.cell.stage("evaluate") in changed else ()
-
-
-def _targets(params: Params, tasks: Sequence[Task], changed: dict[str, object]) -> list[str]:
+def targets_of(tasks: Sequence[Task], changed: dict[str, object]) -> list[str]:
     """The stages of these cells; by the name of their group where nothing else of it has changed. DVC then writes its
     lock once, not once a stage."""
-    names = {stage: [task.cell.stage(stage) for task in tasks] for stage in ("train", "evaluate")}
-    rest = {name for name in changed if name.startswith(("train@", "evaluate@"))} - {
-        *names["train"],
-        *names["evaluate"],
-    }
-    return ["plan", *(names if not rest else (*names["train"], *names["evaluate"]))]
+    names = {stage: [task.cell.stage(stage) for task in tasks] for stage in STAGES}
+    own = [name for stage in STAGES for name in names[stage]]
+    rest = {name for name in changed if name.partition("@")[0] in STAGES} - set(own)
+    return ["plan", *(own if rest else STAGES)]
 
 
 def crew_of(params: Params, cells: Sequence[Cell], jobs: int | None, engine: Engine, paths: ArtifactPaths) -> Crew:
@@ -178,15 +179,3 @@ def _gpus() -> list[str]:
     """As CUDA_VISIBLE_DEVICES names them."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return given.split(",") if given else [str(n) for n in range(torch.cuda.device_count())]
-
-
-def _shown(made: Iterator[Made], total: int) -> Iterator[Made]:
-    """What warnings were said of a cell is said above the bar."""
-    failed = 0
-    with Live("cells", total) as live:
-        for done, one in enumerate(made, 1):
-            failed += one.failed is not None
-            if one.said:
-                print(one.said, end="", file=sys.stderr)
-            live.show(done, {"failed": failed} if failed else {})
-            yield one

@@ -66,7 +66,8 @@ def run(*words: str, methods: tuple[str, str] = ("static", "duplex")) -> str:
 def test_the_files_give_what_the_margins_give(margins):
     found = json.loads(run("--json"))
     seen = is_seen()
-    expected = compare(*(Margins(one[seen], one[~seen], seen) for one in (margins["static"], margins["duplex"])))
+    a, b = (Margins(one[seen], one[~seen], seen) for one in (margins["static"], margins["duplex"]))
+    expected = compare(a, b)
     assert list(found["difference"]) == ["seen", "unseen", "hm", "auc"]
     for name, gain in expected.items():
         assert found["difference"][name]["value"] == pytest.approx(100 * gain.value)

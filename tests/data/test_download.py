@@ -119,7 +119,7 @@ def tarred(names: dict[str, bytes], link: str = "", kind: bytes = tarfile.SYMTYP
 
 
 GOOD = {"top/images/old dog/é.jpg": b"1" * 10, "top/readme": b"2", "__MACOSX/top/images/x": b"3"}
-TAKE = {"images": ("top/images",)}
+TAKE: dict[str, tuple[str, ...]] = {"images": ("top/images",)}
 
 
 @pytest.mark.parametrize("pack", [zipped, tarred])

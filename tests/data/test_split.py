@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 import pytest
 from hypothesis import assume, given, settings
@@ -70,7 +72,7 @@ def test_what_cannot_be_split_says_so() -> None:
 
 
 @pytest.mark.parametrize("shares", [{"val_unseen": 0.0}, {"test_unseen": 1.0}, {"val_images": 0.5, "test_images": 0.5}])
-def test_shares_outside_of_reason_are_refused(shares: dict[str, float]) -> None:
+def test_shares_outside_of_reason_are_refused(shares: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="together below 1"):
         SplitOptions(**shares)
 

@@ -1,5 +1,7 @@
 """The exact curve against trying every bias, and what must not change it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -147,7 +149,8 @@ def test_every_point_of_the_table_holds_at_its_bias() -> None:
     p = problem(np.random.default_rng(5), images=60, columns=12)
     margins = Margins.of(rivals_of(p))
     table = Curve.of(margins).table(limit=None)
-    for row in table.itertuples():
+    rows: Any = table.itertuples()
+    for row in rows:
         right = margins.right(row.bias)
         assert (row.seen, row.unseen) == (right[margins.is_seen].mean(), right[~margins.is_seen].mean())
 

@@ -57,7 +57,8 @@ def test_equals_the_published_sweep(seed: int, kind: str, k: int, columns: int) 
     if not image_seen.any() or image_seen.all():
         return
     found = run(Problem(scores, p.target, p.seen, p.live), k)
-    expected = published_sweep(*map(torch.from_numpy, (scores.astype(np.float32), p.target, p.seen, p.live)), k)
+    tensors = [torch.from_numpy(x) for x in (scores.astype(np.float32), p.target, p.seen, p.live)]
+    expected = published_sweep(tensors[0], tensors[1], tensors[2], tensors[3], k)
     for name in ("seen", "unseen", "hm", "auc"):
         assert getattr(found, name) == pytest.approx(expected[name], abs=1e-6), name
 

@@ -20,7 +20,7 @@ def glove(tmp_path: Path) -> Path:
 
 def test_names_of_several_words_are_averaged(glove: Path) -> None:
     found = read_word_vectors(glove, ["Faux.Fur", "fur", "Mid-Calf", "dry-erase_board", "faux_unicorn-fur", "Çava"])
-    expected = [[0.5, 0.5, 0], [0, 1, 0], [0, 0, 3], [3, 3, 3], [0.5, 0.5, 0], [9, 9, 9]]
+    expected: list[list[float]] = [[0.5, 0.5, 0], [0, 1, 0], [0, 0, 3], [3, 3, 3], [0.5, 0.5, 0], [9, 9, 9]]
     np.testing.assert_allclose(found.vectors, expected)
     assert found.missing == ("unicorn",)
 

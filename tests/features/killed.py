@@ -3,12 +3,14 @@
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from duplex.encoders import Encoder
 from duplex.errors import DuplexError
 from duplex.features.extraction import extract
 
@@ -33,8 +35,8 @@ class Slow:
 def main(root: Path, out: Path) -> None:
     torch.set_num_threads(1)
     images = sorted(path.name for path in root.iterdir())
-    options = {"batch_size": 8, "num_workers": 1, "commit_seconds": 0.0, "max_bad": 1.0}
-    report = extract(images, root, out, Slow(), manifest_sha256="m" * 64, **options)
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "commit_seconds": 0.0, "max_bad": 1.0}
+    report = extract(images, root, out, cast(Encoder, Slow()), manifest_sha256="m" * 64, **options)
     print(f"done {report.resumed}", flush=True)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
-from duplex.encoders import load_encoder
+from duplex.encoders import Encoder, load_encoder
 from duplex.errors import DuplexError
 from duplex.features.encoding import encoded_blocks, one_behind
 from duplex.features.layout import ENCODED, FIRST_BAD, NOT_FINITE, mark_of
@@ -87,7 +88,7 @@ def test_what_is_not_finite_is_marked_and_zero(encoder, name: str) -> None:
             return cls, patch
 
     pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
-    ((_, found, values),) = encoded_blocks(Broken(), [(0, pixels, marks())], patches=True)
+    ((_, found, values),) = encoded_blocks(cast(Encoder, Broken()), [(0, pixels, marks())], patches=True)
     wanted = marks().numpy()
     wanted[4] = mark_of(NOT_FINITE)
     assert (found == wanted).all()

@@ -163,7 +163,7 @@ def test_a_worker_that_is_killed_is_one_sentence(run, encoder) -> None:
 
         def encode_images(self, pixels):
             for child in multiprocessing.active_children():
-                os.kill(child.pid, signal.SIGKILL)
+                os.kill(child.pid or 0, signal.SIGKILL)
             time.sleep(1)
             return encoder.encode_images(pixels)
 

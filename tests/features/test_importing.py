@@ -10,7 +10,7 @@ from duplex.features.store import open_features
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_own_features_become_a_cache(tmp_path: Path, dtype: type) -> None:
-    values = np.random.default_rng(0).standard_normal((7, 5)).astype(dtype)
+    values: np.ndarray = np.random.default_rng(0).standard_normal((7, 5)).astype(dtype)
     values[3, 1] = np.nan
     np.save(tmp_path / "f.npy", values)
     import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")

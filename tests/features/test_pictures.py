@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,7 +154,8 @@ def test_a_thousand_hostile_files(run, encoder, tmp_path: Path) -> None:
     names, reasons = write_hostile(tmp_path / "hostile", 1000)
     from duplex.features.extraction import extract
 
-    place, options = (tmp_path / "hostile", tmp_path / "h.h5"), {"manifest_sha256": "m", "max_bad": 1.0}
+    place = tmp_path / "hostile", tmp_path / "h.h5"
+    options: dict[str, Any] = {"manifest_sha256": "m", "max_bad": 1.0}
     before = begin_peak()
     report = extract(names, *place, encoder, num_workers=0, batch_size=32, **options)
     assert memory("VmHWM") - before < 400e6

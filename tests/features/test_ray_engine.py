@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.features.pictures import write_pictures
 
 pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
-OPTIONS = {"manifest_sha256": "m" * 64, "batch_size": 16, "num_workers": 1, "commit_seconds": 0.0}
+OPTIONS: dict[str, Any] = {"manifest_sha256": "m" * 64, "batch_size": 16, "num_workers": 1, "commit_seconds": 0.0}
 
 
 @pytest.fixture

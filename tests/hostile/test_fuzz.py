@@ -287,6 +287,14 @@ def test_texts_cut_off_in_the_middle_are_no_reason_to_read_beyond(tmp_path: Path
     assert read_heap(data, heap) == 4096
 
 
+def test_an_identity_whose_keys_are_no_texts(tmp_path: Path) -> None:
+    data = cache(tmp_path).replace(b"preprocessing", b"\xff" * 13)
+    (tmp_path / "c.h5").write_bytes(data)
+    with pytest.raises(DuplexError, match=r"the identity's .* is not a text"):
+        open_features(tmp_path / "c.h5")
+    assert finished_marks(tmp_path / "c.h5", {**IDENTITY}, Span(0, 4, 4)) is None
+
+
 def read_heap(data: bytes, start: int) -> int:
     return int.from_bytes(data[start + 8 : start + 16], "little")
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from duplex.labels import World
 from duplex.methods.base import Batch, Setting, Words
 from duplex.methods.prompts import PromptMethod
 from tests.methods.world import DIM, features, small_labels, small_setting
@@ -25,7 +26,7 @@ def words(seed: int = 5) -> Words:
     return Words(*(torch.randn(count, WORD, generator=random, dtype=torch.float64) for count in (M, N)))
 
 
-def setting(world: str = "closed") -> Setting:
+def setting(world: World = "closed") -> Setting:
     plain = small_setting()
     return replace(plain, words=words(), world=world, inputs={"cls": (DIM,), "patch": (TOKENS, TOKEN)})
 
@@ -36,7 +37,7 @@ def batch(count: int, seed: int = 3, compositions: Any = None) -> Batch:
     return Batch({"cls": features(count, seed), "patch": patches}, torch.as_tensor(own))
 
 
-def build(kind: Any, world: str = "closed", seed: int = 0, shaken: bool = True, **options: Any) -> Any:
+def build(kind: Any, world: World = "closed", seed: int = 0, shaken: bool = True, **options: Any) -> Any:
     """A started method in evaluation mode; `shaken`, every parameter is random, so that nothing vanishes by the way it
     starts."""
     there = setting(world)

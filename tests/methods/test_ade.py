@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from duplex.methods.ade import Ade
 from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, softmax, unit
 
-ROW = {"width": 5, "scale": 6.0, "regulariser": 0.4}
+ROW: dict[str, Any] = {"width": 5, "scale": 6.0, "regulariser": 0.4}
 
 
 def attended(part, z, tokens):
     q = linear(part.query, z)
     weights = softmax([dot(linear(part.key, y), q) / math.sqrt(5) for y in tokens])
-    return unit(sum(w * linear(part.value, y) for w, y in zip(weights, tokens, strict=True))), weights
+    parts = [w * linear(part.value, y) for w, y in zip(weights, tokens, strict=True)]
+    return unit(torch.stack(parts).sum(0)), weights
 
 
 def crossed_by_hand(part, z, tokens, own, words):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from duplex.methods.caila import Caila
 from duplex.methods.prompts import PromptMethod
 from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, scores, softmax, unit
 
-ROW = {"width": 4, "scale": 0.5}
+ROW: dict[str, Any] = {"width": 4, "scale": 0.5}
 
 
 def adapted(adapter, z):
@@ -64,7 +66,7 @@ def test_losses_and_scores_by_loops(mixture):
 def test_before_training_compositions_are_scored_as_clip_does():
     """Up-projections start at zero, so nothing is added; the primitives' product is what CLIP's one path lacks."""
     method, images = build(Caila, shaken=False, **ROW), batch(4)
-    clip = {"context": "fixed", "vocabulary": "fixed", "paths": "c", "adapter": "none"}
+    clip: dict[str, Any] = {"context": "fixed", "vocabulary": "fixed", "paths": "c", "adapter": "none"}
     plain = build(PromptMethod, shaken=False, losses=(), inference=("ct",), **clip)
     _, z_s, z_o = method.sides(images.z)
     t = method.prompts.encode(torch.arange(12).numpy())

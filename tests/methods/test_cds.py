@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from duplex.methods.cds import Cds, diversity
 from duplex.methods.prompts import PromptMethod
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, mlp, scores, softmax
 
-ROW = {"width": 5, "specificity": 0.8, "context_width": 6}
+ROW: dict[str, Any] = {"width": 5, "specificity": 0.8, "context_width": 6}
 
 
 def specificity(m):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from duplex.methods.cge import Cge
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
 
-ROW = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4}
+ROW: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4}
 
 
 def dense(method, layers, target, asked, weights=None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,15 @@ from tests.methods import twin
 from tests.methods.field import LABELS, SEEN, N, batch, build, close, cross_entropy, dot, linear, scores, softmax, unit
 from tests.methods.world import every_row
 
-ROW = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4, "factor_width": 5, "scale": 6.0, "momentum": 0.7}
+ROW: dict[str, Any] = {
+    "width": 6,
+    "out": 5,
+    "image_layers": 1,
+    "image_width": 4,
+    "factor_width": 5,
+    "scale": 6.0,
+    "momentum": 0.7,
+}
 
 
 def factors_by_hand(method, z):

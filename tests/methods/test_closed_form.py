@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from duplex.parts.statistics import Statistics
 from tests.methods.world import DIM, batch_of, features, scores_of, small_labels, small_setting, step_of
 
 LABELS = small_labels()
-ALONE = {"losses": (), "inference": ("g",), "adapter": "none"}
-FREE = {
+ALONE: dict[str, Any] = {"losses": (), "inference": ("g",), "adapter": "none"}
+FREE: dict[str, Any] = {
     "context": "fixed",
     "vocabulary": "fixed",
     "paths": "c",

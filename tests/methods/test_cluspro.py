@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -10,7 +11,14 @@ from duplex.methods.cluspro import ClusPro, dependence
 from duplex.parts.clusters import assign, moved, transport
 from tests.methods.field import N, batch, build, close, dot, scores, unit
 
-ROW = {"width": 5, "clusters": 3, "temperature": 0.4, "contrast": 0.7, "decorrelation": 0.3, "momentum": 0.6}
+ROW: dict[str, Any] = {
+    "width": 5,
+    "clusters": 3,
+    "temperature": 0.4,
+    "contrast": 0.7,
+    "decorrelation": 0.3,
+    "momentum": 0.6,
+}
 
 
 def plan_by_hand(similarity):

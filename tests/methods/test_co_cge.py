@@ -17,8 +17,8 @@ from tests.methods.test_cge import ROW, dense
 @pytest.mark.parametrize("world", ["closed", "open"])
 def test_losses_and_scores_by_a_dense_matrix(world):
     method, images = build(CoCge, world, scale=9.0, margin=0.5, **ROW), batch(4)
-    rho = feasibility(method.words.states.numpy(), method.words.objects.numpy(), LABELS)
-    rho = torch.as_tensor(rho, dtype=torch.float32).tolist()  # as it is kept
+    found = feasibility(method.words.states.numpy(), method.words.objects.numpy(), LABELS)
+    rho = torch.as_tensor(found, dtype=torch.float32).tolist()  # as it is kept
     weights = None if world == "closed" else [1.0 if math.isinf(r) else max(0.0, r) for r in rho]
     learned = SEEN if world == "closed" else list(range(M * N))
     h = dense(method, 2, LABELS.target(world, "train").tolist(), range(M * N), weights)

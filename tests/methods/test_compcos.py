@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from duplex.feasibility import feasibility
 from duplex.methods.compcos import CompCos
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
 
-ROW = {"width": 5, "layers": 1, "scale": 7.0}
+ROW: dict[str, Any] = {"width": 5, "layers": 1, "scale": 7.0}
 
 
 def cosine(method, z, c):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,9 +13,9 @@ from duplex.methods.prompts import PromptMethod
 from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, setting, unit
 from tests.methods.test_troika import attend_by_hand
 
-ROW = {"heads": 2, "primitives": 0.2, "plain": 0.3}
+ROW: dict[str, Any] = {"heads": 2, "primitives": 0.2, "plain": 0.3}
 FUSIONS = ["t2i", "i2t", "bif", "none"]
-SOFT = {"paths": "c", "adapter": "none", "losses": ("ct",), "inference": ("ct",)}
+SOFT: dict[str, Any] = {"paths": "c", "adapter": "none", "losses": ("ct",), "inference": ("ct",)}
 
 
 def decomposed_by_hand(t):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,7 +172,8 @@ def test_semantic_prototypes_receive_no_message():
 
 def test_scores_are_the_sum_of_the_named_posteriors():
     labels = small_labels()
-    for terms in [("ch",), ("ct",), ("so",), ("ch", "ct", "so"), ("ct", "so")]:
+    every: list[Any] = [("ch",), ("ct",), ("so",), ("ch", "ct", "so"), ("ct", "so")]
+    for terms in every:
         method = small_method(Options(width=5, inference=terms)).eval()
         for world, split in (("closed", "val"), ("closed", "test"), ("open", "test")):
             columns = labels.target(world, split)
@@ -247,7 +249,7 @@ def test_fixed_prompts_are_the_words_and_learned_ones_start_at_their_means():
     pairs = [(s, o) for s in labels.states for o in labels.objects]
     for context, vocabulary, spelled in [("fixed", "fixed", words), ("learned", "fixed", words),
                                          ("fixed", "learned", place), ("learned", "learned", place)]:  # fmt: skip
-        method = small_method(Options(width=5, context=context, vocabulary=vocabulary))
+        method = small_method(Options.from_dict({"width": 5, "context": context, "vocabulary": vocabulary}))
         found = method.paths.prompts.encode(np.arange(labels.size))
         for got, names in (
             (found.compositions, pairs),
@@ -295,6 +297,6 @@ def test_the_world_is_the_target_set():
     listed, every = labels.target("closed", "train").tolist(), list(range(labels.size))
     for world, over, expected in [("closed", "world", listed), ("open", "world", every), ("open", "closed", listed),
                                   ("closed", "open", every)]:  # fmt: skip
-        found = small_method(Options(width=5, refine_over=over), world=world).target
+        found = small_method(Options.from_dict({"width": 5, "refine_over": over}), world=world).target
         assert found.places(np.array(expected)).tolist() == list(range(len(found))) == list(range(len(expected)))
         assert found.holds(np.arange(labels.size)).nonzero()[0].tolist() == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -135,9 +137,9 @@ def test_initial_rows_by_loops(kind, sizes, unseen, seed):
     rows = book.rows_of(np.arange(labels.size)).detach()
     n, everything = len(labels.objects), sum(z) / len(z)
 
-    def mean_where(chosen: list[bool]) -> torch.Tensor:
+    def mean_where(chosen: list[bool]) -> Any:
         kept = [row for row, keep in zip(z, chosen, strict=True) if keep]
-        return sum(kept) / len(kept) if kept else everything
+        return torch.stack(kept).mean(0) if kept else everything
 
     for c in range(labels.size):
         own = [int(x) == c for x in compositions]
@@ -147,7 +149,7 @@ def test_initial_rows_by_loops(kind, sizes, unseen, seed):
             state, other = ([int(x) // n == c // n for x in compositions], [int(x) % n == c % n for x in compositions])
             expected = twin.unit(mean_where(state) + mean_where(other) - everything)
         elif unseen == "empty" and c not in labels.pairs["train"]:
-            expected = torch.zeros_like(everything)
+            expected = torch.zeros(DIM, dtype=torch.float64)
         elif unseen == "empty":
             continue  # listed, but without an image
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -61,7 +63,7 @@ def test_losses_and_scores_by_loops(context):
     close(scores(method, asked, images), [softmax(row) for row in logits])
 
 
-CSP = {"context": "fixed", "paths": "c", "adapter": "none", "losses": ("ct",), "inference": ("ct",)}
+CSP: dict[str, Any] = {"context": "fixed", "paths": "c", "adapter": "none", "losses": ("ct",), "inference": ("ct",)}
 
 
 def test_without_edges_it_is_csp():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy as torch_cross_entropy
@@ -10,7 +11,7 @@ from torch.nn.functional import cross_entropy as torch_cross_entropy
 from duplex.methods.ivr import Ivr
 from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, softmax, unit
 
-ROW = {"width": 6, "scale": 5.0, "discard": 0.34, "penalty": 0.5}
+ROW: dict[str, Any] = {"width": 6, "scale": 5.0, "discard": 0.34, "penalty": 0.5}
 
 
 def gradients(classify, h, own):

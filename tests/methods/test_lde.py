@@ -59,7 +59,8 @@ def test_scores_by_loops(space, source):
         u = {c: t[c] for c in range(M * N)}
     else:
         own = train.compositions.tolist()
-        u = {c: unit(sum(unit(z) for z, k in zip(train.z, own, strict=True) if k == c)) for c in sorted(set(own))}
+        of_each = {c: [unit(z) for z, k in zip(train.z, own, strict=True) if k == c] for c in sorted(set(own))}
+        u = {c: unit(torch.stack(found).sum(0)) for c, found in of_each.items()}
     rows = composed_by_hand(u, space)
     asked = [4, 0, 11]
     expected = [softmax([method.scale * dot(unit(z), rows[c]) for c in asked]) for z in images.z]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from duplex.parts.prompts import Prompts
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, unit
 from tests.methods.world import DIM, small_tower
 
-ROW = {"width": 5, "templates": ("a photo of", "this is", "one more")}
+ROW: dict[str, Any] = {"width": 5, "templates": ("a photo of", "this is", "one more")}
 
 
 def classes_by_hand(method, columns):
@@ -24,7 +25,8 @@ def classes_by_hand(method, columns):
     for k in range(len(columns)):
         described = [rows[k] for rows in texts]
         weights = [math.exp(dot(linear(e.key, d), linear(e.query, t[k])) / math.sqrt(DIM)) for d in described]
-        mixed = sum(w / sum(weights) * linear(e.value, d) for w, d in zip(weights, described, strict=True))
+        parts = [w / sum(weights) * linear(e.value, d) for w, d in zip(weights, described, strict=True)]
+        mixed = torch.stack(parts).sum(0)
         means.append(unit(t[k] + linear(e.out, mixed)))
         centre = sum(described) / 3
         variances.append(sum((d - centre) ** 2 for d in described) / 2)

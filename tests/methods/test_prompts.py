@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,13 @@ from tests.methods.world import features, scores_of, small_labels, small_method,
 
 LABELS = small_labels()
 SEEN = torch.as_tensor(LABELS.pairs["train"])
-CLIP = {"context": "fixed", "vocabulary": "fixed", "paths": "c", "adapter": "none", "inference": ("ct",)}
+CLIP: dict[str, Any] = {
+    "context": "fixed",
+    "vocabulary": "fixed",
+    "paths": "c",
+    "adapter": "none",
+    "inference": ("ct",),
+}
 
 
 def test_losses_are_those_of_duplex_without_its_codebook():

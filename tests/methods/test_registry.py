@@ -72,11 +72,11 @@ def test_options_survive_json(kind):
 
 def test_options_are_refused_where_they_are_made():
     with pytest.raises(OptionError, match=r"^context: input should be 'learned' or 'fixed'"):
-        PromptOptions(context="lerned")
+        PromptOptions(context="lerned")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="losses"):
-        PromptOptions(losses=("ch",))
+        PromptOptions(losses=("ch",))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="width: input should be a valid integer"):
-        dataclasses.replace(PromptOptions(), width=3.5)
+        dataclasses.replace(PromptOptions(), width=3.5)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"codebook: unknown key; known: context,"):
         parse("prompts", {"codebook": "none"})
     with pytest.raises(TypeError):

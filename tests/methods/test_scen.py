@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from duplex.methods.scen import Scen
 from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
 
-ROW = {"width": 5, "temperature": 0.5, "scale": 6.0, "contrast": 0.7}
+ROW: dict[str, Any] = {"width": 5, "temperature": 0.5, "scale": 6.0, "contrast": 0.7}
 
 
 def contrast(h, same, other, temperature):

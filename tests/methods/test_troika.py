@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from tests.methods.field import (
     unit,
 )
 
-ROW = {"width": 5, "heads": 2, "inner": 2, "start": 0.4}
+ROW: dict[str, Any] = {"width": 5, "heads": 2, "inner": 2, "start": 0.4}
 
 
 def attend_by_hand(part, x, tokens):
@@ -37,7 +38,7 @@ def attend_by_hand(part, x, tokens):
     for h in range(part.heads):
         cut = slice(h * width, (h + 1) * width)
         weights = softmax([dot(q[cut], k[cut]) / math.sqrt(width) for k in keys])
-        parts.append(sum(w * v[cut] for w, v in zip(weights, values, strict=True)))
+        parts.append(torch.stack([w * v[cut] for w, v in zip(weights, values, strict=True)]).sum(0))
     return linear(part.out, torch.cat(parts))
 
 

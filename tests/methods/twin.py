@@ -24,7 +24,7 @@ def posteriors(z: Tensor, t: Tensor, scale: float) -> Tensor:
 
 def cross_entropy(z: Tensor, t: Tensor, own: list[int], scale: float) -> Tensor:
     p = posteriors(z, t, scale)
-    return -sum(torch.log(p[i, own[i]]) for i in range(len(own))) / len(own)
+    return -torch.stack([torch.log(p[i, own[i]]) for i in range(len(own))]).mean()
 
 
 def learned_fusion(z_s, z_o, M_s, M_o, rectified=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,7 +201,7 @@ def test_the_variance_of_interactions_is_found(v: float, direct: int) -> None:
     counts = rng.integers(2, 60, len(pairs))
     a, b = rng.standard_normal((m, d)), rng.standard_normal((n, d))
     means = a[pairs // n] + b[pairs % n] + rng.standard_normal((len(pairs), d)) * np.sqrt(v + 1 / counts)[:, None]
-    tensors = (torch.from_numpy(x) for x in (pairs // n, pairs % n, counts.astype(float), means))
+    tensors: Any = [torch.from_numpy(x) for x in (pairs // n, pairs % n, counts.astype(float), means)]
     found = additive.interaction_variance(Observations(*tensors, (m, n)), 0.1, direct)
     assert v / 2 < found < 2 * v
 

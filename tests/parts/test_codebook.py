@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def sums(monkeypatch):
     monkeypatch.setattr(module, "ROWS", 0)
 
 
-def started(labels, seed: int = 0, *, unseen: str = "compose", seen: bool = True, dtype=torch.float64) -> Codebook:
+def started(labels, seed: int = 0, *, unseen: Any = "compose", seen: bool = True, dtype=torch.float64) -> Codebook:
     torch.manual_seed(seed)
     book = Codebook(labels, DIM, unseen=unseen, random_seen=not seen).to(dtype)
     own = np.resize(labels.pairs["train"], 20)
@@ -79,7 +80,7 @@ def test_scores_by_sums_are_those_of_the_dense_twin(sizes, unseen, dtype, seed):
     z = unit(features(4, seed + 1)).to(dtype)
     some = random.permutation(labels.size)[: random.integers(1, labels.size + 1)]
     expected = 7.0 * z.double() @ twin.double().T
-    near = {"rtol": 0, "atol": 1e-5 if dtype == torch.float32 else 1e-11}
+    near: dict[str, Any] = {"rtol": 0, "atol": 1e-5 if dtype == torch.float32 else 1e-11}
     before = module.ROWS, module.CELLS
     try:
         for module.ROWS, module.CELLS in ((0, before[1]), (0, 0), before):

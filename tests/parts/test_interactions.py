@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -101,7 +103,8 @@ def test_interactions_that_are_there_are_found() -> None:
     pairs = np.sort(rng.permutation(m * n)[:110])
     counts = rng.integers(5, 60, len(pairs)).astype(float)
     means = truth[pairs] + rng.standard_normal((len(pairs), d)) / np.sqrt(counts)[:, None]
-    seen = Observations(*(torch.from_numpy(x) for x in (pairs // n, pairs % n, counts, means)), (m, n))
+    tensors: Any = [torch.from_numpy(x) for x in (pairs // n, pairs % n, counts, means)]
+    seen = Observations(*tensors, (m, n))
     kernels = Kernels.of(*embedded)
     v, tau = interactions.choose(seen, kernels, RIDGE)
     assert 0.5 / 3 < tau < 0.5 * 3

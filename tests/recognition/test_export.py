@@ -107,8 +107,8 @@ def test_the_image_tower_in_onnx(trained, exported):
     (found,) = session.run(None, {"pixels": torch.stack(pixels).numpy()})
     own = run.encode(pixels)["cls"].numpy()
     np.testing.assert_allclose(found, own, rtol=0, atol=1e-3)  # the next float16 of values near 1
-    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (found, own)]
-    np.testing.assert_allclose(*unit, rtol=0, atol=1e-4)
+    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (found, own))
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
 
 
 def test_the_card_says_what_the_run_found(trained, exported):

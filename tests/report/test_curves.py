@@ -57,6 +57,9 @@ def test_margins_survive_the_file(project):
     import json
 
     files = project.paths.run("own", "duplex", 0)
-    margins = margins_of(read_table(files.predictions), "closed")
+    table = read_table(files.predictions)
+    assert table is not None
+    margins = margins_of(table, "closed")
+    assert margins is not None
     metrics = json.loads(files.metrics.read_text())["closed"]
     assert 100 * Components.of(margins).auc == pytest.approx(metrics["auc"], abs=0.05)
