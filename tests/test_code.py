@@ -26,7 +26,7 @@ def test_stages_know_no_method():
     for stage in ("train", "evaluate"):
         known = modules_of(f"duplex.stages.{stage}")
         assert not {name for name in known if name.startswith("duplex.methods.")} - {
-            f"duplex.methods.{name}" for name in ("base", "exhibits", "registry")
+            f"duplex.methods.{name}" for name in ("base", "exhibits", "registry", "tailed")
         }
         assert {"duplex.assessment", "duplex.encoders.clip", "duplex.features.store"} <= set(known), (
             "imported late, too"

@@ -122,15 +122,13 @@ def test_what_the_report_looks_at_moves_as_well(project) -> None:
     assert shown.at_start("closed_form", 0).tail.trained[0].up.weight.abs().max() == 0
 
 
-def test_from_the_disk_the_same_is_evaluated_and_training_runs(project, monkeypatch) -> None:
+def test_from_the_disk_the_same_is_trained_and_evaluated(project, monkeypatch) -> None:
     wanted = evaluate.run(project.params(), "own", "deep", 0, project.paths)
     held = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
     monkeypatch.setattr(inputs_module, "read_tokens", partial(read_tokens, limit=0))
     assert evaluate.run(project.params(), "own", "deep", 0, project.paths) == wanted
     found = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0))
-    assert found.history[0] == held.history[0]  # the start: statistics of all training images
-    assert found.history[1] != held.history[1]  # images in another order
-    assert found.history[-1]["loss_ct"] == pytest.approx(held.history[-1]["loss_ct"], rel=0.2)
+    assert found.history == held.history  # so few images are one block, in the order that those in memory have
 
 
 def test_a_deep_cache_serves_rows_without_a_tail(project) -> None:

@@ -91,7 +91,7 @@ def test_head_and_tail_are_the_tower(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_what_is_trained_starts_as_the_frozen_tower_bit_for_bit(name: str, adapter: str) -> None:
+def test_what_is_trained_starts_as_the_frozen_tower_bit_for_bit(name: str, adapter: Any) -> None:
     encoder, pictures = tower(name)
     whole, entered = halves(encoder, pictures, 3)
     tail = Tail(cut(encoder, 3), TailOptions(2, adapter), tuple(entered.shape[1:])).eval()
@@ -103,7 +103,7 @@ def test_what_is_trained_starts_as_the_frozen_tower_bit_for_bit(name: str, adapt
 
 @pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_gradients_through_the_cache_are_those_through_the_tower(name: str, adapter: str) -> None:
+def test_gradients_through_the_cache_are_those_through_the_tower(name: str, adapter: Any) -> None:
     """The twin puts the tail's own blocks, with all that is trained in them, back into the tower."""
     encoder, pictures = tower(name)
     _, entered = halves(encoder, pictures, 2)
@@ -133,7 +133,7 @@ def put_back(encoder: Any, tail: Tail) -> nn.Module:
 
 
 @pytest.mark.parametrize("adapter", ["tail", "trained"])
-def test_recomputing_blocks_changes_no_gradient(adapter: str) -> None:
+def test_recomputing_blocks_changes_no_gradient(adapter: Any) -> None:
     encoder, pictures = tower("OpenAI ViT")
     _, entered = halves(encoder, pictures, 2)
     tail = stirred(Tail(cut(encoder, 2), TailOptions(2, adapter), tuple(entered.shape[1:])))

@@ -29,7 +29,7 @@ ROW = (192, 3, 3)
 
 
 @cache
-def deep_setting(adapter: str = "tail", **options: Any) -> Setting:
+def deep_setting(adapter: Any = "tail", **options: Any) -> Setting:
     record = {"name": "tiny", "tag": "", "depth": "1", "precision": "fp32"}
     tail = tail_maker(record, TailOptions(1, adapter, **options), "cpu")
     plain = small_setting()
@@ -44,7 +44,7 @@ def deep_batch(count: int = 48, seed: int = 0) -> Batch:
     return Batch({**plain.inputs, "deep": deep.half()}, plain.compositions)
 
 
-def begun(kind: str = "prompts", setting: Setting | None = None, stirred: bool = True, **options: Any) -> Tailed:
+def begun(kind: str = "prompts", setting: Setting | None = None, stirred: bool = True, **options: Any) -> Any:
     setting = setting or deep_setting()
     torch.manual_seed(0)
     method = make(kind, parse(kind, options), setting)
@@ -161,8 +161,8 @@ def test_statistics_follow_the_features() -> None:
 
 
 def test_rows_of_the_codebook_follow_the_features() -> None:
-    for rows, options in (("recomputed", {}), ("ema", {"momentum": 0.0})):
-        method = begun("duplex", stirred=False, graph=False, rows=rows, **options)
+    for rows in ("recomputed", "ema"):
+        method = begun("duplex", stirred=False, graph=False, rows=rows, momentum=0.0)
         batch = deep_batch()
         fresh = begun("duplex", stirred=False, graph=False)
         with torch.no_grad():
