@@ -150,7 +150,7 @@ class Recognizer:
             raise UsageError(f"batch_size is {batch_size}; it is at least 1")
         dim = self.trained.backbone.dim
         if isinstance(images, Features):
-            self._check_cache(images)
+            self.check_cache(images)
         if (rows := features_of(images, dim)) is not None:
             if "patch" in self.trained.needs:
                 raise UsageError(f"kind {self.trained.kind!r} reads patch tokens too; give it pictures")
@@ -166,7 +166,8 @@ class Recognizer:
         """What the cache would hold of some transformed pictures."""
         return encode(self.encoder, torch.stack(list(pixels)), patches="patch" in self.trained.needs, step=self._step)
 
-    def _check_cache(self, features: Features) -> None:
+    def check_cache(self, features: Features) -> None:
+        """Refuse features of another encoder than the model's."""
         record = {key: value for key, value in features.identity.items() if key not in LIBRARIES}
         expect = {key: self.trained.backbone.record[key] for key in record if key in self.trained.backbone.record}
         try:

@@ -17,7 +17,7 @@ from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
 from tests.report.conftest import SHIPPED, inside
 
-METHODS = ("clip", "duplex", "duplex_open")
+METHODS = ("clip", "duplex", "duplex_open", "closed_form", "duplex_plus")
 
 
 @dataclass(frozen=True)

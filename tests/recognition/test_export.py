@@ -19,6 +19,8 @@ from duplex.checkpoint import digest
 from duplex.errors import UsageError
 from tests.recognition.hub import Hub
 
+EXPORTED = ("duplex", "duplex_open", "clip", "closed_form", "duplex_plus")
+
 
 def duplex(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from duplex.cli import main; main()", *map(str, words)]
@@ -29,7 +31,9 @@ def duplex(*words: object, **environment: str) -> subprocess.CompletedProcess[st
 def exported(trained, tmp_path_factory) -> dict[str, Path]:
     """Every kind of model that there is, in its own world; the first with ONNX files."""
     places = {}
-    for method, more in (("duplex", ["--onnx-encoder", "--licence", "mit"]), ("duplex_open", []), ("clip", [])):
+    asked = {"duplex": ["--onnx-encoder", "--licence", "mit"], "duplex_plus": ["--onnx"]}
+    for method in EXPORTED:
+        more = asked.get(method, [])
         places[method] = tmp_path_factory.mktemp("exports") / method
         done = duplex("export", trained.run(method), places[method], *more)
         assert done.returncode == 0, done.stderr
@@ -41,7 +45,7 @@ def features(trained) -> np.ndarray:
     return open_features(trained.paths.features("own")).cls[-60:]
 
 
-@pytest.mark.parametrize("method", ["duplex", "duplex_open", "clip"])
+@pytest.mark.parametrize("method", EXPORTED)
 def test_an_export_answers_as_its_run(trained, exported, features, method):
     run, folder = Recognizer.load(trained.run(method), device="cpu"), Recognizer.load(exported[method], device="cpu")
     torch.testing.assert_close(folder.scores(features), run.scores(features), rtol=0, atol=1e-5)
@@ -49,12 +53,12 @@ def test_an_export_answers_as_its_run(trained, exported, features, method):
     for one, other in zip(folder(features), run(features), strict=True):
         assert [guess.name for guess in one.top] == [guess.name for guess in other.top]
         assert one.best.evidence.keys() == other.best.evidence.keys()
-    words = [("dark", "picture")]
+    words = [("dark", "picture"), ("photo", "star"), ("photo", "picture")]
     wide = [recognizer.with_words(words).scores(features) for recognizer in (folder, run)]
     torch.testing.assert_close(*wide, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["duplex", "duplex_open", "clip"])
+@pytest.mark.parametrize("method", EXPORTED)
 def test_numpy_alone_gives_the_same_scores(trained, exported, features, method, tmp_path):
     """In a process that cannot import torch, or this package."""
     np.save(tmp_path / "features.npy", features)
@@ -77,10 +81,11 @@ def test_its_lines_name_the_best_compositions(trained, exported, features, tmp_p
     assert said == [answer.best.name for answer in answers]
 
 
-def test_onnxruntime_gives_the_same_scores(trained, exported, features):
+@pytest.mark.parametrize("method", ["duplex", "duplex_plus"])
+def test_onnxruntime_gives_the_same_scores(trained, exported, features, method):
     onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(exported["duplex"] / "trained.onnx")
-    run = Recognizer.load(trained.run(), device="cpu")
+    session = onnxruntime.InferenceSession(exported[method] / "trained.onnx")
+    run = Recognizer.load(trained.run(method), device="cpu")
     for rows in (features, features[:1]):
         (scores,) = session.run(None, {"features": rows})
         np.testing.assert_allclose(scores, run.scores(rows).numpy(), rtol=0, atol=1e-5)
