@@ -220,19 +220,18 @@ def _means(
 class Posterior:
     """`log p(group | z)` of a one-way layout: the state's or the object's own means, spread and frequency."""
 
-    weight: Tensor  # Sigma^-1 means [d, G]
+    weight: Tensor  # Sigma^-1 e [d, G], of the means' distances e from the mean of all images
     offset: Tensor  # [G]; -inf for a group without images
-    other: Tensor  # [d + 1] weight and offset of a group that is not there: one image at the mean of all
 
     @classmethod
     def fit(cls, groups: Groups) -> Posterior:
         """From statistics grouped by state or by object; the spread about a state holds that of its objects."""
         whitening = spread(groups).whitening
         means = groups.means @ whitening  # [G, d]
-        offset = groups.counts.log() - 0.5 * (means * means).sum(1)
         middle = (groups.counts @ means) / groups.counts.sum()
-        other = torch.cat([whitening @ middle, -0.5 * (middle @ middle)[None]])
-        return cls(whitening @ means.T, offset, other)
+        apart = means - middle  # where float32 loses least; what all groups share is free
+        offset = groups.counts.log() - 0.5 * (apart * apart).sum(1) - apart @ middle
+        return cls(whitening @ apart.T, offset)
 
     def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> Posterior:
         return Posterior(*(getattr(self, part.name).to(device, dtype) for part in fields(Posterior)))

@@ -13,7 +13,7 @@ mean.{states,objects,all}        means of the seen pairs' visual prototypes, for
 Of the closed form (closed_form.py), beside or instead of the above:
 
 likelihood.{whitening [d, d], rows [C, d], offset [C]}    g_c(z) = (z W - mu) . h_c + offset_c
-primitives.{states,objects}.{weight,offset,other}               p_g(s|x), p_g(o|x), where they are asked
+primitives.{states,objects}.{weight,offset}                     p_g(s|x), p_g(o|x), where they are asked
 effects.{mean,states,objects}    mu, and with interactions.{states,objects,core} what rows of further words are made of
 weights.{visual,semantic,factors,primitives}                    of the terms
 product                          there, where terms multiply: the score is a sum of logarithms
@@ -77,7 +77,7 @@ def portable_closed_form(
     if mixed is not None:
         found |= {f"interactions.{name}": getattr(mixed, name) for name in (*KINDS, "core")}
     for name, posterior in zip(KINDS, primitives or (), strict=False):
-        found |= {f"primitives.{name}.{part}": getattr(posterior, part) for part in ("weight", "offset", "other")}
+        found |= {f"primitives.{name}.{part}": getattr(posterior, part) for part in ("weight", "offset")}
     return found
 
 

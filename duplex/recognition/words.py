@@ -153,12 +153,13 @@ def _likelihoods(t: Mapping[str, Tensor], labels: LabelSpace, added: np.ndarray)
 
 def _primitives(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Tensor]:
     """Posteriors of states or objects among `count` further ones, each of one image at the mean of all."""
-    if f"primitives.{name}.other" not in t:
+    weight, offset = (f"primitives.{name}.{part}" for part in ("weight", "offset"))
+    if weight not in t:
         return {}
-    other = t[f"primitives.{name}.other"].expand(count, -1)
+    more = t[offset].new_zeros(count)
     return {
-        f"primitives.{name}.weight": torch.cat([t[f"primitives.{name}.weight"], other[:, :-1].T], dim=1),
-        f"primitives.{name}.offset": torch.cat([t[f"primitives.{name}.offset"], other[:, -1]]),
+        weight: torch.cat([t[weight], more.expand(len(t[weight]), -1)], dim=1),
+        offset: torch.cat([t[offset], more]),
     }
 
 
