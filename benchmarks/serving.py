@@ -1,13 +1,18 @@
 """What serving costs: python -m benchmarks.serving [--json] [--model RUN]
 
-A server in a process of its own answers 1,000 requests from 16 clients; beside it a loop answers the same pictures one
-by one. Then `duplex predict` over 4,000 pictures against an extraction of the same ones; each pair takes turns.
+A server in a process of its own answers 1,000 requests from 16 clients; beside it a loop without any server answers the
+same pictures one by one, and one client sends them one after the other. Then `duplex predict` over 4,000 pictures
+against an extraction of the same ones. What is compared takes turns. `steps_ms` is processor time a picture of what a
+request is made of, in one thread; `vit_b_32` is an encoder of that size with random weights. `--steps` measures these
+alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import http.client
+import io
 import os
 import signal
 import statistics
@@ -15,16 +20,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from starlette.requests import Request
 
 from benchmarks.measure import emit, memory, say
+from duplex import Recognizer
+from duplex.encoders.vision_ops import ensure_torchvision
+from duplex.features.pictures import decode_picture
+from duplex.recognition.limits import Limits
 
 REQUESTS, CLIENTS, PICTURES, ROUNDS = 1000, 16, 4000, 3
+TOGETHER = 16  # pictures encoded at once
 BOUNDARY = "between"
 
 
@@ -32,10 +45,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--model", default="artifacts/shapes/duplex/0")
+    parser.add_argument("--steps", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        pictures = write_pictures(Path(name), PICTURES)
-        record = {**served(given.model, pictures[:REQUESTS]), **predicted(given.model, Path(name), pictures)}
+        pictures = write_pictures(Path(name), 64 if given.steps else PICTURES)
+        record: dict[str, Any] = {"steps_ms": steps(given.model, pictures[:64])}
+        if not given.steps:
+            record |= {**served(given.model, pictures[:REQUESTS]), **predicted(given.model, Path(name), pictures)}
     emit(record) if given.json else say(str(record))
 
 
@@ -49,8 +65,8 @@ def write_pictures(folder: Path, count: int) -> list[Path]:
 
 
 def served(model: str, pictures: list[Path]) -> dict[str, Any]:
-    """Requests a second, in turns with a loop over single pictures."""
-    one_by_one, rates, times, errors, growth = [], [], [], 0, 0
+    """Requests a second, in turns with a loop over single pictures and with one client."""
+    one_by_one, one_client, rates, times, errors, growth = [], [], [], [], 0, 0
     server, port = start(model)
     try:
         bodies = [form(path.read_bytes()) for path in pictures]
@@ -62,6 +78,9 @@ def served(model: str, pictures: list[Path]) -> dict[str, Any]:
             times += latencies
             errors += bad
             one_by_one.append(loop(model, pictures[:200]))
+            seconds, _, bad = fire(port, bodies[:200], clients=1)
+            one_client.append(200 / seconds)
+            errors += bad
             growth = max(growth, memory("VmHWM", f"/proc/{server.pid}/status") - held)
     finally:
         server.send_signal(signal.SIGTERM)
@@ -73,10 +92,70 @@ def served(model: str, pictures: list[Path]) -> dict[str, Any]:
         "requests_per_second": round(statistics.median(rates), 1),
         "one_by_one_per_second": round(statistics.median(one_by_one), 1),
         "times_one_by_one": round(statistics.median(a / b for a, b in zip(rates, one_by_one, strict=True)), 2),
+        "one_client_per_second": round(statistics.median(one_client), 1),
+        "times_one_client": round(statistics.median(a / b for a, b in zip(rates, one_client, strict=True)), 2),
         "p50_ms": round(1000 * float(np.percentile(times, 50)), 1),
         "p95_ms": round(1000 * float(np.percentile(times, 95)), 1),
         "peak_growth_mb": round(growth / 2**20, 1),
     }
+
+
+def steps(model: str, pictures: list[Path]) -> dict[str, float]:
+    """Decoding, the transform, taking the form apart; encoding and answering alone and with fifteen others."""
+    ensure_torchvision()
+    import open_clip
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    recognizer = Recognizer.load(model, exact=False, device="cpu")
+    panel, files, large = recognizer.panel(), [path.read_bytes() for path in pictures], Limits().pixels
+    opened = [decode_picture(io.BytesIO(data), large) for data in files]
+    pixels = [recognizer.encoder.image_transform(picture) for picture in opened]
+    inputs = {size: [recognizer.encode(part) for part in parts(pixels, size)] for size in (1, TOGETHER)}
+    tower = open_clip.create_model("ViT-B-32").visual.eval()
+    blank = {size: torch.zeros(size, 3, 224, 224) for size in (1, TOGETHER)}
+    work: dict[str, tuple[int, Callable[[], Any]]] = {
+        "decode": (len(files), lambda: [decode_picture(io.BytesIO(data), large) for data in files]),
+        "transform": (len(files), lambda: [recognizer.encoder.image_transform(picture) for picture in opened]),
+        "form": (len(files), lambda: asyncio.run(parse([form(data) for data in files]))),
+    }
+    for size in (1, TOGETHER):
+        work |= {
+            f"encode_{size}": (len(files), lambda k=size: [recognizer.encode(part) for part in parts(pixels, k)]),
+            f"answer_{size}": (len(files), lambda k=size: [list(panel.answers(one, 3)) for one in inputs[k]]),
+            f"vit_b_32_encode_{size}": (size, lambda k=size: tower(blank[k])),
+        }
+    with torch.no_grad():
+        found = {name: round(1000 * processor_seconds(run) / count, 3) for name, (count, run) in work.items()}
+    torch.set_num_threads(threads)
+    return found
+
+
+def processor_seconds(work: Callable[[], Any]) -> float:
+    """The least of three, after one to warm up."""
+    work()
+    found = []
+    for _ in range(3):
+        began = time.process_time()
+        work()
+        found.append(time.process_time() - began)
+    return min(found)
+
+
+def parts(values: list[Any], size: int) -> list[list[Any]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+async def parse(bodies: list[bytes]) -> None:
+    """Take forms apart as the server does."""
+    headers = [(b"content-type", f"multipart/form-data; boundary={BOUNDARY}".encode())]
+    for body in bodies:
+
+        async def receive(body: bytes = body) -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async with Request({"type": "http", "headers": headers}, receive).form() as taken:
+            assert len(await taken["file"].read()) > 0
 
 
 def start(model: str) -> tuple[subprocess.Popen[str], int]:
@@ -93,7 +172,7 @@ def form(data: bytes) -> bytes:
     return head + data + f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
-def fire(port: int, bodies: list[bytes]) -> tuple[float, list[float], int]:
+def fire(port: int, bodies: list[bytes], clients: int = CLIENTS) -> tuple[float, list[float], int]:
     """Wall-clock seconds, each request's seconds, and how many were not answered well."""
 
     def client(own: list[bytes]) -> list[tuple[float, bool]]:
@@ -108,8 +187,8 @@ def fire(port: int, bodies: list[bytes]) -> tuple[float, list[float], int]:
         return found
 
     began = time.perf_counter()
-    with ThreadPoolExecutor(CLIENTS) as clients:
-        found = [one for many in clients.map(client, [bodies[k::CLIENTS] for k in range(CLIENTS)]) for one in many]
+    with ThreadPoolExecutor(clients) as pool:
+        found = [one for many in pool.map(client, [bodies[k::clients] for k in range(clients)]) for one in many]
     return time.perf_counter() - began, [seconds for seconds, _ in found], sum(not good for _, good in found)
 
 

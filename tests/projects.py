@@ -31,14 +31,14 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def make_project(folder: Path, seeds: Sequence[int]) -> Params:
-    """A data set `own` of drawn pictures, `METHODS` trained on it and evaluated."""
+def make_project(folder: Path, seeds: Sequence[int], methods: Sequence[str] = METHODS) -> Params:
+    """A data set `own` of drawn pictures, `methods` trained on it and evaluated."""
     with inside(folder):
         manifest = shapes_manifest(scale=0.06)
         render_pictures(manifest, Path("pictures"))
         manifest.to_csv("pictures.csv", index=False)
         record = YAML(typ="safe").load(SHIPPED.read_text())
-        record["run"] = {"datasets": ["own"], "methods": list(METHODS), "seeds": list(seeds)}
+        record["run"] = {"datasets": ["own"], "methods": list(methods), "seeds": list(seeds)}
         record["device"] = "cpu"
         record["evaluation"]["bootstrap"] = 20
         record["datasets"]["own"] = {
@@ -51,7 +51,7 @@ def make_project(folder: Path, seeds: Sequence[int]) -> Params:
         params, paths = load_params(), ArtifactPaths()
         prepare(params, "own", paths)
         extract(params, "own", paths, num_workers=0)
-        for method in METHODS:
+        for method in methods:
             for seed in seeds:
                 train.run(params, "own", method, seed, paths)
                 evaluate.run(params, "own", method, seed, paths)

@@ -15,9 +15,10 @@ from duplex.cli import app
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.S))
-LINES = [line.split("#")[0].strip() for line in BLOCKS.splitlines()]
-INLINE = [code for code in re.findall(r"`([^`\n]+)`", TEXT) if code.split()[0] in ("duplex", "dvc", "make")]
+USE = (ROOT / "docs" / "use.md").read_text(encoding="utf-8")
+BLOCKS = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT + USE, re.S))
+LINES = [line.split("#")[0].split("&&")[0].strip().removeprefix(".venv/bin/") for line in BLOCKS.splitlines()]
+INLINE = [code for code in re.findall(r"`([^`\n]+)`", TEXT + USE) if code.split()[0] in ("duplex", "dvc", "make")]
 COMMANDS = sorted({line.rstrip("… ") for line in [*LINES, *INLINE] if " " in line})
 
 

@@ -13,8 +13,7 @@ to when pictures arrive. Rows without losses train nothing; `inference: [g]` rea
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
@@ -23,18 +22,18 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, columns_of
+from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, Terms, columns_of
 from duplex.methods.exhibits import Exhibits, of_paths
 from duplex.parts.closed_form import ClosedForm, Posterior, Settings
 from duplex.parts.factors import unit
 from duplex.parts.paths import PathOptions, Paths
+from duplex.parts.portable import FLOOR, LEAST, portable_closed_form, portable_paths, primitives_of, shares
 from duplex.parts.statistics import Statistics
 
 Term = Literal["ct", "so", "g", "gso"]
 START = {"ct": 0.5, "so": 0.5, "gso": 0.125, "g": 0.25}  # weights before validation chooses
 STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight is tried larger and smaller, in turn
-LEAST = 1e-30  # of a probability whose logarithm is taken
-FLOOR = math.log(LEAST)
+EVIDENCE = {"ct": "semantic", "so": "factors", "g": "visual", "gso": "primitives"}  # what people are told of a term
 
 
 @dataclass(frozen=True)
@@ -195,11 +194,39 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         terms, weights = self._terms(columns), tuple(self.weights.tolist())
         return torch.no_grad()(lambda inputs: self._fuse(terms(inputs), weights))
 
+    @torch.no_grad()
+    def evidence(self, columns: Ints) -> Terms:
+        terms, weights = self._terms(columns), tuple(self.weights.tolist())
+        names = [EVIDENCE[term] for term in self.options.inference]
+
+        @torch.no_grad()
+        def parts(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+            return zip(names, self._weighed(terms(inputs), weights), strict=True)
+
+        return parts
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return super().probabilities(scores) if self.options.fusion == "product" else shares(scores)
+
     def _fuse(self, terms: list[Tensor], weights: tuple[float, ...]) -> Tensor:
         """Logarithms of the terms [B, C] -> scores: their weighted sum, or the sum of weighted probabilities."""
-        if self.options.fusion == "product":
-            return torch.stack([w * term for w, term in zip(weights, terms, strict=True)]).sum(0)
-        return torch.stack([w * term.exp() for w, term in zip(weights, terms, strict=True)]).sum(0)
+        return torch.stack(self._weighed(terms, weights)).sum(0)
+
+    def _weighed(self, terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
+        product = self.options.fusion == "product"
+        return [w * (term if product else term.exp()) for w, term in zip(weights, terms, strict=True)]
+
+    @torch.no_grad()
+    def portable(self, columns: Ints) -> dict[str, Tensor]:
+        names, device = self.options.inference, self.counts.device
+        found = primitives_of(self.labels, columns, device)
+        if self.paths is not None:
+            found |= portable_paths(self.paths, columns, names)
+        primitives = self._primitives() if "gso" in names else None
+        found |= portable_closed_form(self.fitted(), torch.as_tensor(columns, device=device), primitives)
+        weights = zip(names, self.weights.float(), strict=True)
+        found |= {f"weights.{EVIDENCE[name]}": weight for name, weight in weights}
+        return found | ({"product": torch.ones((), device=device)} if self.options.fusion == "product" else {})
 
     def _terms(self, columns: Ints) -> Callable[[Inputs], list[Tensor]]:
         """A function from inputs to the logarithms of the terms of `inference`, in its order, each [B, C]."""

@@ -7,7 +7,8 @@
     4. g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c    (the last for seen pairs; 0 for others, whose bias is calibrated)
 
 `g` is Bayes' rule for images that scatter normally about `h_c`, up to what all compositions share: linear
-discriminant analysis (Fisher 1936) whose unseen means are composed. Nothing is trained.
+discriminant analysis (Fisher 1936) whose unseen means are composed. Nothing is trained. Scores are taken from `mu`,
+which all compositions share, where float32 loses least.
 
 Nothing is `M N` rows at rest: `x . mu_mn` is an outer sum (and a product of small factors), `|mu_mn|^2` a table.
 """
@@ -124,6 +125,14 @@ class ClosedForm:
 
     # -- scores -------------------------------------------------------------------------------------------------
 
+    def linear(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """`g_c(z) = (x - mu) . h_c + offset_c` as rows [C, d], from the origin `mu`, and offsets [C]."""
+        h, prior = self.rows_of(columns) - self.additive.mean, self.rows.new_zeros(len(columns))
+        if self.settings.prior:
+            mine, place = self._seen_among(columns)
+            prior[mine] = self.counts[place].log()
+        return h, prior - 0.5 * (h * h).sum(1)
+
     def scorer(self, columns: Tensor, rows: int = ROWS) -> Scorer:
         """A function from features `z [B, d]` to `g_c(z) [B, C]`. Short lists of columns by their rows, long ones by
         outer sums with the seen pairs as corrections on top."""
@@ -137,7 +146,7 @@ class ClosedForm:
         certain = prior + 0.5 * len(self.whitening) * precision.log()
 
         def scores(z: Tensor) -> Tensor:
-            x = z.to(self.whitening) @ self.whitening
+            x = z.to(self.whitening) @ self.whitening - self.additive.mean
             out = x.new_empty(len(x), len(columns))
             if not self.settings.predictive:
                 fill(x, out, prior - halves)
@@ -150,14 +159,14 @@ class ClosedForm:
 
     def _by_rows(self, columns: Tensor) -> tuple[Filler, Tensor]:
         """`x . h_c` and `|h_c|^2 / 2`."""
-        h = self.rows_of(columns)
+        h = self.rows_of(columns) - self.additive.mean
         return (lambda x, out, base: torch.addmm(base, x, h.T, out=out)), 0.5 * (h * h).sum(1)
 
     def _by_sums(self, columns: Tensor, mine: Tensor, place: Tensor) -> tuple[Filler, Tensor]:
-        """The same from `M + N` vectors: x . mu_mn = x . (mu + a_m) + x . b_n + x . gamma_mn."""
+        """The same from `M + N` vectors: x . mu_mn = x . a_m + x . b_n + x . gamma_mn, from the origin `mu`."""
         m, n = self.shape
-        a, b, mixed = self.additive.mean + self.additive.state, self.additive.object, self.interactions
-        own = self.rows[place]
+        a, b, mixed = self.additive.state, self.additive.object, self.interactions
+        own = self.rows[place] - self.additive.mean
         whole = torch.equal(columns, torch.arange(m * n, device=columns.device))
         squares = self._squares().reshape(-1)[columns]  # |h_c|^2 [C]
         squares[mine] = (own * own).sum(1)
@@ -181,8 +190,8 @@ class ClosedForm:
         return fill, 0.5 * squares
 
     def _squares(self) -> Tensor:
-        """`|mu_mn|^2` [M, N], a state at a time where it has no formula in `M + N` numbers."""
-        a, b = self.additive.mean + self.additive.state, self.additive.object
+        """`|mu_mn - mu|^2` [M, N], a state at a time where it has no formula in `M + N` numbers."""
+        a, b = self.additive.state, self.additive.object
         if self.interactions is None:
             return (a * a).sum(1)[:, None] + (b * b).sum(1) + 2 * a @ b.T
         every, table = torch.arange(len(b), device=b.device), a.new_empty(self.shape)
@@ -211,7 +220,7 @@ def _means(
 class Posterior:
     """`log p(group | z)` of a one-way layout: the state's or the object's own means, spread and frequency."""
 
-    weight: Tensor  # Sigma^-1 means [d, G]
+    weight: Tensor  # Sigma^-1 e [d, G], of the means' distances e from the mean of all images
     offset: Tensor  # [G]; -inf for a group without images
 
     @classmethod
@@ -219,11 +228,13 @@ class Posterior:
         """From statistics grouped by state or by object; the spread about a state holds that of its objects."""
         whitening = spread(groups).whitening
         means = groups.means @ whitening  # [G, d]
-        offset = groups.counts.log() - 0.5 * (means * means).sum(1)
-        return cls(whitening @ means.T, offset)
+        middle = (groups.counts @ means) / groups.counts.sum()
+        apart = means - middle  # where float32 loses least; what all groups share is free
+        offset = groups.counts.log() - 0.5 * (apart * apart).sum(1) - apart @ middle
+        return cls(whitening @ apart.T, offset)
 
     def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> Posterior:
-        return Posterior(self.weight.to(device, dtype), self.offset.to(device, dtype))
+        return Posterior(*(getattr(self, part.name).to(device, dtype) for part in fields(Posterior)))
 
     def __call__(self, z: Tensor) -> Tensor:
         """[B, d] -> [B, G]"""

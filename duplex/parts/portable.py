@@ -9,10 +9,19 @@ states [M, d], objects [N, d]    semantic prototypes of the primitives
 state_of, object_of [C]          each column's primitives
 context.{c,s,o} [K, width], words.{states,objects}  learned prompts, for words that training did not know
 mean.{states,objects,all}        means of the seen pairs' visual prototypes, for the same
+
+Of the closed form (closed_form.py), beside or instead of the above:
+
+likelihood.{whitening [d, d], rows [C, d], offset [C]}    g_c(z) = (z W - mu) . h_c + offset_c
+primitives.{states,objects}.{weight,offset}                     p_g(s|x), p_g(o|x), where they are asked
+effects.{mean,states,objects}    mu, and with interactions.{states,objects,core} what rows of further words are made of
+weights.{visual,semantic,factors,primitives}                    of the terms
+product                          there, where terms multiply: the score is a sum of logarithms
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 
 import torch
@@ -20,19 +29,22 @@ from torch import Tensor
 from torch.nn.functional import linear, normalize, relu
 
 from duplex.labels import Ints, LabelSpace
+from duplex.parts.closed_form import ClosedForm, Posterior
 from duplex.parts.factors import unit
+from duplex.parts.interactions import Interactions
 from duplex.parts.paths import Paths
 
 Tensors = Mapping[str, Tensor]
+LEAST = 1e-30  # of a probability whose logarithm is taken
+FLOOR = math.log(LEAST)
+KINDS = ("states", "objects")
 
 
 def portable_paths(paths: Paths, columns: Ints, names: Collection[str]) -> dict[str, Tensor]:
     """The part of three paths in a score over `columns` with these terms."""
-    labels, found = paths.prompts.labels, paths.encode(columns, names)
-    device = paths.negatives.device
-    tensors = {"scale": torch.tensor(paths.scale, device=device)}
-    tensors["state_of"] = torch.as_tensor(labels.state_of(columns), device=device)
-    tensors["object_of"] = torch.as_tensor(labels.object_of(columns), device=device)
+    found, device = paths.encode(columns, names), paths.negatives.device
+    tensors = primitives_of(paths.prompts.labels, columns, device)
+    tensors["scale"] = torch.tensor(paths.scale, device=device)
     if paths.adapter is not None:
         tensors |= {f"adapter.{name}": value for name, value in paths.adapter.state_dict().items()}
         tensors["adapter.scale"] = torch.tensor(paths.adapter.scale, device=device)
@@ -43,6 +55,41 @@ def portable_paths(paths: Paths, columns: Ints, names: Collection[str]) -> dict[
         tensors |= dict(paths.factors.state_dict())
         tensors["residual"] = torch.tensor(float(paths.factors.state.residual), device=device)
     return {name: value.detach() for name, value in (tensors | _prompts(paths)).items()}
+
+
+def primitives_of(labels: LabelSpace, columns: Ints, device: torch.device) -> dict[str, Tensor]:
+    """Each column's primitives."""
+    state_of, object_of = labels.state_of(columns), labels.object_of(columns)
+    return {
+        "state_of": torch.as_tensor(state_of, device=device),
+        "object_of": torch.as_tensor(object_of, device=device),
+    }
+
+
+def portable_closed_form(
+    model: ClosedForm, columns: Tensor, primitives: tuple[Posterior, Posterior] | None
+) -> dict[str, Tensor]:
+    """The part of the closed form in a score over `columns`."""
+    rows, offset = model.linear(columns)
+    found = {"likelihood.whitening": model.whitening, "likelihood.rows": rows, "likelihood.offset": offset}
+    effects, mixed = model.additive, model.interactions
+    found |= {"effects.mean": effects.mean, "effects.states": effects.state, "effects.objects": effects.object}
+    if mixed is not None:
+        found |= {f"interactions.{name}": getattr(mixed, name) for name in (*KINDS, "core")}
+    for name, posterior in zip(KINDS, primitives or (), strict=False):
+        found |= {f"primitives.{name}.{part}": getattr(posterior, part) for part in ("weight", "offset")}
+    return found
+
+
+def composed(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
+    """`h_c` of pairs that training had not [C, d]; an effect that is not known, -1, is none."""
+    a, b = (torch.cat([t[f"effects.{name}"], torch.zeros_like(t["effects.mean"])[None]]) for name in KINDS)
+    rows = a[states] + b[objects]
+    if "interactions.core" in t:
+        mixed = Interactions(*(t[f"interactions.{name}"] for name in (*KINDS, "core")))
+        both = (states >= 0) & (objects >= 0)
+        rows[both] += mixed.at(states[both], objects[both])
+    return rows
 
 
 def _prompts(paths: Paths) -> dict[str, Tensor]:
@@ -72,8 +119,20 @@ def means_of(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, 
 
 
 def terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The score's parts [B, C] of cached features [B, d]: `p(c^h|x)`, `p(c^t|x)`, `p(s|x) p(o|x)` (Eq. 21)."""
-    z = adapted(t, features)
+    """The score's parts [B, C] of cached features [B, d]: probabilities, or their logarithms, weighed."""
+    product = "product" in t
+    for name, p in _of_paths(t, adapted(t, features)):
+        yield name, _weighed(t, name, p.clamp(min=LEAST).log() if product else p)
+    for name, log_p in _of_closed_form(t, unit(features).float()):
+        yield name, _weighed(t, name, log_p if product else log_p.exp())
+
+
+def _weighed(t: Tensors, name: str, part: Tensor) -> Tensor:
+    return t[f"weights.{name}"] * part if f"weights.{name}" in t else part
+
+
+def _of_paths(t: Tensors, z: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """`p(c^h|x)`, `p(c^t|x)`, `p(s|x) p(o|x)` (Eq. 21), those that are there."""
     for name in ("visual", "semantic"):
         if name in t:
             yield name, _posterior(t, z, t[name])
@@ -81,6 +140,19 @@ def terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
         p_s = _posterior(t, disentangled(t, "state", z), t["states"])
         p_o = _posterior(t, disentangled(t, "object", z), t["objects"])
         yield "factors", p_s[:, t["state_of"]] * p_o[:, t["object_of"]]
+
+
+def _of_closed_form(t: Tensors, raw: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """`log p_g(c|x)` and `log p_g(s|x) p_g(o|x)`."""
+    if "likelihood.rows" in t:
+        x = raw @ t["likelihood.whitening"] - t["effects.mean"]
+        yield "visual", (x @ t["likelihood.rows"].T + t["likelihood.offset"]).log_softmax(-1)
+    if "primitives.states.weight" in t:
+        log_s, log_o = (
+            (raw @ t[f"primitives.{name}.weight"] + t[f"primitives.{name}.offset"]).log_softmax(-1).clamp(min=FLOOR)
+            for name in KINDS
+        )
+        yield "primitives", log_s[:, t["state_of"]] + log_o[:, t["object_of"]]
 
 
 def adapted(t: Tensors, features: Tensor) -> Tensor:
@@ -101,6 +173,11 @@ def disentangled(t: Tensors, name: str, z: Tensor) -> Tensor:
 
 def _posterior(t: Tensors, z: Tensor, prototypes: Tensor) -> Tensor:
     return (t["scale"] * (z @ prototypes.T)).softmax(-1)
+
+
+def probabilities(t: Tensors, scores: Tensor) -> Tensor:
+    """`p(c|x)` among some columns: of a product of probabilities, or of a mixture of them."""
+    return scores.softmax(-1) if "product" in t else shares(scores)
 
 
 def shares(scores: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ class Waiting:
 
 class Batcher:
     """`await batcher.ask(pixels, top)` gives the answer and the feature. At most `size` pictures are encoded at once;
-    the first of them waits for others for `wait` seconds at most."""
+    the first of them waits for others that are being decoded, for `wait` seconds at most."""
 
     def __init__(
         self, recognizer: Recognizer, panel: Panel, size: int = 32, wait: float = 0.01, room: int = 512
@@ -35,7 +36,7 @@ class Batcher:
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(room)
         self._worker = ThreadPoolExecutor(1, "encoder")
         self._task: asyncio.Task[None] | None = None
-        self.batches = self.pictures = 0
+        self.batches = self.pictures = self.coming = 0
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._serve())
@@ -50,6 +51,15 @@ class Batcher:
     @property
     def full(self) -> bool:
         return self._queue.full()
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Around the work before `ask`: a batch is worth waiting for what is on its way."""
+        self.coming += 1
+        try:
+            yield
+        finally:
+            self.coming -= 1
 
     async def ask(self, pixels: Tensor, top: int) -> tuple[Answer, Any]:
         waiting = Waiting(pixels, top, asyncio.get_running_loop().create_future())
@@ -76,7 +86,7 @@ class Batcher:
     async def _gathered(self, loop: asyncio.AbstractEventLoop) -> list[Waiting]:
         batch = [await self._queue.get()]
         end = loop.time() + self._wait
-        while len(batch) < self._size:
+        while len(batch) < self._size and (self.coming or not self._queue.empty()):
             try:
                 batch.append(await asyncio.wait_for(self._queue.get(), max(0.0, end - loop.time())))
             except asyncio.TimeoutError:

@@ -8,6 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+EVIDENCE = (  # and the tensor that it takes
+    *(("visual", "visual"), ("visual", "likelihood.rows"), ("semantic", "semantic")),
+    *(("factors", "states"), ("primitives", "primitives.states.weight")),
+)
 HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 
 
@@ -24,7 +28,7 @@ class Facts:
 
 def card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: Facts) -> str:
     labels, world, encoder = config["labels"], config["world"], config["encoder"]
-    terms = [name for name in ("visual", "semantic") if name in tensors] + ["factors"] * ("states" in tensors)
+    terms = [name for name, key in EVIDENCE if key in tensors]
     place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"
     compositions, seen = len(tensors["state_of"]), int(tensors["seen"].sum())
     weights = f" with the weights `{encoder['tag']}`" if encoder["tag"] else ""

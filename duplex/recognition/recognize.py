@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+FLOOR = np.float32(np.log(1e-30))  # of a logarithm that enters a product
+
 
 def unit(x: Any) -> Any:
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
-def softmax(x: Any) -> Any:
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
+def log_softmax(x: Any) -> Any:
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
 
 
 def layers(t: Any, first: str, second: str, x: Any) -> Any:
@@ -23,17 +25,38 @@ def layers(t: Any, first: str, second: str, x: Any) -> Any:
     return hidden @ t[f"{second}.weight"].T + t[f"{second}.bias"]
 
 
-def scores(t: Any, features: Any) -> Any:
-    """[B, d] -> [B, C]: p(c^h|x) + p(c^t|x) + p(s|x) p(o|x), of the terms that the model has."""
-    z = unit(np.asarray(features, np.float32))
+def of_paths(t: Any, x: Any) -> Any:
+    """Logarithms of p(c^h|x), p(c^t|x) and p(s|x) p(o|x) [B, C], of those that the model has."""
+    z = x
     if "adapter.scale" in t:
         z = unit(z + t["adapter.scale"] * layers(t, "adapter.down", "adapter.up", z))
-    total = sum(softmax(t["scale"] * z @ t[name].T) for name in ("visual", "semantic") if name in t)
+    for name in ("visual", "semantic"):
+        if name in t:
+            yield name, log_softmax(t["scale"] * z @ t[name].T)
     if "states" in t:
         z_s, z_o = (unit(layers(t, f"{k}.first", f"{k}.second", z) + t["residual"] * z) for k in ("state", "object"))
-        p_s, p_o = softmax(t["scale"] * z_s @ t["states"].T), softmax(t["scale"] * z_o @ t["objects"].T)
-        total = total + p_s[:, t["state_of"]] * p_o[:, t["object_of"]]
-    return total
+        p_s, p_o = log_softmax(t["scale"] * z_s @ t["states"].T), log_softmax(t["scale"] * z_o @ t["objects"].T)
+        yield "factors", p_s[:, t["state_of"]] + p_o[:, t["object_of"]]
+
+
+def of_closed_form(t: Any, x: Any) -> Any:
+    """Logarithms of p_g(c|x) and p_g(s|x) p_g(o|x)."""
+    if "likelihood.rows" in t:
+        w = x @ t["likelihood.whitening"] - t["effects.mean"]
+        yield "visual", log_softmax(w @ t["likelihood.rows"].T + t["likelihood.offset"])
+    if "primitives.states.weight" in t:
+        p_s, p_o = (
+            np.maximum(log_softmax(x @ t[f"primitives.{k}.weight"] + t[f"primitives.{k}.offset"]), FLOOR)
+            for k in ("states", "objects")
+        )
+        yield "primitives", p_s[:, t["state_of"]] + p_o[:, t["object_of"]]
+
+
+def scores(t: Any, features: Any) -> Any:
+    """[B, d] -> [B, C]: the sum of the terms' probabilities, or of their logarithms where terms multiply."""
+    x, floor = unit(np.asarray(features, np.float32)), FLOOR if "product" in t else -np.inf
+    logs = [*((name, np.maximum(log, floor)) for name, log in of_paths(t, x)), *of_closed_form(t, x)]
+    return sum(t.get(f"weights.{name}", 1) * (log if "product" in t else np.exp(log)) for name, log in logs)
 
 
 def main() -> None:

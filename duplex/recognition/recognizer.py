@@ -147,7 +147,7 @@ class Recognizer:
             raise UsageError(f"batch_size is {batch_size}; it is at least 1")
         dim = self.trained.backbone.dim
         if isinstance(images, Features):
-            self._check_cache(images)
+            self.check_cache(images)
         if (rows := features_of(images, dim)) is not None:
             if "patch" in self.trained.needs or self.trained.depth:
                 more = "patch tokens" if "patch" in self.trained.needs else "what enters the image tower's last blocks"
@@ -169,7 +169,8 @@ class Recognizer:
         """What of a picture is asked for, and how many are encoded at least."""
         return {"patches": "patch" in self.trained.needs, "depth": self.trained.depth, "step": self._step}
 
-    def _check_cache(self, features: Features) -> None:
+    def check_cache(self, features: Features) -> None:
+        """Refuse features of another encoder than the model's."""
         record = {key: value for key, value in features.identity.items() if key not in LIBRARIES}
         expect = {key: self.trained.backbone.record[key] for key in record if key in self.trained.backbone.record}
         try:

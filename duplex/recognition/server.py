@@ -117,8 +117,10 @@ class Service:
     async def _one(self, file: UploadFile, top: int, similar: int) -> dict[str, Any]:
         name = (file.filename or "")[:200]
         data = await file.read()
+        loop = asyncio.get_running_loop()
         try:
-            pixels = await asyncio.get_running_loop().run_in_executor(self._decoders, self._decoded, data)
+            with self._batcher.decoding():
+                pixels = await loop.run_in_executor(self._decoders, self._decoded, data)
         except BadPicture as error:
             return {"image": name, "error": error.reason}
         answer, feature = await self._batcher.ask(pixels, top)

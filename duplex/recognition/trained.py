@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -179,8 +180,8 @@ def exported_panel(labels: LabelSpace, tensors: Mapping[str, Tensor], bias: floa
 
     columns = labels.composition(_numpy(tensors["state_of"]), _numpy(tensors["object_of"]))
     live = _numpy(tensors["live"]) if "live" in tensors else np.ones(len(columns), dtype=bool)
-    scorer = summed(parts, len(columns), tensors["scale"].device)
-    return Panel.of(labels, columns, live, bias, scorer, parts, portable.shares)
+    scorer = summed(parts, len(columns), tensors["state_of"].device)
+    return Panel.of(labels, columns, live, bias, scorer, parts, partial(portable.probabilities, tensors))
 
 
 def _numpy(values: Tensor) -> Any:

@@ -2,7 +2,8 @@
 
 The semantic prototype is the prompt's, with the learned vectors of the words that training knew and the name's own
 tokens of those that it did not. The visual prototype is composed as the codebook's are, from the means of the known
-primitives' prototypes: `normalise(mean_state + mean_object - mean_all)`, where an unknown one adds nothing.
+primitives' prototypes: `normalise(mean_state + mean_object - mean_all)`, where an unknown one adds nothing; in closed
+form it is `mu + a_state + b_object`, likewise.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def extended(
         object_of=more["object_of"].cpu().numpy(),
         seen=np.r_[panel.seen, np.zeros(count, dtype=bool)],
         live=np.r_[panel.live, np.ones(count, dtype=bool)],
-        scorer=summed(parts, first + count, more["scale"].device),
+        scorer=summed(parts, first + count, more["state_of"].device),
         terms=parts,
         known=known,
     )
@@ -110,7 +111,7 @@ def _with_columns(
     tower: TextTower,
 ) -> dict[str, Tensor]:
     more, (states, objects) = dict(t), names
-    device = t["scale"].device
+    device = t["state_of"].device
     new_states, new_objects = states[len(labels.states) :], objects[len(labels.objects) :]
     prompts = NamedPrompts(t, labels, tower)
     for name, column in (("state_of", added[:, 0]), ("object_of", added[:, 1])):
@@ -132,7 +133,34 @@ def _with_columns(
             )
         )
         more["visual"] = torch.cat([t["visual"], normalize(of_state + of_object - every, dim=-1)])
+    if "likelihood.rows" in t:
+        more |= _likelihoods(t, labels, added)
+        for name, count in (("states", len(new_states)), ("objects", len(new_objects))):
+            more |= _primitives(t, name, count)
     return more
+
+
+def _likelihoods(t: Mapping[str, Tensor], labels: LabelSpace, added: np.ndarray) -> dict[str, Tensor]:
+    """Rows and offsets of the closed form with those of added pairs."""
+    device = t["state_of"].device
+    limits = torch.tensor([len(labels.states), len(labels.objects)], device=device)
+    places = torch.as_tensor(added, device=device)
+    rows = portable.composed(t, *torch.where(places < limits, places, -1).unbind(1))
+    offset = -0.5 * (rows * rows).sum(1)
+    more = {"likelihood.rows": rows, "likelihood.offset": offset}
+    return {name: torch.cat([t[name], values]) for name, values in more.items()}
+
+
+def _primitives(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Tensor]:
+    """Posteriors of states or objects among `count` further ones, each of one image at the mean of all."""
+    weight, offset = (f"primitives.{name}.{part}" for part in ("weight", "offset"))
+    if weight not in t:
+        return {}
+    more = t[offset].new_zeros(count)
+    return {
+        weight: torch.cat([t[weight], more.expand(len(t[weight]), -1)], dim=1),
+        offset: torch.cat([t[offset], more]),
+    }
 
 
 class NamedPrompts:

@@ -12,8 +12,8 @@ import torch
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.errors import UsageError
-from duplex.features.store import open_features
-from duplex.labels import LabelSpace
+from duplex.features.store import Features, open_features
+from duplex.labels import Ints, LabelSpace
 from duplex.params import Params
 from duplex.recognition.suspects import Suspicion, Way, margins
 from duplex.stages.runs import best_run
@@ -30,7 +30,7 @@ def suspects(params: Params, dataset: str, way: Way, run: Path | None = None) ->
     rows = np.flatnonzero(~cache.bad)
     table = manifest.iloc[rows].reset_index(drop=True)
     own = labels.index(table["state"].tolist(), table["object"].tolist())
-    spaces = _spaces(cache.cls[rows], way, dataset, run)
+    spaces = _spaces(cache, rows, way, dataset, run)
     found = {
         "composition": margins(spaces[0], own, way),
         "state": margins(spaces[1], labels.state_of(own), way),
@@ -54,8 +54,9 @@ def ranked(table: pd.DataFrame, labels: LabelSpace, found: dict[str, Suspicion])
     return out
 
 
-def _spaces(cls: np.ndarray, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
+def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
     """Unit features in which compositions, states and objects are told apart: the cache's, or a run's own."""
+    cls = cache.cls[rows]
     plain = cls / np.maximum(np.linalg.norm(cls, axis=1, keepdims=True), 1e-12)
     if way == "knn":
         return [plain] * 3
@@ -63,7 +64,9 @@ def _spaces(cls: np.ndarray, way: Way, dataset: str, run: Path | None) -> list[n
     from duplex.recognition.trained import Run
 
     where = run or best_run(dataset=dataset).files.root
-    trained = Recognizer.load(where, device="cpu").trained
+    recognizer = Recognizer.load(where, device="cpu")
+    recognizer.check_cache(cache)
+    trained = recognizer.trained
     if not isinstance(trained, Run):
         raise UsageError(f"{where} is an export; name a run of {dataset}, or use --method knn")
     if trained.depth:

@@ -14,9 +14,11 @@ from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import make
 from duplex.options import OptionError
+from duplex.parts import portable
 from duplex.parts.closed_form import ClosedForm, Posterior, Settings
 from duplex.parts.factors import unit
 from duplex.parts.statistics import Statistics
+from duplex.recognition import recognize
 from tests.methods.world import DIM, batch_of, features, scores_of, small_labels, small_setting, step_of
 
 LABELS = small_labels()
@@ -167,3 +169,46 @@ def test_weights_are_those_with_the_best_validation_auc():
 def test_contradicting_options_are_refused(row, said):
     with pytest.raises(OptionError, match=said):
         ClosedFormOptions(**row)
+
+
+ROWS = {
+    "g": ALONE,
+    "zero-shot": {**FREE, "inference": ("ct", "gso", "g")},
+    "three paths": {"width": 5},
+    "a sum": {"width": 5, "fusion": "sum"},
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("world", ["closed", "open"])
+def test_evidence_and_tensors_give_the_score(row, world):
+    """Its parts sum to it; so do those of the exported tensors, in torch and in numpy."""
+    method, columns, z = begun(**row), LABELS.target(world, "test"), features(5, 8)
+    expected, evidence = scores_of(method, columns, z).double(), method.evidence(columns)
+    found = dict(evidence({"cls": z}))
+    assert len(found) == len(method.options.inference)
+    torch.testing.assert_close(sum(found.values()).double(), expected, rtol=1e-6, atol=1e-6)
+    tensors = method.portable(columns)
+    assert dict(portable.terms(tensors, z)).keys() == found.keys()
+    for name, part in portable.terms(tensors, z):
+        torch.testing.assert_close(part.double(), found[name].double(), rtol=1e-4, atol=1e-4)
+    numbers = {name: tensor.numpy() for name, tensor in tensors.items()}
+    np.testing.assert_allclose(recognize.scores(numbers, z.numpy()), expected, rtol=1e-4, atol=1e-4)
+    shares = method.probabilities(expected)
+    torch.testing.assert_close(shares.sum(1), torch.ones(5, dtype=torch.float64))
+    torch.testing.assert_close(portable.probabilities(tensors, expected), shares)
+
+
+def test_rows_of_further_words_are_the_models():
+    """Composed from the exported effects and interactions; what is not known adds nothing."""
+    words = torch.randn(len(LABELS.states), 6).double(), torch.randn(len(LABELS.objects), 6).double()
+    shape = len(LABELS.states), len(LABELS.objects)
+    fitted = ClosedForm.fit(Statistics.of(unit(TRAIN.z), TRAIN.compositions, *shape), Settings(interactions=0.1), words)
+    unseen = torch.as_tensor(np.setdiff1d(np.arange(LABELS.size), LABELS.pairs["train"]))
+    tensors = portable.portable_closed_form(fitted, unseen[:1], None)
+    states, objects = unseen // shape[1], unseen % shape[1]
+    rows = portable.composed(tensors, states, objects)
+    torch.testing.assert_close(rows, fitted.rows_of(unseen) - fitted.additive.mean)
+    none = torch.full_like(states, -1)
+    torch.testing.assert_close(portable.composed(tensors, none, objects), fitted.additive.object[objects])
+    assert not portable.composed(tensors, none, none).any()

@@ -9,7 +9,7 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
-from tests.projects import inside, make_project
+from tests.projects import METHODS, inside, make_project
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Trained:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("trained")
-    make_project(folder, seeds=(0,))
+    make_project(folder, seeds=(0,), methods=(*METHODS, "closed_form", "duplex_plus"))
     return Trained(folder)
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.recognition.test_export import duplex
+from tests.recognition.test_recognizer import damaged
+
 
 def predict(*words: object, given: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from duplex.cli import main; main()", "predict", *map(str, words)]
@@ -33,7 +36,8 @@ def test_a_folder_a_pattern_and_stdin_name_the_same_files(project):
 def test_without_a_model_the_best_run_answers(project):
     from duplex.checkpoint import read_record
 
-    best = max(("clip", "duplex"), key=lambda name: read_record(project.run(name) / "checkpoint.safetensors").val_auc)
+    closed = ("clip", "duplex", "closed_form", "duplex_plus")
+    best = max(closed, key=lambda name: read_record(project.run(name) / "checkpoint.safetensors").val_auc)
     found = predict(project.pictures()[0], "--num-workers", 0)
     assert found.returncode == 0
     assert f"model: artifacts/own/{best}/0 (validation AUC" in found.stderr
@@ -91,6 +95,36 @@ def test_a_mistake_is_one_sentence(project, tmp_path, words, said):
     found = predict(*(word.format(**places) for word in words))
     assert found.returncode == 2 and said in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1 and found.stderr.startswith("duplex: ")
+
+
+def twisted(tensors, meta):
+    tensors["codebook.rows"][0] += 1
+
+
+def elsewhere(tensors, meta):
+    meta["duplex"] = meta["duplex"].replace('"name": "tiny"', '"name": "local-dir:/nowhere"')
+
+
+def of_another_encoder(tensors, meta):
+    record = json.loads(meta["duplex"])
+    record["encoder"]["weights"] = "0" * 64
+    meta["duplex"] = json.dumps(record)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (twisted, "is damaged"),
+        (elsewhere, "/nowhere"),
+        (of_another_encoder, "was trained on features of weights '0000"),
+    ],
+)
+def test_a_model_that_cannot_be_used(project, tmp_path, change, said):
+    run = damaged(project, tmp_path, change)
+    for words in (["predict", project.pictures()[0], "--model", run], ["export", run, tmp_path / "out"]):
+        found = duplex(*words)
+        assert found.returncode == 2 and said in found.stderr
+        assert len(found.stderr.strip().splitlines()) == 1 and found.stderr.startswith("duplex: ")
 
 
 def test_missing_files_are_answered_for(project):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -85,6 +87,25 @@ def test_the_list_the_page_and_back(project, tmp_path, way):
     assert new.loc[new["image"] == first["image"], "object"].item() == "moon"
     assert hashlib.sha256(manifest.read_bytes()).hexdigest() == before
     assert duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", target).returncode == 2
+
+
+def identify(cache: Path, key: str, value: bytes) -> bytes:
+    """Change what a cache says of its encoder; what it said before."""
+    with h5py.File(cache, "r+") as file:
+        before = file["identity"].attrs[key]
+        file["identity"].attrs[key] = np.bytes_(value)
+    return before
+
+
+def test_a_run_of_another_encoder(project, tmp_path):
+    """Its features would say nothing, whatever their width."""
+    path = project.paths.features("own")
+    right = identify(path, "weights", b"0" * 64)
+    try:
+        done = duplex("data", "suspects", "own", "--run", project.run(), "--out", tmp_path)
+    finally:
+        identify(path, "weights", right)
+    assert done.returncode == 2 and "another weights file" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
