@@ -258,9 +258,9 @@ def test_the_grid_is_run_s_where_nobody_names_another(params):
 
 def test_a_group_is_named_only_where_nothing_else_of_it_has_changed():
     tasks = [Task(Cell("d", "m", seed), Path(str(seed)), {}) for seed in (0, 1)]
-    own = {f"{stage}@d-m-{seed}": [] for stage in ("train", "evaluate") for seed in (0, 1)}
-    assert targets_of(tasks, {"plan": [], **own}) == ["plan", "train", "evaluate"]
-    assert targets_of(tasks, {**own, "train@d-m-2": []}) == ["plan", *own]
+    own = [f"{stage}@d-m-{seed}" for stage in ("train", "evaluate") for seed in (0, 1)]
+    assert targets_of(tasks, ["plan", *own]) == ["plan", "train", "evaluate"]
+    assert targets_of(tasks, [*own, "train@d-m-2"]) == ["plan", *own]
     assert targets_of(tasks[:1], own) == ["plan", "train@d-m-0", "evaluate@d-m-0"]
 
 
