@@ -306,7 +306,7 @@ def test_on_ray_the_files_are_the_same(project, params):
     ray = pytest.importorskip("ray")
     ray.init(
         num_cpus=3, include_dashboard=False, log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": ENVIRONMENT["PYTHONPATH"]}},
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}},
     )  # fmt: skip
     try:
         cells = grid(params, None, ["csp", "dfsp_t2i"], [0, 1])
