@@ -28,7 +28,8 @@ from duplex.stages.sweep import grid, missing_of, sweep, targets_of
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 FILES = ("checkpoint.safetensors", "history.csv", "metrics.json", "curve.csv", "predictions.csv")
-DUPLEX = [sys.executable, "-c", "from duplex.cli import main; main()"]
+HEARING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # tests in the background do not
+DUPLEX = [sys.executable, "-c", f"{HEARING}; from duplex.cli import main; main()"]
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -219,7 +220,10 @@ def test_ctrl_c_is_one_sentence(project):
         assert time.monotonic() - began < 300
         time.sleep(0.01)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all of them
-    _, err = running.communicate(timeout=60)
+    try:
+        _, err = running.communicate(timeout=60)
+    finally:
+        running.kill()
     assert (running.returncode, err) == (130, "duplex: stopped; the same command takes it up again\n")
 
 
