@@ -28,7 +28,7 @@ class Worker:
     def _start(self) -> None:
         self.connection, theirs = SPAWN.Pipe()
         self.process = SPAWN.Process(target=_serve, args=(theirs, self._maker), daemon=True)
-        with _environment(self._environment):
+        with _environment(self._environment), _deaf():
             self.process.start()
         theirs.close()  # so that its death shows as an end of file
 
@@ -95,9 +95,22 @@ def _environment(changes: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A process that starts here ignores Ctrl-C from its first moment: it reaches the whole group, and only the one
+    that was asked answers it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _serve(connection: Any, maker: Maker) -> None:
-    """A worker's life. Ctrl-C reaches the whole group of processes: only the one that asked answers it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A worker's life."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     keep_freed_memory()

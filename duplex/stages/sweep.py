@@ -147,7 +147,7 @@ def _changed(project: Project, params: Params, cells: Sequence[Cell], paths: Art
     return changed
 
 
-def targets_of(tasks: Sequence[Task], changed: dict[str, object]) -> list[str]:
+def targets_of(tasks: Sequence[Task], changed: Collection[str]) -> list[str]:
     """The stages of these cells; by the name of their group where nothing else of it has changed. DVC then writes its
     lock once, not once a stage."""
     names = {stage: [task.cell.stage(stage) for task in tasks] for stage in STAGES}
