@@ -39,7 +39,7 @@ IDENTITY = {key: key for key in ("encoder", "weights", "precision", "preprocessi
 def write(path: Path, rows: int, shape: tuple[int, int], dim: int) -> None:
     """A cache of random tokens, written in pieces."""
     random = np.random.default_rng(0)
-    cache = PartialCache.create(path, {**IDENTITY, "dim": str(dim)}, Span(0, rows, rows), dim, shape)
+    cache = PartialCache.create(path, {**IDENTITY, "dim": str(dim)}, Span(0, rows, rows), dim, {"patch": shape})
     for start in range(0, rows, 64):
         count = min(64, rows - start)
         block = random.standard_normal((count, *shape), dtype=np.float32).astype(np.float16)

@@ -20,7 +20,7 @@ from duplex.files import write_tensors
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Method, Setting
 from duplex.methods.registry import make, parse
-from duplex.options import Options
+from duplex.options import Options, TailOptions
 
 FORMAT = 2
 PLAUSIBLE = 100_000  # an option's whole number that no tensor needs to account for
@@ -50,6 +50,7 @@ class Record:
     world: World = "closed"  # that it was trained for
     calibration: Mapping[str, Calibration] | None = None  # by world that it is for
     exhibits: tuple[str, ...] = ()  # what the method lets people look at
+    tail: TailOptions | None = None  # what was trained in the image tower's last blocks
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -64,6 +65,7 @@ class Record:
             "world": self.world,
             "calibration": {world: found.to_dict() for world, found in (self.calibration or {}).items()},
             "exhibits": list(self.exhibits),
+            "tail": None if self.tail is None else self.tail.to_dict(),
         }
 
     @classmethod
@@ -82,6 +84,7 @@ class Record:
             world=_one_of(WORLDS, meta["world"]),
             calibration={world: Calibration(**_numbers(found)) for world, found in calibration.items()},
             exhibits=tuple(_of(str, name) for name in _of(list, meta["exhibits"])),
+            tail=TailOptions.from_dict(meta["tail"]) if meta.get("tail") else None,
         )
 
 

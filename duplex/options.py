@@ -107,13 +107,47 @@ class TrainingOptions(Options):
     patience: int | None = None  # stop after so many epochs without a better validation AUC
     accumulate: int = 1  # batches an optimiser step; text is encoded once for all of them
     precision: Precision = "fp32"  # of the text tower; logits are fp32 always
+    threads: int | Literal["auto"] = "auto"  # of the CPU, in evaluation too; auto: all cores. They decide the last bits
     checkpointing: bool = False  # recompute the text tower's activations in the backward pass: less memory, more time
 
     def rules(self) -> Iterable[tuple[object, str]]:
         for key in ("batch_size", "epochs", "decay_every", "accumulate"):
             yield getattr(self, key) >= 1, f"{key} is {getattr(self, key)}; it is at least 1"
+        yield (
+            self.threads == "auto" or 1 <= self.threads <= 1024,
+            f"threads is {self.threads}; it is at least 1, or auto",
+        )
         yield self.patience is None or self.patience >= 1, f"patience is {self.patience}; it is at least 1, or null"
         yield 0 < self.learning_rate < 10, f"learning_rate is {self.learning_rate}; it lies between 0 and 10"
         yield 0 < self.decay <= 1, f"decay is {self.decay}; it lies in (0, 1]"
         yield 0 <= self.weight_decay < 1, f"weight_decay is {self.weight_decay}; it lies in [0, 1)"
         yield 0 <= self.warm_up < self.epochs, f"warm_up is {self.warm_up}; it is at least 0 and below epochs"
+
+
+WIDTHS = {"tail": 64, "lora": 8}
+
+
+@dataclass(frozen=True)
+class TailOptions(Options):
+    """What is trained in the image tower's last blocks, over a cache that holds what enters them."""
+
+    depth: int  # blocks
+    adapter: Literal["tail", "lora", "trained"] = "tail"  # bottlenecks, low-rank updates, or the blocks themselves
+    width: int | None = None  # hidden units of a bottleneck (null: 64), rank of an update (null: 8)
+    dropout: float = 0.1  # inside a bottleneck
+    learning_rate: float | None = None  # of the tail; null: that of training
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        yield self.depth >= 1, f"depth is {self.depth}; it is at least 1, or leave the tail out"
+        yield self.width is None or self.width >= 1, f"width is {self.width}; it is at least 1, or null"
+        yield self.width is None or self.adapter in WIDTHS, f"adapter: {self.adapter} has no width; leave it out"
+        yield 0 <= self.dropout < 1, f"dropout is {self.dropout}; it lies in [0, 1)"
+        alone = self.adapter == "tail" or self.dropout == type(self).dropout
+        yield alone, f"adapter: {self.adapter} has no dropout; leave it out"
+        rate = self.learning_rate
+        yield rate is None or 0 < rate < 10, f"learning_rate is {rate}; it lies between 0 and 10, or null"
+
+    @property
+    def inner(self) -> int:
+        """Hidden units, or rank."""
+        return self.width or WIDTHS[self.adapter]

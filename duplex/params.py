@@ -15,7 +15,7 @@ from duplex.data.shares import SplitOptions
 from duplex.errors import UsageError, pick
 from duplex.labels import World
 from duplex.methods import registry
-from duplex.options import OptionError, Options, TrainingOptions
+from duplex.options import OptionError, Options, TailOptions, TrainingOptions
 from duplex.plain_yaml import read_yaml
 from duplex.precision import Precision
 from duplex.rows import Row, read_rows
@@ -77,6 +77,7 @@ class SourceParams(Section):
     table: Path | None = None
     seed: Seed = 7
     split: SplitParams = SplitParams()
+    resplit: Positive | None = None  # which of the splits drawn anew; None: the one that the data come with
 
 
 class EncoderParams(Section):
@@ -100,6 +101,7 @@ class ExtractionParams(Section):
     num_workers: Workers = "auto"
     max_bad: Share = 0.01
     tokens: Literal["none", "patch"] = "none"
+    depth: Annotated[int, Field(ge=0)] = 0
 
 
 class EvaluationParams(Section):
@@ -149,7 +151,7 @@ class Params(Section):
         try:
             return registry.parse(row.kind, row.options_on(dataset))
         except OptionError as error:
-            raise _at(f"methods.{name}" if name in self.methods else f"ablations.{name}", error) from None
+            raise _at(self._place(name), error) from None
 
     def training(self, dataset: str, name: str) -> TrainingOptions:
         """The data set's settings, overlaid by what the row says."""
@@ -157,14 +159,25 @@ class Params(Section):
         try:
             return TrainingOptions.from_dict({**base.to_dict(), **row.training_on(dataset)})
         except OptionError as error:
-            section = "methods" if name in self.methods else "ablations"
-            raise _at(f"{section}.{name}.training", error) from None
+            raise _at(f"{self._place(name)}.training", error) from None
+
+    def tail(self, name: str, dataset: str | None = None) -> TailOptions | None:
+        """What a row trains in the image tower's last blocks; None: nothing."""
+        written = self.row(name).tail_on(dataset)
+        try:
+            return TailOptions.from_dict(written) if written else None
+        except OptionError as error:
+            raise _at(f"{self._place(name)}.tail", error) from None
+
+    def _place(self, name: str) -> str:
+        return f"methods.{name}" if name in self.methods else f"ablations.{name}"
 
     def check_rows(self) -> None:
         """Every row makes sense to its kind, on every data set that it names apart."""
         for name, row in {**self.methods, **self.ablations}.items():
             for dataset in (None, *row.on):
                 self.method(name, dataset)
+                self.tail(name, dataset)
             for dataset in self.datasets:
                 self.training(dataset, name)
 

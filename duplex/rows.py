@@ -2,7 +2,8 @@
 
     duplex_open: {of: duplex, world: open, shown_as: duplex, training: {epochs: 20}, on: {cgqa: {momentum: 0.99}}}
 
-`of` takes over kind, options, `training` and `on` of another row. All keys but those below are options of the kind.
+`of` takes over kind, options, `training`, `tail` and `on` of another row. All keys but those below are options of the
+kind.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from duplex.errors import UsageError
 from duplex.labels import WORLDS, World
 
 DEFAULT_KIND = "duplex"
-OWN = ("kind", "of", "world", "shown_as", "training", "on")
+OWN = ("kind", "of", "world", "shown_as", "training", "tail", "on")
+NESTED = ("training", "tail")  # tables of their own
 Table = Mapping[str, Any]
 
 
@@ -28,7 +30,8 @@ class Row:
     world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in either
     shown_as: str | None = None  # the method that tables show it as, where it is that method in another world
     training: Table = field(default_factory=dict)
-    on: Mapping[str, Table] = field(default_factory=dict)  # data set -> options, and its own `training`
+    tail: Table = field(default_factory=dict)  # what is trained in the image tower's last blocks; empty: nothing
+    on: Mapping[str, Table] = field(default_factory=dict)  # data set -> options, and its own `training` and `tail`
 
     @property
     def worlds(self) -> tuple[World, ...]:
@@ -42,10 +45,13 @@ class Row:
 
     def options_on(self, dataset: str | None) -> dict[str, Any]:
         changes = self.on.get(dataset, {}) if dataset else {}
-        return {**self.options, **{key: value for key, value in changes.items() if key != "training"}}
+        return {**self.options, **{key: value for key, value in changes.items() if key not in NESTED}}
 
     def training_on(self, dataset: str) -> dict[str, Any]:
         return {**self.training, **self.on.get(dataset, {}).get("training", {})}
+
+    def tail_on(self, dataset: str | None) -> dict[str, Any]:
+        return {**self.tail, **(self.on.get(dataset, {}).get("tail", {}) if dataset else {})}
 
 
 def read_rows(methods: Table, ablations: Table, datasets: tuple[str, ...]) -> dict[str, dict[str, Row]]:
@@ -78,7 +84,7 @@ def _joined(base: Table, row: Table) -> Table:
     """A row over the one it is made of. Where a row is scored and what it is shown as are its own affair."""
     taken = {key: value for key, value in base.items() if key not in ("of", "world", "shown_as")}
     merged = {**taken, **{key: value for key, value in row.items() if key != "of"}}
-    for key in ("training", "on"):
+    for key in (*NESTED, "on"):
         if isinstance(base.get(key), Mapping) and isinstance(row.get(key), Mapping):
             merged[key] = {**base[key], **row[key]}
     return merged
@@ -96,9 +102,11 @@ def _row(place: str, record: Table, datasets: tuple[str, ...]) -> Row:
     for name, changes in on.items():
         if name not in datasets:
             raise UsageError(f"{place}.on.{name}: there is no such data set; known: {', '.join(datasets)}")
-        _table(f"{place}.on.{name}.training", _table(f"{place}.on.{name}", changes).get("training", {}))
+        for key in NESTED:
+            _table(f"{place}.on.{name}.{key}", _table(f"{place}.on.{name}", changes).get(key, {}))
     options = {key: value for key, value in record.items() if key not in OWN}
-    return Row(kind, options, world, shown, _table(f"{place}.training", record.get("training", {})), on)
+    training, tail = (_table(f"{place}.{key}", record.get(key, {})) for key in NESTED)
+    return Row(kind, options, world, shown, training, tail, on)
 
 
 def _table(place: str, value: Any) -> Table:

@@ -21,6 +21,7 @@ from duplex.methods.base import Batch, Method
 from duplex.options import TrainingOptions
 from duplex.progress import Live
 from duplex.resume import State
+from duplex.threads import threads
 
 AnyMethod = Method[Any]
 Validate = Callable[[AnyMethod], float]
@@ -54,6 +55,13 @@ def train(
     """
     if not len(examples):
         raise DuplexError("there is no readable training image")
+    with threads(settings.threads):
+        return _train(method, examples, settings, seed, validate, run)
+
+
+def _train(
+    method: AnyMethod, examples: Examples, settings: TrainingOptions, seed: int, validate: Validate, run: Run
+) -> Outcome:
     images = Batch(examples.inputs, examples.compositions)
     method.checkpointing = settings.checkpointing
     state = _begin(method, settings, seed, run, validate, images.compositions.device)
@@ -73,6 +81,7 @@ def train(
             seconds, done = seconds + time.perf_counter() - start, done + 1
             state.schedule.step()
             state.epoch += 1
+            method.eval().follow(images)
             method.after_epoch(state.epoch)
             _keep_best(state, _validated(state, validate, settings), losses)
             show(0, losses)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,41 @@ def command(*words: str) -> str:
     done = subprocess.run(
         [Path(sys.executable).with_name("duplex"), *words], check=True, stdout=subprocess.PIPE, text=True
     )
+    return done.stdout
+
+
+def project() -> None:
+    """A new project, to the report and an answer, on a small table of drawn pictures."""
+    from ruamel.yaml import YAML
+
+    from duplex.data.shapes import render_pictures, shapes_manifest
+
+    command("init", "new")
+    os.chdir("new")
+    pictures = shapes_manifest(scale=0.06)
+    render_pictures(pictures, Path("pictures"))
+    pictures.to_csv("pictures.csv", index=False)
+    yaml, params = YAML(), Path("params.yaml")
+    record = yaml.load(params)
+    record["run"] = {"datasets": ["own"], "methods": ["duplex_plus"], "seeds": [0]}
+    record["evaluation"]["bootstrap"] = 20
+    record["datasets"]["own"] = {
+        "source": {"kind": "table", "root": "pictures", "table": "pictures.csv"},
+        "encoder": {"name": "tiny"},
+        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 1},
+    }
+    yaml.dump(record, params)
+    assert "Running stage 'train@own-duplex_plus-0'" in repro()
+    assert Path("artifacts/report/index.html").is_file()
+    assert "duplex_plus" in command("metrics")
+    assert command("predict", f"pictures/{pictures['image'][0]}")
+    command("doctor")
+    assert set(re.findall(r"Running stage '([^']+)'", repro())) == {"plan"}  # it looks, and finds nothing changed
+
+
+def repro() -> str:
+    done = subprocess.run([sys.executable, "-m", "dvc", "repro"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -38,10 +74,13 @@ def main() -> None:
     blocked = "import sys; sys.modules.update(dict.fromkeys(('dvc', 'openTSNE', 'pyarrow')))"
     code = f"{blocked}; import duplex.evaluation.metrics, duplex.evaluation.scores, duplex.evaluation.sampled"
     subprocess.run([sys.executable, "-c", code], check=True)  # the evaluation needs no extra
+    project()
     print(f"duplex {duplex.__version__} works in {sys.prefix}")
 
 
 if __name__ == "__main__":
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # dvc.yaml says `python`
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         main()
+        os.chdir("/")

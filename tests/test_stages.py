@@ -79,6 +79,30 @@ def test_every_method_goes_from_features_to_metrics(place, method):
     assert not list(run.root.glob("*.writing"))
 
 
+def test_a_split_of_a_data_set_takes_its_features_over(place, tmp_path, capsys):
+    """Whichever comes first is encoded; the other's cache is the same as if it had been."""
+    _, params, paths = place
+    own = params.dataset("own")
+    split = own.model_copy(update={"source": own.source.model_copy(update={"resplit": 1})})
+    params = params.model_copy(update={"datasets": {**params.datasets, "own-split1": split}})
+    alone = ArtifactPaths(tmp_path)
+    for where in (paths, alone):
+        prepare(params, "own-split1", where)
+        capsys.readouterr()
+        extract(params, "own-split1", where)
+        assert ("is copied" in capsys.readouterr().err) == (where is paths)
+    copied = paths.features("own-split1")
+    assert copied.read_bytes() == alone.features("own-split1").read_bytes()
+    assert copied.read_bytes() != paths.features("own").read_bytes()
+    prepare(params, "own", alone)
+    extract(params, "own", alone)
+    assert alone.features("own").read_bytes() == paths.features("own").read_bytes()
+    assert "is copied" in capsys.readouterr().err
+    train.run(params, "own-split1", "cso", 0, paths)
+    found = evaluate.run(params, "own-split1", "cso", 0, paths)
+    assert 0 < found["closed"]["auc"] <= 100
+
+
 def test_the_same_seed_gives_the_same_bytes(place):
     _, params, paths = place
     found = []

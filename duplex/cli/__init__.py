@@ -27,6 +27,8 @@ GROUPS = (
     "serve",
     "doctor",
     "suspects",
+    "project",
+    "sweep",
 )
 
 

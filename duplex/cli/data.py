@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli.findings import print_findings
-from duplex.cli.own_data import add, remove
+from duplex.cli.own_data import add, remove, split
 from duplex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ group = typer.Typer(no_args_is_help=True, help="Data sets: list, check, count, d
 
 def register(app: typer.Typer) -> None:
     group.command("add")(add)
+    group.command("split")(split)
     group.command("remove")(remove)
     app.add_typer(group, name="data")
 

@@ -47,6 +47,7 @@ def extract(
     precision: Annotated[str | None, typer.Option(help=f"One of {', '.join(PRECISIONS)}.")] = None,
     max_bad: Annotated[float | None, typer.Option(min=0, max=1, help="Share of bad pictures allowed.")] = None,
     tokens: Annotated[str | None, typer.Option(help="none, or patch to keep patch tokens too.")] = None,
+    depth: Annotated[int | None, typer.Option(min=0, help="Keep what enters the image tower's last blocks.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     shard: Annotated[str | None, typer.Option(help="k/N: only this piece, counted from 0.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the cache goes.")] = None,
@@ -65,7 +66,7 @@ def extract(
         raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
     wanted = {"name": encoder, "weights": weights if encoder is None or weights else "", "precision": precision}
     workers = None if num_workers is None else _parse_workers(num_workers)
-    settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, "tokens": tokens}
+    settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, "tokens": tokens, "depth": depth}
     params = _override(load_params(), dataset, wanted, settings, device)
     _refuse_slow(params, dataset)
     options: dict[str, Any] = {"limit": limit, "fresh": fresh, **({"shard": _parse_shard(shard)} if shard else {})}

@@ -86,6 +86,41 @@ def add(
         raise typer.Exit(1)
 
 
+def split(
+    name: Annotated[str, typer.Argument(help="a data set of params.yaml")],
+    splits: Annotated[int, typer.Option(min=1, help="how many: NAME-split1 and so on")] = 5,
+    no_run: Annotated[bool, typer.Option("--no-run", help="do not add them to run.datasets")] = False,
+) -> None:
+    """Splits of a data set, each a data set of its own: which pairs are unseen is drawn anew, as many as before.
+
+    They keep its pictures, encoder and training; features are copied where it has been extracted.
+    """
+    from duplex.cli.params_file import add_dataset, check_name
+    from duplex.data.resplit import resplit, split_name
+    from duplex.data.source import load_source
+    from duplex.params import load_params
+
+    params = load_params()
+    base = params.dataset(name)
+    if base.source.resplit is not None:
+        raise UsageError(f"{name} is a split itself; split the data set that it is of")
+    check_name(split_name(name, splits))
+    data = load_source(base.source)
+    drawn = [resplit(data, number).labels for number in range(1, splits + 1)]  # a fault, before anything is written
+    record = base.model_dump(mode="json", exclude_defaults=True)
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(base.training)}
+    record["training"] = {key: value for key, value in base.training.to_dict().items() if value != defaults[key]}
+    for number, labels in enumerate(drawn, 1):
+        source = {**record["source"], "resplit": number}
+        add_dataset(split_name(name, number), {**record, "source": source}, run=not no_run)
+        val, test = ((~labels.seen[labels.pairs[part]]).sum() for part in ("val", "test"))
+        seen = f"{labels.pairs['train'].size} seen pairs"
+        typer.echo(f"{split_name(name, number)}: {seen}, {val} unseen in validation and {test} in test", err=True)
+    apart = [row for row, written in {**params.methods, **params.ablations}.items() if name in written.on]
+    if apart:
+        typer.echo(f"{', '.join(apart)}: what `on: {name}` says is not of its splits; add it for them", err=True)
+
+
 def remove(
     name: Annotated[str, typer.Argument(help="a data set of params.yaml")],
     results: Annotated[bool, typer.Option("--results", help="delete artifacts/NAME too")] = False,

@@ -12,6 +12,7 @@ from duplex.data.dataset import Dataset, from_rows, labels_of
 from duplex.data.folder import read_folder
 from duplex.data.pairs import has_pair_lists
 from duplex.data.progress import tracked
+from duplex.data.resplit import resplit
 from duplex.data.shares import SplitOptions
 from duplex.data.standard import load_standard
 from duplex.data.table import is_table, read_table
@@ -49,6 +50,8 @@ class Source(Protocol):
     def seed(self) -> int: ...
     @property
     def split(self) -> Split: ...
+    @property
+    def resplit(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,16 @@ class DataSource:
     table: Path | None = None
     seed: int = 7  # of the rendered pictures
     split: SplitOptions = field(default_factory=SplitOptions)
+    resplit: int | None = None  # which of the splits drawn anew; None: the one that the data come with
 
 
 def load_source(source: Source) -> Dataset:
     """The manifest and labels of a data set; pictures are not opened."""
+    data = _as_it_comes(source)
+    return data if source.resplit is None else resplit(data, source.resplit)
+
+
+def _as_it_comes(source: Source) -> Dataset:
     if source.kind == "shapes":
         from duplex.data.shapes import shapes_manifest
 

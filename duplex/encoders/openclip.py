@@ -15,8 +15,10 @@ import open_clip  # noqa: E402
 from open_clip.constants import HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME  # noqa: E402
 from open_clip.factory import load_state_dict  # noqa: E402
 from open_clip.model import CLIP  # noqa: E402
+from open_clip.modified_resnet import ModifiedResNet  # noqa: E402
 from open_clip.tokenizer import SimpleTokenizer  # noqa: E402
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict  # noqa: E402
+from open_clip.transformer import VisionTransformer  # noqa: E402
 from torchvision import transforms  # noqa: E402
 
 __all__ = [
@@ -24,8 +26,10 @@ __all__ = [
     "HF_SAFE_WEIGHTS_NAME",
     "HF_WEIGHTS_NAME",
     "LOADING",
+    "ModifiedResNet",
     "PreprocessCfg",
     "SimpleTokenizer",
+    "VisionTransformer",
     "image_transform_v2",
     "load_state_dict",
     "merge_preprocess_dict",

@@ -30,29 +30,32 @@ def compare_seeds(
     if len(first) == 1:
         return compare(first[0], second[0], rounds, seed)
     curves = [[Curve.of(margins) for margins in runs] for runs in (first, second)]
-    n_seen, n_unseen = first[0].seen.size, first[0].unseen.size
-    every = np.arange(n_seen), np.arange(n_unseen)
-    whole = _mean_change(curves, np.arange(len(first)), *every)
     rng = np.random.default_rng(seed)
-    draws = np.array(
-        [
-            _mean_change(
-                curves,
-                rng.integers(0, len(first), len(first)),
-                rng.integers(0, n_seen, n_seen) if n_seen else every[0],
-                rng.integers(0, n_unseen, n_unseen) if n_unseen else every[1],
-            )
-            for _ in range(rounds)
-        ]
-    ).reshape(rounds, len(NAMES))
+    draws = np.array([mean_change(curves, *redrawn(first, rng)) for _ in range(rounds)]).reshape(rounds, len(NAMES))
+    return differences(mean_change(curves, *whole(first)), draws)
+
+
+def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
+    """Values [4] with what a bootstrap's rounds [rounds, 4] say of them; undefined ones are left out."""
     return {
-        name: Difference(float(whole[i]), percentiles(draws[:, i]), bootstrap_p(draws[:, i]))
+        name: Difference(float(values[i]), percentiles(draws[:, i]), bootstrap_p(draws[:, i]))
         for i, name in enumerate(NAMES)
-        if not np.isnan(whole[i])
+        if not np.isnan(values[i])
     }
 
 
-def _mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
+def whole(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
+    """All runs, all seen and all unseen images, once each."""
+    return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
+
+
+def redrawn(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
+    """As many of each, drawn with replacement."""
+    drawn, seen, unseen = (rng.integers(0, some.size, some.size) if some.size else some for some in whole(runs))
+    return drawn, seen, unseen
+
+
+def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
     """[4] second minus first over drawn runs and images."""
     drawn, times = np.unique(runs, return_counts=True)
     change = [quantities(curves[1][run], seen, unseen) - quantities(curves[0][run], seen, unseen) for run in drawn]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
+from duplex.encoders.tail import entering
 from duplex.errors import DuplexError
 from duplex.features.layout import FIRST_BAD, NOT_FINITE, Half, Marks, mark_of
 
@@ -32,12 +33,14 @@ class Launched:
     done: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, encoder: Encoder, start: int, pixels: Tensor, decoded: Tensor, patches: bool) -> Launched:
+    def of(cls, encoder: Encoder, start: int, pixels: Tensor, decoded: Tensor, patches: bool, depth: int) -> Launched:
         """Only a GPU of CUDA is left to work by itself; elsewhere the copies wait."""
         device, apart = encoder.device, encoder.device.type == "cuda"
         pixels, readable = (x.to(device, non_blocking=apart) for x in (pixels, decoded < FIRST_BAD))
-        outputs = encoder.encode_patches(pixels) if patches else (encoder.encode_images(pixels),)
-        halves = [output.half() for output in outputs]
+        with entering(encoder, depth) as seen:
+            outputs = encoder.encode_patches(pixels) if patches else (encoder.encode_images(pixels),)
+        names = ("cls", *(["patch"] if patches else []), *(["deep"] if depth else []))
+        halves = [output.half() for output in (*outputs, *seen)]
         finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves]).all(0)
         useless = ~(finite & readable)
         halves = [half.masked_fill(useless.view(-1, *[1] * (half.dim() - 1)), 0) for half in halves]
@@ -45,7 +48,7 @@ class Launched:
         done = torch.cuda.Event() if apart else None
         if done is not None:
             done.record(torch.cuda.current_stream(device))
-        return cls(start, decoded, finite, dict(zip(("cls", "patch"), halves, strict=False)), done)
+        return cls(start, decoded, finite, dict(zip(names, halves, strict=True)), done)
 
     def result(self) -> tuple[int, Marks, dict[str, Half]]:
         """First row, marks and values, when they are there."""
@@ -57,11 +60,12 @@ class Launched:
 
 
 def encoded_blocks(
-    encoder: Encoder, stream: Iterable[tuple[int, Tensor, Tensor]], *, patches: bool
+    encoder: Encoder, stream: Iterable[tuple[int, Tensor, Tensor]], *, patches: bool, depth: int = 0
 ) -> Iterator[tuple[int, Marks, dict[str, Half]]]:
-    """First row, marks [B] and values [B, ...] of each block of `stream`, in order."""
-    depth = int(encoder.device.type == "cuda")
-    launched = one_behind(lambda block: Launched.of(encoder, *block, patches), stream, depth)
+    """First row, marks [B] and values [B, ...] of each block of `stream`, in order: features, patch tokens where they
+    are asked for, and with a `depth` what enters the tower's last blocks."""
+    behind = int(encoder.device.type == "cuda")
+    launched = one_behind(lambda block: Launched.of(encoder, *block, patches, depth), stream, behind)
     return (block.result() for block in launched)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from duplex.encoders.tail import entering_shape
 from duplex.errors import DuplexError, UsageError, pick
 from duplex.features.decoding import Block, Pictures, decoded_blocks, decoding_workers, worker_deaths
 from duplex.features.encoding import encoded_blocks, memory_shortage
@@ -55,6 +56,7 @@ class Job:
     root: Path
     encoder: Encoder
     tokens: str
+    depth: int
     batch_size: int
     num_workers: int
     max_bad: float
@@ -109,6 +111,7 @@ def extract(
     batch_size: int = 64,
     num_workers: int | Literal["auto"] = "auto",
     tokens: str = "none",
+    depth: int = 0,
     shard: tuple[int, int] | None = None,
     max_bad: float = 0.01,
     fresh: bool = False,
@@ -129,10 +132,10 @@ def extract(
     began = time.monotonic()
     total = len(images) if limit is None else min(limit, len(images))
     span, path = extent(total, batch_size, shard, out)
-    wanted = cache_identity(encoder.identity, manifest_sha256, tokens, total if total < len(images) else None)
+    wanted = cache_identity(encoder.identity, manifest_sha256, tokens, total if total < len(images) else None, depth)
     rows = images[span.start : span.stop]
     workers = decoding_workers(num_workers)
-    job = Job(rows, root, encoder, tokens, batch_size, workers, max_bad, fresh, progress, commit_seconds)
+    job = Job(rows, root, encoder, tokens, depth, batch_size, workers, max_bad, fresh, progress, commit_seconds)
     refuse_foreign(path)
     with sole_writer(path, *EXTRACTION):
         marks = None if fresh else finished_marks(path, wanted, span)
@@ -184,9 +187,17 @@ def _open_or_create(path: Path, wanted: Identity, span: Span, job: Job) -> Parti
                 return cache
             cache.close()
             say(f"{partial_path(path)} was begun with another {other}; extracting afresh")
-    return PartialCache.create(
-        path, wanted, span, job.encoder.dim, job.encoder.patches if job.tokens == "patch" else None
-    )
+    return PartialCache.create(path, wanted, span, job.encoder.dim, _beside(job))
+
+
+def _beside(job: Job) -> dict[str, tuple[int, ...]]:
+    """Shapes of what is kept of one picture beside its CLS feature."""
+    found: dict[str, tuple[int, ...]] = {}
+    if job.tokens == "patch":
+        found["patch"] = job.encoder.patches
+    if job.depth:
+        found["deep"] = entering_shape(job.encoder, job.depth)
+    return found
 
 
 def _reconsider(cache: PartialCache, job: Job) -> None:
@@ -218,7 +229,7 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     pictures = Pictures(job.images, job.root, job.encoder.image_transform)
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
     decoded = decoded_blocks(pictures, pending, workers, pinned=pinned)
-    stream = encoded_blocks(job.encoder, decoded, patches="patch" in cache.names)
+    stream = encoded_blocks(job.encoder, decoded, patches="patch" in cache.names, depth=job.depth)
     live = Live("pictures", sum(stop - start for start, stop in pending) if job.progress else 0)
     began = committed = time.monotonic()
     encoded = 0

@@ -19,6 +19,7 @@ SPOKEN = {
     "manifest": "manifest",
     "dim": "feature width",
     "tokens": "token choice",
+    "depth": "depth",
 }
 
 
@@ -35,10 +36,18 @@ def check_identity(stored: Mapping[str, str], expect: Mapping[str, str], path: P
         raise DuplexError(f"{path} holds only the first {stored['limit']} rows; {repair(path)}")
 
 
-def cache_identity(encoder: Identity, manifest_sha256: str, tokens: str = "none", limit: int | None = None) -> Identity:
+def cache_identity(
+    encoder: Identity, manifest_sha256: str, tokens: str = "none", limit: int | None = None, depth: int = 0
+) -> Identity:
     """All that a cache's bytes depend on."""
-    extra = {**({"tokens": tokens} if tokens != "none" else {}), **({"limit": str(limit)} if limit is not None else {})}
-    return {**encoder, "manifest": manifest_sha256, **extra}
+    found = {**encoder, "manifest": manifest_sha256}
+    if tokens != "none":
+        found["tokens"] = tokens
+    if limit is not None:
+        found["limit"] = str(limit)
+    if depth:
+        found["depth"] = str(depth)
+    return found
 
 
 def difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from duplex.encoders.tail import entering
 from duplex.errors import DuplexError, UsageError
 from duplex.features.decoding import Pictures
 from duplex.features.identity import check_identity, repair
-from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, open_file, read_identity, read_span, reason
+from duplex.features.layout import ENCODED, FIRST_BAD, OPTIONAL, PENDING, open_file, read_identity, read_span, reason
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from duplex.encoders import Encoder
 
 CHUNK = 65_536  # rows in memory at once
@@ -33,7 +36,7 @@ def inspect(path: Path) -> dict[str, Any]:
             nan += int((np.isnan(values).any(axis=1) & good[rows]).sum())
             norms[rows] = np.linalg.norm(values.astype(np.float32), axis=1)
             keys[rows] = _row_keys(values)
-        tokens = list(file["patch"].shape[1:]) if "patch" in file else None
+        beside = {name: list(file[name].shape[1:]) if name in file else None for name in OPTIONAL}
     finite = norms[good & np.isfinite(norms) & (norms > 0)]
     return {
         "path": str(path),
@@ -41,7 +44,7 @@ def inspect(path: Path) -> dict[str, Any]:
         "rows": span.rows,
         "of": span.total,
         "dim": int(identity["dim"]),
-        "patch": tokens,
+        **beside,
         "pending": int((marks == PENDING).sum()),
         "bad": dict(sorted(Counter(reason(mark) for mark in marks[marks >= FIRST_BAD]).items())),
         "nan_rows": nan,
@@ -71,7 +74,8 @@ def verify(
         if span.total > len(images):
             raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair(path)}")
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
-        stored = file["cls"][rows].astype(np.float32)
+        names = ["cls", *(["deep"] if "deep" in file else [])]
+        stored = {name: file[name][rows].astype(np.float32).reshape(len(rows), -1) for name in names}
     pictures = Pictures(images[span.start : span.stop], root, encoder.image_transform)
     worst = 1.0
     for index, row in enumerate(rows.tolist()):
@@ -81,7 +85,9 @@ def verify(
             found, held = (reason(mark) if mark >= FIRST_BAD else "readable" for mark in (decoded, marks[row]))
             raise DuplexError(f"{path}: {image} (row {row}) is {found}, in the cache {held}; {repair(path)}")
         if marks[row] == ENCODED:
-            cosine = _cosine(stored[index], encoder.encode_images(pixels[None])[0].cpu().numpy())
+            with entering(encoder, int(identity.get("depth", 0))) as seen:
+                again = [encoder.encode_images(pixels[None]), *seen]
+            cosine = min(_cosine(stored[name][index], _flat(one)) for name, one in zip(names, again, strict=True))
             worst = min(cosine, worst)
             if not cosine >= AGREE:  # NaN is not
                 raise DuplexError(f"{path}: row {row} is not {image} (cosine {cosine:.4f}); {repair(path)}")
@@ -102,6 +108,10 @@ def _row_keys(values: NDArray[np.float16]) -> NDArray[np.uint64]:
         axis=1, dtype=np.uint64
     )
     return found
+
+
+def _flat(values: Tensor) -> NDArray[np.float32]:
+    return values.float().cpu().numpy().reshape(-1)
 
 
 def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

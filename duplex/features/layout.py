@@ -2,6 +2,7 @@
 
 cls    [N, d] float16   the encoder's output, not normalised
 patch  [N, T, w] float16, where patch tokens were asked for
+deep   [N, T, w] or [N, C, H, W] float16, where a depth was: what enters the image tower's last blocks
 mark   [N] uint8        0 pending, 1 encoded, 2 + i bad because of REASONS[i]
 """
 
@@ -26,7 +27,9 @@ FORMAT = "duplex-features-1"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HEAD = 1 << 16  # bytes, in which every cache names its format
 ROWS = 65_536  # read at a time
-FORMS = {"cls": (2, np.dtype(np.float16)), "mark": (1, np.dtype(np.uint8)), "patch": (3, np.dtype(np.float16))}
+HALF = np.dtype(np.float16)
+FORMS = {"cls": ((2,), HALF), "mark": ((1,), np.dtype(np.uint8)), "patch": ((3,), HALF), "deep": ((3, 4), HALF)}
+OPTIONAL = ("patch", "deep")
 PENDING, ENCODED, FIRST_BAD = 0, 1, 2
 NOT_FINITE = "features not finite"
 REASONS = (  # append only: their places are in the files
@@ -168,13 +171,14 @@ def _check_form(file: Any, path: Path, virtual: bool, unfinished: bool) -> None:
     if as_text(read_attribute(file, "format")) != FORMAT:
         raise Unfit("it is not a feature cache of duplex")
     span, identity = read_span(file), read_identity(file)
-    names = ["cls", "mark", *(["patch"] if "patch" in file else [])]
+    names = ["cls", "mark", *(name for name in OPTIONAL if name in file)]
     strange = sorted(set(file) - {*names, "identity"})
     if strange:
         raise Unfit(f"it holds {strange[0]!r}, which no cache has")
     for name in names:
         data = find_dataset(file, name, virtual=virtual)
-        if data.shape[:1] != (span.rows,) or (data.ndim, data.dtype) != FORMS[name]:
+        ndims, dtype = FORMS[name]
+        if data.shape[:1] != (span.rows,) or data.ndim not in ndims or data.dtype != dtype:
             raise Unfit(f"{name!r} is {data.shape} of {data.dtype}, which does not fit its {span.rows} rows")
         if data.id.get_create_plist().get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.VIRTUAL):
             raise Unfit(f"{name!r} is stored in pieces, as no cache is")

@@ -62,7 +62,7 @@ def extract_on_ray(
 ) -> list[ExtractionReport]:
     """Extract all shards of `out`; paths must mean the same on every node. `options` are those of `extract`."""
     encoder_identity(spec.name, spec.weights, precision=spec.precision)  # what is wrong with it is told here
-    ray = _connect()
+    ray = connect()
     options = {"root": root.resolve(), "out": out.resolve(), **options}
     if options.get("num_workers") == "auto":
         options["num_workers"] = 1  # an actor has one CPU slot; its node's other cores belong to other actors
@@ -90,7 +90,8 @@ def extract_on_ray(
     return sorted(reports, key=lambda report: str(report.path))
 
 
-def _connect() -> Any:
+def connect() -> Any:
+    """Ray, connected to the cluster of RAY_ADDRESS or to one of its own on this machine."""
     try:
         import ray
     except ImportError as error:

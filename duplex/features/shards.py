@@ -11,7 +11,7 @@ import numpy as np
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import Identity, difference
-from duplex.features.layout import PENDING, Span, open_file, read_identity, read_span, refuse_foreign
+from duplex.features.layout import OPTIONAL, PENDING, Span, open_file, read_identity, read_span, refuse_foreign
 from duplex.features.store import EXTRACTION, PartialCache, describe
 from duplex.files import replaced
 from duplex.lock import sole_writer
@@ -68,7 +68,7 @@ def join_shards(out: Path, *, copy: bool = False) -> int:
     refuse_foreign(out)
     with sole_writer(out, *EXTRACTION):
         if copy:
-            _copy(out, paths, spans, identity, shapes)
+            copy_rows(out, paths, spans, identity, shapes)
         else:
             _link(out, paths, spans, identity, shapes)
     return total
@@ -90,11 +90,15 @@ def _agree(paths: list[Path]) -> tuple[Identity, list[Span], dict[str, Shape]]:
                 raise DuplexError(f"{path} does not follow the shard before it; extract all with one --batch-size")
             identity = found
             spans.append(span)
-            shapes = {name: (file[name].shape[1:], file[name].dtype) for name in file if name != "identity"}
+            shapes = shapes_of(file)
     if spans[-1].stop != spans[-1].total:
         raise DuplexError(f"{paths[-1]} is not the end of its data set; extract all shards from one manifest")
     assert identity is not None
     return identity, spans, shapes
+
+
+def shapes_of(file: Any) -> dict[str, Shape]:
+    return {name: (file[name].shape[1:], file[name].dtype) for name in file if name != "identity"}
 
 
 def _link(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
@@ -109,11 +113,12 @@ def _link(out: Path, paths: list[Path], spans: list[Span], identity: Identity, s
             file.create_virtual_dataset(name, layout)
 
 
-def _copy(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
+def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
+    """A plain file of the rows of others, which follow one another."""
     total = spans[-1].total
-    patches = shapes["patch"][0] if "patch" in shapes else None
+    beside = {name: shapes[name][0] for name in OPTIONAL if name in shapes}
     chunk = max(1, CHUNK // sum(int(np.prod(row)) * dtype.itemsize for row, dtype in shapes.values()))  # rows
-    cache = PartialCache.create(out, identity, Span(0, total, total), int(identity["dim"]), patches)  # type: ignore[arg-type]
+    cache = PartialCache.create(out, identity, Span(0, total, total), int(identity["dim"]), beside)
     try:
         for path, span in zip(paths, spans, strict=True):
             with open_file(path) as file:

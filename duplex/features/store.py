@@ -123,14 +123,20 @@ class PartialCache:
 
     @classmethod
     def create(
-        cls, path: Path, identity: Mapping[str, str], span: Span, dim: int, patches: tuple[int, int] | None = None
+        cls,
+        path: Path,
+        identity: Mapping[str, str],
+        span: Span,
+        dim: int,
+        beside: Mapping[str, tuple[int, ...]] | None = None,
     ) -> PartialCache:
-        """Lay the file out under another name first, so that a partial file is always a whole layout."""
+        """Lay the file out under another name first, so that a partial file is always a whole layout. `beside` are the
+        shapes of what is kept of one picture beside its CLS feature."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(path, error) from error
-        shapes = {"cls": (span.rows, dim), **({"patch": (span.rows, *patches)} if patches else {})}
+        shapes = {name: (span.rows, *row) for name, row in {"cls": (dim,), **(beside or {})}.items()}
         needed = sum(int(np.prod(shape)) for shape in shapes.values()) * 2 + span.rows + (1 << 16)
         free = shutil.disk_usage(path.parent).free
         if needed > free:

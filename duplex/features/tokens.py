@@ -1,4 +1,5 @@
-"""Patch tokens of a cache that holds them: in memory where they fit, else read from the disk as they are asked for.
+"""Tokens of a cache that holds them (patch tokens, or what enters the tower's last blocks): in memory where they fit,
+else read from the disk as they are asked for.
 
 MIT-States at ViT-L/14 is 53,753 x 256 x 1,024 x 2 B = 28 GB. `Streamed` stands for such rows in a method's inputs: it
 has a shape and a length, and gives tensors for the rows it is asked for. Training asks for shuffled blocks (`shuffled`)
@@ -24,24 +25,26 @@ BLOCK = 2**22  # bytes of a block of neighbouring rows
 WINDOW = 64  # blocks whose rows are mixed
 
 
-def read_patches(path: Path, limit: int = IN_MEMORY) -> Half | Streamed | None:
-    """[N, T, w] float16, zero where the picture is bad, in memory up to `limit` bytes; None where there are none."""
+def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half | Streamed | None:
+    """[N, ...] float16, zero where the picture is bad, in memory up to `limit` bytes; None where there are none."""
     with open_file(path) as file:
-        if "patch" not in file:
+        if name not in file:
             return None
-        if file["patch"].size * 2 <= limit:
-            return np.asarray(file["patch"][...], dtype=np.float16)
-    return Streamed(path)
+        if file[name].size * 2 <= limit:
+            return np.asarray(file[name][...], dtype=np.float16)
+    return Streamed(path, name=name)
 
 
 class Streamed:
-    """Rows of a cache's patch tokens, on the disk. Indexed as a tensor [n, T, w] is, by a slice or by rows."""
+    """Rows of a cache's tokens, on the disk. Indexed as a tensor [n, T, w] is, by a slice or by rows."""
 
-    def __init__(self, path: Path, rows: Ints | None = None, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, path: Path, rows: Ints | None = None, device: torch.device | str = "cpu", name: str = "patch"
+    ) -> None:
         """`rows` are the cache's rows that this stands for; all of them by default."""
-        self.path, self.device = path, torch.device(device)
+        self.path, self.name, self.device = path, name, torch.device(device)
         with open_file(path) as file:
-            data = file["patch"]
+            data = file[name]
             self._row: tuple[int, ...] = tuple(data.shape[1:])
             self._offset: int | None = None if data.is_virtual else data.id.get_offset()
             self.rows = np.arange(len(data)) if rows is None else rows
@@ -64,11 +67,11 @@ class Streamed:
 
     def at(self, places: Ints) -> Streamed:
         """Those of its rows alone."""
-        return Streamed(self.path, self.rows[places], self.device)
+        return Streamed(self.path, self.rows[places], self.device, self.name)
 
     def to(self, device: torch.device) -> Streamed:
         """What is read goes to this device."""
-        return Streamed(self.path, self.rows, device)
+        return Streamed(self.path, self.rows, device, self.name)
 
     def __getitem__(self, key: Tensor | slice) -> Tensor:
         wanted = self.rows[key if isinstance(key, slice) else key.cpu().numpy()]
@@ -88,13 +91,13 @@ class Streamed:
         if self._offset is None:  # a view of shards
             if self._joined is None:
                 self._joined = self._kept.enter_context(open_file(self.path))
-            return np.asarray(self._joined["patch"][first : first + count], dtype=np.float16)
+            return np.asarray(self._joined[self.name][first : first + count], dtype=np.float16)
         block = np.empty((count, *self._row), dtype=np.float16)
         view, place = block.view(np.uint8).reshape(-1).data, self._offset + first * block[:1].nbytes
         while view:
             got = os.preadv(self._descriptor, [view], place)
             if not got:
-                raise OSError(f"{self.path} ends within its patch tokens")
+                raise OSError(f"{self.path} ends within its tokens")
             view, place = view[got:], place + got
         return block
 

@@ -10,6 +10,7 @@ its `Options`, reads batches of cached inputs, and answers with losses while it 
         method.losses(batch, shared) -> {name: term}      # the loop sums and calls backward
         method.after_batch()
       method.after_step()
+    method.follow(train)                                  # features may have moved
     method.after_epoch(epoch)
     scores = method.scorer(columns)                       # inputs -> [B, C]
 
@@ -29,6 +30,7 @@ from duplex.encoders.text import TextTower
 from duplex.labels import Ints, LabelSpace, World
 from duplex.methods.exhibits import Exhibits, Inputs
 from duplex.options import Options
+from duplex.parts.tail import Tail
 
 __all__ = ["Batch", "Exhibits", "Inputs", "Method", "Scorer", "Setting", "Words", "columns_of"]
 
@@ -54,6 +56,7 @@ class Setting:
     text: TextTower | None = None  # the encoder's frozen text tower
     words: Words | None = None
     world: World = "closed"  # the target set that training is for; the paper trains its open-world model on all pairs
+    image_tail: Callable[[], Tail] | None = None  # makes the end of the image tower, where it is trained too
 
     @property
     def dim(self) -> int:
@@ -144,6 +147,10 @@ class Method(nn.Module, Generic[Row]):
 
     def after_step(self) -> None:
         """After the optimiser has moved the parameters."""
+
+    def follow(self, train: Batch) -> None:
+        """After an epoch, in evaluation mode: the training images, whose features may have moved. What was made from
+        them may be made anew."""
 
     def after_epoch(self, epoch: int) -> None:
         """After an epoch, before its validation; `epoch` counts from 1."""

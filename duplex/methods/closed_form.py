@@ -86,7 +86,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def __init__(self, setting: Setting, options: ClosedFormOptions) -> None:
         super().__init__(setting, options)
         labels = setting.labels
-        self.paths = Paths(labels, setting.tower, options) if options.speaks else None
+        target = labels.target(setting.world, "train")
+        self.paths = Paths(labels, setting.tower, options, target) if options.speaks else None
         pairs, dim = len(labels.pairs["train"]), setting.dim
         for name, shape in (("counts", (pairs,)), ("sums", (pairs, dim)), ("moment", (dim, dim)), ("chosen", (2,))):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
@@ -161,6 +162,11 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         wanted = self.options.losses
         found, _ = self.paths.losses(self.paths.features(batch.z), batch.compositions, shared, wanted)
         return {name: found[name] for name in wanted}
+
+    def follow(self, train: Batch) -> None:
+        """Statistics of features as they are: only a tail moves what `g` reads."""
+        if self.setting.image_tail is not None:
+            self.start(train)
 
     # -- inference ------------------------------------------------------------------------------------------------
 

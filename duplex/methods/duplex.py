@@ -29,13 +29,23 @@ class DuplexOptions(PathOptions):
     # codebook (Eq. 10-11)
     codebook: Literal["buffer", "trainable"] = "buffer"
     seen_rows: Literal["data", "random"] = "data"
-    unseen_rows: Literal["compose", "random"] = "compose"
+    unseen_rows: Literal["compose", "random", "empty"] = "compose"  # empty: nothing until first refined
+    rows: Literal["initial", "recomputed", "ema"] = "initial"  # as features move: kept, made anew after each epoch, or
+    # drawn to each batch's own images by `momentum`, unseen ones composed of them
 
     # local graph and write-back (Eq. 12-19)
     graph: bool = True
     messages: tuple[Message, ...] = ("state", "object", "counterfactual")
-    fusion: Literal["learned", "additive"] = "learned"  # of counterfactuals: Eq. 11, or sums in the images' own space
+    nodes: Literal["image", "label"] = (
+        "image"  # a factor node for each image, or for each state and object of the batch
+    )
+    fusion: Literal["learned", "linear", "additive"] = (
+        "learned"  # Eq. 11; without its relu; sums in the images' own space
+    )
+    fusion_rank: int | None = None  # of M_s and M_o; null: full
+    weighing: Literal["together", "by_kind"] = "together"  # Eq. 16; or a mean of each kind's own weighted mean
     momentum: float = 0.9  # lambda
+    blend: Literal["recursive", "anchored"] = "recursive"  # with the row as it is, or with the row as it began
     renormalise: bool = True
     refine_over: Literal["world", "closed", "open"] = (
         "world"  # C_tgt in training: that of the run's world, or one of them
@@ -51,7 +61,17 @@ class DuplexOptions(PathOptions):
         yield self.paths == "cso" or not self.graph, "graph: true needs paths: cso"
         yield not self.graph or self.messages, "graph: true needs at least one of messages"
         yield len(set(self.messages)) == len(self.messages), "messages names a term twice"
+        following = self.rows != "initial"
+        plain = self.codebook == "buffer" and {self.seen_rows, self.unseen_rows} == {"data", "compose"}
+        yield not (following and self.graph), f"rows: {self.rows} undoes what graph: true refines; set graph to false"
+        yield plain or not following, f"rows: {self.rows} needs codebook: buffer, seen_rows: data, unseen_rows: compose"
+        yield self.visual or not following, f"rows: {self.rows} moves what neither losses nor inference ask; name ch"
         yield 0 <= self.momentum <= 1, f"momentum is {self.momentum}; it lies in [0, 1]"
+        yield self.nodes == "image" or self.fusion != "additive", "nodes: label needs fusion: learned or linear"
+        yield self.blend == "recursive" or self.codebook == "buffer", "blend: anchored needs codebook: buffer"
+        rank = self.fusion_rank
+        yield rank is None or rank > 0, f"fusion_rank is {rank}; it is positive, or null for the full rank"
+        yield rank is None or self.fusion != "additive", "fusion: additive has no matrices to give a rank"
         reach = f"losses {list(self.losses)} reach nothing that can be trained here"
         yield not self.losses or self.reached() & set(self.losses), reach
 
@@ -91,11 +111,14 @@ class Duplex(Method[DuplexOptions]):
             dim,
             trainable=options.codebook == "trainable",
             random_seen=options.seen_rows == "random",
+            anchored=options.blend == "anchored",
         )
-        self.paths = Paths(setting.labels, setting.tower, options)
-        self.fusion = Fusion(dim) if options.graph and options.fusion == "learned" else None
+        self.paths = Paths(setting.labels, setting.tower, options, target)
+        learned = options.graph and options.fusion != "additive"
+        self.fusion = Fusion(dim, rectified=options.fusion == "learned", rank=options.fusion_rank) if learned else None
         self._remember(torch.as_tensor(target))
         self._refined: Refinement | None = None
+        self._own: tuple[Tensor, Tensor] | None = None  # a batch's z^c and compositions
 
     def _remember(self, target: Tensor) -> None:
         """C_tgt of training, as a mask, and each composition's column among it."""
@@ -117,6 +140,10 @@ class Duplex(Method[DuplexOptions]):
             seen=self.options.seen_rows == "data",
             unseen=self.options.unseen_rows == "compose",
         )
+        if self.options.unseen_rows == "empty":
+            self.codebook.clear_unseen()
+        if self.options.blend == "anchored":
+            self.codebook.anchor()
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -128,6 +155,8 @@ class Duplex(Method[DuplexOptions]):
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         wanted, z = self.options.losses, self.paths.features(batch.z)
+        if self.options.rows == "ema":
+            self._own = z.detach(), batch.compositions
         refines = self.options.graph and self.options.visual
         found, factored = self.paths.losses(z, batch.compositions, shared, wanted, ask=refines)
         if refines and factored is not None:
@@ -141,14 +170,17 @@ class Duplex(Method[DuplexOptions]):
         """A batch as the graph sees it; each image's messages weigh as its posteriors say."""
         n = len(self.labels.objects)
         p_s, p_o = factored.log_s.exp(), factored.log_o.exp()
-        return Nodes(z, factored.z_s, factored.z_o, p_s, p_o, compositions // n, compositions % n)
+        nodes = Nodes(z, factored.z_s, factored.z_o, p_s, p_o, compositions // n, compositions % n)
+        return nodes.by_label() if self.options.nodes == "label" else nodes
 
     def refine(self, nodes: Nodes) -> Refinement:
         """One local graph and the blend with the codebook's rows (Algorithm 1)."""
         candidates = Candidates.of(nodes.states, nodes.objects, self.is_target, len(self.labels.objects))
-        aggregated, reached = aggregate(nodes, candidates, self.fusion, self.options.messages)
+        options = self.options
+        aggregated, reached = aggregate(nodes, candidates, self.fusion, options.messages, options.weighing)
         rows = self.codebook.rows.index_select(0, candidates.compositions)
-        blended = blend(rows, aggregated, self.momentum, self.options.renormalise)
+        kept = rows if options.blend == "recursive" else self.codebook.initial(candidates.compositions)
+        blended = blend(kept, aggregated, self.momentum, options.renormalise)
         return Refinement(candidates.compositions, torch.where(reached[:, None], blended, rows))
 
     @property
@@ -169,6 +201,16 @@ class Duplex(Method[DuplexOptions]):
         if self._refined is not None:
             self.codebook.commit(self._refined.compositions, self._refined.rows)
             self._refined = None
+        if self._own is not None:
+            self.codebook.average(*self._own, self.momentum)
+            self._own = None
+
+    @torch.no_grad()
+    def follow(self, train: Batch) -> None:
+        if self.options.rows == "recomputed":
+            self.codebook.start(self.paths.features(train.z), train.compositions, seen=True, unseen=True)
+        elif self.options.rows == "ema":
+            self.codebook.compose(train.compositions)
 
     def after_step(self) -> None:
         """Rows that gradients moved go back to the unit sphere."""

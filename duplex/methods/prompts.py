@@ -43,7 +43,7 @@ class PromptMethod(Method[PromptOptions]):
 
     def __init__(self, setting: Setting, options: PromptOptions) -> None:
         super().__init__(setting, options)
-        self.paths = Paths(setting.labels, setting.tower, options)
+        self.paths = Paths(setting.labels, setting.tower, options, setting.labels.target(setting.world, "train"))
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -17,6 +17,7 @@ from duplex.options import Options
 
 if TYPE_CHECKING:
     from duplex.methods.base import Method, Setting
+    from duplex.parts.tail import Tail
 
 GROUP = "duplex.methods"
 KNOWN_NEEDS = ("cls", "patch", "text", "words")
@@ -97,7 +98,7 @@ def parse(kind: str, row: Mapping[str, Any]) -> Options:
 
 
 def make(kind: str, options: Options, setting: Setting) -> Method[Any]:
-    """A fresh method, after a look at whether the setting has what it needs."""
+    """A fresh method, after a look at whether the setting has what it needs; with its tail, where it has one."""
     method = find(kind)
     for need in sorted(method.needs(options)):
         there = getattr(setting, need) is not None if need in ("text", "words") else need in setting.inputs
@@ -106,7 +107,19 @@ def make(kind: str, options: Options, setting: Setting) -> Method[Any]:
             raise UsageError(
                 f"method kind {kind!r} {HINTS.get(need, f'needs the input {need!r}, and this cache holds {has}')}"
             )
-    return method(setting, options)
+    made = method(setting, options)
+    return made if setting.image_tail is None else _tailed(kind, made, setting.image_tail)
+
+
+def _tailed(kind: str, made: Method[Any], tail: Callable[[], Tail]) -> Method[Any]:
+    from duplex.methods.tailed import Tailed
+
+    if not made.groups():
+        raise UsageError(
+            f"method kind {kind!r} trains nothing with these options, so a tail would stay as it is; "
+            "leave `tail` out, or give the row losses"
+        )
+    return Tailed(made, tail())
 
 
 def describe(kind: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class ThreePaths(Method[Row], Generic[Row]):
     def __init__(self, setting: Setting, options: Row) -> None:
         super().__init__(setting, options)
         row = PathOptions(adapter=options.adapter, width=options.width, template=options.template)
-        self.paths = Paths(setting.labels, setting.tower, row)
+        self.paths = Paths(setting.labels, setting.tower, row, setting.labels.target(setting.world, "train"))
         self.columns = Columns(setting.labels.pairs["train"], len(setting.labels.objects))
 
     @classmethod

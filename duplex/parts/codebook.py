@@ -16,8 +16,11 @@ class Codebook(nn.Module):
     """
 
     rows: Tensor
+    anchored: Tensor  # the rows as they began [M*N, d]
 
-    def __init__(self, labels: LabelSpace, dim: int, *, trainable: bool, random_seen: bool) -> None:
+    def __init__(
+        self, labels: LabelSpace, dim: int, *, trainable: bool, random_seen: bool, anchored: bool = False
+    ) -> None:
         super().__init__()
         self.labels, self.trainable = labels, trainable
         rows = random_rows(labels.size, dim)
@@ -27,6 +30,8 @@ class Codebook(nn.Module):
             self.rows = nn.Parameter(rows)
         else:
             self.register_buffer("rows", rows)
+        if anchored:
+            self.register_buffer("anchored", rows.clone())
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool, unseen: bool) -> None:
@@ -47,9 +52,40 @@ class Codebook(nn.Module):
             self.rows[present] = normalize(_means(z, inverse, len(present)), dim=-1).to(self.rows)
 
     @torch.no_grad()
+    def clear_unseen(self) -> None:
+        """Rows of pairs without training images hold nothing: a logit of 0, and all of what first refines them."""
+        empty = torch.ones(self.labels.size, dtype=torch.bool, device=self.rows.device)
+        empty[torch.as_tensor(self.labels.pairs["train"], device=self.rows.device)] = False
+        self.rows[empty] = 0
+
+    @torch.no_grad()
+    def anchor(self) -> None:
+        """Remember the rows as they are."""
+        self.anchored.copy_(self.rows)
+
+    def initial(self, compositions: Tensor) -> Tensor:
+        """The anchored rows of `compositions` [C, d]."""
+        return self.anchored.index_select(0, compositions)
+
+    @torch.no_grad()
     def commit(self, compositions: Tensor, rows: Tensor) -> None:
         """Write refined rows back in place; every other row stays as it is, bit for bit."""
         self.rows.index_copy_(0, compositions, rows.detach().to(self.rows.dtype))
+
+    @torch.no_grad()
+    def average(self, z: Tensor, compositions: Tensor, momentum: float) -> None:
+        """Rows of a batch's own compositions towards the mean of their images, `h_c <- normalise(l h_c + (1 - l) x_c)`,
+        once a batch; every other row stays."""
+        present, inverse = compositions.unique(return_inverse=True)
+        mixed = momentum * self.rows[present] + (1 - momentum) * _means(z, inverse, len(present)).to(self.rows)
+        self.commit(present, normalize(mixed, dim=-1))
+
+    @torch.no_grad()
+    def compose(self, compositions: Tensor) -> None:
+        """Rows of pairs without images from the rows of those with: every training image stands for its pair's row."""
+        unseen = torch.ones(self.labels.size, dtype=torch.bool, device=self.rows.device)
+        unseen[compositions] = False
+        self.rows[unseen] = composed_rows(self.labels, self.rows[compositions], compositions)[unseen]
 
     @torch.no_grad()
     def project(self) -> None:

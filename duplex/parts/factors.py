@@ -36,25 +36,33 @@ class Disentangler(nn.Module):
 
 
 class Fusion(nn.Module):
-    """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11).
+    """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11), the relu where it is `rectified`.
 
-    The two projections are applied to each image once; a counterfactual is made of two of their rows.
+    The two projections are applied to each image once; a counterfactual is made of two of their rows. With a `rank` r
+    each is a product of a [d, r] and an [r, d] matrix.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, *, rectified: bool = True, rank: int | None = None) -> None:
         super().__init__()
-        self.state, self.object = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.rectified = rectified
+        self.state, self.object = _projection(dim, rank), _projection(dim, rank)
 
     def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:  # [B, d], [B, d]
         return self.state(z_s), self.object(z_o)
 
-    @staticmethod
-    def join(state: Tensor, object: Tensor) -> Tensor:
+    def join(self, state: Tensor, object: Tensor) -> Tensor:
         """Counterfactuals of projected factors, [..., d] each."""
-        return normalize(relu(state + object), dim=-1)
+        joined = state + object
+        return normalize(relu(joined) if self.rectified else joined, dim=-1)
 
     def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
         return self.join(*self.project(z_s, z_o))
+
+
+def _projection(dim: int, rank: int | None) -> nn.Module:
+    if rank is None:
+        return nn.Linear(dim, dim, bias=False)
+    return nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim, bias=False))
 
 
 class Factors(nn.Module):

@@ -32,6 +32,20 @@ class Nodes:
     states: Tensor  # m_i [B]
     objects: Tensor  # n_i [B]
 
+    def by_label(self) -> Nodes:
+        """One factor node a state and one an object of the batch, so one counterfactual a cell: means over their images
+        (`z_s` [S, d], `p_s` [S, M], `states` [S]; objects likewise), factors of unit length again."""
+        states, of_s = self.states.unique(return_inverse=True)
+        objects, of_o = self.objects.unique(return_inverse=True)
+        z_s, z_o = normalize(_means(self.z_s, of_s, states), dim=-1), normalize(_means(self.z_o, of_o, objects), dim=-1)
+        return Nodes(self.z, z_s, z_o, _means(self.p_s, of_s, states), _means(self.p_o, of_o, objects), states, objects)
+
+
+def _means(rows: Tensor, group: Tensor, groups: Tensor) -> Tensor:
+    """Mean of `rows` [B, k] over each of `groups`: [G, k]."""
+    sums = rows.new_zeros(len(groups), rows.shape[1]).index_add(0, group, rows)
+    return sums / group.bincount(minlength=len(groups))[:, None]
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -57,30 +71,47 @@ class Candidates:
 LEAST_WEIGHT = 1e-20  # of a candidate's messages together; below it posteriors have underflowed
 
 
+Sums = tuple[Tensor, Tensor]  # weighted messages [C, d], their weights [C, 1]
+
+
 def aggregate(
-    nodes: Nodes, candidates: Candidates, fusion: Fusion | None, messages: tuple[Message, ...]
+    nodes: Nodes,
+    candidates: Candidates,
+    fusion: Fusion | None,
+    messages: tuple[Message, ...],
+    weighing: Literal["together", "by_kind"] = "together",
 ) -> tuple[Tensor, Tensor]:
     """`h_hat = sum(weight * message) / sum(weight)` of every candidate [C, d] (Eq. 15-16), and which candidates any
-    message reached [C]: posteriors that are too sure of something else underflow to nothing."""
-    kept, rows = candidates.kept, candidates.kept.nonzero()
-    m, n = rows[:, 0], rows[:, 1]  # place of each candidate in the grid [C]
-    total = nodes.z_s.new_zeros(len(rows), nodes.z_s.shape[1])
-    weight = nodes.z_s.new_zeros(len(rows), 1)
-    if "state" in messages:
+    message reached [C]: posteriors that are too sure of something else underflow to nothing.
+
+    Weighed `by_kind`, `h_hat` is the mean, over the kinds that reach a candidate, of each kind's own weighted mean.
+    """
+    kinds = [_sums(kind, nodes, candidates, fusion) for kind in messages]
+    if weighing == "by_kind":
+        kinds = [(_mean(*kind), (kind[1].detach() > LEAST_WEIGHT).to(kind[1])) for kind in kinds]
+    (total, weight), *others = kinds
+    for more, heavier in others:
+        total, weight = total + more, weight + heavier
+    return _mean(total, weight), weight[:, 0].detach() > LEAST_WEIGHT
+
+
+def _mean(total: Tensor, weight: Tensor) -> Tensor:
+    return total / weight.clamp(min=LEAST_WEIGHT)
+
+
+def _sums(kind: Message, nodes: Nodes, candidates: Candidates, fusion: Fusion | None) -> Sums:
+    kept, cells = candidates.kept, candidates.kept.nonzero()
+    m, n = cells[:, 0], cells[:, 1]  # place of each candidate in the grid [C]
+    if kind == "state":
         p = nodes.p_s[:, candidates.states] / kept.sum(1).clamp(min=1)  # p(s_m|x_i) / |O_cand(m)|  [B, S]
-        total = total + (p.T @ nodes.z_s)[m]
-        weight = weight + p.sum(0)[m, None]
-    if "object" in messages:
+        return (p.T @ nodes.z_s)[m], p.sum(0)[m, None]
+    if kind == "object":
         p = nodes.p_o[:, candidates.objects] / kept.sum(0).clamp(min=1)  # p(o_n|x_j) / |S_cand(n)|  [B, O]
-        total = total + (p.T @ nodes.z_o)[n]
-        weight = weight + p.sum(0)[n, None]
-    if "counterfactual" in messages:
-        sums, weights = _counterfactuals(nodes, candidates, fusion)
-        total, weight = total + sums, weight + weights
-    return total / weight.clamp(min=LEAST_WEIGHT), weight[:, 0].detach() > LEAST_WEIGHT
+        return (p.T @ nodes.z_o)[n], p.sum(0)[n, None]
+    return _counterfactuals(nodes, candidates, fusion)
 
 
-def _counterfactuals(nodes: Nodes, candidates: Candidates, fusion: Fusion | None) -> tuple[Tensor, Tensor]:
+def _counterfactuals(nodes: Nodes, candidates: Candidates, fusion: Fusion | None) -> Sums:
     """Weighted sums of the counterfactuals with each candidate's own label [C, d], and of their weights [C, 1].
 
     A pair `(i, j)` is kept when its label is a candidate; its weight is `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`. Without a
@@ -96,7 +127,7 @@ def _counterfactuals(nodes: Nodes, candidates: Candidates, fusion: Fusion | None
     weight = own_s.index_select(0, i) * own_o.index_select(0, j)  # [P]
     pair = (nodes.z, nodes.z - nodes.z.mean(0)) if fusion is None else fusion.project(nodes.z_s, nodes.z_o)
     count = len(candidates.compositions)
-    sums = cell_sums(*pair, weight, i, j, cell, count, rectified=fusion is not None)
+    sums = cell_sums(*pair, weight, i, j, cell, count, rectified=fusion is not None and fusion.rectified)
     return sums, weight.new_zeros(count).index_add(0, cell, weight)[:, None]
 
 

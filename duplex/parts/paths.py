@@ -41,6 +41,9 @@ class PathOptions(Options):
     disentangler: Literal["plain", "residual"] = "plain"
     width: int = 768  # hidden units of each disentangler
 
+    # what L_c^t tells a composition from
+    semantic_negatives: Literal["seen", "target"] = "seen"
+
     def rules(self) -> Iterable[tuple[object, str]]:
         yield 0 <= self.adapter_dropout < 1, f"adapter_dropout is {self.adapter_dropout}; it lies in [0, 1)"
         yield self.width > 0 and self.adapter_width > 0, "width and adapter_width are positive"
@@ -79,7 +82,8 @@ class Paths(nn.Module):
 
     negatives: Tensor
 
-    def __init__(self, labels: LabelSpace, tower: TextTower, options: PathOptions) -> None:
+    def __init__(self, labels: LabelSpace, tower: TextTower, options: PathOptions, target: Ints) -> None:
+        """`target` is C_tgt of training."""
         super().__init__()
         self.scale = math.exp(tower.logit_scale)  # 1 / tau
         self.objects = len(labels.objects)
@@ -95,7 +99,7 @@ class Paths(nn.Module):
         self.adapter = Adapter(tower.dim, width, rate, scale) if options.adapted else None
         residual = options.disentangler == "residual"
         self.factors = Factors(tower.dim, options.width, residual) if options.paths == "cso" else None
-        self._negatives = labels.pairs["train"]  # what L_c^t tells a composition from
+        self._negatives = target if options.semantic_negatives == "target" else labels.pairs["train"]
         self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
 
     def features(self, z: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def exported_tensors(trained: Trained, world: World) -> dict[str, Tensor]:
     """What `recognize.py` reads: the score's tensors, and which columns are seen and which may be chosen."""
     tensors = trained.tensors(world)
     if tensors is None:
-        raise UsageError(f"methods of kind {trained.kind!r} have no form that could be exported; choose another run")
+        raise UsageError(f"{trained.spoken} have no form that could be exported; choose another run")
     panel = trained.panel(world)
     tensors = {**tensors, "seen": torch.from_numpy(panel.seen.copy()), "live": torch.from_numpy(panel.live.copy())}
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}

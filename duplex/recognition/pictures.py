@@ -37,10 +37,10 @@ def filled(stream: Iterable[tuple[int, Tensor, Tensor]], step: int) -> Iterator[
         )
 
 
-def encode(encoder: Encoder, pixels: Tensor, *, patches: bool, step: int = STEP) -> Inputs:
+def encode(encoder: Encoder, pixels: Tensor, *, patches: bool, depth: int = 0, step: int = STEP) -> Inputs:
     """[B, 3, R, R] uint8 -> what the cache would hold of it, on the encoder's device."""
     marks = torch.full((len(pixels),), ENCODED, dtype=torch.uint8)
-    ((_, found, values),) = encoded_blocks(encoder, filled([(0, pixels, marks)], step), patches=patches)
+    ((_, found, values),) = encoded_blocks(encoder, filled([(0, pixels, marks)], step), patches=patches, depth=depth)
     bad = np.flatnonzero(found[: len(pixels)] >= FIRST_BAD)
     if bad.size:
         raise UsageError(f"picture {bad[0]}: {reason(found[bad[0]])}")
@@ -54,6 +54,7 @@ def encode_files(
     batch_size: int,
     num_workers: int | Literal["auto"],
     patches: bool,
+    depth: int = 0,
     step: int = STEP,
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
     """Marks [B] and inputs of each block of files, in order; decoding workers run ahead of the encoder."""
@@ -64,7 +65,7 @@ def encode_files(
     stream = decoded_blocks(pictures, blocks, workers, pinned=encoder.device.type == "cuda")
     with worker_deaths(), memory_shortage(batch_size):
         for (start, stop), (_, marks, values) in zip(
-            blocks, encoded_blocks(encoder, filled(stream, step), patches=patches), strict=True
+            blocks, encoded_blocks(encoder, filled(stream, step), patches=patches, depth=depth), strict=True
         ):
             rows = stop - start
             yield marks[:rows], as_inputs({name: value[:rows] for name, value in values.items()}, encoder.device)

@@ -109,10 +109,7 @@ class Recognizer:
         """One answer for each file, in order, while further ones are decoded and encoded."""
         panel, given = self.panel(world), None if bias == "calibrated" else float(bias)
         files = [Path(path) for path in paths]
-        patches = "patch" in self.trained.needs
-        blocks = encode_files(
-            self.encoder, files, batch_size=batch_size, num_workers=num_workers, patches=patches, step=self._step
-        )
+        blocks = encode_files(self.encoder, files, batch_size=batch_size, num_workers=num_workers, **self._read)
         for marks, inputs in blocks:
             answers = list(panel.answers(inputs, top, given))
             for mark, answer in zip(marks.tolist(), answers, strict=True):
@@ -136,7 +133,7 @@ class Recognizer:
     def _extended(self, panel: Panel, world: World) -> Panel:
         tensors = self.trained.tensors(world)
         if tensors is None:
-            raise UsageError(f"methods of kind {self.trained.kind!r} know their own compositions only; leave --add out")
+            raise UsageError(f"{self.trained.spoken} know their own compositions only; leave --add out")
         try:
             tower = self.trained.backbone.tower("text").text
             return extended(panel, tensors, self.labels, tower, self.words)
@@ -152,8 +149,9 @@ class Recognizer:
         if isinstance(images, Features):
             self._check_cache(images)
         if (rows := features_of(images, dim)) is not None:
-            if "patch" in self.trained.needs:
-                raise UsageError(f"kind {self.trained.kind!r} reads patch tokens too; give it pictures")
+            if "patch" in self.trained.needs or self.trained.depth:
+                more = "patch tokens" if "patch" in self.trained.needs else "what enters the image tower's last blocks"
+                raise UsageError(f"{self.trained.where} reads {more} too; give it pictures")
             for start in range(0, len(rows), batch_size):
                 yield as_inputs({"cls": rows[start : start + batch_size]}, self.device)
             return
@@ -164,7 +162,12 @@ class Recognizer:
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
         """What the cache would hold of some transformed pictures."""
-        return encode(self.encoder, torch.stack(list(pixels)), patches="patch" in self.trained.needs, step=self._step)
+        return encode(self.encoder, torch.stack(list(pixels)), **self._read)
+
+    @property
+    def _read(self) -> dict[str, Any]:
+        """What of a picture is asked for, and how many are encoded at least."""
+        return {"patches": "patch" in self.trained.needs, "depth": self.trained.depth, "step": self._step}
 
     def _check_cache(self, features: Features) -> None:
         record = {key: value for key, value in features.identity.items() if key not in LIBRARIES}

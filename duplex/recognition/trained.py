@@ -15,12 +15,14 @@ from torch import Tensor
 from duplex.calibration import Calibration, passing
 from duplex.checkpoint import Record, load_checkpoint, read_record
 from duplex.encoders import Encoder, load_encoder
+from duplex.encoders.tail import entering_shape
 from duplex.errors import UsageError
 from duplex.features.identity import IMPORTED
 from duplex.labels import Bools, LabelSpace, World
 from duplex.methods.base import Inputs, Method, Setting, Words, summed
 from duplex.methods.registry import find
 from duplex.parts import portable
+from duplex.parts.tail import tail_maker
 from duplex.parts.words import word_vectors
 from duplex.recognition.panel import Panel
 
@@ -71,6 +73,7 @@ class Trained(ABC):
     backbone: Backbone
     calibration: Mapping[str, Calibration]
     needs: frozenset[str]
+    depth = 0  # of what else it reads of a picture: what enters so many last blocks of the image tower
 
     @abstractmethod
     def panel(self, world: World) -> Panel:
@@ -79,6 +82,11 @@ class Trained(ABC):
     @abstractmethod
     def tensors(self, world: World) -> dict[str, Tensor] | None:
         """The score as `parts.portable` has it; None where the method cannot be written so."""
+
+    @property
+    def spoken(self) -> str:
+        """What it is one of, in an error's words."""
+        return f"methods of kind {self.kind!r}{' with a tail' if self.depth else ''}"
 
     def chosen(self, world: str) -> Calibration:
         if world not in self.calibration:
@@ -105,7 +113,12 @@ class Run(Trained):
         shapes: dict[str, tuple[int, ...]] = {"cls": (self.backbone.dim,)}
         if "patch" in self.needs:
             shapes["patch"] = self.backbone.tower("image").patches
-        setting = Setting(self.labels, shapes, tower, self.words() if "words" in self.needs else None)
+        tail = None
+        if record.tail is not None:
+            self.depth, tail = int(record.encoder["depth"]), tail_maker(record.encoder, record.tail, str(device))
+            shapes["deep"] = entering_shape(self.backbone.tower("image"), self.depth)
+        words_asked = self.words() if "words" in self.needs else None
+        setting = Setting(self.labels, shapes, tower, words_asked, image_tail=tail)
         self.method: Method[Any] = load_checkpoint(path, setting, record.encoder).to(device)
 
     def words(self) -> Words:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,19 @@ def run(params: Params, name: str, paths: ArtifactPaths | None = None) -> None:
                 out, kept = RunPaths(Path(scratch)), paths.ablation_run(name, dataset, seed)
                 train.run(params, dataset, name, seed, paths, out)
                 found.setdefault(dataset, {})[str(seed)] = evaluate.run(params, dataset, name, seed, paths, out)
-                kept.root.mkdir(parents=True, exist_ok=True)
-                for part in KEPT:
-                    shutil.copyfile(getattr(out, part), getattr(kept, part))
+                keep(out, kept)
+    write_row(found, name, paths)
+
+
+def keep(out: RunPaths, kept: RunPaths) -> None:
+    """Of a run, what tables and comparisons read."""
+    kept.root.mkdir(parents=True, exist_ok=True)
+    for part in KEPT:
+        shutil.copyfile(getattr(out, part), getattr(kept, part))
+
+
+def write_row(found: Mapping[str, Mapping[str, Any]], name: str, paths: ArtifactPaths) -> None:
+    """`{data set: {seed: metrics}}` of a row."""
     write_json(found, paths.ablation(name))
 
 

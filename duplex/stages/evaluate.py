@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,12 @@ from duplex.evaluation.metrics import Metrics, measure
 from duplex.evaluation.sampled import sampled
 from duplex.features.examples import Examples
 from duplex.files import write_text
-from duplex.labels import Bools, LabelSpace, frequency_groups
+from duplex.labels import Bools, LabelSpace, World, frequency_groups
 from duplex.methods.base import Method
 from duplex.methods.registry import find
 from duplex.params import EvaluationParams, Params
-from duplex.stages.inputs import Inputs, load_inputs, make_deterministic
+from duplex.stages.inputs import Inputs, LoadInputs, load_inputs, make_deterministic
+from duplex.threads import threads
 
 
 def run(
@@ -41,21 +42,28 @@ def run(
     seed: int,
     paths: ArtifactPaths | None = None,
     out: RunPaths | None = None,
+    load: LoadInputs = load_inputs,
 ) -> dict[str, Any]:
     """Evaluate a trained run on the test split, in every world that params.yaml names."""
     paths = paths or ArtifactPaths()
-    out, settings = out or paths.run(dataset, method, seed), params.evaluation
+    out, trained_with = out or paths.run(dataset, method, seed), params.training(dataset, method)
     record = read_record(out.checkpoint)
     make_deterministic()
-    needs, precision = find(record.kind).needs(record.options), params.training(dataset, method).precision
-    inputs = load_inputs(params, dataset, paths, needs, precision)
+    with threads(trained_with.threads):
+        needs = find(record.kind).needs(record.options)
+        inputs = load(params, dataset, paths, needs, trained_with.precision, record.tail)
+        return _run(params, params.row(method).worlds, inputs, record, out)
+
+
+def _run(params: Params, worlds: Collection[World], inputs: Inputs, record: Record, out: RunPaths) -> dict[str, Any]:
+    settings = params.evaluation
     device = torch.device(resolve_device(params.device))
     inputs.examples["test"] = inputs.examples["test"].to(device)
     trained = load_checkpoint(out.checkpoint, inputs.setting(), inputs.encoder).to(device)
     start = time.perf_counter()
     found = [
         _evaluate_world(trained, inputs, settings, world, _calibration(out.checkpoint, record, world))
-        for world in params.row(method).worlds
+        for world in worlds
         if world in settings.worlds
     ]
     timing = {"test_seconds": time.perf_counter() - start, "images": len(inputs.examples["test"])}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from duplex.data.tree import PictureTree
 from duplex.encoders import load_encoder
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
+from duplex.features.identity import Identity, cache_identity
 from duplex.features.layout import FIRST_BAD, open_file, reason
+from duplex.features.reuse import reuse
 from duplex.files import write_text
 from duplex.params import Params
 
@@ -29,9 +33,36 @@ def extract(
     manifest, common = extraction_of(params, dataset, paths)
     entry = params.dataset(dataset).encoder
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=params.device, precision=entry.precision)
-    report = encode(manifest, out=out or paths.features(dataset), encoder=encoder, **{**common, **options})
+    out, settings = out or paths.features(dataset), {**common, **options}
+    if not options.get("fresh") and options.get("shard") is None and options.get("limit") is None:
+        _reuse(params, dataset, paths, manifest, encoder.identity, out, settings)
+    report = encode(manifest, out=out, encoder=encoder, **settings)
     note_bad(report.path)
     return report
+
+
+def _reuse(
+    params: Params,
+    dataset: str,
+    paths: ArtifactPaths,
+    images: list[str],
+    encoder: Identity,
+    out: Path,
+    settings: Mapping[str, Any],
+) -> None:
+    """Take over the rows of a data set that differs in its split alone, where it has been extracted. Whichever comes
+    first is encoded, so that the order of the stages does not matter."""
+    tokens, own = settings["tokens"], params.dataset(dataset).source
+    wanted = cache_identity(encoder, settings["manifest_sha256"], tokens)
+    for name, entry in params.datasets.items():
+        manifest, cache = paths.manifest(name), paths.features(name)
+        same = entry.source.model_copy(update={"resplit": own.resplit}) == own
+        if name == dataset or not same or not manifest.exists() or not cache.exists():
+            continue
+        expected = cache_identity(encoder, manifest_hash(manifest), tokens)
+        if read_manifest(manifest)["image"].tolist() == images and reuse(cache, expected, out, wanted):
+            print(f"{dataset}: the same pictures as {name}'s: {cache} is copied", file=sys.stderr)
+            return
 
 
 def note_bad(cache: Path) -> None:
@@ -64,5 +95,6 @@ def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[l
         "batch_size": settings.batch_size,
         "num_workers": settings.num_workers,
         "tokens": settings.tokens,
+        "depth": settings.depth,
         "max_bad": settings.max_bad,
     }

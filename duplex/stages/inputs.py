@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -15,16 +16,19 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
-from duplex.encoders import load_encoder
+from duplex.encoders import load_encoder, resolve_device
 from duplex.encoders.text import TextTower
+from duplex.errors import UsageError
 from duplex.evaluation.words import read_word_vectors
 from duplex.features.examples import Examples, join
 from duplex.features.identity import IMPORTED
 from duplex.features.store import open_features
-from duplex.features.tokens import Streamed, read_patches
+from duplex.features.tokens import Streamed, read_tokens
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Setting, Words
+from duplex.options import TailOptions
 from duplex.params import DatasetParams, Params
+from duplex.parts.tail import Tail, tail_maker
 from duplex.parts.words import word_vectors
 
 ANYTHING = frozenset({"cls", "text"})
@@ -40,11 +44,12 @@ class Inputs:
     identity: dict[str, str]  # of the whole feature cache
     bad: int  # unreadable pictures, left out
     glove: Path | None = None
+    image_tail: Callable[[], Tail] | None = None
 
     def setting(self, world: World = "closed") -> Setting:
         """What a method may know."""
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
-        return Setting(self.labels, shapes, self.tower, self.words, world)
+        return Setting(self.labels, shapes, self.tower, self.words, world, self.image_tail)
 
     @cached_property
     def words(self) -> Words | None:
@@ -58,6 +63,45 @@ class Inputs:
         return None if self.tower is None else Words(*word_vectors(self.labels, self.tower))
 
 
+class LoadInputs(Protocol):
+    """`load_inputs`, or somebody who has loaded them before."""
+
+    def __call__(
+        self,
+        params: Params,
+        dataset: str,
+        paths: ArtifactPaths,
+        needs: Collection[str],
+        precision: str,
+        tail: TailOptions | None = None,
+    ) -> Inputs: ...
+
+
+class Loaded:
+    """The inputs of one data set at a time, loaded once for all runs that follow one another."""
+
+    def __init__(self) -> None:
+        self._dataset = ""
+        self._held: dict[tuple[bool, str, TailOptions | None], Inputs] = {}
+
+    def __call__(
+        self,
+        params: Params,
+        dataset: str,
+        paths: ArtifactPaths,
+        needs: Collection[str],
+        precision: str,
+        tail: TailOptions | None = None,
+    ) -> Inputs:
+        if dataset != self._dataset:
+            self._held.clear()  # before the next ones come
+            self._dataset = dataset
+        key = ("patch" in needs, precision, tail)  # all that inputs of one data set differ by
+        if key not in self._held:
+            self._held[key] = load_inputs(params, dataset, paths, needs, precision, tail)
+        return self._held[key]
+
+
 def make_deterministic() -> None:
     """The same seed gives the same checkpoint, on a GPU too. To be called before anything runs there."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -66,10 +110,16 @@ def make_deterministic() -> None:
 
 
 def load_inputs(
-    params: Params, dataset: str, paths: ArtifactPaths, needs: Collection[str] = ANYTHING, precision: str = "fp32"
+    params: Params,
+    dataset: str,
+    paths: ArtifactPaths,
+    needs: Collection[str] = ANYTHING,
+    precision: str = "fp32",
+    tail: TailOptions | None = None,
 ) -> Inputs:
-    """Everything about a data set that a method with these `needs` asks for. The text tower has the `precision` of
-    training, in training and evaluation alike: what validation selected is what is evaluated."""
+    """Everything about a data set that a method with these `needs`, and a `tail` where it has one, asks for. The text
+    tower has the `precision` of training, in training and evaluation alike: what validation selected is what is
+    evaluated."""
     entry, manifest_path = params.dataset(dataset), paths.manifest(dataset)
     manifest, labels = read_manifest(manifest_path), LabelSpace.load(paths.labels(dataset))
     tower, made_by = _encoder(entry, params.device, precision)
@@ -79,13 +129,28 @@ def load_inputs(
         del expected["precision"]
     features = open_features(paths.features(dataset), expect=expected)
     identity = {key: str(value) for key, value in features.identity.items()}
-    arrays = {"cls": features.cls, **_tokens(paths.features(dataset), needs)}
+    arrays: dict[str, Any] = {"cls": features.cls, **_tokens(paths.features(dataset), needs)}
+    if tail is not None:
+        refuse_deeper(dataset, paths.features(dataset), tail.depth, int(identity.get("depth", 0)))
+        arrays["deep"] = read_tokens(paths.features(dataset), "deep")
     examples = join(manifest, labels, arrays, features.bad)
     known = {"encoder": IMPORTED, "weights": identity["weights"]} if imported else made_by
     encoder = {**known, "precision": entry.encoder.precision, "text_precision": precision, **_asked(entry)}
-    return Inputs(
-        manifest, labels, examples, tower, encoder, identity, int(features.bad.sum()), params.evaluation.word_vectors
-    )
+    image_tail = None
+    if tail is not None:
+        encoder["depth"] = identity["depth"]  # of what the tail is given
+        image_tail = tail_maker(encoder, tail, resolve_device(params.device))
+    bad, glove = int(features.bad.sum()), params.evaluation.word_vectors
+    return Inputs(manifest, labels, examples, tower, encoder, identity, bad, glove, image_tail)
+
+
+def refuse_deeper(dataset: str, path: Path, wished: int, held: int) -> None:
+    """A cache serves any depth up to its own."""
+    if wished > held:
+        raise UsageError(
+            f"tail.depth is {wished} and {path} holds depth {held}; set extraction.depth to {wished} in params.yaml "
+            f"and run `duplex extract --dataset {dataset}`"
+        )
 
 
 def _encoder(entry: DatasetParams, device: str, precision: str) -> tuple[TextTower | None, dict[str, str]]:
@@ -104,5 +169,5 @@ def _asked(entry: DatasetParams) -> dict[str, str]:
 
 def _tokens(path: Path, needs: Collection[str]) -> Mapping[str, np.ndarray | Streamed]:
     """Patch tokens where they are asked for and there; a method that lacks them says so itself."""
-    patches = read_patches(path) if "patch" in needs else None
+    patches = read_tokens(path) if "patch" in needs else None
     return {} if patches is None else {"patch": patches}

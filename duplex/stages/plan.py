@@ -33,13 +33,21 @@ def planned(params: Params, dataset: str, name: str) -> dict[str, dict[str, Any]
     row = params.row(name)
     try:
         options, training = params.method(name, dataset).to_dict(), params.training(dataset, name).to_dict()
+        tail = params.tail(name, dataset)
     except BrokenMethod as error:
         print(f"duplex: {error}", file=sys.stderr)
         broken = {"kind": row.kind, "error": str(error)}
         return {"train": broken, "evaluate": broken}
     code = {stage: code_of_run(f"duplex.stages.{stage}", row.kind) for stage in ("train", "evaluate")}
     what = {"kind": row.kind, "options": options, "training": training, "world": row.world}
+    if tail is not None:
+        what["tail"] = tail.to_dict()
     return {
         "train": {**what, "code": code["train"]},
-        "evaluate": {"kind": row.kind, "world": row.world, "code": code["evaluate"]},
+        "evaluate": {
+            "kind": row.kind,
+            "world": row.world,
+            "threads": params.training(dataset, name).threads,
+            "code": code["evaluate"],
+        },
     }

@@ -66,6 +66,8 @@ def _spaces(cls: np.ndarray, way: Way, dataset: str, run: Path | None) -> list[n
     trained = Recognizer.load(where, device="cpu").trained
     if not isinstance(trained, Run):
         raise UsageError(f"{where} is an export; name a run of {dataset}, or use --method knn")
+    if trained.depth:
+        raise UsageError(f"{where} has a tail, which this does not run; name a run without one, or use --method knn")
     shown: Any = trained.method.exhibits()
     inputs = {"cls": torch.from_numpy(cls)}
     whole = plain if shown.features is None else shown.features(inputs).numpy()

@@ -21,7 +21,8 @@ from duplex.methods.base import Batch, Method, Setting
 from duplex.methods.registry import find, make, source_of
 from duplex.options import Options
 from duplex.params import Params
-from duplex.stages.inputs import Inputs, load_inputs, make_deterministic
+from duplex.stages.inputs import Inputs, LoadInputs, load_inputs, make_deterministic
+from duplex.threads import threads
 from duplex.training import Outcome, Run, train
 
 
@@ -32,27 +33,31 @@ def run(
     seed: int,
     paths: ArtifactPaths | None = None,
     out: RunPaths | None = None,
+    load: LoadInputs = load_inputs,
 ) -> Outcome:
     """Train one method on one data set with one seed, and keep its best epoch by validation AUC."""
     paths = paths or ArtifactPaths()
     make_deterministic()
     row, options, settings = params.row(method), params.method(method, dataset), params.training(dataset, method)
-    inputs = load_inputs(params, dataset, paths, find(row.kind).needs(options), settings.precision)
+    tail = params.tail(method, dataset)
     out = out or paths.run(dataset, method, seed)
-    with sole_writer(out.checkpoint, "training"):
-        return _run(params, dataset, method, seed, inputs, out)
+    with threads(settings.threads):
+        inputs = load(params, dataset, paths, find(row.kind).needs(options), settings.precision, tail)
+        with sole_writer(out.checkpoint, "training"):
+            return _run(params, dataset, method, seed, inputs, out)
 
 
 def _run(params: Params, dataset: str, method: str, seed: int, inputs: Inputs, out: RunPaths) -> Outcome:
     row, options, settings = params.row(method), params.method(method, dataset), params.training(dataset, method)
-    device = torch.device(resolve_device(params.device))
+    device, tail = torch.device(resolve_device(params.device)), params.tail(method, dataset)
     trained = begin(row.kind, options, inputs.setting(row.trained_for), inputs, seed, device)
     val, partial = inputs.examples["val"].to(device), out.root / "training.partial"
-    key = {
+    key: dict[str, object] = {
         "kind": row.kind,
         "options": options.to_dict(),
         "world": row.world,
         "settings": settings.to_dict(),
+        "tail": None if tail is None else tail.to_dict(),
         "seed": seed,
         "inputs": inputs.identity,
         "labels": inputs.labels.to_dict(),
@@ -83,6 +88,7 @@ def _run(params: Params, dataset: str, method: str, seed: int, inputs: Inputs, o
             for world in row.worlds
         },
         exhibits=trained.exhibits().names,
+        tail=tail,
     )
     save_checkpoint(out.checkpoint, trained, record)
     write_text(out.history, pd.DataFrame(outcome.history).to_csv(index=False, lineterminator="\n"))

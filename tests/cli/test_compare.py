@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
+from duplex.cli.params_file import add_dataset
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
+from duplex.evaluation.splits import compare_splits
 from duplex.evaluation.uncertainty import compare
 from duplex.stages.evaluate import _write
 
@@ -48,8 +50,8 @@ def predictions(margin: np.ndarray, world: str = "closed") -> pd.DataFrame:
     )
 
 
-def save(method: str, table: pd.DataFrame) -> None:
-    path = ArtifactPaths().run("shapes", method, 0).predictions
+def save(method: str, table: pd.DataFrame, dataset: str = "shapes", seed: int = 0) -> None:
+    path = ArtifactPaths().run(dataset, method, seed).predictions
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(table, path)
 
@@ -141,3 +143,60 @@ def test_nine_digits_keep_close_margins_apart(margins):
     save("duplex", predictions(close))
     save("static", predictions(np.full(IMAGES, 12.3456789)))
     assert json.loads(run("--json"))["difference"]["auc"]["value"] == pytest.approx(50)
+
+
+@pytest.fixture
+def splits(margins) -> list[list[list[Margins]]]:
+    """[methods][splits][seeds]: two splits with images of their own, two seeds."""
+    names = ["shapes-split1", "shapes-split2"]
+    for number, name in enumerate(names, 1):
+        source = {"kind": "shapes", "root": "data/shapes", "resplit": number}
+        training = {"learning_rate": 0.001, "batch_size": 64, "epochs": 1}
+        add_dataset(name, {"source": source, "encoder": {"name": "tiny"}, "training": training}, run=False)
+    found: list[list[list[Margins]]] = []
+    rng = np.random.default_rng(1)
+    for gain, method in ((0.0, "static"), (0.4, "duplex")):
+        found.append([])
+        for images, name in zip((60, 90), names, strict=True):
+            seen = is_seen(images)
+            runs = [(rng.normal(size=images) + np.where(seen, gain, -gain)).round(2) for _ in range(2)]
+            for seed, margin in enumerate(runs):
+                save(method, predictions(margin), name, seed)
+            found[-1].append([Margins(margin[seen], margin[~seen], seen) for margin in runs])
+    return found
+
+
+def test_over_splits_the_files_give_what_the_margins_give(splits):
+    found = json.loads(run("--splits", "2", "--json"))
+    expected = compare_splits(*splits)
+    for name, gain in expected.difference.items():
+        assert found["difference"][name]["value"] == pytest.approx(100 * gain.value)
+        assert found["difference"][name]["interval"] == pytest.approx([100 * end for end in gain.interval])
+        assert found["deviation"][name] == pytest.approx(100 * expected.deviation[name])
+    assert [(one["dataset"], one["seeds"]) for one in found["splits"]] == [
+        ("shapes-split1", [0, 1]),
+        ("shapes-split2", [0, 1]),
+    ]
+    assert found["splits"][1]["difference"] == pytest.approx(
+        {name: 100 * gain for name, gain in expected.by_split[1].items()}
+    )
+    one = json.loads(run("--splits", "2", "--seed", "1", "--json"))
+    assert [split["seeds"] for split in one["splits"]] == [[1], [1]]
+
+
+def test_text_over_splits_says_how_far_they_lie_apart(splits):
+    lines = run("--splits", "2").splitlines()
+    assert lines[0] == "duplex - static: shapes, closed world, mean of 2 splits, seeds 0, 1"
+    assert [line.split()[0] for line in lines[1:]] == [
+        "S", "U", "HM", "AUC", "shapes-split1", "shapes-split2", "deviation",
+    ]  # fmt: skip
+    assert all(line.count("AUC") == 1 for line in lines[5:])
+
+
+def test_a_split_that_is_not_there_is_named_with_its_command(splits):
+    with pytest.raises(DuplexError, match=r"params.yaml has no shapes-split3; `duplex data split shapes --splits 4`"):
+        run("--splits", "4")
+    ArtifactPaths().run("shapes-split2", "duplex", 0).predictions.unlink()
+    ArtifactPaths().run("shapes-split2", "duplex", 1).predictions.unlink()
+    with pytest.raises(DuplexError, match="duplex train --dataset shapes-split2 --method duplex --seed 0"):
+        run("--splits", "2")

@@ -104,6 +104,57 @@ def test_add_again_changes_the_source_alone(project: Path, duplex: Run) -> None:
     )
 
 
+def test_split_adds_data_sets_that_load_and_touches_nothing_else(project: Path, duplex: Run) -> None:
+    path = make_table(project / "mine", ".csv", split=True)
+    duplex("add", "mine", str(path), "--encoder", "tiny", "--no-run")
+    before = (project / "params.yaml").read_text()
+    status, out, err = duplex("split", "mine", "--splits", "2")
+    assert (status, out) == (0, "")
+    assert [line.split(":")[0] for line in err.splitlines()] == ["mine-split1", "mine-split2"]
+    assert all("12 seen pairs, 2 unseen in validation and 2 in test" in line for line in err.splitlines())
+    params = load_params()
+    assert params.run.datasets == ("shapes", "mine-split1", "mine-split2")
+    base, second = params.dataset("mine"), params.dataset("mine-split2")
+    assert second.model_copy(update={"source": base.source}) == base, "the encoder and the training are the same"
+    assert second.source == base.source.model_copy(update={"resplit": 2})
+    removed, added = changed_lines(before, (project / "params.yaml").read_text())
+    assert len(removed) == 1 and "datasets: [" in removed[0] and len([line for line in added if line]) == 9
+    assert json.loads(duplex("stats", "mine-split1", "--json")[1])["test"]["unseen"] == 2
+    again = (project / "params.yaml").read_text()
+    assert duplex("split", "mine", "--splits", "2")[0] == 0 and (project / "params.yaml").read_text() == again
+
+
+def test_split_keeps_what_the_data_set_says_of_its_pictures_and_training(project: Path, duplex: Run) -> None:
+    text = (project / "params.yaml").read_text()
+    text = text.replace("seed: 7}", "seed: 8}").replace("epochs: 12}", "epochs: 12, schedule: cosine}", 1)
+    text = text.replace("{kind: prompts}", "{kind: prompts, on: {shapes: {context: fixed}}}", 1)
+    (project / "params.yaml").write_text(text)
+    status, _, err = duplex("split", "shapes", "--splits", "1", "--no-run")
+    assert status == 0 and "fixed_plain: what `on: shapes` says is not of its splits" in err
+    params = load_params()
+    assert params.run.datasets == ("shapes",)
+    split = params.dataset("shapes-split1")
+    assert (split.source.seed, split.source.resplit, split.training.schedule) == (8, 1, "cosine")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["split", "none"], "unknown data set 'none'"),
+        (["split", "cgqa"], "the data root data/cgqa is not a folder"),
+        (["split", "shapes-split1"], "is a split itself"),
+    ],
+)
+def test_what_cannot_be_split_is_one_line_and_changes_nothing(
+    project: Path, duplex: Run, words: list[str], says: str
+) -> None:
+    duplex("split", "shapes", "--splits", "1", "--no-run")
+    before = (project / "params.yaml").read_text()
+    status, _, err = duplex(*words)
+    assert status == 2 and says in err and err.count("\n") == 1
+    assert (project / "params.yaml").read_text() == before
+
+
 def test_json_statistics_have_the_promised_keys_also_for_unknown_folders(project: Path, duplex: Run) -> None:
     make_standard(project / "data set", "archive")
     status, out, _ = duplex("stats", "whatever", "--root", "data set", "--json")

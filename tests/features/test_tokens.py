@@ -18,7 +18,7 @@ from duplex.features import tokens
 from duplex.features.layout import ENCODED, Span
 from duplex.features.shards import join_shards, shard_path
 from duplex.features.store import PartialCache
-from duplex.features.tokens import Streamed, read_patches
+from duplex.features.tokens import Streamed, read_tokens
 from duplex.methods.base import Batch
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
@@ -27,7 +27,7 @@ TOKENS = np.random.default_rng(0).normal(size=(ROWS, *SHAPE)).astype(np.float16)
 
 
 def write(path: Path, span: Span) -> Path:
-    cache = PartialCache.create(path, IDENTITY, span, 3, SHAPE)
+    cache = PartialCache.create(path, IDENTITY, span, 3, {"patch": SHAPE})
     cls = np.ones((span.rows, 3), np.float16)
     cache.write(0, np.full(span.rows, ENCODED, np.uint8), cls=cls, patch=TOKENS[span.start : span.stop])
     cache.finish()
@@ -47,9 +47,9 @@ def small_blocks(monkeypatch):
 
 
 def test_many_tokens_stay_on_the_disk_and_few_do_not(cache):
-    assert isinstance(read_patches(cache), np.ndarray)
-    assert isinstance(read_patches(cache, limit=ROWS * 5 * 4 * 2 - 1), Streamed)
-    np.testing.assert_array_equal(read_patches(cache), TOKENS)
+    assert isinstance(read_tokens(cache), np.ndarray)
+    assert isinstance(read_tokens(cache, limit=ROWS * 5 * 4 * 2 - 1), Streamed)
+    np.testing.assert_array_equal(read_tokens(cache), TOKENS)
 
 
 @settings(max_examples=40, deadline=None)
@@ -122,7 +122,7 @@ def test_a_reading_error_reaches_the_loop(cache):
     streamed = Streamed(cache)
     with cache.open("r+b") as file:
         file.truncate(cache.stat().st_size // 2)
-    with pytest.raises(OSError, match="ends within its patch tokens"):
+    with pytest.raises(OSError, match="ends within its tokens"):
         list(ahead(batch_of(streamed), [torch.arange(ROWS)]))
 
 

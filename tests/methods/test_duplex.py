@@ -52,18 +52,22 @@ def twin_losses(method: Duplex, z: torch.Tensor, compositions: list[int], t: Pro
     H = method.codebook.rows
     rows = [H[c] for c in target]
     if options.graph:
-        fusion = method.fusion
+        nodes = (z_s, p_s, states), (z_o, p_o, objects)
+        if options.nodes == "label":
+            nodes = tuple(twin.by_label(*node) for node in nodes)
+        (node_s, weigh_s, of_s), (node_o, weigh_o, of_o) = nodes
         fuse = (
             twin.additive_fusion(z)
-            if fusion is None
-            else twin.learned_fusion(z_s, z_o, fusion.state.weight, fusion.object.weight)
+            if method.fusion is None
+            else twin.learned_fusion(node_s, node_o, *matrices(method.fusion), options.fusion == "learned")
         )
         refined = twin.refine(
-            H, z_s, z_o, p_s, p_o, states, objects, set(target), n_objects,
+            H, node_s, node_o, weigh_s, weigh_o, of_s, of_o, set(target), n_objects,
             fuse, options.momentum, options.renormalise, options.messages,
+            options.weighing == "by_kind", method.codebook.anchored if options.blend == "anchored" else None,
         )  # fmt: skip
         rows = [refined.get(c, row) for c, row in zip(target, rows, strict=True)]
-    negatives = labels.pairs["train"].tolist()
+    negatives = labels.pairs["train"].tolist() if options.semantic_negatives == "seen" else target
     return {
         "s": twin.cross_entropy(z_s, t.states, states, scale),
         "o": twin.cross_entropy(z_o, t.objects, objects, scale),
@@ -72,20 +76,43 @@ def twin_losses(method: Duplex, z: torch.Tensor, compositions: list[int], t: Pro
     }
 
 
+def matrices(fusion):
+    """M_s and M_o [d, d], whatever they are a product of."""
+    for projection in (fusion.state, fusion.object):
+        layers = [projection] if isinstance(projection, torch.nn.Linear) else list(projection)
+        product = layers[0].weight
+        for layer in layers[1:]:
+            product = layer.weight @ product
+        yield product
+
+
+JOINT = ("fusion_and_nodes", "rows")  # options that depend on one another
 rows_of_options = st.fixed_dictionaries(
     {
         "adapter": st.sampled_from(["none", "feature"]),
         "adapter_dropout": st.just(0.0),
         "disentangler": st.sampled_from(["plain", "residual"]),
-        "codebook": st.sampled_from(["buffer", "trainable"]),
         "graph": st.sampled_from([True, True, False]),
         "messages": st.sampled_from([subset for k in (1, 2, 3) for subset in itertools.combinations(MESSAGES, k)]),
-        "fusion": st.sampled_from(["learned", "learned", "additive"]),
+        "fusion_and_nodes": st.sampled_from(
+            [
+                *({"fusion": "learned"}, {"fusion": "linear"}, {"fusion": "additive"}),
+                *({"nodes": "label"}, {"nodes": "label", "fusion": "linear", "fusion_rank": 3}),
+            ]
+        ),
+        "weighing": st.sampled_from(["together", "by_kind"]),
+        "rows": st.sampled_from([{}, {"codebook": "trainable"}, {"blend": "anchored"}, {"unseen_rows": "empty"}]),
         "momentum": st.sampled_from([0.0, 0.3, 0.9]),
         "renormalise": st.booleans(),
         "refine_over": st.sampled_from(["closed", "open"]),
+        "semantic_negatives": st.sampled_from(["seen", "target"]),
         "unseen_rows": st.sampled_from(["compose", "random"]),
         "width": st.just(5),
+    }
+).map(
+    lambda row: {
+        **{k: v for k, v in row.items() if k not in JOINT},
+        **{k: v for key in JOINT for k, v in row[key].items()},
     }
 )
 
@@ -103,6 +130,8 @@ def test_losses_and_gradients_equal_the_twin(row, sizes, batch, seed):
     labels = small_labels() if sizes is None else random_labels(*sizes, random)
     compositions = random.choice(labels.pairs["train"], batch).tolist()
     method = small_method(Options(**row), seed % 7, labels)
+    if method.options.blend == "anchored":
+        method.codebook.commit(torch.arange(labels.size), twin.unit(features(labels.size, seed + 1)))
     z = features(len(compositions), seed)
     results = []
     for losses in (

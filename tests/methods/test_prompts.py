@@ -62,9 +62,10 @@ def test_zero_shot_scores_are_the_softmax_of_the_words():
     assert method.groups() == []
 
 
-def test_a_composition_is_told_from_the_seen_pairs():
-    method = small_method(PromptOptions(width=5, adapter="none", losses=("ct",)))
-    columns = LABELS.pairs["train"]
+@pytest.mark.parametrize("negatives", ["seen", "target"])
+def test_a_composition_is_told_from_seen_pairs_or_from_the_target_set(negatives):
+    method = small_method(PromptOptions(width=5, adapter="none", losses=("ct",), semantic_negatives=negatives))
+    columns = LABELS.pairs["train"] if negatives == "seen" else LABELS.target("closed", "train")
     z, own = features(3, 2), SEEN[[1, 4, 6]]
     t = method.paths.semantic(columns)
     places = torch.as_tensor(np.searchsorted(columns, own))

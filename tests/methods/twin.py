@@ -27,48 +27,72 @@ def cross_entropy(z: Tensor, t: Tensor, own: list[int], scale: float) -> Tensor:
     return -torch.stack([torch.log(p[i, own[i]]) for i in range(len(own))]).mean()
 
 
-def learned_fusion(z_s, z_o, M_s, M_o):
-    return lambda i, j: unit(torch.relu(M_s @ z_s[i] + M_o @ z_o[j]))  # Eq. 11
+def learned_fusion(z_s, z_o, M_s, M_o, rectified=True):
+    """Eq. 11, or without its relu."""
+    return lambda i, j: unit((torch.relu if rectified else lambda x: x)(M_s @ z_s[i] + M_o @ z_o[j]))
+
+
+def by_label(z, p, labels):
+    """A factor node for each label of the batch: the mean factor of its images, unit, and their mean posterior."""
+    present = sorted(set(labels))
+    members = [[i for i, label in enumerate(labels) if label == m] for m in present]
+    means = [[sum((rows[i] for i in group[1:]), rows[group[0]]) / len(group) for group in members] for rows in (z, p)]
+    return unit(torch.stack(means[0])), torch.stack(means[1]), present
 
 
 def additive_fusion(z):
     return lambda i, j: unit(z[i] + z[j] - sum(z[1:], z[0]) / len(z))
 
 
-def refine(H, z_s, z_o, p_s, p_o, states, objects, target, n_objects, fuse, momentum, renormalise, messages):
-    """Algorithm 1: X_local, W over all nodes, D_P^-1 W_P X_local, then the momentum blend. -> {c: h'}."""
-    batch = range(len(states))
+def refine(
+    H, z_s, z_o, p_s, p_o, states, objects, target, n_objects, fuse, momentum, renormalise, messages,
+    by_kind=False, initial=None,
+):  # fmt: skip
+    """Algorithm 1: X_local, W over all nodes, D_P^-1 W_P X_local, then the momentum blend. -> {c: h'}.
+
+    `by_kind`: the mean of each kind's own weighted mean; `initial`: the rows to blend with, else `H`'s own.
+    """
     candidates = [
         (m, n) for m in sorted(set(states)) for n in sorted(set(objects)) if m * n_objects + n in target
     ]  # Eq. 12-13
     counterfactuals, labels = [], []
-    for i in batch:
-        for j in batch:
+    for i in range(len(states)):
+        for j in range(len(objects)):
             if states[i] * n_objects + objects[j] in target:
                 counterfactuals.append(fuse(i, j))
                 labels.append((i, j))
     nodes = [*(H[m * n_objects + n] for m, n in candidates), *z_s, *z_o, *counterfactuals]  # Eq. 14
     X = torch.stack(nodes)
-    P, B = len(candidates), len(states)
+    P, S, B = len(candidates), len(states), len(states) + len(objects)
     rows = []
     for m, n in candidates:  # Eq. 15
         row = [torch.zeros((), dtype=X.dtype)] * len(nodes)
         o_cand = sum(1 for a, _ in candidates if a == m)
         s_cand = sum(1 for _, b in candidates if b == n)
-        for i in batch:
-            if "state" in messages:
+        if "state" in messages:
+            for i in range(len(states)):
                 row[P + i] = p_s[i, m] / o_cand
-            if "object" in messages:
-                row[P + B + i] = p_o[i, n] / s_cand
+        if "object" in messages:
+            for j in range(len(objects)):
+                row[P + S + j] = p_o[j, n] / s_cand
         if "counterfactual" in messages:
             for k, (i, j) in enumerate(labels):
                 if (states[i], objects[j]) == (m, n):
-                    row[P + 2 * B + k] = p_s[i, states[i]] * p_o[j, objects[j]]
+                    row[P + B + k] = p_s[i, states[i]] * p_o[j, objects[j]]
         rows.append(torch.stack(row))
     W = torch.stack(rows)
-    H_hat = torch.diag(1 / W.sum(1)) @ W @ X  # Eq. 16
+    H_hat = means(W, X, [slice(P, P + S), slice(P + S, P + B), slice(P + B, None)] if by_kind else [slice(None)])
     refined = {}
     for k, (m, n) in enumerate(candidates):  # Eq. 17-18
-        h = momentum * H[m * n_objects + n] + (1 - momentum) * H_hat[k]
+        h = momentum * (H if initial is None else initial)[m * n_objects + n] + (1 - momentum) * H_hat[k]
         refined[m * n_objects + n] = unit(h) if renormalise else h
     return refined
+
+
+def means(W: Tensor, X: Tensor, kinds: list[slice]) -> Tensor:
+    """Eq. 16, `D^-1 W X`, where all nodes are one kind; else the mean of the kinds' own, of those with any weight."""
+    rows = []
+    for w in W:
+        own = [w[kind] / w[kind].sum() @ X[kind] for kind in kinds if w[kind].sum() > 0]
+        rows.append(sum(own[1:], own[0]) / len(own))
+    return torch.stack(rows)

@@ -1,0 +1,132 @@
+"""What depth costs: seconds of a training step and bytes of an image, at ViT-L/14 size with random weights.
+
+python -m benchmarks.depth [--json] [--depths 0,1,2,4] [--batch 2] [--rounds 1] [--images 6] [--layers 24]
+                           [--width 1024]
+
+A step is the image side alone, forward and backward: the feature adapter (depth 0), bottlenecks in the last k blocks
+over cached tokens, and in all blocks over pictures (`all`); what text costs is the same everywhere. `speedup_depth2` is
+the step of `all` over that of depth 2; `share_of_memory` an epoch of depth-2 steps over tokens in memory against the
+same from the disk, its pages dropped from the system's cache before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.measure import alternate, emit, say
+from benchmarks.tokens import IDENTITY, drop_pages
+from duplex.ahead import ahead
+from duplex.encoders.openclip import VisionTransformer
+from duplex.encoders.tail import cut, entering
+from duplex.features.layout import ENCODED, Span
+from duplex.features.store import PartialCache
+from duplex.features.tokens import Streamed
+from duplex.methods.base import Batch
+from duplex.options import TailOptions
+from duplex.parts.factors import Adapter
+from duplex.parts.tail import Tail
+
+DIM, SIZE, PATCH = 768, 224, 14
+
+
+def encoder(layers: int, width: int) -> Any:
+    """A frozen image tower with random weights, as far as a cut looks at it."""
+    torch.manual_seed(0)
+    visual = VisionTransformer(SIZE, PATCH, width, layers, width // 64, 4.0, output_dim=DIM)
+    return SimpleNamespace(visual=visual.eval().requires_grad_(False), name="random")
+
+
+def step(module: nn.Module, given: Tensor) -> Callable[[], None]:
+    """Forward and backward of a module over one batch."""
+
+    def run() -> None:
+        for parameter in module.parameters():
+            parameter.grad = None
+        module(given).square().sum().backward()
+
+    return run
+
+
+class Whole(nn.Module):
+    """Bottlenecks in all blocks, over pictures: the tower's own embedding, then a tail as deep as the tower."""
+
+    def __init__(self, tower: Any, depth: int, row: tuple[int, ...]) -> None:
+        super().__init__()
+        self.tail, self._tower = Tail(cut(tower, depth), TailOptions(depth), row), (tower,)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        found: Tensor = self.tail(self._tower[0].visual._embeds(pictures))
+        return found
+
+
+def streamed_share(tail: Tail, row: tuple[int, ...], images: int, batch: int, folder: Path) -> dict[str, float]:
+    """An epoch of steps over tokens on the disk against the same in memory."""
+    path = folder / "features.h5"
+    cache = PartialCache.create(path, {**IDENTITY, "dim": "4"}, Span(0, images, images), 4, {"deep": row})
+    marks = torch.full((images,), ENCODED, dtype=torch.uint8).numpy()
+    cls, deep = torch.zeros(images, 4).half().numpy(), torch.randn(images, *row).half().numpy()
+    cache.write(0, marks, cls=cls, deep=deep)
+    cache.finish()
+    own = torch.zeros(images, dtype=torch.long)
+    order = Streamed(path, name="deep").shuffled(torch.Generator().manual_seed(0)).split(batch)
+
+    def epoch(tokens: Any) -> None:
+        for held, chosen in ahead(Batch({"deep": tokens}, own), order):
+            step(tail, held[chosen].inputs["deep"])()
+
+    def from_disk() -> None:
+        drop_pages(path)
+        epoch(Streamed(path, name="deep"))
+
+    seconds = alternate({"memory": lambda: epoch(torch.from_numpy(deep)), "disk": from_disk}, rounds=1, warm=1)
+    return {"share_of_memory": seconds["memory"] / seconds["disk"], "file_bytes": path.stat().st_size}
+
+
+def measure(depths: list[int], batch: int, rounds: int, images: int, layers: int, width: int) -> dict[str, Any]:
+    tower, pictures = encoder(layers, width), torch.randn(batch, 3, SIZE, SIZE)
+    row = ((SIZE // PATCH) ** 2 + 1, width)
+    with torch.no_grad(), entering(tower, 1) as seen:
+        cls = tower.visual(pictures)
+    works = {"0": step(Adapter(DIM, 64, 0.1, 0.1), cls)}
+    tails = {depth: Tail(cut(tower, depth), TailOptions(depth), row) for depth in depths if depth}
+    works |= {str(depth): step(tail, seen[0].half()) for depth, tail in tails.items()}
+    works["all"] = step(Whole(tower, layers, row), pictures)
+    seconds = alternate(works, rounds=rounds, warm=1 if rounds > 1 else 0)
+    record: dict[str, Any] = {
+        "batch": batch,
+        "threads": torch.get_num_threads(),
+        "seconds_a_step": seconds,
+        "bytes_an_image": {"0": 2 * DIM, **{str(depth): 2 * DIM + 2 * row[0] * row[1] for depth in tails}},
+    }
+    if 2 in tails:
+        record["speedup_depth2"] = seconds["all"] / seconds["2"]
+        with tempfile.TemporaryDirectory() as folder:
+            record |= streamed_share(tails[2], row, images, batch, Path(folder))
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--depths", default="0,1,2,4")
+    for name, value in {"batch": 2, "rounds": 1, "images": 6, "layers": 24, "width": 1024}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    wanted, start = parser.parse_args(), time.perf_counter()
+    depths = [int(depth) for depth in wanted.depths.split(",")]
+    record = measure(depths, wanted.batch, wanted.rounds, wanted.images, wanted.layers, wanted.width)
+    say(f"{record} in {time.perf_counter() - start:.0f} s")
+    if wanted.json:
+        emit(record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Cells of `shapes` by `duplex sweep` against `dvc repro`, in projects of their own: seconds, processor seconds, bytes.
+
+python -m benchmarks.grid [--json] [--cells 40] [--epochs N] [--jobs N] [--no-kill]
+
+40 cells are eight methods with five seeds; features are there on both sides. A third project is swept twice: SIGKILL
+ends the first sweep at a random moment, the second goes on. The sides run one after the other: on a machine with other
+work, processor seconds say more than seconds. Several minutes for 40 cells on two quiet cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from benchmarks.measure import emit, say
+from duplex.artifacts import RunPaths
+from duplex.stages.cells import OUTS
+
+ROOT = Path(__file__).resolve().parents[1]
+METHODS = ("clip", "csp", "duplex", "closed_form", "coop", "cso", "duplex_open", "duplex_plus")
+COPIED = ("duplex", "pipeline")
+DVC = (sys.executable, "-m", "dvc")
+DUPLEX = (sys.executable, "-c", "from duplex.cli import main; main()")
+START = """
+import time
+began = time.perf_counter()
+from duplex.artifacts import ArtifactPaths
+from duplex.params import load_params
+from duplex.stages import evaluate, train
+from duplex.stages.inputs import load_inputs
+imported = time.perf_counter()
+load_inputs(load_params(), "shapes", ArtifactPaths())
+print(imported - began, time.perf_counter() - imported)
+"""
+
+
+@dataclass(frozen=True)
+class Spent:
+    seconds: float
+    processor: float
+    out: str
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The project's own copy of the package, and this Python, in every stage."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(folder)}
+
+
+def spend(folder: Path, *words: str) -> Spent:
+    """Run a command to its end."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False)
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return Spent(seconds, sum(after[:2]) - sum(before[:2]), done.stdout)
+
+
+def grid_of(cells: int) -> tuple[list[str], list[int]]:
+    """Eight methods with as many seeds as it takes; fewer than eight cells are the first methods with one seed."""
+    if cells > len(METHODS) and cells % len(METHODS):
+        raise SystemExit(f"--cells is {cells}; it is at most {len(METHODS)}, or a multiple of it")
+    return list(METHODS[:cells]), list(range(max(1, cells // len(METHODS))))
+
+
+def prepared(folder: Path, methods: list[str], seeds: list[int], epochs: int | None) -> None:
+    """A project with features and a plan, and no run."""
+    for name in COPIED:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
+        shutil.copy(ROOT / name, folder / name)
+    record = YAML(typ="safe").load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    record["run"] = {"datasets": ["shapes"], "methods": methods, "seeds": seeds}
+    if epochs:
+        record["datasets"]["shapes"]["training"]["epochs"] = epochs
+    with (folder / "params.yaml").open("w", encoding="utf-8") as file:
+        YAML().dump(record, file)
+    for words in (("git", "init", "-q", "."), (*DVC, "init", "-q"), (*DVC, "repro", "-q", "extract", "plan")):
+        spend(folder, *words)
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    names = {getattr(RunPaths(Path()), name).name for group in OUTS.values() for name in group}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in (folder / "artifacts/shapes").rglob("*")
+        if path.name in names
+    }
+
+
+def killed(folder: Path, seconds: float, words: tuple[str, ...]) -> float:
+    """End a sweep by SIGKILL at a random moment of its middle; when that was."""
+    moment = random.SystemRandom().uniform(0.2, 0.8) * seconds
+    running = subprocess.Popen(words, cwd=folder, env=environment(folder), stderr=subprocess.DEVNULL)
+    try:
+        running.wait(moment)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.wait()
+    return moment
+
+
+def measure(wanted: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    methods, seeds = grid_of(wanted.cells)
+    by_dvc, by_sweep, broken = (scratch / name for name in ("dvc", "sweep", "broken"))
+    say("features and plan")
+    prepared(by_dvc, methods, seeds, wanted.epochs)
+    for other in (by_sweep, broken):
+        shutil.copytree(by_dvc, other, symlinks=True)
+    words = (*DUPLEX, "sweep", "--json", *(("--jobs", str(wanted.jobs)) if wanted.jobs else ()))
+    imports, loading = (float(word) for word in spend(by_dvc, sys.executable, "-c", START).out.split())
+    sweep = spend(by_sweep, *words)
+    report = json.loads(sweep.out)
+    say(f"sweep: {sweep.seconds:.1f} s, {sweep.processor:.1f} s of processor")
+    dvc = spend(by_dvc, *DVC, "repro", "train", "evaluate")
+    say(f"dvc repro: {dvc.seconds:.1f} s, {dvc.processor:.1f} s of processor")
+    whole = results(by_dvc)
+    record = {
+        "cells": len(methods) * len(seeds),
+        "cores": len(os.sched_getaffinity(0)),
+        "made": report["made"],
+        "handed_to_dvc": report["handed"],
+        "files": len(whole),
+        "sweep_seconds": sweep.seconds,
+        "dvc_seconds": dvc.seconds,
+        "times_dvc": dvc.seconds / sweep.seconds,
+        "sweep_processor_seconds": sweep.processor,
+        "dvc_processor_seconds": dvc.processor,
+        "times_dvc_processor": dvc.processor / sweep.processor,
+        "import_seconds": imports,  # twice a cell, under `dvc repro`
+        "loading_seconds": loading,  # the same
+        "equal": results(by_sweep) == whole,
+        "stages_run_after": spend(by_sweep, *DVC, "repro", "train", "evaluate").out.count("Running stage"),
+    }
+    if not wanted.no_kill:
+        record["killed_after_seconds"] = killed(broken, sweep.seconds, words)
+        record["there_when_started_again"] = json.loads(spend(broken, *words).out)["there"]
+        record["equal_after_kill"] = results(broken) == whole
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--cells", type=int, default=40, help="at most 8, or a multiple of it")
+    parser.add_argument("--epochs", type=int, help="shorter runs than params.yaml's")
+    parser.add_argument("--jobs", type=int, help="processes of the sweep")
+    parser.add_argument("--no-kill", action="store_true", help="leave out the sweep that is killed")
+    wanted = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="duplex-grid-") as folder:
+        record = measure(wanted, Path(folder))
+    say("  ".join(f"{key} {value:.4g}" for key, value in record.items()))
+    if wanted.json:
+        emit(record)
+
+
+if __name__ == "__main__":
+    main()

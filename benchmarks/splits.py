@@ -1,0 +1,125 @@
+"""Methods over several splits of a data set: test AUC, how far splits lie apart, and what one row has over the others.
+
+python -m benchmarks.splits --dataset shapes --splits 5 --seeds 0,1,2,3,4 [--json] [--markdown] [--folder FOLDER]
+
+Needs `duplex data split shapes --splits 5`, and `duplex prepare` and `duplex extract` of each split. Nothing is tuned:
+a row is trained as params.yaml says. Runs go seed by seed and are kept in the folder, so that a study that was stopped
+goes on where it was, and `--seeds` of the runs that are there gives their table at once. A row that trains nothing is
+run once a split and stands for every seed. Differences are paired, with 95 % intervals over splits, seeds and images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import emit, say
+from benchmarks.methods import ENDS, Bench, margins, shown_in
+from duplex.artifacts import RunPaths
+from duplex.data.resplit import split_name
+from duplex.evaluation.splits import compare_splits
+from duplex.labels import WORLDS
+from duplex.params import Params, load_params
+from duplex.report.aggregate import mean
+
+ROWS = "clip,cso,static,duplex,duplex_open,closed_form,duplex_plus"
+Runs = list[list[RunPaths]]  # of a row: [splits][seeds]
+
+
+def run_all(
+    params: Params, datasets: Sequence[str], rows: Sequence[str], seeds: Sequence[int], folder: Path
+) -> dict[str, Runs]:
+    """Every row on every split, one seed after the other."""
+    benches = [Bench(params, dataset, folder) for dataset in datasets]
+    runs: dict[str, Runs] = {row: [[] for _ in datasets] for row in rows}
+    for seed in seeds:
+        for place, bench in enumerate(benches):
+            for row in rows:
+                before = runs[row][place]
+                fixed = bool(before) and not json.loads(before[0].timing.read_text())["parameters"]
+                rate = params.training(bench.dataset, row).learning_rate
+                before.append(before[0] if fixed else bench.run(row, rate, seed, tested=True))
+                if not fixed:
+                    say(f"{bench.dataset} {row} seed {seed}: {reached(before[-1])}")
+    return runs
+
+
+def reached(run: RunPaths) -> str:
+    found = json.loads(run.metrics.read_text())
+    return "  ".join(f"{world} {found[world]['auc']:.2f}" for world in WORLDS if world in found)
+
+
+def measured(runs: Runs, world: str) -> dict[str, Any]:
+    """Means over seeds and splits, and the standard deviation between splits of their AUC."""
+    parts = [[json.loads(run.metrics.read_text())[world] for run in split] for split in runs]
+    by_split = [mean([part["auc"] for part in split]) for split in parts]
+    middle = mean(by_split)
+    spread = (sum((auc - middle) ** 2 for auc in by_split) / (len(by_split) - 1)) ** 0.5
+    said = {key: mean([mean([part[key] for part in split]) for split in parts]) for key in ENDS}
+    return {**said, "auc_deviation": spread, "auc_by_split": by_split}
+
+
+def difference(first: Runs, second: Runs, world: str) -> dict[str, Any]:
+    """AUC of the second over the first, in points."""
+    sides = [[[margins(run, world) for run in split] for split in runs] for runs in (first, second)]
+    found = compare_splits(*sides)  # type: ignore[arg-type]  # both are for this world
+    gain = found.difference["auc"]
+    low, high = gain.interval or (float("nan"), float("nan"))
+    by_split = [100 * one["auc"] for one in found.by_split]
+    return {"auc": 100 * gain.value, "low": 100 * low, "high": 100 * high, "p": gain.p, "by_split": by_split}
+
+
+def table(params: Params, runs: dict[str, Runs], of: str) -> dict[str, Any]:
+    """World -> method -> its numbers, and what the row `of` has over it; a row shown as another stands for it."""
+    found: dict[str, Any] = {}
+    for world in WORLDS:
+        here = {shown: row for row in runs if (shown := shown_in(params, row, world))}
+        found[world] = {shown: measured(runs[row], world) for shown, row in here.items()}
+        for shown, row in here.items():
+            if shown != of and of in here:
+                found[world][shown]["difference"] = difference(runs[row], runs[here[of]], world)
+    return found
+
+
+def markdown(found: dict[str, Any], of: str) -> str:
+    header = ["method", *(text for world in WORLDS for text in (f"{world} AUC", f"`{of}` over it"))]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for name in dict.fromkeys(name for world in WORLDS for name in found[world]):
+        cells = [f"`{name}`"]
+        for world in WORLDS:
+            row = found[world].get(name)
+            gain = row and row.get("difference")
+            cells.append(f"{row['auc']:.1f} ± {row['auc_deviation']:.1f}" if row else "–")
+            cells.append(f"{gain['auc']:+.1f} ({gain['low']:+.1f} to {gain['high']:+.1f})" if gain else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="shapes")
+    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--rows", default=ROWS, help="methods or ablations of params.yaml")
+    parser.add_argument("--of", default="duplex_plus", help="the row that is compared with all others")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "duplex-splits")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--markdown", action="store_true", help="the table on stdout")
+    wanted = parser.parse_args()
+
+    params, seeds = load_params(), [int(seed) for seed in wanted.seeds.split(",")]
+    datasets = [split_name(wanted.dataset, number) for number in range(1, wanted.splits + 1)]
+    runs = run_all(params, datasets, wanted.rows.split(","), seeds, wanted.folder)
+    found = table(params, runs, wanted.of)
+    if wanted.json:
+        emit({"dataset": wanted.dataset, "splits": wanted.splits, "seeds": seeds, "of": wanted.of, **found})
+    if wanted.markdown:
+        print(markdown(found, wanted.of))
+
+
+if __name__ == "__main__":
+    main()

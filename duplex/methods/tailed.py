@@ -1,0 +1,118 @@
+"""Any method over features that move: the end of the image tower is trained with it (duplex/parts/tail.py).
+
+The method knows nothing of it. It reads `cls`, which is here what the tail makes of `deep`, the cached input of the
+tower's last blocks: in losses with gradients, elsewhere without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duplex.labels import Ints
+from duplex.methods.base import Batch, Exhibits, Inputs, Method, Scorer, Terms
+from duplex.options import Options
+from duplex.parts.tail import Tail
+
+
+class Moved(Mapping[str, Tensor]):
+    """Inputs whose CLS features a tail makes, once somebody asks for them."""
+
+    def __init__(self, inputs: Inputs, tail: Tail) -> None:
+        self.inputs, self.tail = inputs, tail
+
+    @cached_property
+    def features(self) -> Tensor:
+        found: Tensor = self.tail(self.inputs["deep"])
+        return found
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.features if name == "cls" else self.inputs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.inputs)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+class Tailed(Method[Options]):
+    """`method` with `tail` before it; both are its state."""
+
+    def __init__(self, method: Method[Any], tail: Tail) -> None:
+        super().__init__(method.setting, method.options)
+        self.method, self.tail = method, tail
+
+    def _moved(self, batch: Batch) -> Batch:
+        return Batch(Moved(batch.inputs, self.tail), batch.compositions)
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def start(self, train: Batch) -> None:
+        self.method.start(self._moved(train))
+
+    def groups(self) -> list[dict[str, Any]]:
+        own = self.method.groups()
+        return [*own, *self.tail.groups()] if own else []
+
+    def batches(self, train: Batch, size: int, order: torch.Generator) -> Iterable[Tensor]:
+        return self.method.batches(train, size, order)
+
+    def shared(self) -> tuple[Any, ...]:
+        self.method.checkpointing = self.tail.checkpointing = self.checkpointing
+        return self.method.shared()
+
+    def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
+        return self.method.losses(self._moved(batch), shared)
+
+    def after_batch(self) -> None:
+        self.method.after_batch()
+
+    def after_step(self) -> None:
+        self.method.after_step()
+
+    @torch.no_grad()
+    def follow(self, train: Batch) -> None:
+        self.method.follow(self._moved(train))
+
+    def after_epoch(self, epoch: int) -> None:
+        self.method.after_epoch(epoch)
+
+    @torch.no_grad()
+    def tune(self, images: Inputs, columns: Ints, auc: Callable[[Tensor], float]) -> None:
+        self.method.tune(Moved(images, self.tail), columns, auc)
+
+    # -- inference ------------------------------------------------------------------------------------------------
+
+    def scorer(self, columns: Ints) -> Scorer:
+        return self._before(self.method.scorer(columns))
+
+    def evidence(self, columns: Ints) -> Terms | None:
+        terms = self.method.evidence(columns)
+        return None if terms is None else self._before(terms)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return self.method.probabilities(scores)
+
+    def exhibits(self) -> Exhibits:
+        own = self.method.exhibits()
+        features, factors = (None if one is None else self._before(one) for one in (own.features, own.factors))
+        return replace(own, features=features, factors=factors)
+
+    def _before(self, read: Callable[[Inputs], Any]) -> Callable[[Inputs], Any]:
+        """`read` of inputs whose features have moved."""
+
+        @torch.no_grad()
+        def moved(inputs: Inputs) -> Any:
+            return read(Moved(inputs, self.tail))
+
+        return moved
+
+    def summary(self) -> dict[str, int]:
+        return {**self.method.summary(), **super().summary()}

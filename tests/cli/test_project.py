@@ -1,0 +1,113 @@
+"""A project from the installed package does what a clone does."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.subprocesses import ENVIRONMENT, ROOT
+
+DUPLEX = [sys.executable, "-c", "from duplex.cli import main; main()"]
+DVC = [sys.executable, "-m", "dvc"]
+
+
+def run(*command: object, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=folder, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_it_writes_a_project(tmp_path):
+    done = run(*DUPLEX, "init", "new", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "git init" in done.stderr and "dvc init" in done.stderr
+    folder = tmp_path / "new"
+    wanted = {"params.yaml", "dvc.yaml", "ablations", ".gitignore", "README.md", "pipeline", ".git", ".dvc"}
+    assert wanted <= set(os.listdir(folder))
+    assert (folder / "params.yaml").read_text() == (ROOT / "params.yaml").read_text()
+    for pipeline in ("dvc.yaml", "ablations/dvc.yaml"):
+        text = (folder / pipeline).read_text()
+        assert not re.search(r"- (\.\./)?duplex(/|$)", text, re.M)
+        assert text.count("always_changed: true") == 1
+        for dependency in re.findall(r"- (pipeline/\S+)", text):
+            assert (folder / dependency).is_file()
+    assert run(*DUPLEX, "params", "--check", folder=folder).returncode == 0
+    for place, stage in ((folder, "train@shapes-duplex-0"), (folder / "ablations", "ablate@static")):
+        stages = run(*DVC, "stage", "list", "--name-only", folder=place)
+        assert stages.returncode == 0 and stage in stages.stdout.split(), stages.stderr
+    status = run("git", "status", "--porcelain", "--untracked-files=all", folder=folder).stdout
+    assert "params.yaml" in status and ".dvc/tmp" not in status
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "dvc.yaml").write_text("mine")
+    done = run(*DUPLEX, "init", ".", folder=tmp_path)
+    assert done.returncode == 2 and "dvc.yaml is there already; choose an empty folder" in done.stderr
+    assert os.listdir(tmp_path) == ["dvc.yaml"] and (tmp_path / "dvc.yaml").read_text() == "mine"
+    done = run(*DUPLEX, "init", "dvc.yaml", folder=tmp_path)
+    assert done.returncode == 2 and "is a file; name a folder" in done.stderr
+
+
+def test_inside_somebodys_repository(tmp_path):
+    run("git", "init", "-q", folder=tmp_path)
+    done = run(*DUPLEX, "init", "a/part", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    part = tmp_path / "a" / "part"
+    assert not (part / ".git").exists() and (part / ".dvc" / "config").is_file()
+    assert run(*DVC, "stage", "list", folder=part).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("blocked", "said"), [("dvc", "pip install 'duplex[pipeline]'"), ("git", "git is not installed")]
+)
+def test_what_it_needs_is_named_before_anything_is_written(tmp_path, blocked, said):
+    hidden = "import sys; sys.modules['dvc'] = None; " if blocked == "dvc" else ""
+    path = str(tmp_path / "nothing") if blocked == "git" else os.environ["PATH"]
+    done = run(sys.executable, "-c", hidden + DUPLEX[2], "init", "new", folder=tmp_path, PATH=path)
+    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> Path:
+    """A fresh environment with the package from a wheel of the tree as it stands. All else is this environment's: a
+    folder named by a `.pth` file is not searched for further ones, such as that of an editable installation."""
+    scratch = tmp_path_factory.mktemp("wheel")
+    source, fresh = scratch / "source", scratch / "fresh"
+    listed = run("git", "ls-files", "-co", "--exclude-standard", "-z", folder=ROOT).stdout.split("\0")
+    for name in filter(None, listed):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    run_well(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", scratch, source, folder=scratch)
+    venv.create(fresh, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(fresh), "platbase": str(fresh)}))
+    (wheel,) = scratch.glob("*.whl")
+    run_well(*pip, "--python", fresh, "install", "--no-deps", "--no-index", wheel, folder=scratch)
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return fresh
+
+
+def run_well(*command: object, folder: Path) -> None:
+    done = run(*command, folder=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_an_installed_package_works_away_from_its_sources(environment, tmp_path):
+    """From `duplex init` to the report and to an answer: tests/smoke.py."""
+    smoke = tmp_path / "smoke.py"
+    smoke.write_bytes((ROOT / "tests" / "smoke.py").read_bytes())
+    path = f"{environment / 'bin'}:{os.environ['PATH']}"
+    done = run(environment / "bin" / "python", smoke, folder=tmp_path, PATH=path, PYTHONPATH="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"works in {environment}" in done.stdout

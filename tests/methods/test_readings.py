@@ -1,0 +1,43 @@
+"""Open readings of the paper's form; their losses have a twin in test_duplex."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from duplex.errors import UsageError
+from duplex.methods.duplex import DuplexOptions as Options
+from tests.methods.world import features, small_labels, small_method, step_of
+
+SEEN = small_labels().pairs["train"].tolist()
+
+
+def test_empty_rows_are_what_first_refines_them():
+    """A row of nothing gives a logit of 0; blended with nothing, the messages' mean is all there is."""
+    method = small_method(Options(width=5, adapter="none", unseen_rows="empty", momentum=0.9))
+    unseen = [c for c in range(method.labels.size) if c not in SEEN]
+    assert method.codebook.rows[unseen].count_nonzero() == 0
+    torch.testing.assert_close(method.codebook.rows[SEEN].norm(dim=1), torch.ones(len(SEEN), dtype=torch.float64))
+    step_of(method, features(len(SEEN), 5), SEEN, method.shared())
+    refined = method._refined
+    assert refined is not None
+    touched = [c for c in refined.compositions.tolist() if c in unseen]
+    assert touched
+    method.after_batch()
+    torch.testing.assert_close(method.codebook.rows[touched].norm(dim=1), torch.ones(len(touched), dtype=torch.float64))
+    rest = [c for c in unseen if c not in touched]
+    assert method.codebook.rows[rest].count_nonzero() == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"nodes": "label", "fusion": "additive"}, "nodes: label needs fusion"),
+        ({"blend": "anchored", "codebook": "trainable"}, "blend: anchored needs codebook: buffer"),
+        ({"fusion_rank": 0}, "fusion_rank is 0"),
+        ({"fusion_rank": 4, "fusion": "additive"}, "fusion: additive has no matrices"),
+    ],
+)
+def test_readings_that_exclude_each_other(row, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        Options(**row)

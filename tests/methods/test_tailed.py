@@ -1,0 +1,202 @@
+"""Methods whose features move: every kind over a tail is that kind over the features that the tail makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from duplex.errors import DuplexError, UsageError
+from duplex.features.examples import Examples
+from duplex.methods.base import Batch, Setting
+from duplex.methods.registry import make, parse, sources
+from duplex.methods.tailed import Tailed
+from duplex.options import TailOptions, TrainingOptions
+from duplex.parts.factors import unit
+from duplex.parts.statistics import Statistics
+from duplex.parts.tail import tail_maker
+from duplex.resume import State
+from duplex.testing import small_batch, small_setting
+from duplex.training import Run, make_optimiser, optimiser_step, train
+
+KINDS = [kind for kind, source in sources().items() if source.module.startswith("duplex.") and kind != "lde"]
+SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=16, epochs=3)
+ROW = (192, 3, 3)
+
+
+@cache
+def deep_setting(adapter: str = "tail", **options: Any) -> Setting:
+    record = {"name": "tiny", "tag": "", "depth": "1", "precision": "fp32"}
+    tail = tail_maker(record, TailOptions(1, adapter, **options), "cpu")  # type: ignore[arg-type]
+    plain = small_setting()
+    return replace(plain, inputs={**plain.inputs, "deep": ROW}, image_tail=tail)
+
+
+def deep_batch(count: int = 48, seed: int = 0) -> Batch:
+    """The same maps for images of one pair, but for noise."""
+    plain, random = small_batch(count, seed), torch.Generator().manual_seed(seed + 7)
+    own = torch.rand(12, *ROW, generator=torch.Generator().manual_seed(1))
+    deep = own[plain.compositions] + 0.1 * torch.rand(count, *ROW, generator=random)
+    return Batch({**plain.inputs, "deep": deep.half()}, plain.compositions)
+
+
+def begun(kind: str = "prompts", setting: Setting | None = None, stirred: bool = True, **options: Any) -> Tailed:
+    setting = setting or deep_setting()
+    torch.manual_seed(0)
+    method = make(kind, parse(kind, options), setting)
+    assert isinstance(method, Tailed)
+    if stirred:
+        with torch.no_grad():
+            for weight in method.tail.parameters():
+                weight.add_(0.05 * torch.randn_like(weight))
+    method.eval()
+    method.start(deep_batch())
+    return method
+
+
+def moved(method: Tailed, batch: Batch) -> Batch:
+    """As a method without a tail would be given it."""
+    return Batch({**batch.inputs, "cls": method.tail(batch.inputs["deep"])}, batch.compositions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_reads_what_the_tail_makes(kind: str) -> None:
+    method, batch = begun(kind), deep_batch(24, seed=3)
+    columns = method.labels.target("open", "test")
+    with torch.no_grad():
+        own = moved(method, batch)
+        assert not torch.allclose(own.z, batch.z, atol=1e-2)
+        torch.testing.assert_close(
+            method.scorer(columns)(batch.inputs), method.method.scorer(columns)(own.inputs), atol=1e-6, rtol=1e-5
+        )
+        shown = method.exhibits().features
+        if shown is not None:
+            torch.testing.assert_close(shown(batch.inputs), method.method.exhibits().features(own.inputs))
+    torch.manual_seed(5)
+    found = torch.stack(list(method.losses(batch, method.shared()).values())).sum()
+    found.backward()
+    through = [parameter.grad.clone() for parameter in method.tail.parameters()]
+    method.zero_grad()
+    torch.manual_seed(5)
+    twin = torch.stack(list(method.method.losses(moved(method, batch), method.method.shared()).values())).sum()
+    twin.backward()
+    torch.testing.assert_close(found, twin)
+    assert any(grad.abs().max() > 0 for grad in through)
+    for grad, parameter in zip(through, method.tail.parameters(), strict=True):
+        torch.testing.assert_close(grad, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("adapter", ["tail", "lora", "trained"])
+def test_a_step_moves_the_tail_at_its_own_rate(adapter: str) -> None:
+    method = begun(setting=deep_setting(adapter, learning_rate=1e-6), stirred=False)
+    batch, before = deep_batch(), [parameter.detach().clone() for parameter in method.parameters()]
+    optimiser_step(
+        method.train(), batch, torch.arange(48), replace(SETTINGS, accumulate=3), make_optimiser(method, SETTINGS)
+    )
+    tail = {id(parameter) for parameter in method.tail.parameters()}
+    steps = {True: 0.0, False: 0.0}
+    for parameter, old in zip(method.parameters(), before, strict=True):
+        inside = id(parameter) in tail
+        steps[inside] = max(steps[inside], float((parameter.detach() - old).abs().max()))
+    assert steps[False] == pytest.approx(0.01, rel=0.1)
+    assert 0.5e-6 < steps[True] < 2e-6  # float32 rounds a weight's sum
+
+
+def test_accumulated_batches_are_one_step_of_the_whole() -> None:
+    """Text is encoded once, the tail runs batch by batch; without dropout the gradients are those of one pass."""
+    grads = []
+    for size in (16, 48):
+        method = begun(setting=deep_setting(dropout=0.0), adapter="none")
+        settings = replace(SETTINGS, batch_size=size, accumulate=48 // size)
+        optimiser = torch.optim.SGD(method.parameters(), lr=0.0)
+        optimiser_step(method.train(), deep_batch(), torch.arange(48), settings, optimiser)
+        grads.append(torch.cat([parameter.grad.flatten() for parameter in method.tail.parameters()]))
+    torch.testing.assert_close(grads[0], grads[1], atol=1e-6, rtol=1e-4)
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_resumed_run_ends_in_the_same_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = deep_batch()
+    examples = Examples(torch.arange(len(batch)).numpy(), batch.inputs, batch.compositions)
+    partial, save = tmp_path / "training.partial", State.save
+
+    def run(**more: Any) -> dict[str, torch.Tensor]:
+        method = begun("closed_form", stirred=False)
+        train(method, examples, SETTINGS, 0, lambda current: float(current.method.sums.abs().sum()), **more)
+        return method.state_dict()
+
+    def dying(state: State, path: Path) -> None:
+        save(state, path)
+        if state.epoch == 2:
+            raise Killed
+
+    whole = run()
+    monkeypatch.setattr(State, "save", dying)
+    with pytest.raises(Killed):
+        run(run=Run(partial=partial, key="k"))
+    monkeypatch.undo()
+    again = run(run=Run(partial=partial, key="k"))
+    assert whole.keys() == again.keys() and any(name.startswith("tail.") for name in whole)
+    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+
+
+def test_statistics_follow_the_features() -> None:
+    method, batch = begun("closed_form"), deep_batch()
+    with torch.no_grad():
+        for weight in method.tail.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+        own = moved(method, batch)
+        wanted = Statistics.of(unit(own.z), own.compositions, 4, 3)
+        assert not torch.allclose(method.method.sums, wanted.sums, atol=1e-3)  # type: ignore[arg-type]
+        method.follow(batch)
+    torch.testing.assert_close(method.method.sums, wanted.sums, atol=1e-5, rtol=0)
+    torch.testing.assert_close(method.method.moment, wanted.moment, atol=1e-5, rtol=0)
+
+
+def test_rows_of_the_codebook_follow_the_features() -> None:
+    for rows, options in (("recomputed", {}), ("ema", {"momentum": 0.0})):
+        method = begun("duplex", stirred=False, graph=False, rows=rows, **options)  # type: ignore[arg-type]
+        batch = deep_batch()
+        fresh = begun("duplex", stirred=False, graph=False)
+        with torch.no_grad():
+            for weight in (*method.tail.parameters(), *fresh.tail.parameters()):
+                weight.fill_(0.02)
+        if rows == "ema":  # rows of one batch alone are its means
+            method.losses(batch, method.shared())
+            method.after_batch()
+        stale = fresh.method.codebook.rows.clone()
+        method.follow(batch)
+        fresh.start(batch)
+        seen = torch.as_tensor(method.labels.pairs["train"])
+        assert not torch.allclose(stale, fresh.method.codebook.rows, atol=1e-2)  # type: ignore[arg-type]
+        torch.testing.assert_close(
+            method.method.codebook.rows[seen], fresh.method.codebook.rows[seen], atol=1e-5, rtol=0
+        )
+
+
+def test_a_tail_that_nothing_would_move_is_refused() -> None:
+    with pytest.raises(UsageError, match="kind 'lde' trains nothing"):
+        make("lde", parse("lde", {}), deep_setting())
+    with pytest.raises(UsageError, match="kind 'prompts' trains nothing with these options, so a tail"):
+        make("prompts", parse("prompts", {"losses": [], "context": "fixed", "vocabulary": "fixed"}), deep_setting())
+
+
+def test_a_tail_that_diverges_is_named() -> None:
+    batch = deep_batch()
+    examples = Examples(torch.arange(len(batch)).numpy(), batch.inputs, batch.compositions)
+    method = begun(stirred=False)
+
+    def broken(current: Any) -> None:
+        with torch.no_grad():
+            next(current.tail.parameters()).fill_(float("nan"))
+
+    method.after_step = lambda: broken(method)  # type: ignore[method-assign]
+    with pytest.raises(DuplexError, match=r"tail\.trained\.0\.down\.weight diverged"):
+        train(method, examples, replace(SETTINGS, batch_size=48), 0, lambda _: 0.0)

@@ -1,0 +1,195 @@
+"""A row with a tail from pictures to answers: training, evaluation and recognition run the same end of the tower."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from duplex.artifacts import ArtifactPaths
+from duplex.checkpoint import load_checkpoint, read_record
+from duplex.data.shapes import render_pictures, shapes_manifest
+from duplex.errors import UsageError
+from duplex.features.tokens import read_tokens
+from duplex.methods.tailed import Tailed
+from duplex.params import Params, load_params
+from duplex.recognition.export import exported_tensors
+from duplex.recognition.recognizer import Recognizer
+from duplex.stages import evaluate, train
+from duplex.stages import inputs as inputs_module
+from duplex.stages.extract import extract
+from duplex.stages.inputs import load_inputs
+from duplex.stages.plan import planned
+from duplex.stages.prepare import prepare
+from duplex.stages.shown import load_shown
+from tests.subprocesses import ENVIRONMENT
+
+SHIPPED = Path(__file__).parents[1] / "params.yaml"
+
+
+@dataclass(frozen=True)
+class Project:
+    folder: Path
+
+    @property
+    def paths(self) -> ArtifactPaths:
+        return ArtifactPaths(self.folder / "artifacts")
+
+    def params(self, **changes: object) -> Params:
+        return load_params(self.folder / "params.yaml").model_copy(update=changes)
+
+    def checkpoint(self, method: str) -> Path:
+        return self.paths.run("own", method, 0).checkpoint
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Project:
+    """A twentieth of `shapes`, cached at depth 2; a row with a tail of one block, trained and evaluated."""
+    folder = tmp_path_factory.mktemp("deep")
+    manifest = shapes_manifest(scale=0.05)
+    render_pictures(manifest, folder / "pictures")
+    manifest.to_csv(folder / "pictures.csv", index=False)
+    record = YAML(typ="safe").load(SHIPPED.read_text())
+    record["run"] = {"datasets": ["own"], "methods": ["deep"], "seeds": [0]}
+    record["device"], record["extraction"]["depth"] = "cpu", 2
+    record["evaluation"]["bootstrap"] = 20
+    record["datasets"]["own"] = {
+        "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
+        "encoder": {"name": "tiny"},
+        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2},
+    }
+    record["methods"]["deep"] = {"of": "duplex_plus", "tail": {"depth": 1}}
+    record["methods"]["deeper"] = {"of": "deep", "tail": {"depth": 3}}
+    record["methods"]["flat"] = {"of": "cso"}
+    with (folder / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    found = Project(folder)
+    prepare(found.params(), "own", found.paths)
+    extract(found.params(), "own", found.paths, num_workers=0)
+    train.run(found.params(), "own", "deep", 0, found.paths)
+    evaluate.run(found.params(), "own", "deep", 0, found.paths)
+    return found
+
+
+def test_the_checkpoint_holds_what_was_trained_and_no_frozen_tower(project) -> None:
+    record = read_record(project.checkpoint("deep"))
+    assert record.tail is not None and (record.tail.depth, record.encoder["depth"]) == (1, "2")
+    inputs = load_inputs(project.params(), "own", project.paths, {"cls", "text"}, tail=record.tail)
+    method = load_checkpoint(project.checkpoint("deep"), inputs.setting(), inputs.encoder)
+    assert isinstance(method, Tailed)
+    names = [name for name in method.state_dict() if name.startswith("tail.")]
+    assert len(names) == 4 and all(".up." in name or ".down." in name for name in names)
+    assert method.tail.trained[0].up.weight.abs().max() > 0
+
+
+def test_pictures_are_answered_as_the_evaluation_has_them(project) -> None:
+    """From files through the whole tower, and from the cache: the same scores."""
+    recognizer = Recognizer.load(project.checkpoint("deep").parent, device="cpu")
+    record = read_record(project.checkpoint("deep"))
+    inputs = load_inputs(project.params(), "own", project.paths, {"cls", "text"}, tail=record.tail)
+    test, method = inputs.examples["test"], recognizer.trained.method
+    columns = inputs.labels.target("closed", "test")
+    files = [project.folder / "pictures" / image for image in inputs.manifest["image"].to_numpy()[test.rows][:20]]
+    wanted = method.scorer(columns)({name: values[:20] for name, values in test.inputs.items()})
+    torch.testing.assert_close(recognizer.scores(files, "closed"), wanted, rtol=0, atol=1e-4)
+    plain = method.method.scorer(columns)({"cls": test.inputs["cls"][:20]})
+    assert not torch.allclose(plain, wanted, atol=1e-2)
+    answers = list(recognizer.stream(files, num_workers=0))
+    assert [one.best.name for one in answers] == [one.best.name for one in recognizer(files)]
+    with pytest.raises(UsageError, match="reads what enters the image tower's last blocks too; give it pictures"):
+        recognizer.scores(np.zeros((1, 128), np.float32))
+    with pytest.raises(UsageError, match="methods of kind 'closed_form' with a tail have no form"):
+        exported_tensors(recognizer.trained, "closed")
+
+
+def test_what_the_report_looks_at_moves_as_well(project) -> None:
+    shown = load_shown(project.params(), "own", "deep", 0, project.paths)
+    features = shown.method.exhibits().features
+    test = shown.inputs.examples["test"]
+    assert features is not None and not torch.allclose(
+        features(test.inputs), shown.method.method.exhibits().features({"cls": test.z}), atol=1e-2
+    )
+    assert shown.at_start("closed_form", 0).tail.trained[0].up.weight.abs().max() == 0
+
+
+def test_from_the_disk_the_same_is_evaluated_and_training_runs(project, monkeypatch) -> None:
+    wanted = evaluate.run(project.params(), "own", "deep", 0, project.paths)
+    held = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
+    monkeypatch.setattr(inputs_module, "read_tokens", partial(read_tokens, limit=0))
+    assert evaluate.run(project.params(), "own", "deep", 0, project.paths) == wanted
+    found = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0))
+    assert found.history[0] == held.history[0]  # the start: statistics of all training images
+    assert found.history[1] != held.history[1]  # images in another order
+    assert found.history[-1]["loss_ct"] == pytest.approx(held.history[-1]["loss_ct"], rel=0.2)
+
+
+def test_a_deep_cache_serves_rows_without_a_tail(project) -> None:
+    train.run(project.params(), "own", "flat", 0, project.paths)
+    assert read_record(project.checkpoint("flat")).tail is None
+
+
+def test_a_deeper_wish_names_the_command(project) -> None:
+    with pytest.raises(UsageError, match=r"tail.depth is 3 and .* holds depth 2; .*`duplex extract --dataset own`"):
+        train.run(project.params(), "own", "deeper", 0, project.paths)
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        ({"adapter": "lora"}, r"methods\.deep\.tail\.depth: missing"),
+        ({"depth": 0}, r"methods\.deep\.tail: depth is 0; it is at least 1"),
+        ({"depth": 1, "adapter": "trained", "width": 4}, r"adapter: trained has no width"),
+        ({"depth": 1, "adapter": "lora", "dropout": 0.3}, r"adapter: lora has no dropout"),
+        ({"depth": 1, "learning_rate": 0.0}, r"learning_rate is 0\.0"),
+        ({"deep": 1}, r"methods\.deep\.tail\.deep: unknown key; known: depth, adapter"),
+        (3, r"methods\.deep\.tail is 3; it must be a table"),
+    ],
+)
+def test_a_tail_written_wrongly_is_one_sentence(project, tmp_path: Path, tail, said) -> None:
+    record = YAML(typ="safe").load((project.folder / "params.yaml").read_text())
+    record["methods"]["deep"] = {"of": "cso", "tail": tail}
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    with pytest.raises(UsageError, match=said):
+        load_params(tmp_path / "params.yaml").check_rows()
+
+
+def test_a_run_depends_on_its_tail(project) -> None:
+    plain, deep = (planned(project.params(), "own", name)["train"] for name in ("flat", "deep"))
+    assert "tail" not in plain and deep["tail"]["depth"] == 1
+
+
+def test_killed_training_ends_in_the_same_bytes(project) -> None:
+    """SIGKILL after the first epoch, then the same command again."""
+    run, command = project.paths.run("own", "deep", 7), ["train", "--dataset", "own", "--method", "deep", "--seed", "7"]
+    files, partial = (run.checkpoint, run.history), run.root / "training.partial"
+    assert start(command, project.folder).wait() == 0
+    whole = [path.read_bytes() for path in files]
+    for path in files:
+        path.unlink()
+    process = start(command, project.folder)
+    while not partial.exists() and process.poll() is None:
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert partial.exists() and not run.checkpoint.exists()
+    last = start(command, project.folder)
+    assert "going on after epoch" in last.communicate()[1]
+    assert [path.read_bytes() for path in files] == whole
+    assert json.loads(run.timing.read_text())["parameters"] > 20_000
+
+
+def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from duplex.cli import main; main()", *words]
+    environment = {**os.environ, **ENVIRONMENT}
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment)
