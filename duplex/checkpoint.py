@@ -192,6 +192,8 @@ def _record(path: Path, meta: Mapping[str, Any]) -> Record:
 
 
 def _metadata(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise DuplexError(f"{path} is a folder, a device or a pipe, not a checkpoint")
     try:
         with safe_open(path, "pt") as file:
             meta = json.loads((file.metadata() or {})["duplex"])

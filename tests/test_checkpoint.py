@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -106,6 +107,13 @@ def test_tensors_without_a_record_are_refused(saved, tmp_path):
     save_file(load_file(saved[0]), bare)
     with pytest.raises(DuplexError, match="is not a checkpoint"):
         read_record(bare)
+
+
+def test_a_pipe_or_a_folder_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(DuplexError, match="not a checkpoint"):
+            read_record(path)
 
 
 def test_a_missing_checkpoint_names_the_command(tmp_path):

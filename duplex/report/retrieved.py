@@ -23,7 +23,7 @@ Look = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
-class Gaze:
+class Viewing:
     """What a method lets people look at, the test images, and how to show them."""
 
     method: Exhibits
@@ -37,13 +37,13 @@ class Gaze:
         return self.test.compositions.cpu().numpy()
 
 
-def prototype_blocks(gaze: Gaze, embedded: Embedded, file: str) -> tuple[list[Block], dict[str, Any]]:
+def prototype_blocks(viewing: Viewing, embedded: Embedded, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Tables and galleries of retrieval by prototypes, and the numbers that will be in `file`."""
-    if embedded.z is None or not (gaze.method.semantic or gaze.method.visual):
+    if embedded.z is None or not (viewing.method.semantic or viewing.method.visual):
         return [Note("The method has no prototypes to look at.")], {}
-    present = np.unique(gaze.own)
-    numbers: dict[str, Any] = {"precision_at_4": _precisions(gaze, embedded, present)}
-    return [_precision_table(numbers, file), _prototype_gallery(gaze, embedded, present)], numbers
+    present = np.unique(viewing.own)
+    numbers: dict[str, Any] = {"precision_at_4": _precisions(viewing, embedded, present)}
+    return [_precision_table(numbers, file), _prototype_gallery(viewing, embedded, present)], numbers
 
 
 @dataclass(frozen=True)
@@ -57,34 +57,34 @@ class Hit:
     right: bool
 
 
-def prototype_hits(gaze: Gaze, embedded: Embedded, composition: int, top: int) -> dict[str, list[Hit]]:
+def prototype_hits(viewing: Viewing, embedded: Embedded, composition: int, top: int) -> dict[str, list[Hit]]:
     """The test images nearest to each kind of prototype of a composition."""
-    if embedded.z is None or not (gaze.method.semantic or gaze.method.visual):
+    if embedded.z is None or not (viewing.method.semantic or viewing.method.visual):
         raise UsageError("this method has no prototypes to look at; choose another one with --method")
     found = {}
-    for kind, prototype in prototypes_of(gaze.method, np.array([composition])).items():
+    for kind, prototype in prototypes_of(viewing.method, np.array([composition])).items():
         rows, cosines = nearest(prototype, embedded.z, top)
-        found[kind] = hits(gaze, rows[0], cosines[0], composition)
+        found[kind] = hits(viewing, rows[0], cosines[0], composition)
     return found
 
 
-def hits(gaze: Gaze, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:
-    own = gaze.own
+def hits(viewing: Viewing, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:
+    own = viewing.own
     return [
-        Hit(row, gaze.images[row], gaze.labels.name(int(own[row])), cosine, bool(own[row] == wanted))
+        Hit(row, viewing.images[row], viewing.labels.name(int(own[row])), cosine, bool(own[row] == wanted))
         for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True)
     ]
 
 
-def _precisions(gaze: Gaze, embedded: Embedded, present: Ints) -> dict[str, dict[str, float]]:
+def _precisions(viewing: Viewing, embedded: Embedded, present: Ints) -> dict[str, dict[str, float]]:
     """Share of the four nearest images that have the prototype's label, in percent, over test compositions."""
     assert embedded.z is not None
     found: dict[str, dict[str, float]] = {}
-    for kind, prototypes in prototypes_of(gaze.method, present).items():
+    for kind, prototypes in prototypes_of(viewing.method, present).items():
         rows, _ = nearest(prototypes, embedded.z, TOP)
-        seen = gaze.labels.seen[present]
+        seen = viewing.labels.seen[present]
         found[kind] = {
-            name: 100 * precision(rows[mask], gaze.own, present[mask])
+            name: 100 * precision(rows[mask], viewing.own, present[mask])
             for name, mask in (("seen", seen), ("unseen", ~seen), ("all", np.ones_like(seen)))
             if mask.any()
         }
@@ -101,28 +101,28 @@ def _precision_table(numbers: dict[str, Any], file: str) -> Table:
     return Table("Precision among the nearest four", [Column("of", False), *map(Column, groups)], rows, note)
 
 
-def _prototype_gallery(gaze: Gaze, embedded: Embedded, present: Ints) -> Gallery:
+def _prototype_gallery(viewing: Viewing, embedded: Embedded, present: Ints) -> Gallery:
     groups = []
-    for composition in _most_pictured(gaze, present):
-        found = prototype_hits(gaze, embedded, composition, TOP)
+    for composition in _most_pictured(viewing, present):
+        found = prototype_hits(viewing, embedded, composition, TOP)
         strips = [
-            Strip(f"nearest to the {kind} prototype", [thumb(gaze, hit) for hit in some])
+            Strip(f"nearest to the {kind} prototype", [thumb(viewing, hit) for hit in some])
             for kind, some in found.items()
         ]
-        kind = "seen" if gaze.labels.seen[composition] else "unseen"
-        groups.append(Group(f"{gaze.labels.name(composition)} ({kind})", strips))
+        kind = "seen" if viewing.labels.seen[composition] else "unseen"
+        groups.append(Group(f"{viewing.labels.name(composition)} ({kind})", strips))
     return Gallery(groups, "Test images nearest to a pair's prototypes, with their labels and cosines.")
 
 
-def _most_pictured(gaze: Gaze, present: Ints) -> list[int]:
+def _most_pictured(viewing: Viewing, present: Ints) -> list[int]:
     """Test compositions with the most images: half of them seen, half unseen where there are any."""
-    counts = np.bincount(gaze.own, minlength=gaze.labels.size)[present]
+    counts = np.bincount(viewing.own, minlength=viewing.labels.size)[present]
     order = present[np.argsort(-counts, kind="stable")]
-    seen = gaze.labels.seen[order]
+    seen = viewing.labels.seen[order]
     half = SHOWN // 2
     return [*order[seen][:half].tolist(), *order[~seen][:half].tolist()]
 
 
-def thumb(gaze: Gaze, hit: Hit) -> Thumb:
+def thumb(viewing: Viewing, hit: Hit) -> Thumb:
     said = [Line(f"cosine {hit.cosine:.3f}")]
-    return Thumb(gaze.look(hit.image), hit.label, f"test image labelled {hit.label}", hit.right, said)
+    return Thumb(viewing.look(hit.image), hit.label, f"test image labelled {hit.label}", hit.right, said)

@@ -15,7 +15,7 @@ from duplex.progress import Live
 from duplex.report.maps import EARLY, STEPS, Array, Rows, Scene, count, draw_maps
 from duplex.report.prototypes import embed
 from duplex.stages.inventory import prototype_run
-from duplex.stages.shown import Shown, load_shown
+from duplex.stages.shown import ShownRun, load_shown
 
 COLUMNS = ["map", "kind", "label", "object", "seen", "x", "y"]
 
@@ -33,7 +33,7 @@ def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> Non
     table.to_csv(out, index=False, lineterminator="\n", float_format="%.4f")
 
 
-def scene_of(shown: Shown, kind: str, seed: int) -> Scene:
+def scene_of(shown: ShownRun, kind: str, seed: int) -> Scene:
     """The method and its test images as arrays, and the visual prototypes as training found them."""
     method, labels, test = shown.method.exhibits(), shown.inputs.labels, shown.inputs.examples["test"]
     start = None if method.visual is None else shown.at_start(kind, seed).exhibits().visual

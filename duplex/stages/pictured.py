@@ -52,12 +52,12 @@ def _retrieved(
     """Needs the checkpoint, the features and the encoder's text tower."""
     name = f"retrieval-{dataset}.json"
     try:
-        gaze = load_shown(params, dataset, *chosen, paths).gaze()
+        viewing = load_shown(params, dataset, *chosen, paths).viewing()
     except DuplexError as error:
         return Pictured([Part("What the prototypes hold", [Note(f"Not shown: {error}")])], {})
-    embedded, file = embed(gaze.method, gaze.test), (paths.report / name).as_posix()
-    prototypes, precisions = prototype_blocks(gaze, embedded, file)
-    swaps, swapped = swap_blocks(gaze, embedded, file)
+    embedded, file = embed(viewing.method, viewing.test), (paths.report / name).as_posix()
+    prototypes, precisions = prototype_blocks(viewing, embedded, file)
+    swaps, swapped = swap_blocks(viewing, embedded, file)
     parts = [
         Part("What the prototypes hold", [*missing, *prototypes]),
         Part("Swapped states and objects", [*missing, *swaps]),

@@ -19,10 +19,10 @@ from duplex.report.prototypes import embed
 from duplex.report.retrieved import Hit, prototype_hits
 from duplex.report.swaps import swap_hits
 from duplex.stages.inventory import shown_run
-from duplex.stages.shown import Shown, load_shown
+from duplex.stages.shown import ShownRun, load_shown
 
 
-def shown(params: Params, dataset: str, method: str | None, seed: int | None) -> Shown:
+def shown(params: Params, dataset: str, method: str | None, seed: int | None) -> ShownRun:
     """The run that is asked for; by default the one whose prototypes the report shows."""
     params.dataset(dataset)
     chosen = shown_run(params, dataset, ArtifactPaths())
@@ -30,10 +30,10 @@ def shown(params: Params, dataset: str, method: str | None, seed: int | None) ->
     return load_shown(params, dataset, *picked, ArtifactPaths())
 
 
-def retrieve(source: Shown, text: str, top: int) -> dict[str, list[Hit]]:
+def retrieve(source: ShownRun, text: str, top: int) -> dict[str, list[Hit]]:
     """The test images nearest to the semantic and to the visual prototype of a pair, named as in a prompt."""
-    gaze = source.gaze()
-    return prototype_hits(gaze, embed(gaze.method, gaze.test), find_pair(gaze.labels, text), top)
+    viewing = source.viewing()
+    return prototype_hits(viewing, embed(viewing.method, viewing.test), find_pair(viewing.labels, text), top)
 
 
 def find_pair(labels: LabelSpace, text: str) -> int:
@@ -51,10 +51,10 @@ def find_pair(labels: LabelSpace, text: str) -> int:
     raise UsageError(f"{text!r} is not a state and an object of the data set{hint}; its labels are in labels.json")
 
 
-def swap(params: Params, dataset: str, source: Shown, pictures: tuple[Path, Path], top: int) -> list[Hit]:
+def swap(params: Params, dataset: str, source: ShownRun, pictures: tuple[Path, Path], top: int) -> list[Hit]:
     """The test images nearest to the state of the first picture and the object of the second."""
-    gaze = source.gaze()
-    factors = gaze.method.factors
+    viewing = source.viewing()
+    factors = viewing.method.factors
     if factors is None:
         raise UsageError("this method has no state and object factors to swap; choose another one with --method")
     opened = [_picture(path) for path in pictures]
@@ -62,8 +62,8 @@ def swap(params: Params, dataset: str, source: Shown, pictures: tuple[Path, Path
     encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
     pixels = torch.stack([encoder.image_transform(picture) for picture in opened])
     z_s, z_o = factors({"cls": encoder.encode_images(pixels)})
-    embedded = embed(gaze.method, gaze.test)
-    return swap_hits(gaze, embedded, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
+    embedded = embed(viewing.method, viewing.test)
+    return swap_hits(viewing, embedded, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
 
 
 def _picture(path: Path) -> Image.Image:

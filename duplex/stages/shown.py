@@ -14,21 +14,21 @@ from duplex.methods.base import Method
 from duplex.methods.registry import find
 from duplex.params import Params
 from duplex.report.qualitative import look_under
-from duplex.report.retrieved import Gaze
+from duplex.report.retrieved import Viewing
 from duplex.stages.inputs import Inputs, load_inputs
 from duplex.stages.train import begin
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownRun:
     method: Method[Any]
     inputs: Inputs
     root: Path  # of the pictures
 
-    def gaze(self) -> Gaze:
+    def viewing(self) -> Viewing:
         test = self.inputs.examples["test"]
         images = self.inputs.manifest["image"].to_numpy()[test.rows].tolist()
-        return Gaze(self.method.exhibits(), self.inputs.labels, test, images, look_under(self.root))
+        return Viewing(self.method.exhibits(), self.inputs.labels, test, images, look_under(self.root))
 
     def at_start(self, kind: str, seed: int) -> Method[Any]:
         """The method as training found it."""
@@ -36,11 +36,11 @@ class Shown:
         return fresh.eval()
 
 
-def load_shown(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> Shown:
+def load_shown(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> ShownRun:
     """On the CPU: one pass over a few thousand features."""
     path = paths.run(dataset, method, seed).checkpoint
     record = read_record(path)
     needs, precision = find(record.kind).needs(record.options), params.training(dataset, method).precision
     inputs = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, needs, precision, record.tail)
     trained = load_checkpoint(path, inputs.setting(), inputs.encoder)
-    return Shown(trained, inputs, params.dataset(dataset).source.root)
+    return ShownRun(trained, inputs, params.dataset(dataset).source.root)

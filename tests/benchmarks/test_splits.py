@@ -79,7 +79,7 @@ def test_differences_are_those_of_the_margins_in_the_worlds_of_both(done, params
     assert set(found["closed"]) == set(found["open"]) == {"clip", "duplex", "duplex_plus"}
     assert "difference" not in found["closed"]["duplex_plus"]
     sides = [[[margins(run, "open") for run in split] for split in runs[row]] for row in ("duplex_open", "duplex_plus")]
-    expected = compare_splits(*sides)
+    expected = compare_splits(*sides)  # type: ignore[arg-type]
     gain = found["open"]["duplex"]["difference"]
     assert (gain["auc"], gain["low"], gain["high"]) == pytest.approx(
         tuple(100 * value for value in (expected.difference["auc"].value, *expected.difference["auc"].interval))

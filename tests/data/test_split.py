@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from duplex.data.shares import SplitOptions
-from duplex.data.split import make_split
+from duplex.data.split import _divide, _hold_out, make_split
 from duplex.errors import DuplexError, UsageError
 
 GRIDS = st.dictionaries(st.tuples(st.integers(0, 6), st.integers(0, 6)), st.integers(1, 9), min_size=4, max_size=49)
@@ -115,3 +115,23 @@ def test_two_pairs_that_can_be_held_out_are_enough_and_each_split_gets_one() -> 
         _, unseen = parts(frame_of(grid), SplitOptions(0, val, test))
         assert len(unseen["val"]) == len(unseen["test"]) == 1
         assert made.short == max(1, round(val * 4)) + max(1, round(test * 4)) - 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(GRIDS, st.integers(1, 30), st.randoms())
+def test_a_pair_is_held_out_where_others_that_stay_have_its_state_and_its_object(grid, wanted, random) -> None:
+    pairs = [(f"s{s}", f"o{o}") for s, o in grid]
+    random.shuffle(pairs)
+    held: list[tuple[str, str]] = []
+    for pair in pairs:
+        stay = [other for other in pairs if other != pair and other not in held]
+        if len(held) < wanted and pair[0] in {s for s, _ in stay} and pair[1] in {o for _, o in stay}:
+            held.append(pair)
+    assert _hold_out(pairs, wanted) == held
+
+
+def test_each_share_begins_with_one_image_and_loses_none() -> None:
+    """Of pairs of 8 images a quarter is 2: the first pair gives one more to val, and as many to test."""
+    sizes = [((f"s{i}", "o"), 8) for i in range(5)]
+    given = _divide(sizes, SplitOptions(0, 0.1, 0.1, 0.25, 0.25))
+    assert list(given.values()) == [(3, 3), (2, 2), (2, 2), (2, 2), (2, 2)]

@@ -94,7 +94,7 @@ def test_head_and_tail_are_the_tower(name: str) -> None:
 def test_what_is_trained_starts_as_the_frozen_tower_bit_for_bit(name: str, adapter: Any) -> None:
     encoder, pictures = tower(name)
     whole, entered = halves(encoder, pictures, 3)
-    tail = Tail(cut(encoder, 3), TailOptions(2, adapter), tuple(entered.shape[1:])).eval()
+    tail = Tail(cut(encoder, 3), TailOptions(2, adapter), tuple(entered.shape[1:])).eval()  # type: ignore[arg-type]
     with torch.no_grad():
         assert torch.equal(tail(entered), whole)
         assert not torch.equal(stirred(tail)(entered), whole)
@@ -107,7 +107,7 @@ def test_gradients_through_the_cache_are_those_through_the_tower(name: str, adap
     """The twin puts the tail's own blocks, with all that is trained in them, back into the tower."""
     encoder, pictures = tower(name)
     _, entered = halves(encoder, pictures, 2)
-    tail = stirred(Tail(cut(encoder, 2), TailOptions(1, adapter), tuple(entered.shape[1:])))
+    tail = stirred(Tail(cut(encoder, 2), TailOptions(1, adapter), tuple(entered.shape[1:])))  # type: ignore[arg-type]
     with torch.no_grad():
         target = torch.randn_like(tail(entered))
     (tail(entered) * target).sum().backward()
@@ -136,7 +136,7 @@ def put_back(encoder: Any, tail: Tail) -> nn.Module:
 def test_recomputing_blocks_changes_no_gradient(adapter: Any) -> None:
     encoder, pictures = tower("OpenAI ViT")
     _, entered = halves(encoder, pictures, 2)
-    tail = stirred(Tail(cut(encoder, 2), TailOptions(2, adapter), tuple(entered.shape[1:])))
+    tail = stirred(Tail(cut(encoder, 2), TailOptions(2, adapter), tuple(entered.shape[1:])))  # type: ignore[arg-type]
     grads = []
     for tail.checkpointing in (False, True):
         tail.zero_grad()

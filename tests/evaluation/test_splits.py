@@ -87,11 +87,11 @@ def test_splits_that_disagree_widen_the_interval_and_those_that_agree_do_not() -
     agreeing = compare_splits(base, [[drawn(p, 0.3)] * 3 for p in range(4)], 200)
     shifts = (-0.6, 0.0, 0.6, 1.2)
     disagreeing = compare_splits(base, [[drawn(p, shift)] * 3 for p, shift in enumerate(shifts)], 200)
-    widths = [np.ptp(one.difference["auc"].interval) for one in (agreeing, disagreeing)]
+    widths = [np.ptp(one.difference["auc"].interval) for one in (agreeing, disagreeing)]  # type: ignore[arg-type, var-annotated]
     assert widths[1] > 1.5 * widths[0]
     assert disagreeing.deviation["auc"] > 2 * agreeing.deviation["auc"]
     one = compare_seeds(base[3], [drawn(3, 1.2)] * 3, 200)["auc"]
-    assert widths[1] > 1.5 * np.ptp(one.interval), "a single split does not know what the others say"
+    assert widths[1] > 1.5 * np.ptp(one.interval), "a single split does not know what the others say"  # type: ignore[arg-type]
 
 
 def test_the_same_runs_differ_in_nothing() -> None:

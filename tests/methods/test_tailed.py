@@ -31,7 +31,7 @@ ROW = (192, 3, 3)
 @cache
 def deep_setting(adapter: Any = "tail", **options: Any) -> Setting:
     record = {"name": "tiny", "tag": "", "depth": "1", "precision": "fp32"}
-    tail = tail_maker(record, TailOptions(1, adapter, **options), "cpu")
+    tail = tail_maker(record, TailOptions(1, adapter, **options), "cpu")  # type: ignore[arg-type]
     plain = small_setting()
     return replace(plain, inputs={**plain.inputs, "deep": ROW}, image_tail=tail)
 
@@ -154,7 +154,7 @@ def test_statistics_follow_the_features() -> None:
             weight.add_(0.1 * torch.randn_like(weight))
         own = moved(method, batch)
         wanted = Statistics.of(unit(own.z), own.compositions, 4, 3)
-        assert not torch.allclose(method.method.sums, wanted.sums, atol=1e-3)
+        assert not torch.allclose(method.method.sums, wanted.sums, atol=1e-3)  # type: ignore[arg-type]
         method.follow(batch)
     torch.testing.assert_close(method.method.sums, wanted.sums, atol=1e-5, rtol=0)
     torch.testing.assert_close(method.method.moment, wanted.moment, atol=1e-5, rtol=0)
@@ -175,7 +175,7 @@ def test_rows_of_the_codebook_follow_the_features() -> None:
         method.follow(batch)
         fresh.start(batch)
         seen = torch.as_tensor(method.labels.pairs["train"])
-        assert not torch.allclose(stale, fresh.method.codebook.rows, atol=1e-2)
+        assert not torch.allclose(stale, fresh.method.codebook.rows, atol=1e-2)  # type: ignore[arg-type]
         torch.testing.assert_close(
             method.method.codebook.rows[seen], fresh.method.codebook.rows[seen], atol=1e-5, rtol=0
         )
@@ -197,6 +197,6 @@ def test_a_tail_that_diverges_is_named() -> None:
         with torch.no_grad():
             next(current.tail.parameters()).fill_(float("nan"))
 
-    method.after_step = lambda: broken(method)
+    method.after_step = lambda: broken(method)  # type: ignore[method-assign]
     with pytest.raises(DuplexError, match=r"tail\.trained\.0\.down\.weight diverged"):
         train(method, examples, replace(SETTINGS, batch_size=48), 0, lambda _: 0.0)

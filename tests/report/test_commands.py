@@ -65,10 +65,10 @@ def test_retrieve_answers_with_both_prototypes(duplex, project):
 def test_swap_with_one_picture_twice_finds_that_picture(duplex, project):
     manifest = LabelSpace.load(project.paths.labels("own"))
     source = questions.shown(project.params, "own", None, None)
-    gaze = source.gaze()
-    image = str(project.folder / "pictures" / gaze.images[0])
+    viewing = source.viewing()
+    image = str(project.folder / "pictures" / viewing.images[0])
     found = json.loads(duplex("swap", image, image, "--dataset", "own", "--json", "--top", "2").out)
-    assert found[0]["image"] == gaze.images[0] and found[0]["cosine"] > 0.99
+    assert found[0]["image"] == viewing.images[0] and found[0]["cosine"] > 0.99
     assert found[0]["label"] in manifest.names(np.arange(manifest.size))
 
 
