@@ -126,10 +126,10 @@ def draw(curves: dict[float, dict[str, np.ndarray]], path: Path) -> None:
     figure, panels = pyplot.subplots(1, len(curves), figsize=(7.2, 3.1), sharey=True, layout="constrained")
     for panel, (share, found_by) in zip(panels, curves.items(), strict=True):
         for way, colour in zip(WAYS, ("#0072b2", "#d55e00", "#009e73"), strict=True):
-            looked = np.linspace(0, 100, 41)
-            rows = 100 * np.stack([at(found_by[way], part / 100) for part in looked])
-            panel.plot(looked, rows.mean(1), colour, label=way, linewidth=1.6)
-            panel.fill_between(looked, rows.min(1), rows.max(1), color=colour, alpha=0.2, linewidth=0)
+            along = np.linspace(0, 100, 41)
+            rows = 100 * np.stack([at(found_by[way], part / 100) for part in along])
+            panel.plot(along, rows.mean(1), colour, label=way, linewidth=1.6)
+            panel.fill_between(along, rows.min(1), rows.max(1), color=colour, alpha=0.2, linewidth=0)
         panel.plot([0, 100 * share, 100], [0, 100, 100], "#888888", linestyle="--", linewidth=1, label="at best")
         panel.plot([0, 100], [0, 100], "#bbbbbb", linestyle=":", linewidth=1, label="by chance")
         for looked in LOOKED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import torch
 
@@ -26,9 +27,9 @@ class Encoder:
         return [Answer((), {str(float(row[0])): 1.0}, {}) for row in inputs["cls"]]
 
 
-def served(talk, **options) -> list[int]:
+def served(talk: Any, **options: Any) -> list[int]:
     async def run() -> list[int]:
-        encoder = Encoder()
+        encoder: Any = Encoder()
         batcher = Batcher(encoder, encoder, **options)
         batcher.start()
         await asyncio.wait_for(talk(batcher), 60)

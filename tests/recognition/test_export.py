@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ EXPORTED = ("duplex", "duplex_open", "clip", "closed_form", "duplex_plus")
 PRODUCTS = ("closed_form", "duplex_plus")  # their scores are sums of logarithms, not shares below 3
 
 
-def near(method: str) -> dict[str, float]:
+def near(method: str) -> dict[str, Any]:
     """1e-5; and of a logarithm such as -50 a millionth, which is some steps of a float32."""
     return {"rtol": 1e-6 if method in PRODUCTS else 0, "atol": 1e-5}
 
