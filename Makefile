@@ -16,7 +16,7 @@ ablations: $(VENV)/.ready
 	@$(BIN)/duplex report
 
 test: $(VENV)/.ready
-	@PATH="$(BIN):$$PATH" $(BIN)/python -m pytest $(ARGS)
+	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # What takes many minutes: ten thousand damaged files of each kind, commands killed at any moment.
 hostile: $(VENV)/.ready

@@ -167,6 +167,7 @@ def test_a_run_depends_on_its_tail(project) -> None:
     assert "tail" not in plain and deep["tail"]["depth"] == 1
 
 
+@pytest.mark.slow
 def test_killed_training_ends_in_the_same_bytes(project) -> None:
     """SIGKILL after the first epoch, then the same command again."""
     run, command = project.paths.run("own", "deep", 7), ["train", "--dataset", "own", "--method", "deep", "--seed", "7"]

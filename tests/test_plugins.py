@@ -124,6 +124,7 @@ def test_a_method_of_another_distribution_goes_through_everything(site, project)
     assert {name for name in third if name.startswith("train")} <= {"train@own-probe-0"}
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_fails_its_own_rows_alone(site, project):
     rows = {"bad": {"kind": "falls_over"}, "odd": {"kind": "no_method"}}
     before = (project / "params.yaml").read_text()

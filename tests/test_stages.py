@@ -114,6 +114,7 @@ def test_the_same_seed_gives_the_same_bytes(place):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_killed_training_ends_in_the_same_bytes(place):
     """SIGKILL at random moments of `duplex train`, then the same command again."""
     folder, _, paths = place

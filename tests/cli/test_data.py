@@ -126,7 +126,7 @@ def test_split_adds_data_sets_that_load_and_touches_nothing_else(project: Path, 
 
 def test_split_keeps_what_the_data_set_says_of_its_pictures_and_training(project: Path, duplex: Run) -> None:
     text = (project / "params.yaml").read_text()
-    text = text.replace("seed: 7}", "seed: 8}").replace("epochs: 12}", "epochs: 12, schedule: cosine}", 1)
+    text = text.replace("seed: 7}", "seed: 8}").replace("epochs: 12, ", "epochs: 12, schedule: cosine, ", 1)
     text = text.replace("{kind: prompts}", "{kind: prompts, on: {shapes: {context: fixed}}}", 1)
     (project / "params.yaml").write_text(text)
     status, _, err = duplex("split", "shapes", "--splits", "1", "--no-run")

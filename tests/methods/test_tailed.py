@@ -171,14 +171,13 @@ def test_rows_of_the_codebook_follow_the_features() -> None:
         if rows == "ema":  # rows of one batch alone are its means
             method.losses(batch, method.shared())
             method.after_batch()
-        stale = fresh.method.codebook.rows.clone()
+        seen = method.labels.pairs["train"]
+        stale = fresh.method.codebook.rows_of(seen)
         method.follow(batch)
         fresh.start(batch)
-        seen = torch.as_tensor(method.labels.pairs["train"])
-        assert not torch.allclose(stale, fresh.method.codebook.rows, atol=1e-2)  # type: ignore[arg-type]
-        torch.testing.assert_close(
-            method.method.codebook.rows[seen], fresh.method.codebook.rows[seen], atol=1e-5, rtol=0
-        )
+        expected = fresh.method.codebook.rows_of(seen)
+        assert not torch.allclose(stale, expected, atol=1e-2)
+        torch.testing.assert_close(method.method.codebook.rows_of(seen), expected, atol=1e-5, rtol=0)
 
 
 def test_a_tail_that_nothing_would_move_is_refused() -> None:

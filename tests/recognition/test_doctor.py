@@ -25,6 +25,7 @@ def test_a_sound_project(project):
     assert "times as fast as fp32" in found["formats"][0]["says"]
 
 
+@pytest.mark.slow
 def test_problems_come_with_what_mends_them(trained, tmp_path):
     with inside(tmp_path):
         empty = findings(duplex("doctor", "--json"))

@@ -20,6 +20,7 @@ from duplex.checkpoint import digest
 from duplex.errors import UsageError
 from tests.recognition.hub import Hub
 
+pytestmark = pytest.mark.slow  # five models are exported, some with their encoders
 EXPORTED = ("duplex", "duplex_open", "clip", "closed_form", "duplex_plus")
 PRODUCTS = ("closed_form", "duplex_plus")  # their scores are sums of logarithms, not shares below 3
 

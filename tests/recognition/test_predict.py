@@ -19,6 +19,7 @@ def predict(*words: object, given: str | None = None) -> subprocess.CompletedPro
     return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_folder_a_pattern_and_stdin_name_the_same_files(project):
     folder = project.pictures()[0].parent
     model = ("--model", project.run(), "--num-workers", 0, "--format", "jsonl")
@@ -33,6 +34,7 @@ def test_a_folder_a_pattern_and_stdin_name_the_same_files(project):
         assert {"state", "object", "score", "probability"} <= set(record["top"][0])
 
 
+@pytest.mark.slow
 def test_without_a_model_the_best_run_answers(project):
     from duplex.checkpoint import read_record
 
@@ -111,6 +113,7 @@ def of_another_encoder(tensors, meta):
     meta["duplex"] = json.dumps(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [

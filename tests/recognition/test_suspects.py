@@ -63,6 +63,7 @@ def test_what_cannot_be_judged(count, classes, said):
         margins(*clusters(count, classes, 0), "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["run", "knn"])
 def test_the_list_the_page_and_back(project, tmp_path, way):
     manifest = project.paths.manifest("own")

@@ -25,6 +25,7 @@ def contents(paths: ArtifactPaths) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_row_s_files_are_those_of_the_stage(project, small):
     paths = ArtifactPaths()
     for name in ROWS:

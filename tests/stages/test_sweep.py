@@ -69,6 +69,7 @@ def test_its_files_are_those_of_the_stages_and_a_second_one_makes_nothing(projec
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_is_made(params):
     cell = Cell("own", "csp", 0)
     sweep(params, [cell], 1, "local")
@@ -187,6 +188,7 @@ def lengthen(project: Path, epochs: int) -> Params:
     return load_params(path)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_and_started_again_it_leaves_the_same_bytes(project):
     params, moment = lengthen(project, 8), random.Random(0)
     cells = grid(params, None, ["csp"], None)
@@ -213,6 +215,7 @@ def saved(project: Path) -> set[tuple[str, int]]:
     return {(str(path), path.stat().st_mtime_ns) for path in kept if path.exists()}
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_one_sentence(project):
     lengthen(project, 400)
     running, began = start("--methods", "duplex_open", "--jobs", "2"), time.monotonic()
