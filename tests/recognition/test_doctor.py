@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 
+import pytest
+
 from tests.projects import inside
 from tests.recognition.test_export import duplex
 
