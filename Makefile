@@ -7,6 +7,7 @@ BIN := $(abspath $(VENV))/bin
 
 repro: $(VENV)/.ready
 	@$(BIN)/duplex params --check
+	@PATH="$(BIN):$$PATH" $(BIN)/duplex sweep
 	@PATH="$(BIN):$$PATH" $(BIN)/dvc repro
 	@$(BIN)/duplex metrics
 
