@@ -92,7 +92,8 @@ def environment(tmp_path_factory) -> Path:
     venv.create(fresh, symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(fresh), "platbase": str(fresh)}))
     (wheel,) = scratch.glob("*.whl")
-    run_well(*pip, "--python", fresh, "install", "--no-deps", "--no-index", wheel, folder=scratch)
+    run_well(*pip, "--python", fresh, "install", "--no-deps", "--no-index", "--ignore-installed", wheel, folder=scratch)
+    assert (site / "duplex").is_dir()
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return fresh
 
