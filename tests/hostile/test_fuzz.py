@@ -235,9 +235,8 @@ def test_what_is_edited_is_sound_to_begin_with(tmp_path: Path) -> None:
         data = make(tmp_path)
         (tmp_path / name).write_bytes(data)
         look(tmp_path / name)
-    open_features(tmp_path / "c.h5")
-    _score(tmp_path / "s.h5", None, "exact", 0, 0)
-    _score(tmp_path / "s.npz", None, "sampled", 0, 0)
+    assert len(open_features(tmp_path / "c.h5").cls) == 4
+    assert _score(tmp_path / "s.h5", None, "exact", 0, 0) and _score(tmp_path / "s.npz", None, "sampled", 0, 0)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
