@@ -74,11 +74,15 @@ def serve(
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        line = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise DuplexError(
             f"{host}:{port} cannot be listened at: {error.strerror or error}; choose another --port"
         ) from error
+    # An answer is a head and a body: without this, a body waits 40 ms for the client to acknowledge its head.
+    # Connections inherit it; asyncio sets it only for sockets that name their protocol, which create_server's do not.
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return line
 
 
 def _announce(server: Server, host: str, port: int) -> None:
