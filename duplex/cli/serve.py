@@ -42,10 +42,12 @@ def serve(
     from duplex.cli.predict import load_model
 
     try:
+        import torch
         import uvicorn
 
         from duplex.recognition.limits import Limits, protocol
         from duplex.recognition.server import application
+        from duplex.threads import threads
     except ImportError as error:
         raise UsageError(f"the server needs further packages ({error.name}); pip install 'duplex[serve]'") from error
     recognizer = load_model(model, world, device, add or [], words, exact=False)
@@ -67,7 +69,8 @@ def serve(
     server = uvicorn.Server(config)
     with _listening(host, port) as line:
         _announce(server, host, line.getsockname()[1])
-        with suppress(KeyboardInterrupt):  # uvicorn has finished what was under way, and passes the signal on
+        spare = max(1, torch.get_num_threads() - 1)  # a core is left for what decodes pictures and speaks HTTP
+        with threads(spare), suppress(KeyboardInterrupt):  # uvicorn has finished what was under way, and passes it on
             server.run(sockets=[line])
     typer.echo("stopped", err=True)
 
