@@ -46,21 +46,26 @@ SETTINGS = TrainingOptions(learning_rate=1e-4, batch_size=32, epochs=1)
 Z = torch.nn.functional.normalize
 
 
-def small_tower(width: int) -> TextTower:
+def small_tower(width: int, device: str = "cpu") -> TextTower:
     """CLIP's text tower with two layers of random weights."""
     ensure_torchvision()
     from open_clip.model import CLIPTextCfg, _build_text_tower
 
     torch.manual_seed(0)
-    return TextTower(_build_text_tower(DIM, CLIPTextCfg(context_length=16, width=width, heads=width // 64, layers=2)))
+    config = CLIPTextCfg(context_length=16, width=width, heads=width // 64, layers=2)
+    return TextTower(_build_text_tower(DIM, config).to(device))
 
 
-def begun(labels: LabelSpace, width: int, images: int = 2_000, **options: Any) -> tuple[Duplex, Batch]:
+def begun(
+    labels: LabelSpace, width: int, images: int = 2_000, device: str = "cpu", **options: Any
+) -> tuple[Duplex, Batch]:
     """A method that has seen some images of every seen pair."""
     torch.manual_seed(0)
-    method = Duplex(Setting(labels, {"cls": (DIM,)}, small_tower(width)), DuplexOptions(**options))
+    tower = small_tower(width, device)
+    method = Duplex(Setting(labels, {"cls": (DIM,)}, tower), DuplexOptions(**options)).to(device)
     own = np.resize(labels.pairs["train"], max(images, len(labels.pairs["train"])))
-    train = Batch({"cls": Z(torch.randn(len(own), DIM), dim=-1)}, torch.from_numpy(own), own)
+    z = Z(torch.randn(len(own), DIM), dim=-1).to(device)
+    train = Batch({"cls": z}, torch.from_numpy(own).to(device), own)
     method.start(train)
     return method, train
 

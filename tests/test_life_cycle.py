@@ -143,6 +143,24 @@ def test_a_life_on_one_device_with_a_break_is_that_on_a_cpu_without(kind: str, t
     assert_alike(found, expected)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_life_on_a_gpu_is_the_same_with_a_break_and_without(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        whole, broken = (
+            lived(Life.of(kind, "cuda"), tmp_path / str(killed), killed=killed) for killed in (False, True)
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_alike(broken, whole)
+    saved = [(tmp_path / str(killed) / "checkpoint").read_bytes() for killed in (False, True)]
+    assert saved[0] == saved[1]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", ["closed", pytest.param("open", marks=pytest.mark.slow)])
 def test_steps_never_wait_and_do_as_much_whatever_the_images(kind: str, world: World, pretended: Pretended) -> None:
