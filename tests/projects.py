@@ -31,7 +31,9 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def make_project(folder: Path, seeds: Sequence[int], methods: Sequence[str] = METHODS) -> Params:
+def make_project(
+    folder: Path, seeds: Sequence[int], methods: Sequence[str] = METHODS, device: str = "cpu", epochs: int = 2
+) -> Params:
     """A data set `own` of drawn pictures, `methods` trained on it and evaluated."""
     with inside(folder):
         manifest = shapes_manifest(scale=0.06)
@@ -39,12 +41,12 @@ def make_project(folder: Path, seeds: Sequence[int], methods: Sequence[str] = ME
         manifest.to_csv("pictures.csv", index=False)
         record = YAML(typ="safe").load(SHIPPED.read_text())
         record["run"] = {"datasets": ["own"], "methods": list(methods), "seeds": list(seeds)}
-        record["device"] = "cpu"
+        record["device"] = device
         record["evaluation"]["bootstrap"] = 20
         record["datasets"]["own"] = {
             "source": {"kind": "table", "root": "pictures", "table": "pictures.csv"},
             "encoder": {"name": "tiny"},
-            "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2},
+            "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": epochs},
         }
         with open("params.yaml", "w") as file:
             YAML().dump(record, file)
