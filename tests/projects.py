@@ -14,6 +14,7 @@ from duplex.data.shapes import render_pictures, shapes_manifest
 from duplex.params import Params, load_params
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
+from duplex.stages.inputs import Loaded
 from duplex.stages.prepare import prepare
 from tests.subprocesses import ROOT
 
@@ -53,8 +54,9 @@ def make_project(
         params, paths = load_params(), ArtifactPaths()
         prepare(params, "own", paths)
         extract(params, "own", paths, num_workers=0)
+        load = Loaded()
         for method in methods:
             for seed in seeds:
-                train.run(params, "own", method, seed, paths)
-                evaluate.run(params, "own", method, seed, paths)
+                train.run(params, "own", method, seed, paths, load=load)
+                evaluate.run(params, "own", method, seed, paths, load=load)
     return params

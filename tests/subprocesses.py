@@ -1,7 +1,149 @@
-"""How tests start Python: with the package under test, wherever they are run from."""
+"""How tests start Python: with the package under test, wherever they are run from.
 
+A fresh interpreter takes seconds to import torch. `Forked` is a process of its own too, forked from one that has
+imported what every command imports (tests/warm.py) and done nothing else: for tests of what a command does, not of
+how it starts.
+"""
+
+from __future__ import annotations
+
+import io
 import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing import forkserver, get_context, get_start_method, set_start_method
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+WARM = get_context("forkserver")
+WARM.set_forkserver_preload(["tests.warm"])
+
+
+class Forked:
+    """`work(*words)` in a forked process, met as `subprocess.Popen` is: its pipes, its signals, its exit code."""
+
+    def __init__(
+        self,
+        work: Callable[..., object],
+        *words: Any,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        given: str | None = None,
+    ) -> None:
+        pipes = [WARM.Pipe(duplex=False) for _ in range(3)]
+        (their_in, our_in), (our_out, their_out), (our_err, their_err) = pipes
+        surroundings = (str(cwd or Path.cwd()), dict(os.environ if env is None else env), get_start_method())
+        theirs = (their_in, their_out, their_err)
+        self._process = WARM.Process(target=_work, args=(theirs, surroundings, work, words))
+        _ensure_running()
+        self._process.start()
+        for end in theirs:
+            end.close()
+        self.stdout, self.stderr = _text(our_out, "r"), _text(our_err, "r")
+        with _text(our_in, "w") as stdin:
+            stdin.write(given or "")
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("forked", timeout or 0)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it said until its end, on both; so long at most."""
+        said = {"out": "", "err": ""}
+
+        def read(name: str, stream: io.TextIOWrapper) -> None:
+            with stream:
+                said[name] = stream.read()
+
+        both = (("out", self.stdout), ("err", self.stderr))
+        readers = [threading.Thread(target=read, args=one, daemon=True) for one in both]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join()
+        return said["out"], said["err"]
+
+
+def duplex(
+    *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, given: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, here unless `cwd` says where; `env` is added to the surroundings."""
+    process = Forked(_duplex, *map(str, words), cwd=cwd, env={**os.environ, **(env or {})}, given=given)
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(["duplex", *map(str, words)], process.wait(), out, err)
+
+
+def start_duplex(*words: object, cwd: Path | None = None) -> Forked:
+    return Forked(_duplex, *map(str, words), cwd=cwd)
+
+
+def _duplex(*words: str) -> None:
+    from duplex.cli import main
+
+    sys.argv = ["duplex", *words]
+    main()
+
+
+def _ensure_running() -> None:
+    """The process to fork from: without this one's folder, and with the package under test."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(ROOT) if before is None else os.pathsep.join([str(ROOT), before])
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _text(end: Connection, mode: str) -> io.TextIOWrapper:
+    """Our end of a pipe as a file of text."""
+    stream = os.fdopen(os.dup(end.fileno()), mode, encoding="utf-8")
+    end.close()
+    return stream  # type: ignore[return-value]
+
+
+def _work(
+    ends: tuple[Connection, ...], surroundings: tuple[str, dict[str, str], str], work: Callable[..., object], words: Any
+) -> None:
+    folder, environment, method = surroundings
+    for number, end in enumerate(ends):
+        os.dup2(end.fileno(), number)
+        end.close()
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    set_start_method(method, force=True)  # of its own children: else that of how it was started itself
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf where tests run in the background
+    work(*words)

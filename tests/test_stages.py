@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,7 +21,7 @@ from duplex.params import Params, load_params
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
-from tests.subprocesses import ENVIRONMENT
+from tests.subprocesses import duplex, start_duplex
 
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
 METHODS = ("clip", "coop", "csp", "cso", "duplex")
@@ -126,12 +123,12 @@ def test_killed_training_ends_in_the_same_bytes(place):
     run, command = paths.run("own", "duplex", 7), ["train", "--dataset", "own", "--method", "duplex", "--seed", "7"]
     files, partial, moment = (run.checkpoint, run.history), run.root / "training.partial", random.Random(0)
     try:
-        start(command, folder).communicate()
+        start_duplex(*command, cwd=folder).communicate()
         whole = [path.read_bytes() for path in files]
         for path in files:
             path.unlink()
         for _ in range(3):  # each after some more epochs are saved
-            process, began, before = start(command, folder), time.monotonic(), saved(partial)
+            process, began, before = start_duplex(*command, cwd=folder), time.monotonic(), saved(partial)
             while saved(partial) == before and process.poll() is None:
                 assert time.monotonic() - began < 60
                 time.sleep(0.005)
@@ -140,7 +137,7 @@ def test_killed_training_ends_in_the_same_bytes(place):
             process.wait()
             assert partial.exists()
             assert not run.checkpoint.exists()
-        last = start(command, folder)
+        last = start_duplex(*command, cwd=folder)
         assert "going on after epoch" in last.communicate()[1]
         assert [path.read_bytes() for path in files] == whole
     finally:
@@ -149,12 +146,6 @@ def test_killed_training_ends_in_the_same_bytes(place):
 
 def saved(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
-
-
-def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
-    """`duplex` in a process of its own."""
-    command = [sys.executable, "-c", "from duplex.cli import main; main()", *words]
-    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
 def test_test_images_have_no_part_in_training_and_selection(place):
@@ -223,14 +214,7 @@ def test_word_vectors_of_a_file_decide_feasibility(place):
 def test_a_wrong_request_is_one_line(place, words, code, said):
     folder, _, _ = place
     before = sorted(folder.rglob("*"))
-    done = subprocess.run(
-        [sys.executable, "-c", "from duplex.cli import main; main()", *words],
-        check=False,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "200"},
-    )
+    done = duplex(*words, cwd=folder, env={"COLUMNS": "200"})
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr

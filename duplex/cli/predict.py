@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from duplex.recognition.recognizer import Recognizer
 
 FORMATS = ("table", "jsonl", "csv")
+COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
+BEGINNINGS = (b'{"image": "', ",".join(COLUMNS).encode())  # of the two formats that can be told from other files
 SOME_BAD = 3  # exit code: some files gave no picture
 Model = Annotated[
     str | None, typer.Option("--model", "-m", help="A run's folder, an exported one, or hf-hub:OWNER/NAME.")
@@ -49,6 +52,8 @@ def predict(
     from duplex.recognition.gathering import gather
 
     pick(form, FORMATS, "format")
+    if out is not None:
+        _refuse_others(out)
     files = gather(paths, sys.stdin)
     recognizer = load_model(model, world, device, add or [], words)
     answers = recognizer.stream(
@@ -98,18 +103,31 @@ def _glove() -> Path | None:
 @contextmanager
 def _opened(out: Path | None) -> Iterator[TextIO]:
     """A file that is there whole or not at all."""
+    from duplex.files import replaced
+
     if out is None:
         yield sys.stdout
         return
-    partial = out.with_name(out.name + ".partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        partial.replace(out)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise UsageError(f"{out} cannot be written; name a file in a folder that exists") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with replaced(out) as scratch, scratch.open("w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+def _refuse_others(out: Path) -> None:
+    """What is replaced are answers of before, which say so in their first bytes; never a picture or a checkpoint."""
+    if out.is_dir() or not out.parent.is_dir():
+        raise UsageError(f"{out} cannot be written; name a file in a folder that exists")
+    if os.path.lexists(out):
+        with suppress(OSError):
+            if out.is_file() and not out.is_symlink() and _first(out).startswith(BEGINNINGS):
+                return
+        raise UsageError(
+            f"{out} is there already and holds no answers in CSV or jsonl; move it or choose another --out"
+        )
+
+
+def _first(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(100)
 
 
 Rows = Iterable[tuple[str, "Answer | Unreadable"]]
@@ -146,7 +164,7 @@ def _csv(rows: Rows, target: TextIO, top: int) -> int:
     import csv
 
     writer, bad = csv.writer(target, lineterminator="\n"), 0
-    writer.writerow(["image", "rank", "state", "object", "score", "probability", "error"])
+    writer.writerow(COLUMNS)
     for image, said in rows:
         record = said.to_dict()
         bad += "error" in record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -33,27 +34,38 @@ def suspects(
 
     Writes suspects.csv, to be edited, and suspects.html, to look at.
     """
-    from duplex.files import write_text
+    from duplex.files import sha256, write_text
     from duplex.params import load_params
     from duplex.recognition.sheet import write_sheet
     from duplex.stages.suspects import suspects as stage
 
     pick(method, WAYS, "method")
-    params = load_params()
+    params, folder = load_params(), out or Path("suspects") / name
+    listed, page = folder / "suspects.csv", folder / "suspects.html"
+    _refuse_edited(listed, page)
     table = stage(params, name, method, run)  # type: ignore[arg-type]
-    folder = out or Path("suspects") / name
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "suspects.csv", table.to_csv(index=False, lineterminator="\n"))
-    rows = table.head(pictures).to_dict("records")
-    write_sheet(folder / "suspects.html", f"Suspicious labels of {name}", rows, params.dataset(name).source.root)  # type: ignore[arg-type]
+    write_text(listed, table.to_csv(index=False, lineterminator="\n"))
+    rows, root = table.head(pictures).to_dict("records"), params.dataset(name).source.root
+    write_sheet(page, f"Suspicious labels of {name}", rows, root, sha256(listed))  # type: ignore[arg-type]
     for row in rows[:SHOWN]:
         label, better = f"{row['state']} {row['object']}", f"{row['better_state']} {row['better_object']}"
         typer.echo(f"{row['rank']:>5}  {label:<28} rather {better:<28} {row['image']}")
     typer.echo(
-        f"{folder / 'suspects.csv'} and suspects.html rank {len(table)} images; put the right labels into state and "
-        f"object, delete the other lines, then `duplex data relabel {name} {folder / 'suspects.csv'}`",
+        f"{listed} and suspects.html rank {len(table)} images; put the right labels into state and "
+        f"object, delete the other lines, then `duplex data relabel {name} {listed}`",
         err=True,
     )
+
+
+def _refuse_edited(listed: Path, page: Path) -> None:
+    """A list is replaced as long as it is what this command wrote: corrections are its user's work."""
+    from duplex.files import sha256
+    from duplex.recognition.sheet import shows
+
+    there = [path for path in (listed, page) if os.path.lexists(path)]
+    ours = all(path.is_file() and not path.is_symlink() for path in (listed, page)) and shows(page, sha256(listed))
+    if there and not ours:
+        raise UsageError(f"{there[0]} is there already, edited or of something else; move it or choose another --out")
 
 
 def relabel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,13 +15,17 @@ from torch import Tensor
 
 from duplex.checkpoint import digest
 from duplex.errors import DuplexError, UsageError
+from duplex.files import replaced_folder
 from duplex.labels import World
 from duplex.recognition import recognize
 from duplex.recognition.card import Facts, card
-from duplex.recognition.sources import CONFIG, FORMAT, TAILED, TENSORS, fault
+from duplex.recognition.onnx_files import LINES as SEEING
+from duplex.recognition.onnx_files import TOWER, TRAINED
+from duplex.recognition.sources import CONFIG, FORMAT, TAILED, TENSORS, fault, read_config
 from duplex.recognition.trained import Trained
 
 README, LINES = "README.md", "recognize.py"
+NAMES = {CONFIG, TENSORS, README, LINES, TRAINED, TOWER, SEEING, "__pycache__"}
 
 
 def export(trained: Trained, world: World, out: Path, facts: Facts) -> None:
@@ -59,17 +64,19 @@ def _fill(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]
 
 def whole(out: Path, fill: Callable[[Path], None]) -> None:
     """Fill a folder under another name, then give it its own; an earlier export is replaced, nothing else is."""
-    if out.exists() and not (out.is_dir() and ((out / CONFIG).is_file() or not any(out.iterdir()))):
-        raise UsageError(f"{out} is there and is no export of duplex; choose another folder")
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    if os.path.lexists(out) and not (out.is_dir() and _ours(out)):
+        raise UsageError(f"{out} is there and is no export of duplex, or more than one; choose another folder")
+    with replaced_folder(Path(os.path.abspath(out))) as scratch:
+        fill(scratch)
+
+
+def _ours(folder: Path) -> bool:
+    """Whether it is empty, or holds what `duplex export` writes and nothing else: many things have a config.json."""
+    held = {path.name for path in folder.iterdir()}
     try:
-        partial.mkdir(parents=True)
-        fill(partial)
-        shutil.rmtree(out, ignore_errors=True)
-        partial.replace(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        return not held or (held <= NAMES and bool(read_config(folder / CONFIG)))
+    except UsageError:
+        return False
 
 
 def push(folder: Path, name: str) -> str:

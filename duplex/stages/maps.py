@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from duplex.artifacts import ArtifactPaths
+from duplex.files import write_text
 from duplex.labels import Ints
 from duplex.params import Params
 from duplex.progress import Live
@@ -24,13 +25,12 @@ def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> Non
     """Write maps.csv; only its header where no method of `run:` has visual prototypes."""
     paths = paths or ArtifactPaths()
     chosen, out = prototype_run(params, dataset, paths), paths.maps(dataset)
-    out.parent.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:
         scene = scene_of(load_shown(params, dataset, *chosen, paths), params.row(chosen[0]).kind, chosen[1])
         with Live(f"{dataset} maps", count(scene) * (EARLY + STEPS)) as live:
             table = draw_maps(scene, live.show)
-    table.to_csv(out, index=False, lineterminator="\n", float_format="%.4f")
+    write_text(out, table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
 
 
 def scene_of(shown: ShownRun, kind: str, seed: int) -> Scene:

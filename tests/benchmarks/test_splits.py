@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,11 @@ from tests.subprocesses import ROOT
 GAINS = {"clip": 0.0, "duplex": 0.4, "duplex_open": 0.2, "duplex_plus": 1.0}
 ROWS = list(GAINS)
 DATASETS = ["shapes-split1", "shapes-split2"]
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch) -> None:
+    monkeypatch.setattr(splits, "compare_splits", partial(compare_splits, rounds=100))
 
 
 @pytest.fixture
@@ -79,7 +85,7 @@ def test_differences_are_those_of_the_margins_in_the_worlds_of_both(done, params
     assert set(found["closed"]) == set(found["open"]) == {"clip", "duplex", "duplex_plus"}
     assert "difference" not in found["closed"]["duplex_plus"]
     sides = [[[margins(run, "open") for run in split] for split in runs[row]] for row in ("duplex_open", "duplex_plus")]
-    expected = compare_splits(*sides)  # type: ignore[arg-type]
+    expected = compare_splits(*sides, rounds=100)  # type: ignore[arg-type]
     gain = found["open"]["duplex"]["difference"]
     assert (gain["auc"], gain["low"], gain["high"]) == pytest.approx(
         tuple(100 * value for value in (expected.difference["auc"].value, *expected.difference["auc"].interval))

@@ -1,70 +1,59 @@
+"""Each in a process that has imported torch and nothing of torchvision: the state of a process is what is looked at."""
+
 import subprocess
 import sys
 import textwrap
 
-import pytest
-
 from tests.subprocesses import ENVIRONMENT
 
+FORKS = """
+import os
+import torch
+from duplex.encoders import vision_ops
 
-def run(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, env=ENVIRONMENT
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+def repeats():
+    first = vision_ops.ensure_torchvision()
+    assert vision_ops.ensure_torchvision() == first
+    import torchvision
 
+def nothing_is_declared():
+    '''A library that registers the operators, as a matching build does: ours must then declare none.'''
+    def load(path):
+        vision_ops._kept = torch.library.Library("torchvision", "FRAGMENT")
+        for schema in vision_ops.SCHEMAS.values():
+            vision_ops._kept.define(schema)
+    torch.ops.load_library = load
+    assert vision_ops.ensure_torchvision() is False
+    assert not vision_ops._declared
 
-def test_torchvision_imports_and_repeats() -> None:
-    assert (
-        run("""
-        from duplex.encoders.vision_ops import ensure_torchvision
-        first = ensure_torchvision()
-        assert ensure_torchvision() == first
-        import torchvision
-        print("ok")
-    """)
-        == "ok"
-    )
+def declared():
+    def load(path):
+        raise OSError("libcudart is missing")
+    torch.ops.load_library = load
+    assert vision_ops.ensure_torchvision() is True
+    import torchvision
 
-
-def test_where_its_library_loads_nothing_is_declared() -> None:
-    """A library that registers the operators, as a matching build does: ours must then declare none."""
-    assert (
-        run("""
-        import torch
-        from duplex.encoders import vision_ops
-        def load(path):
-            vision_ops._kept = torch.library.Library("torchvision", "FRAGMENT")
-            for schema in vision_ops.SCHEMAS.values():
-                vision_ops._kept.define(schema)
-        torch.ops.load_library = load
-        assert vision_ops.ensure_torchvision() is False
-        assert not vision_ops._declared
-        print("untouched")
-    """)
-        == "untouched"
-    )
+for work in (repeats, nothing_is_declared, declared):
+    process = os.fork()
+    if process == 0:
+        work()
+        print(work.__name__, flush=True)
+        os._exit(0)
+    os.waitpid(process, 0)
+"""
 
 
-def test_where_it_cannot_load_the_schemas_are_declared() -> None:
-    assert (
-        run("""
-        import torch
-        from duplex.encoders import vision_ops
-        def load(path):
-            raise OSError("libcudart is missing")
-        torch.ops.load_library = load
-        assert vision_ops.ensure_torchvision() is True
-        import torchvision
-        print("declared")
-    """)
-        == "declared"
-    )
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=ENVIRONMENT)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_worker_processes_prepare_pictures(method: str, tmp_path) -> None:
+def test_operators_are_declared_where_the_library_lacks_them_and_nowhere_else() -> None:
+    done = run("-c", FORKS)
+    assert done.stdout.split() == ["repeats", "nothing_is_declared", "declared"], done.stderr
+
+
+def test_worker_processes_prepare_pictures(tmp_path) -> None:
+    """Forked ones, and ones that start from nothing."""
     script = tmp_path / "run.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -79,9 +68,11 @@ def test_worker_processes_prepare_pictures(method: str, tmp_path) -> None:
             transform = PictureTransform(dict(size=8, mode="RGB", mean=(0,)*3, std=(1,)*3, interpolation="bicubic",
                                               resize_mode="shortest", fill_color=0))
             pictures = Pictures(["a.png"], Path({str(tmp_path)!r}), transform)
-            for pixels, marks in DataLoader(pictures, num_workers=1, multiprocessing_context={method!r}):
-                print(tuple(pixels.shape), pixels[0, 0, 0, 0].item(), marks.tolist())
+            for method in ("fork", "spawn"):
+                for pixels, marks in DataLoader(pictures, num_workers=1, multiprocessing_context=method):
+                    print(method, tuple(pixels.shape), pixels[0, 0, 0, 0].item(), marks.tolist())
     """)
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    assert done.stdout.strip() == "(1, 3, 8, 8) 255 [1]", done.stderr
+    done = run(str(script))
+    said = "(1, 3, 8, 8) 255 [1]"
+    assert done.stdout.splitlines() == [f"fork {said}", f"spawn {said}"], done.stderr

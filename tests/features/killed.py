@@ -1,4 +1,4 @@
-"""An extraction in a process of its own, to be killed: `python -m tests.features.killed ROOT OUT`."""
+"""An extraction for a process of its own, to be killed."""
 
 import sys
 import time
@@ -40,8 +40,9 @@ def main(root: Path, out: Path) -> None:
     print(f"done {report.resumed}", flush=True)
 
 
-if __name__ == "__main__":
+def alone(root: Path, out: Path) -> None:
+    """As a command ends: whatever stops it is a line on stderr."""
     try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
+        main(root, out)
     except DuplexError as error:
         sys.exit(str(error))

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,16 +13,13 @@ import pytest
 from duplex.errors import DuplexError
 from duplex.features.layout import PENDING, partial_path
 from duplex.features.store import PartialCache, open_features
-from tests.features.killed import main
+from tests.features.killed import alone, main
 from tests.features.pictures import write_pictures
-from tests.subprocesses import ENVIRONMENT, ROOT
+from tests.subprocesses import Forked
 
 
-def start(root: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.features.killed", str(root), str(out)]
-    return subprocess.Popen(
-        command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+def start(root: Path, out: Path) -> Forked:
+    return Forked(alone, root, out)
 
 
 def done_rows(out: Path) -> int:
@@ -34,7 +30,7 @@ def done_rows(out: Path) -> int:
     return int((cache.marks != PENDING).sum())
 
 
-def wait_for_rows(out: Path, rows: int, process: subprocess.Popen[str]) -> None:
+def wait_for_rows(out: Path, rows: int, process: Forked) -> None:
     while done_rows(out) < rows and process.poll() is None:
         time.sleep(0.01)
 
@@ -51,7 +47,7 @@ def kill_and_resume(folder: Path, count: int, moments: list[tuple[int, float]]) 
         wait_for_rows(broken, rows, process)
         time.sleep(seconds)
         process.kill()
-        process.communicate()
+        process.wait()  # its worker lives on for seconds
         assert not broken.exists(), "the moments are too late to interrupt anything"
         progress.append(done_rows(broken))
     assert progress == sorted(progress), "a kill lost rows"
@@ -98,7 +94,7 @@ def test_a_second_extraction_into_one_path_is_refused(tmp_path: Path) -> None:
         main(root, out)
     assert first.poll() is None
     first.kill()
-    first.communicate()
+    first.wait()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")

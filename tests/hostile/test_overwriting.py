@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 from safetensors.torch import save_file
 
+from duplex.errors import UsageError
+from duplex.recognition.answers import Unreadable
+from duplex.recognition.export import whole
 from tests.encoders.small import write_folder
 from tests.hostile.conftest import CACHE, Command
 
@@ -115,3 +120,90 @@ def test_drawing_over_somebodys_pictures(project: Path, command: Command) -> Non
     mine.write_bytes(b"precious")
     assert command("prepare", "-d", "shapes").refused("data/shapes", "was not drawn here")
     assert mine.read_bytes() == b"precious"
+
+
+class Told:
+    """Somebody who answers at once, in the place of a model."""
+
+    labels = None
+
+    def panel(self, _world: object) -> None: ...
+
+    def stream(self, files: list[Path], *_: object) -> Iterator[Unreadable]:
+        return (Unreadable("not a picture") for _ in files)
+
+
+@pytest.fixture
+def answering(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("duplex.recognition.recognizer.Recognizer.load", lambda *_, **__: Told())
+    return pics
+
+
+@pytest.mark.parametrize("thing", [text, other_hdf5, pipe, link_to_text, dangling])
+@pytest.mark.parametrize("form", ["table", "csv", "jsonl"])
+def test_answers_into_what_holds_none(answering: Path, command: Command, thing, form: str) -> None:
+    thing(answering / "mine")
+    before = state(answering / "mine")
+    words = ["predict", "pictures/00000.jpg", "--model", "m", "--format", form, "--out"]
+    for place in ("mine", "params.yaml", "pictures/00000.jpg", "/dev/null"):
+        assert command(*words, place).refused(place, "holds no answers")
+    assert state(answering / "mine") == before and stat.S_ISCHR(os.lstat("/dev/null").st_mode)
+    assert not list(answering.glob("*.partial"))
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_answers_are_replaced_by_answers(answering: Path, command: Command, form: str) -> None:
+    words = ["predict", "--model", "m", "--format", form, "--out", "mine"]
+    assert command(*words, "pictures/00000.jpg").code == 3
+    assert command(*words, "pictures/00001.jpg").code == 3
+    assert "00001.jpg" in Path("mine").read_text() and "00000.jpg" not in Path("mine").read_text()
+
+
+@pytest.mark.parametrize("config", ['{"format": "duplex-export-1"}', '{"architectures": ["another model"]}', "{"])
+def test_a_folder_that_is_more_than_an_export_is_left_alone(tmp_path: Path, config: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.json").write_text(config)
+    if "duplex" in config:
+        (tmp_path / "mine/notes.txt").write_text("precious")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
+    with pytest.raises(UsageError, match="mine is there and is no export"):
+        whole(tmp_path / "mine", lambda folder: (folder / "config.json").write_text("ours"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
+
+
+def test_an_export_of_before_and_an_empty_folder_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("one", "two"):
+        whole(tmp_path / "mine", lambda folder, text=text: fill(folder, text))
+        assert (tmp_path / "mine/README.md").read_text() == text
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    whole(Path("."), lambda folder: fill(folder, "three"))
+    assert (tmp_path / "empty/README.md").read_text() == "three"
+
+
+def fill(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text('{"format": "duplex-export-1"}')
+    (folder / "README.md").write_text(text)
+
+
+@pytest.fixture
+def ranked(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`duplex data suspects` of which the ranking is known."""
+    row = {"rank": 1, "image": "00000.jpg", "state": "red", "object": "star", "better_state": "blue"}
+    table = pd.DataFrame([{**row, "better_object": "moon"}])
+    monkeypatch.setattr("duplex.stages.suspects.suspects", lambda *_: table)
+    return pics / "suspects" / "pics"
+
+
+def test_a_list_of_suspects_that_was_corrected_stays(ranked: Path, command: Command) -> None:
+    for _ in range(2):
+        assert command("data", "suspects", "pics").code == 0
+    listed = ranked / "suspects.csv"
+    listed.write_text(listed.read_text().replace("star", "moon"))
+    corrected, page = listed.read_bytes(), (ranked / "suspects.html").read_bytes()
+    assert command("data", "suspects", "pics").refused("suspects.csv is there already, edited")
+    assert (listed.read_bytes(), (ranked / "suspects.html").read_bytes()) == (corrected, page)
+    listed.unlink()
+    (ranked / "suspects.html").write_text("precious")
+    assert command("data", "suspects", "pics").refused("suspects.html is there already")
+    assert (ranked / "suspects.html").read_text() == "precious" and not listed.exists()

@@ -7,11 +7,11 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
+
+from tests.subprocesses import start_duplex
 
 BOUNDARY = "between"
 
@@ -20,9 +20,7 @@ class Served:
     """`with Served(run, folder, "--seconds", "2") as server:`"""
 
     def __init__(self, run: Path, folder: Path, *words: str) -> None:
-        script = "from duplex.cli import main; main()"
-        command = [sys.executable, "-c", script, "serve", str(run), "--port", "0", *words]
-        self.process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env={**os.environ})
+        self.process = start_duplex("serve", run, "--port", 0, *words, cwd=folder)
         line = self.process.stderr.readline()
         assert line.startswith("http://127.0.0.1:"), line + self.process.stderr.read()
         self.address = line.strip()

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.projects import inside
-from tests.recognition.test_export import duplex
+from tests.subprocesses import duplex
 
 
 def findings(done) -> dict[str, list[dict]]:

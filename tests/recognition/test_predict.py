@@ -5,18 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.recognition.test_export import duplex
 from tests.recognition.test_recognizer import damaged
+from tests.subprocesses import duplex
 
 
 def predict(*words: object, given: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from duplex.cli import main; main()", "predict", *map(str, words)]
-    return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    return duplex("predict", *words, given=given)
 
 
 @pytest.mark.slow

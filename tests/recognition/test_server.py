@@ -23,6 +23,7 @@ pytest.importorskip("fastapi")
 from duplex import Recognizer
 from duplex.cli.serve import _listening
 from tests.recognition.serving import BOUNDARY, Served, form, form_headers
+from tests.subprocesses import duplex
 
 
 @pytest.fixture(scope="module")
@@ -243,8 +244,6 @@ def test_answers_do_not_wait_for_acknowledgements():
 
 
 def test_a_port_that_is_taken(trained):
-    from tests.recognition.test_export import duplex
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = duplex("serve", trained.run(), "--port", taken.getsockname()[1])
     assert done.returncode == 1 and "cannot be listened at: Address already in use" in done.stderr

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from duplex.data.manifest import read_manifest
 from duplex.errors import UsageError
 from duplex.recognition.suspects import margins
-from tests.recognition.test_export import duplex
+from tests.subprocesses import duplex
 
 
 def clusters(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,7 @@ from duplex.stages.crew import on_processes
 from duplex.stages.handover import Project
 from duplex.stages.plan import planned
 from duplex.stages.sweep import grid, missing_of, sweep, targets_of
-from tests.subprocesses import ENVIRONMENT, ROOT
+from tests.subprocesses import ENVIRONMENT, ROOT, duplex
 
 FILES = ("checkpoint.safetensors", "history.csv", "metrics.json", "curve.csv", "predictions.csv")
 HEARING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # tests in the background do not
@@ -134,14 +134,13 @@ def test_a_mark_that_says_something_else_is_none(tmp_path, mark):
 
 
 def test_a_cell_that_fails_is_named_and_stops_no_other(project):
-    done = start("--methods", "dfsp_t2i,csp", "--seeds", "0", "--jobs", "1", "--json")
-    out, err = done.communicate()
+    done = duplex("sweep", "--methods", "dfsp_t2i,csp", "--seeds", "0", "--jobs", "1", "--json")
     assert done.returncode == 2
-    lines = err.strip().splitlines()
+    lines = done.stderr.strip().splitlines()
     assert lines[0].startswith("2 cells: 1 made in ") and lines[0].endswith(", 1 failed")
     assert lines[1].startswith("own dfsp_t2i 0: ") and "extraction.tokens" in lines[1]
     assert len(lines) == 2
-    assert json.loads(out)["made"] == 1
+    assert json.loads(done.stdout)["made"] == 1
     assert (project / "artifacts/own/csp/0/metrics.json").exists()
 
 
