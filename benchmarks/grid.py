@@ -105,7 +105,8 @@ def results(folder: Path) -> dict[str, bytes]:
 def killed(folder: Path, seconds: float, words: tuple[str, ...]) -> float:
     """End a sweep by SIGKILL at a random moment of its middle; when that was."""
     moment = random.SystemRandom().uniform(0.2, 0.8) * seconds
-    running = subprocess.Popen(words, cwd=folder, env=environment(folder), stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # one that was done already reports, too
+    running = subprocess.Popen(words, cwd=folder, env=environment(folder), **quiet)
     try:
         running.wait(moment)
     except subprocess.TimeoutExpired:

@@ -22,7 +22,7 @@ SEEN, DEAD = 0, -1  # groups: unseen buckets are 1, 2, ...
 NOWHERE = np.iinfo(np.int64).max
 CHUNK = 1 << 18  # scores of a run worked on at a time, so that copies stay in the processor's cache
 ORDERED = 1 << 22  # scores whose columns are moved at a time
-PLANNED = 1 << 22  # columns whose runs are remembered, some 40 bytes each
+PLANNED = 1 << 20  # columns whose runs are remembered, some 40 bytes each
 
 
 @dataclass(frozen=True)
