@@ -148,8 +148,8 @@ def refuse_deeper(dataset: str, path: Path, wished: int, held: int) -> None:
     """A cache serves any depth up to its own."""
     if wished > held:
         raise UsageError(
-            f"tail.depth is {wished} and {path} holds depth {held}; set extraction.depth to {wished} in params.yaml "
-            f"and run `duplex extract --dataset {dataset}`"
+            f"tail.depth is {wished} and {path} holds depth {held}; set datasets.{dataset}.encoder.depth to {wished} "
+            f"in params.yaml and run `duplex extract --dataset {dataset}`"
         )
 
 
