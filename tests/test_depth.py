@@ -169,7 +169,7 @@ def test_a_server_answers_with_the_tail(project) -> None:
     """A real one: the same composition, and training pictures that are near in the cache's own features."""
     files = project.pictures()[:3]
     wanted = Recognizer.load(project.checkpoint("deep").parent, device="cpu")(files)
-    with Served(project.checkpoint("deep").parent, project.folder) as server:
+    with Served(project.checkpoint("deep").parent, project.folder, "--seconds", "120") as server:
         status, said = server.predict(*((file.name, file.read_bytes()) for file in files), query="?similar=1")
     assert status == 200
     answers = said["answers"]
