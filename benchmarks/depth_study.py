@@ -135,12 +135,13 @@ class Study:
     def cache(self, depth: int) -> None:
         """The data set's cache at a depth, by whoever comes first."""
         params = load_params(self.params)
-        deep = params.extraction.model_copy(update={"depth": depth})
-        paths = self.paths(depth)
+        entry, paths = params.dataset(self.dataset), self.paths(depth)
+        deep = entry.model_copy(update={"encoder": entry.encoder.model_copy(update={"depth": depth})})
         with claim(self.folder / "pictures.lock", wait=True):
             if not paths.features(self.dataset).exists():
                 prepare(params, self.dataset, paths)
-                extract(params.model_copy(update={"extraction": deep}), self.dataset, paths, progress=False)
+                datasets = {**params.datasets, self.dataset: deep}
+                extract(params.model_copy(update={"datasets": datasets}), self.dataset, paths, progress=False)
 
     def rate(self, cell: Cell, bench: TailBench) -> tuple[float, dict[str, float]]:
         chooser = cell.of(self.tuned_by) if self.tuned_by else cell

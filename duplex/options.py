@@ -108,6 +108,9 @@ class TrainingOptions(Options):
     accumulate: int = 1  # batches an optimiser step; text is encoded once for all of them
     precision: Precision = "fp32"  # of the text tower; logits are fp32 always
     threads: int | Literal["auto"] = "auto"  # of the CPU, in evaluation too; auto: all cores. They decide the last bits
+    memory: float = (
+        2.0  # GiB of tokens that are held; more stay on the disk and are read ahead, in an order of their own
+    )
     checkpointing: bool = False  # recompute the text tower's activations in the backward pass: less memory, more time
 
     def rules(self) -> Iterable[tuple[object, str]]:
@@ -117,6 +120,8 @@ class TrainingOptions(Options):
             self.threads == "auto" or 1 <= self.threads <= 1024,
             f"threads is {self.threads}; it is at least 1, or auto",
         )
+        block = 2**-8  # of tokens, which are read so many GiB at once
+        yield self.memory >= block, f"memory is {self.memory}; it is at least {block}, one block of tokens (GiB)"
         yield self.patience is None or self.patience >= 1, f"patience is {self.patience}; it is at least 1, or null"
         yield 0 < self.learning_rate < 10, f"learning_rate is {self.learning_rate}; it lies between 0 and 10"
         yield 0 < self.decay <= 1, f"decay is {self.decay}; it lies in (0, 1]"

@@ -86,6 +86,7 @@ class EncoderParams(Section):
     name: str
     weights: str | None = None
     precision: Precision = "fp32"
+    depth: Annotated[int, Field(ge=0)] | None = None  # of its cache; None: extraction.depth
 
 
 class DatasetParams(Section):
@@ -127,6 +128,11 @@ class Params(Section):
 
     def dataset(self, name: str) -> DatasetParams:
         return self.datasets[pick(name, self.datasets, "data set")]
+
+    def depth(self, dataset: str) -> int:
+        """How many of the image tower's last blocks a data set's cache holds the input of."""
+        own = self.dataset(dataset).encoder.depth
+        return self.extraction.depth if own is None else own
 
     def row(self, name: str) -> Row:
         """A method or an ablation as it is written."""

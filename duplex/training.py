@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def train(
 def _train(
     method: AnyMethod, examples: Examples, settings: TrainingOptions, seed: int, validate: Validate, run: Run
 ) -> Outcome:
+    _begin_peak(examples.compositions.device)
     images = Batch(examples.inputs, examples.compositions, examples.compositions.cpu().numpy())
     method.checkpointing = settings.checkpointing
     state = _begin(method, settings, seed, run, validate, images.compositions.device)
@@ -266,9 +268,20 @@ def _timing(seconds: float, epochs: int, state: State) -> dict[str, float]:
     }
 
 
+def _begin_peak(device: torch.device) -> None:
+    """Let the high-water mark fall to what is held: a warm process may have trained larger runs before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # elsewhere than on Linux it stays
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
 def _peak_resident() -> int:
-    """Most memory this process ever held, in bytes."""
+    """Most memory this process held since `_begin_peak`, in bytes; on other systems than Linux, ever."""
     import resource
 
+    with suppress(OSError, IndexError):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

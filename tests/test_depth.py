@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -21,8 +22,9 @@ from duplex.checkpoint import load_checkpoint, read_record
 from duplex.data.manifest import read_manifest
 from duplex.data.shapes import render_pictures, shapes_manifest
 from duplex.errors import UsageError
-from duplex.features.tokens import read_tokens
+from duplex.features.tokens import BLOCK, Streamed, read_tokens
 from duplex.methods.tailed import Tailed
+from duplex.options import OptionError, TrainingOptions
 from duplex.params import Params, load_params
 from duplex.recognition import recognize
 from duplex.recognition.export import export
@@ -32,7 +34,7 @@ from duplex.stages import evaluate, train
 from duplex.stages import inputs as inputs_module
 from duplex.stages import suspects as suspects_module
 from duplex.stages.extract import extract
-from duplex.stages.inputs import load_inputs
+from duplex.stages.inputs import Loaded, load_inputs
 from duplex.stages.plan import planned
 from duplex.stages.prepare import prepare
 from duplex.stages.runs import facts_of
@@ -167,7 +169,7 @@ def test_a_server_answers_with_the_tail(project) -> None:
     """A real one: the same composition, and training pictures that are near in the cache's own features."""
     files = project.pictures()[:3]
     wanted = Recognizer.load(project.checkpoint("deep").parent, device="cpu")(files)
-    with Served(project.checkpoint("deep").parent, project.folder) as server:
+    with Served(project.checkpoint("deep").parent, project.folder, "--seconds", "120") as server:
         status, said = server.predict(*((file.name, file.read_bytes()) for file in files), query="?similar=1")
     assert status == 200
     answers = said["answers"]
@@ -201,10 +203,32 @@ def test_what_the_report_looks_at_moves_as_well(project) -> None:
 def test_from_the_disk_the_same_is_trained_and_evaluated(project, monkeypatch) -> None:
     wanted = evaluate.run(project.params(), "own", "deep", 0, project.paths)
     held = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
-    monkeypatch.setattr(inputs_module, "read_tokens", partial(read_tokens, limit=0))
+    monkeypatch.setattr(inputs_module, "read_tokens", lambda path, name, limit: read_tokens(path, name, 0))
     assert evaluate.run(project.params(), "own", "deep", 0, project.paths) == wanted
     found = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0))
     assert found.history == held.history  # so few images are one block, in the order that those in memory have
+
+
+def test_a_budget_of_memory_decides_what_is_streamed(project) -> None:
+    """Of training, of evaluation, and of what a sweep holds: the smallest there is, and one more than the tokens."""
+    params, loaded = project.params(), Loaded()
+    tail, needs = params.tail("deep", "own"), {"cls", "text"}
+    assert tail is not None
+    held = loaded(params, "own", project.paths, needs, "fp32", tail).examples["train"].inputs["deep"]
+    assert isinstance(held, torch.Tensor)
+    with h5py.File(project.paths.features("own"), "r") as file:
+        assert file["deep"].nbytes < BLOCK  # so that no budget that options allow is below it
+    small = load_inputs(params, "own", project.paths, needs, "fp32", tail, 2**-30)
+    assert isinstance(small.examples["train"].inputs["deep"], Streamed)
+    assert loaded(params, "own", project.paths, needs, "fp32", tail, 1.0) is not loaded(
+        params, "own", project.paths, needs, "fp32", tail
+    )
+
+
+def test_less_memory_than_a_block_is_one_sentence() -> None:
+    TrainingOptions(0.1, 4, 2, memory=BLOCK / 2**30)
+    with pytest.raises(OptionError, match=r"memory is 0\.001; it is at least 0\.00390625, one block of tokens"):
+        TrainingOptions(0.1, 4, 2, memory=0.001)
 
 
 def test_a_deep_cache_serves_rows_without_a_tail(project) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from duplex.cli.features import _override
 from duplex.errors import UsageError
 from duplex.params import load_params
 
@@ -22,10 +23,33 @@ def changed(tmp_path: Path, old: str, new: str) -> Path:
 
 def test_the_shipped_file_is_right():
     params = load_params(SHIPPED)
-    assert params.run.methods == ("clip", "csp", "cso", "duplex", "duplex_open", "closed_form", "duplex_plus")
+    ours = ("closed_form", "duplex_plus", "duplex_deep")
+    assert params.run.methods == ("clip", "csp", "cso", "duplex", "duplex_open", *ours)
     assert params.method("clip").losses == ()
     assert params.method("duplex").momentum == 0.9
     assert params.dataset("cgqa").training.learning_rate == 1.5e-5
+
+
+def test_a_default_row_asks_for_no_depth_that_its_data_set_does_not_keep():
+    """Another data set's cache is no larger, and its runs do not fail, for a row that is about this one."""
+    params = load_params(SHIPPED)
+    assert params.depth("shapes") == params.tail("duplex_deep", "shapes").depth == 2
+    for dataset in set(params.datasets) - {"shapes"}:
+        assert params.depth(dataset) == 0
+        assert all(params.tail(name, dataset) is None for name in params.run.methods)
+
+
+def test_a_data_sets_own_depth_goes_before_that_of_all(tmp_path):
+    params = load_params(changed(tmp_path, "  depth: 0 #", "  depth: 1 #"))
+    assert (params.depth("shapes"), params.depth("cgqa")) == (2, 1)
+    params = load_params(changed(tmp_path, "{name: tiny, depth: 2}", "{name: tiny, depth: 0}"))
+    assert params.depth("shapes") == 0
+
+
+def test_the_command_lines_depth_goes_before_the_data_sets():
+    asked = _override(load_params(SHIPPED), "shapes", {}, {"depth": 3, "batch_size": None}, None)
+    assert (asked.depth("shapes"), asked.depth("cgqa")) == (3, 3)
+    assert _override(load_params(SHIPPED), "shapes", {}, {"depth": None}, None).depth("shapes") == 2
 
 
 def test_the_papers_settings_are_stated():

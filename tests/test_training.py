@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,6 +56,18 @@ def same(a, b) -> bool:
 
 def test_the_same_seed_gives_the_same_network():
     assert same(run()[0], run()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system cannot forget a peak")
+def test_the_peak_is_this_runs_and_not_that_of_one_before():
+    large = torch.ones(2**27)  # 512 MiB, touched
+    del large
+    before = run()[1].timing["peak_bytes"]
+    held = torch.ones(2**27)
+    assert run()[1].timing["peak_bytes"] > before + 2**28
+    assert held.sum() > 0
+    del held
+    assert run()[1].timing["peak_bytes"] < before + 2**28
 
 
 def test_the_best_epoch_by_validation_auc_is_kept():

@@ -195,6 +195,7 @@ def _override(
     encoder = record["datasets"][dataset]["encoder"]
     encoder.update({key: value or None for key, value in wanted.items() if value is not None})
     record["extraction"].update({key: value for key, value in settings.items() if value is not None})
+    encoder["depth"] = settings["depth"] if settings.get("depth") is not None else encoder["depth"]
     record["device"] = device or record["device"]
     try:
         return type(params).model_validate_json(json.dumps(record))

@@ -21,7 +21,7 @@ from duplex.features.layout import Half, open_file
 from duplex.labels import Ints
 
 IN_MEMORY = 2**31  # bytes of tokens up to which they are held; more are streamed, on any machine
-BLOCK = 2**22  # bytes of a block of neighbouring rows
+BLOCK = 2**22  # bytes of a block of neighbouring rows; `training.memory` is no less
 WINDOW = 64  # blocks whose rows are mixed
 
 

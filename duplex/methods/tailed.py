@@ -124,4 +124,4 @@ class Tailed(Method[Options]):
         return None if found is None else {**found, **own}
 
     def summary(self) -> dict[str, int]:
-        return {**self.method.summary(), **super().summary()}
+        return {**self.method.summary(), **super().summary(), "tail_blocks": self.tail.options.depth}

@@ -51,7 +51,7 @@ def run(
     make_deterministic()
     with threads(trained_with.threads):
         needs = find(record.kind).needs(record.options)
-        inputs = load(params, dataset, paths, needs, trained_with.precision, record.tail)
+        inputs = load(params, dataset, paths, needs, trained_with.precision, record.tail, trained_with.memory)
         return _run(params, params.row(method).worlds, inputs, record, out)
 
 

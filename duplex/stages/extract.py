@@ -95,6 +95,6 @@ def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[l
         "batch_size": settings.batch_size,
         "num_workers": settings.num_workers,
         "tokens": settings.tokens,
-        "depth": settings.depth,
+        "depth": params.depth(dataset),
         "max_bad": settings.max_bad,
     }

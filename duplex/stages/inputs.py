@@ -26,12 +26,13 @@ from duplex.features.store import open_features
 from duplex.features.tokens import Streamed, read_tokens
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Setting, Words
-from duplex.options import TailOptions
+from duplex.options import TailOptions, TrainingOptions
 from duplex.params import DatasetParams, Params
 from duplex.parts.tail import Tail, tail_maker
 from duplex.parts.words import word_vectors
 
 ANYTHING = frozenset({"cls", "text"})
+MEMORY = TrainingOptions.memory
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class LoadInputs(Protocol):
         needs: Collection[str],
         precision: str,
         tail: TailOptions | None = None,
+        memory: float = MEMORY,
     ) -> Inputs: ...
 
 
@@ -82,7 +84,7 @@ class Loaded:
 
     def __init__(self) -> None:
         self._dataset = ""
-        self._held: dict[tuple[bool, str, TailOptions | None], Inputs] = {}
+        self._held: dict[tuple[bool, str, TailOptions | None, float], Inputs] = {}
 
     def __call__(
         self,
@@ -92,13 +94,14 @@ class Loaded:
         needs: Collection[str],
         precision: str,
         tail: TailOptions | None = None,
+        memory: float = MEMORY,
     ) -> Inputs:
         if dataset != self._dataset:
             self._held.clear()  # before the next ones come
             self._dataset = dataset
-        key = ("patch" in needs, precision, tail)  # all that inputs of one data set differ by
+        key = ("patch" in needs, precision, tail, memory)  # all that inputs of one data set differ by
         if key not in self._held:
-            self._held[key] = load_inputs(params, dataset, paths, needs, precision, tail)
+            self._held[key] = load_inputs(params, dataset, paths, needs, precision, tail, memory)
         return self._held[key]
 
 
@@ -116,10 +119,11 @@ def load_inputs(
     needs: Collection[str] = ANYTHING,
     precision: str = "fp32",
     tail: TailOptions | None = None,
+    memory: float = MEMORY,
 ) -> Inputs:
-    """Everything about a data set that a method with these `needs`, and a `tail` where it has one, asks for. The text
-    tower has the `precision` of training, in training and evaluation alike: what validation selected is what is
-    evaluated."""
+    """Everything about a data set that a method with these `needs`, and a `tail` where it has one, asks for; tokens in
+    memory up to so many GiB. The text tower has the `precision` of training, in training and evaluation alike: what
+    validation selected is what is evaluated."""
     entry, manifest_path = params.dataset(dataset), paths.manifest(dataset)
     manifest, labels = read_manifest(manifest_path), LabelSpace.load(paths.labels(dataset))
     tower, made_by = _encoder(entry, params.device, precision)
@@ -129,10 +133,11 @@ def load_inputs(
         del expected["precision"]
     features = open_features(paths.features(dataset), expect=expected)
     identity = {key: str(value) for key, value in features.identity.items()}
-    arrays: dict[str, Any] = {"cls": features.cls, **_tokens(paths.features(dataset), needs)}
+    limit = int(memory * 2**30)
+    arrays: dict[str, Any] = {"cls": features.cls, **_tokens(paths.features(dataset), needs, limit)}
     if tail is not None:
         refuse_deeper(dataset, paths.features(dataset), tail.depth, int(identity.get("depth", 0)))
-        arrays["deep"] = read_tokens(paths.features(dataset), "deep")
+        arrays["deep"] = read_tokens(paths.features(dataset), "deep", limit)
     examples = join(manifest, labels, arrays, features.bad)
     known = {"encoder": IMPORTED, "weights": identity["weights"]} if imported else made_by
     encoder = {**known, "precision": entry.encoder.precision, "text_precision": precision, **_asked(entry)}
@@ -148,8 +153,8 @@ def refuse_deeper(dataset: str, path: Path, wished: int, held: int) -> None:
     """A cache serves any depth up to its own."""
     if wished > held:
         raise UsageError(
-            f"tail.depth is {wished} and {path} holds depth {held}; set extraction.depth to {wished} in params.yaml "
-            f"and run `duplex extract --dataset {dataset}`"
+            f"tail.depth is {wished} and {path} holds depth {held}; set datasets.{dataset}.encoder.depth to {wished} "
+            f"in params.yaml and run `duplex extract --dataset {dataset}`"
         )
 
 
@@ -167,7 +172,7 @@ def _asked(entry: DatasetParams) -> dict[str, str]:
     return {"name": entry.encoder.name, "tag": entry.encoder.weights or ""}
 
 
-def _tokens(path: Path, needs: Collection[str]) -> Mapping[str, np.ndarray | Streamed]:
+def _tokens(path: Path, needs: Collection[str], limit: int) -> Mapping[str, np.ndarray | Streamed]:
     """Patch tokens where they are asked for and there; a method that lacks them says so itself."""
-    patches = read_tokens(path) if "patch" in needs else None
+    patches = read_tokens(path, "patch", limit) if "patch" in needs else None
     return {} if patches is None else {"patch": patches}

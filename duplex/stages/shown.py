@@ -40,7 +40,8 @@ def load_shown(params: Params, dataset: str, method: str, seed: int, paths: Arti
     """On the CPU: one pass over a few thousand features."""
     path = paths.run(dataset, method, seed).checkpoint
     record = read_record(path)
-    needs, precision = find(record.kind).needs(record.options), params.training(dataset, method).precision
-    inputs = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, needs, precision, record.tail)
+    needs, settings = find(record.kind).needs(record.options), params.training(dataset, method)
+    asked = params.model_copy(update={"device": "cpu"})
+    inputs = load_inputs(asked, dataset, paths, needs, settings.precision, record.tail, settings.memory)
     trained = load_checkpoint(path, inputs.setting(), inputs.encoder)
     return ShownRun(trained, inputs, params.dataset(dataset).source.root)

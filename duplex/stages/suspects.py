@@ -87,7 +87,7 @@ def _deep(path: Path, rows: Ints, where: Path) -> Any:
     """What enters the image tower's last blocks, of some rows."""
     tokens = read_tokens(path, "deep")
     if tokens is None:
-        raise UsageError(f"{where} has a tail and {path} no depth; set extraction.depth and extract again")
+        raise UsageError(f"{where} has a tail and {path} no depth; set its encoder's depth and extract again")
     return tokens.at(rows) if isinstance(tokens, Streamed) else torch.from_numpy(tokens[rows])
 
 

@@ -42,7 +42,7 @@ def run(
     tail = params.tail(method, dataset)
     out = out or paths.run(dataset, method, seed)
     with threads(settings.threads):
-        inputs = load(params, dataset, paths, find(row.kind).needs(options), settings.precision, tail)
+        inputs = load(params, dataset, paths, find(row.kind).needs(options), settings.precision, tail, settings.memory)
         with sole_writer(out.checkpoint, "training"):
             return _run(params, dataset, method, seed, inputs, out)
 

@@ -209,7 +209,7 @@ def test_the_report_names_runs_that_are_not_there(project: Path, command: Comman
     page = Path("artifacts/report/report.md").read_text()
     assert "Not evaluated, and in no number here: csp seed 0, csp seed 1, duplex seed 1." in page
     found = json.loads(Path("artifacts/summary.json").read_text())["shapes"]
-    assert set(found) == {"clip", "cso", "duplex", "closed_form", "duplex_plus"}
+    assert set(found) == {"clip", "cso", "duplex", "closed_form", "duplex_plus", "duplex_deep"}
     assert found["duplex"]["closed"]["seeds"] == 1 and found["duplex"]["open"]["seeds"] == 2
     shutil.rmtree("artifacts/shapes")
     assert command("report").code == 0

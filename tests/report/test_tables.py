@@ -7,8 +7,8 @@ import pytest
 from duplex.params import load_params
 from duplex.report.blocks import Cell, Note, Row, Table
 from duplex.report.figures import lambda_figures
-from duplex.report.material import DatasetMaterial, Material
-from duplex.report.tables import ablation_tables, data_file, pointer, ranked, result_table
+from duplex.report.material import DatasetMaterial, Material, Run
+from duplex.report.tables import ablation_tables, data_file, efficiency_table, pointer, ranked, result_table
 from tests.projects import SHIPPED
 
 BENCHMARKS = data_file("quoted.yaml")["benchmarks"]
@@ -52,6 +52,20 @@ def test_published_numbers_are_the_papers():
                     bound = 2 * seen * unseen / (seen + unseen) + 0.1
                     printed_so = (world, row["method"], benchmark) == ("open", "CVGAE", "cgqa")  # 6.4, above its bound
                     assert auc < hm and (hm <= bound or printed_so), (row["method"], benchmark)
+
+
+def test_costs_of_a_row_with_a_tail_stand_beside_the_papers():
+    timing = {"parameters": 416_320, "codebook_rows": 192, "peak_bytes": 5e8, "seconds_per_epoch": 1.5}
+    deep = {"parameters": 726_592, "tail_blocks": 2, "peak_bytes": 6e8, "seconds_per_epoch": 3.25}
+    files = {part: f"{part}.json" for part in ("timing", "evaluation_timing")}
+    runs = {"duplex": {0: Run({}, timing=timing, files=files)}, "duplex_deep": {0: Run({}, timing=deep, files=files)}}
+    data = DatasetMaterial("shapes", {"duplex": line(20.0), "duplex_deep": line(30.0)}, runs=runs)
+    table = efficiency_table(Material((data,)), data)
+    titles = [column.title for column in table.columns]
+    said = {row.cells[0].text: dict(zip(titles, (cell.text for cell in row.cells), strict=True)) for row in table.rows}
+    asked = ("trained parameters", "tail blocks", "codebook rows", "peak memory", "epoch", "AUC")
+    assert [said["duplex"][title] for title in asked] == ["416,320", "–", "192", "500 MB", "1.50 s", "20.0"]
+    assert [said["duplex_deep"][title] for title in asked] == ["726,592", "2", "–", "600 MB", "3.25 s", "30.0"]
 
 
 def test_the_best_and_the_second_of_each_column_are_marked_and_equals_share():
