@@ -21,6 +21,7 @@ from benchmarks.variations import STUDY, Variation
 from duplex.artifacts import ArtifactPaths
 from duplex.assessment import Field, assess, validation_auc
 from duplex.encoders import resolve_device
+from duplex.errors import pick
 from duplex.evaluation.metrics import measure
 from duplex.labels import World
 from duplex.methods.base import Batch, Method
@@ -102,7 +103,9 @@ def main() -> None:
     device = torch.device(resolve_device(params.device))
     if wanted.study:
         chosen = [name for name in wanted.only.split(";") if name] or list(STUDY)
-        rows: dict[str, tuple[str, Variation | None]] = {name: ("duplex", STUDY[name]) for name in chosen}
+        rows: dict[str, tuple[str, Variation | None]] = {
+            name: ("duplex", STUDY[pick(name, STUDY, "row of the study")]) for name in chosen
+        }
     else:
         rows = {name: (name, None) for name in wanted.rows.split(",")}
     needs = set().union(*(find(params.row(n).kind).needs(params.method(n, wanted.dataset)) for n, _ in rows.values()))

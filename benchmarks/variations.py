@@ -123,6 +123,21 @@ class Variation:
 
 GRAPH_ALONE = {"losses": ("ct", "ch"), "inference": ("ch", "ct")}
 IN_IMAGE_SPACE = {"fusion": "additive", "messages": ("counterfactual",)}
+READINGS: dict[str, dict[str, Any]] = {  # what the paper leaves open, read otherwise (docs/method.md)
+    "label nodes": {"nodes": "label"},
+    "no relu": {"fusion": "linear"},
+    "low rank": {"fusion_rank": 16},
+    "weighed by kind": {"weighing": "by_kind"},
+    "anchored blend": {"blend": "anchored"},
+    "empty unseen rows": {"unseen_rows": "empty"},
+    "L_c^t over C_tgt": {"semantic_negatives": "target"},
+    "frozen names": {"vocabulary": "fixed"},
+    "no relu, by kind": {"fusion": "linear", "weighing": "by_kind"},
+    "no relu, by kind, label nodes, anchored": {
+        **{"fusion": "linear", "weighing": "by_kind"},
+        **{"nodes": "label", "blend": "anchored"},
+    },
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "duplex": {},
     "static": {"graph": False},
@@ -149,6 +164,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "additive": IN_IMAGE_SPACE,
     "additive, lambda 0.99": {**IN_IMAGE_SPACE, "momentum": 0.99},
     "additive, all pairs": {**IN_IMAGE_SPACE, "refine_over": "open"},
+    **READINGS,
 }
 STUDY = {name: Variation(options) for name, options in OPTIONS.items()} | {
     "uniform weights": Variation(kind=Uniform),
