@@ -7,22 +7,24 @@ import dataclasses
 import pytest
 
 from benchmarks.validation import main
-from benchmarks.variations import READINGS, STUDY, Scheduled
+from benchmarks.variations import STUDY
 from duplex.errors import UsageError
 from duplex.methods.duplex import DuplexOptions
-from tests.methods.world import features, small_labels, small_setting, step_of
+from tests.methods.world import batch_of, features, small_labels, small_setting, step_of
 from tests.subprocesses import ROOT
 
 SEEN = small_labels().pairs["train"].tolist()
 
 
-@pytest.mark.parametrize("name", READINGS)
-def test_a_reading_takes_a_step_and_is_another_form(name: str) -> None:
-    options = dataclasses.replace(DuplexOptions(width=5), **READINGS[name])
-    assert options != DuplexOptions(width=5)
-    method = Scheduled(small_setting(), options).double()
-    losses = step_of(method, features(len(SEEN), 5), SEEN, method.shared()).losses
-    assert set(losses) == {"s", "o", "ct", "ch"} and all(float(loss.detach()) > 0 for loss in losses.values())
+@pytest.mark.parametrize("name", STUDY)
+def test_a_variation_takes_a_step(name: str) -> None:
+    row = STUDY[name]
+    method = row.kind(small_setting(), dataclasses.replace(DuplexOptions(width=5), **row.options)).double()
+    method.start(batch_of(features(len(SEEN), 5), SEEN))
+    step = step_of(method, features(len(SEEN), 6), SEEN, method.shared())
+    assert set(step.losses) == set(method.options.losses)
+    assert all(float(loss.detach()) > 0 for loss in step.losses.values())
+    assert (step.refinement is not None) == method.options.graph
 
 
 def test_every_row_of_the_study_has_options_that_go_together() -> None:
