@@ -11,10 +11,11 @@ from typing import Any
 from duplex.errors import DuplexError
 from duplex.files import write_text
 from duplex.labels import GROUPS, WORLDS
-from duplex.report.numbers import read_numbers
+from duplex.report.numbers import JUDGES, read_numbers
 
 HEADLINE = ("seen", "unseen", "hm", "auc")
 BESIDE = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
+OTHERWISE = tuple(f"auc_by_{judge}" for judge in JUDGES)  # with feasibility by the other judge
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
@@ -39,11 +40,12 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 
 
 def headlines(table: Aggregate) -> Aggregate:
-    """What people compare, for `dvc metrics diff` and `dvc exp show`: S, U, HM and AUC of every method and world."""
+    """What people compare, for `dvc metrics diff` and `dvc exp show`: S, U, HM and AUC of every method and world, and
+    the AUC by the other judge of feasibility where there are two."""
     return {
         dataset: {
             method: {
-                world: {name: found[world][name] for name in HEADLINE if name in found[world]}
+                world: {name: found[world][name] for name in (*HEADLINE, *OTHERWISE) if name in found[world]}
                 for world in WORLDS
                 if world in found
             }
@@ -76,6 +78,10 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for end in ("low", "high"):
             if (value := _mean_of(records, f"{name}_{end}")) is not None:
                 found[f"{name}_{end}"] = value
+    for judge, name in zip(JUDGES, OTHERWISE, strict=True):
+        tables = [record.get(judge, {}) for record in records]
+        if (value := _mean_of(tables, "auc")) is not None:
+            found[name], found[f"{name}_se"] = value, standard_error([table["auc"] for table in tables])
     for name in BESIDE:
         if (value := _mean_of(records, name)) is not None:
             found[name] = value

@@ -12,7 +12,8 @@ from duplex.files import reason
 from duplex.labels import SPLITS, WORLDS
 
 Tree = dict[str, Any]
-TABLES = {*WORLDS, *SPLITS, "groups", "shares"}  # what stands under these names is a table again
+JUDGES = ("words", "likelihood")  # of feasibility: what the other one than the row's own would have decided
+TABLES = {*WORLDS, *SPLITS, *JUDGES, "groups", "shares"}  # what stands under these names is a table again
 LISTS = {"bad_images"}
 LARGEST = 1e30
 

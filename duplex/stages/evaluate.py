@@ -28,7 +28,7 @@ from duplex.evaluation.sampled import sampled
 from duplex.features.examples import Examples
 from duplex.files import write_text
 from duplex.labels import Bools, LabelSpace, World, frequency_groups
-from duplex.methods.base import Method
+from duplex.methods.base import Method, Words
 from duplex.methods.registry import find
 from duplex.params import EvaluationParams, Params
 from duplex.stages.inputs import Inputs, LoadInputs, load_inputs, make_deterministic
@@ -86,6 +86,9 @@ def _write(table: pd.DataFrame, path: Path) -> None:
     write_text(path, table.to_csv(index=False, lineterminator="\n", float_format="%.9g"))
 
 
+BESIDE = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy asks seen columns alone
+
+
 @dataclass(frozen=True)
 class WorldResult:
     world: str
@@ -108,7 +111,8 @@ def _evaluate_world(
     """One world's numbers. Open world: compositions below the threshold that validation chose score -inf."""
     labels, test = inputs.labels, inputs.examples["test"]
     field = Field.of(method, labels.target(world, "test"))
-    live = passing(labels, inputs.words if world == "open" else None, calibration)
+    words = inputs.words if world == "open" else None
+    live = passing(method, words, calibration)
     found = assess(field, test, labels, k=max(settings.k), live=live, top=3, bias=calibration.bias)
     rivals = found.evidence.rivals()
     margins = Margins.of(rivals)
@@ -120,6 +124,9 @@ def _evaluate_world(
     if live is not None:
         chosen = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
         metrics |= {"threshold": calibration.threshold, "feasible": int(live.sum()), **chosen}
+        metrics |= {"by_likelihood": 1} if calibration.judge == "likelihood" else {}
+    if calibration.beside is not None:
+        metrics[calibration.beside.judge] = _beside(field, test, method, words, calibration.beside)
     return WorldResult(
         world,
         metrics,
@@ -127,6 +134,19 @@ def _evaluate_world(
         _predictions(found, margins, test, labels, inputs.manifest, calibration.bias).assign(world=world),
         margins.right(0.0),
     )
+
+
+def _beside(
+    field: Field, test: Examples, method: Method[Any], words: Words | None, calibration: Calibration
+) -> dict[str, Any]:
+    """The same world with feasibility by the other judge: what it rules out, and the numbers that this changes."""
+    live = passing(method, words, calibration)
+    rivals = assess(field, test, method.labels, live=live).evidence.rivals()
+    found = flat(measure(rivals, rounds=0))
+    named = {name: found[name] for name in BESIDE if name in found}
+    chosen = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
+    feasible = len(field.columns) if live is None else int(live.sum())
+    return {**named, "threshold": calibration.threshold, "feasible": feasible, **chosen}
 
 
 def at_bias(margins: Margins, bias: float) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duplex.report.aggregate import aggregate, metrics_table
+from duplex.report.aggregate import aggregate, headlines, metrics_table
 
 NUMBERS = ("seen", "unseen", "hm", "auc", "state_accuracy", "object_accuracy")
 
@@ -33,6 +33,16 @@ def test_undefined_numbers_are_left_out(records):
     assert not {*gone, "auc_se", "hm_se"} & set(found["a"]["m"]["closed"])
     assert found["a"]["m"]["closed"]["seen"] == 1.0 and found["a"]["m"]["closed"]["object_accuracy"] == 1.0
     assert metrics_table(found)[1][3:7] == [f"1.0 ± {'0.0' if records == 2 else '–'}", "–", "–", "–"]
+
+
+def test_the_auc_by_the_other_judge_of_feasibility_stands_beside_it():
+    runs = [{"open": {**record(1.0)["closed"], "likelihood": {"auc": value}}} for value in (4.0, 6.0)]
+    table = aggregate({("a", "m"): runs, ("a", "n"): [runs[0], {"open": record(1.0)["closed"]}]})
+    found = table["a"]["m"]["open"]
+    assert (found["auc"], found["auc_by_likelihood"], found["auc_by_likelihood_se"]) == (1.0, 5.0, pytest.approx(1.0))
+    assert headlines(table)["a"]["m"]["open"] == {**dict.fromkeys(("seen", "unseen", "hm", "auc"), 1.0),
+                                                  "auc_by_likelihood": 5.0}  # fmt: skip
+    assert "auc_by_likelihood" not in table["a"]["n"]["open"]  # one seed is without it
 
 
 def test_groups_are_mean_accuracies_and_no_world():
