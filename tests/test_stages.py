@@ -73,6 +73,11 @@ def test_every_method_goes_from_features_to_metrics(place, method):
         sum(group["test_images"] for group in found["groups"].values())
         == found["closed"]["images_seen"] + (found["closed"]["images_unseen"])
     )
+    at_ends = {name: group["accuracy_at_ends"] for name, group in found["groups"].items()}
+    counts = {name: group["test_images"] for name, group in found["groups"].items()}
+    assert at_ends["unseen"] == pytest.approx(found["closed"]["unseen"])
+    seen = sum(at_ends[name] * count for name, count in counts.items() if name != "unseen" and count)
+    assert seen / found["closed"]["images_seen"] == pytest.approx(found["closed"]["seen"])
     predictions = pd.read_csv(run.predictions)
     closed = predictions[predictions["world"] == "closed"]
     assert (closed["right"] == (closed["top1"] == closed["label"])).mean() > 0.99  # ties count as wrong

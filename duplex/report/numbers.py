@@ -13,7 +13,8 @@ from duplex.labels import SPLITS, WORLDS
 
 Tree = dict[str, Any]
 JUDGES = ("words", "likelihood")  # of feasibility: what the other one than the row's own would have decided
-TABLES = {*WORLDS, *SPLITS, *JUDGES, "groups", "shares"}  # what stands under these names is a table again
+GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}  # of summaries, and what of a run they average
+TABLES = {*WORLDS, *SPLITS, *JUDGES, *GROUPINGS, "shares"}  # what stands under these names is a table again
 LISTS = {"bad_images"}
 LARGEST = 1e30
 

@@ -96,6 +96,7 @@ class WorldResult:
     curve: pd.DataFrame
     predictions: pd.DataFrame
     right: Bools  # [test images] at b = 0
+    at_ends: Bools  # at that end of the curve where its own kind alone competes
 
 
 def _calibration(path: Path, record: Record, world: str) -> Calibration:
@@ -133,6 +134,7 @@ def _evaluate_world(
         Curve.of(margins).table().assign(world=world),
         _predictions(found, margins, test, labels, inputs.manifest, calibration.bias).assign(world=world),
         margins.right(0.0),
+        np.where(margins.is_seen, margins.right(-np.inf), margins.right(np.inf)),
     )
 
 
@@ -196,10 +198,13 @@ def flat(metrics: Metrics) -> dict[str, Any]:
 
 
 def _groups(result: WorldResult, inputs: Inputs) -> dict[str, dict[str, float]]:
-    """Closed-world accuracy at b = 0 by training frequency (the paper's appendix), in percent."""
+    """Closed-world accuracy by training frequency, in percent: at b = 0, and where the paper's appendix reads it, seen
+    groups at the curve's seen end and unseen pairs at the other."""
     train, test = (inputs.examples[split].compositions.cpu().numpy() for split in ("train", "test"))
     groups = frequency_groups(train, inputs.labels.size)
-    table = group_table(groups, train, test, {"accuracy": result.right}).set_index("group")
+    results = {"accuracy": result.right, "accuracy_at_ends": result.at_ends}
+    parts = [group_table(groups, train, test, {name: right}).set_index("group") for name, right in results.items()]
+    table = parts[0].join(parts[1]["accuracy_at_ends"])
     return {
         str(group): {str(key): float(value) for key, value in row.items() if not np.isnan(value)}
         for group, row in table.iterrows()

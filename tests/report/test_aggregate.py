@@ -52,5 +52,11 @@ def test_groups_are_mean_accuracies_and_no_world():
     assert {row[1] for row in metrics_table(table)[1:]} == {"closed"}
 
 
+def test_groups_at_the_curves_ends_are_a_table_of_their_own():
+    ends = {**record(1.0, head=40.0), "groups": {"head": {"accuracy": 40.0, "accuracy_at_ends": 60.0}}}
+    found = aggregate({("a", "m"): [ends, ends]})["a"]["m"]
+    assert (found["groups"], found["groups_at_ends"]) == ({"head": 40.0}, {"head": 60.0})
+
+
 def test_a_group_that_one_seed_lacks_is_left_out():
     assert "groups" not in aggregate({("a", "m"): [record(1.0, head=40.0), record(1.0)]})["a"]["m"]
