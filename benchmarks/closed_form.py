@@ -4,9 +4,9 @@
 
 26,920 made-up features of 768 dimensions train 5,592 seen pairs of 413 states and 674 objects; 7,280 more are scored
 against the validation split's pairs and against all 278,362. The pair lists are C-GQA's own where DUPLEX_SHARED names
-the folder that holds them, made up elsewhere; words have made-up embeddings. `seconds` is statistics, fit and both
-passes, with the AUC of each; `cpu_seconds` the same of processor time, which other work on the machine disturbs less;
-`peak_gib` the most memory this process held.
+the folder that holds them, made up elsewhere; words have made-up embeddings. `seconds` is statistics, fit, how
+feasible every composition is, and both passes, with the AUC of each; `cpu_seconds` the same of processor time, which
+other work on the machine disturbs less; `peak_gib` the most memory this process held.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ def main() -> None:
     words = tuple(torch.randn(len(part), DIM, generator=g) for part in (space.states, space.objects))
     fitted = ClosedForm.fit(statistics, Settings(), words if wanted.words else None)
     lap("fit")
+    fitted.support()
+    lap("feasibility")
     model = fitted.to(torch.float32)
     found = {}
     with torch.no_grad():

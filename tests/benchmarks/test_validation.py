@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,8 @@ def test_every_sum_of_terms_is_asked_of_the_one_model() -> None:
     method, options = small_method(DuplexOptions(width=5)), DuplexOptions(width=5)
     found = of_terms(method, val, labels)
     assert len(found) == 7 and method.options == options
-    for name, terms in {"auc_ch": ("ch",), "auc_ct_so": ("ct", "so"), "auc_ch_ct_so": ("ch", "ct", "so")}.items():
+    some: dict[str, Any] = {"auc_ch": ("ch",), "auc_ct_so": ("ct", "so"), "auc_ch_ct_so": ("ch", "ct", "so")}
+    for name, terms in some.items():
         other = small_method(dataclasses.replace(options, inference=terms))
         other.load_state_dict(method.state_dict())
         assert found[name] == pytest.approx(100 * validation_auc(other, val, labels))
