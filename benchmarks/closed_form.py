@@ -4,9 +4,9 @@
 
 26,920 made-up features of 768 dimensions train 5,592 seen pairs of 413 states and 674 objects; 7,280 more are scored
 against the validation split's pairs and against all 278,362. The pair lists are C-GQA's own where DUPLEX_SHARED names
-the folder that holds them, made up elsewhere; words have made-up embeddings. `seconds` is statistics, fit and both
-passes, with the AUC of each; `cpu_seconds` the same of processor time, which other work on the machine disturbs less;
-`peak_gib` the most memory this process held.
+the folder that holds them, made up elsewhere; words have made-up embeddings. `seconds` is statistics, fit, how
+feasible every composition is, and both passes, with the AUC of each; `cpu_seconds` the same of processor time, which
+other work on the machine disturbs less; `peak_gib` the most memory this process held.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def main() -> None:
     z, own = images(space, space.pairs["train"], wanted.images, 1)
     z_val, own_val = images(space, space.pairs["val"], wanted.val_images, 2)
 
-    times, began, spent = {}, time.perf_counter(), time.process_time()
+    times: dict[str, float] = {}
+    began, spent = time.perf_counter(), time.process_time()
 
     def lap(name: str) -> None:
         times[name] = time.perf_counter() - began - sum(times.values())
@@ -96,9 +97,11 @@ def main() -> None:
         statistics += Statistics.of(z_block, own_block, len(space.states), len(space.objects))
     lap("statistics")
     g = torch.Generator().manual_seed(3)
-    words = tuple(torch.randn(len(part), DIM, generator=g) for part in (space.states, space.objects))
+    words = torch.randn(len(space.states), DIM, generator=g), torch.randn(len(space.objects), DIM, generator=g)
     fitted = ClosedForm.fit(statistics, Settings(), words if wanted.words else None)
     lap("fit")
+    fitted.support()
+    lap("feasibility")
     model = fitted.to(torch.float32)
     found = {}
     with torch.no_grad():

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from benchmarks.measure import FamilyMemory
 from duplex.allocator import keep_freed_memory
-from duplex.encoders import load_encoder
+from duplex.encoders import Encoder, load_encoder
 from duplex.encoders.clip import ClipEncoder, open_clip
 from duplex.encoders.source import EncoderSource, complete_preprocess
 from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers
@@ -128,7 +128,7 @@ def decode(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, wo
         pass
 
 
-def run(encoder: ClipEncoder, folder: Path, images: list[str], out: Path, batch: int, workers: int) -> None:
+def run(encoder: Encoder, folder: Path, images: list[str], out: Path, batch: int, workers: int) -> None:
     extract(images, folder, out, encoder, manifest_sha256="", batch_size=batch, num_workers=workers, progress=False)
 
 

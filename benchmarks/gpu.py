@@ -39,8 +39,9 @@ PARTS: dict[str, Part] = {"holds": holds, **TIMES}
 def measure(look: Look, limit: float = LIMIT) -> dict[str, Any]:
     """Every part that there is time for; one that breaks is noted and stops no other."""
     make_deterministic()  # as the stages run, so that times are theirs
-    began, record = time.perf_counter(), {"device": device_name(look.device), "torch": torch.__version__}
-    record |= {"quick": look.quick, "left_out": [], "broken": {}}
+    began = time.perf_counter()
+    record: dict[str, Any] = {"device": device_name(look.device), "torch": torch.__version__, "quick": look.quick}
+    record |= {"left_out": [], "broken": {}}
     for name, part in PARTS.items():
         if time.perf_counter() - began > limit:
             record["left_out"].append(name)

@@ -61,7 +61,7 @@ def text(look: Look, _: Path) -> Table:
     found: Table = {}
     for name in look.datasets[-2:]:  # the largest two
         for precision in TIMED:
-            states, objects, count, _ = texts.SIZES[name]
+            states, objects, count, _splits = texts.SIZES[name]
             tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
             pairs = texts.made_up(states, objects, count)
             names = texts.Names.of(pairs, "learned", 3, tower)

@@ -40,6 +40,7 @@ from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Setting, Words
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
+from duplex.parts.codebook import Codebook
 from duplex.resume import State
 from duplex.training import make_optimiser, make_schedule, optimiser_step
 
@@ -84,11 +85,13 @@ def sizes(folder: Path) -> dict[str, float]:
     state.best = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     state.save(folder / "partial")
     found = {"checkpoint_mb": written(method, folder), "state_mb": (folder / "partial").stat().st_size / 1e6}
-    kept, listed = method.codebook.kept, method.target.listed
-    method.codebook.commit(listed, method.codebook.rows_of(listed))
+    codebook, listed = method.codebook, method.target.columns  # of the closed world
+    assert isinstance(codebook, Codebook)
+    kept = codebook.kept
+    codebook.commit(listed, codebook.rows_of(listed))
     found["checkpoint_mb_refined"] = written(method, folder)
-    say(f"files ({lists}, {kept} and {method.codebook.kept} rows kept): {found}")
-    return {**found, "rows_kept": kept, "rows_kept_refined": method.codebook.kept}
+    say(f"files ({lists}, {kept} and {codebook.kept} rows kept): {found}")
+    return {**found, "rows_kept": kept, "rows_kept_refined": codebook.kept}
 
 
 def written(method: Duplex, folder: Path) -> float:

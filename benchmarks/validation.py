@@ -2,6 +2,7 @@
 
 python -m benchmarks.validation --rows coop,csp,cso,duplex --rates 3e-4,1e-3,3e-3   # the same budget for every method
 python -m benchmarks.validation --study                                             # what refinement needs
+python -m benchmarks.validation --rows duplex --terms                               # each sum of terms, of one model
 
 Seeds are others than those of the reported runs. Needs `dvc repro extract` first.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,10 @@ from benchmarks.variations import STUDY, Variation
 from duplex.artifacts import ArtifactPaths
 from duplex.assessment import Field, assess, validation_auc
 from duplex.encoders import resolve_device
+from duplex.errors import pick
 from duplex.evaluation.metrics import measure
-from duplex.labels import World
+from duplex.features.examples import Examples
+from duplex.labels import LabelSpace, World
 from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions
 from duplex.methods.registry import find
@@ -42,8 +46,10 @@ def run(
     seed: int,
     device: torch.device,
     variation: Variation | None = None,
+    terms: bool = False,
 ) -> dict[str, float]:
-    """Train one method; its best validation AUC, S and U there, and its AUC over all compositions."""
+    """Train one method; its best validation AUC, S and U there, and its AUC over all compositions. With `terms`, also
+    the AUC of every part of the sum that its options call `inference`, each asked of the model that all of it chose."""
     method = (
         begin(row.kind, row.options, inputs.setting(row.world), inputs, seed, device)
         if variation is None
@@ -58,7 +64,26 @@ def run(
         for world in ("closed", "open")
     )
     ends = {name: closed.to_dict()[name] for name in ("seen", "unseen", "hm")}
-    return {"auc": 100 * outcome.best_auc, "auc_open": wide.to_dict()["auc"], "epoch": outcome.best_epoch, **ends}
+    parts = of_terms(method, val, inputs.labels) if terms else {}
+    return {
+        "auc": 100 * outcome.best_auc,
+        "auc_open": wide.to_dict()["auc"],
+        "epoch": outcome.best_epoch,
+        **ends,
+        **parts,
+    }
+
+
+def of_terms(method: Method[Any], val: Examples, labels: LabelSpace) -> dict[str, float]:
+    """Validation AUC by the terms that are asked at inference."""
+    named, options = getattr(method.options, "inference", ()), method.options
+    found = {}
+    for count in range(1, len(named) + 1):
+        for some in combinations(named, count):
+            method.options = replace(options, inference=some)
+            found["auc_" + "_".join(some)] = 100 * validation_auc(method, val, labels)
+    method.options = options
+    return found
 
 
 @dataclass(frozen=True)
@@ -92,6 +117,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS, help="of the text tower")
     parser.add_argument("--study", action="store_true", help="the variations of duplex in variations.py")
+    parser.add_argument("--terms", action="store_true", help="also every part of a score that is a sum")
     parser.add_argument("--only", default="", help="some rows of the study, separated by ';'")
     parser.add_argument("--out", type=Path, help="also write the JSON here, after every row")
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
@@ -102,7 +128,9 @@ def main() -> None:
     device = torch.device(resolve_device(params.device))
     if wanted.study:
         chosen = [name for name in wanted.only.split(";") if name] or list(STUDY)
-        rows: dict[str, tuple[str, Variation | None]] = {name: ("duplex", STUDY[name]) for name in chosen}
+        rows: dict[str, tuple[str, Variation | None]] = {
+            name: ("duplex", STUDY[pick(name, STUDY, "row of the study")]) for name in chosen
+        }
     else:
         rows = {name: (name, None) for name in wanted.rows.split(",")}
     needs = set().union(*(find(params.row(n).kind).needs(params.method(n, wanted.dataset)) for n, _ in rows.values()))
@@ -115,7 +143,10 @@ def main() -> None:
         settings = replace(settings, epochs=wanted.epochs) if wanted.epochs else settings
         for rate in [float(r) for r in wanted.rates.split(",") if r] or [settings.learning_rate]:
             at_rate = replace(settings, learning_rate=rate)
-            runs = [run(inputs, row, at_rate, int(seed), device, variation) for seed in wanted.seeds.split(",")]
+            runs = [
+                run(inputs, row, at_rate, int(seed), device, variation, wanted.terms)
+                for seed in wanted.seeds.split(",")
+            ]
             label = f"{name} @ {rate:g}" if wanted.rates else name
             found[label] = {key: mean([r[key] for r in runs]) for key in runs[0]}
             found[label]["auc_se"] = standard_error([r["auc"] for r in runs])

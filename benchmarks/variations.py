@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
+from duplex.labels import Ints
 from duplex.methods.base import Batch
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
@@ -60,16 +61,16 @@ class Scheduled(Duplex):
 class Uniform(Scheduled):
     """Messages weigh the same from every image, whatever its posteriors."""
 
-    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor) -> Nodes:
-        nodes = super().nodes(z, factored, compositions)
+    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor, labels: Ints) -> Nodes:
+        nodes = super().nodes(z, factored, compositions, labels)
         return replace(nodes, p_s=torch.ones_like(nodes.p_s), p_o=torch.ones_like(nodes.p_o))
 
 
 class Labelled(Scheduled):
     """Messages go where the image's own labels say, in place of its posteriors."""
 
-    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor) -> Nodes:
-        nodes = super().nodes(z, factored, compositions)
+    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor, labels: Ints) -> Nodes:
+        nodes = super().nodes(z, factored, compositions, labels)
         p_s = one_hot(nodes.states, len(self.labels.states)).to(nodes.p_s)
         p_o = one_hot(nodes.objects, len(self.labels.objects)).to(nodes.p_o)
         return replace(nodes, p_s=p_s, p_o=p_o)
@@ -78,8 +79,8 @@ class Labelled(Scheduled):
 class Detached(Scheduled):
     """`L_c^h` does not reach the disentanglers or the posteriors: `L_s` and `L_o` alone pull them."""
 
-    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor) -> Nodes:
-        nodes = super().nodes(z, factored, compositions)
+    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor, labels: Ints) -> Nodes:
+        nodes = super().nodes(z, factored, compositions, labels)
         return replace(nodes, **{name: getattr(nodes, name).detach() for name in ("z_s", "z_o", "p_s", "p_o")})
 
 
@@ -109,7 +110,7 @@ class PulledToImages(Scheduled):
 
 
 def _unit_means(z: Tensor, groups: Tensor, count: int) -> Tensor:
-    return normalize(torch.zeros(count, z.shape[1], device=z.device).index_add_(0, groups, z), dim=-1)
+    return normalize(z.new_zeros(count, z.shape[1]).index_add_(0, groups, z), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,21 @@ class Variation:
 
 GRAPH_ALONE = {"losses": ("ct", "ch"), "inference": ("ch", "ct")}
 IN_IMAGE_SPACE = {"fusion": "additive", "messages": ("counterfactual",)}
+READINGS: dict[str, dict[str, Any]] = {  # what the paper leaves open, read otherwise (docs/method.md)
+    "label nodes": {"nodes": "label"},
+    "no relu": {"fusion": "linear"},
+    "low rank": {"fusion_rank": 16},
+    "weighed by kind": {"weighing": "by_kind"},
+    "anchored blend": {"blend": "anchored"},
+    "empty unseen rows": {"unseen_rows": "empty"},
+    "L_c^t over C_tgt": {"semantic_negatives": "target"},
+    "frozen names": {"vocabulary": "fixed"},
+    "no relu, by kind": {"fusion": "linear", "weighing": "by_kind"},
+    "no relu, by kind, label nodes, anchored": {
+        **{"fusion": "linear", "weighing": "by_kind"},
+        **{"nodes": "label", "blend": "anchored"},
+    },
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "duplex": {},
     "static": {"graph": False},
@@ -149,6 +165,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "additive": IN_IMAGE_SPACE,
     "additive, lambda 0.99": {**IN_IMAGE_SPACE, "momentum": 0.99},
     "additive, all pairs": {**IN_IMAGE_SPACE, "refine_over": "open"},
+    **READINGS,
 }
 STUDY = {name: Variation(options) for name, options in OPTIONS.items()} | {
     "uniform weights": Variation(kind=Uniform),

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from duplex.calibration import Calibration
+from duplex.calibration import JUDGES, Calibration
 from duplex.errors import DuplexError
 from duplex.files import write_tensors
 from duplex.labels import WORLDS, LabelSpace, World
@@ -82,7 +82,7 @@ class Record:
             epoch=_of(int, meta["epoch"]),
             val_auc=_of(float, meta["val_auc"]),
             world=_one_of(WORLDS, meta["world"]),
-            calibration={world: Calibration(**_numbers(found)) for world, found in calibration.items()},
+            calibration={world: _calibration(found) for world, found in calibration.items()},
             exhibits=tuple(_of(str, name) for name in _of(list, meta["exhibits"])),
             tail=TailOptions.from_dict(meta["tail"]) if meta.get("tail") else None,
         )
@@ -101,6 +101,19 @@ def _one_of(allowed: tuple[Value, ...], value: Any) -> Value:
         raise ValueError(f"{str(value)[:40]!r} is none of {', '.join(map(str, allowed))}")
     found: Value = value
     return found
+
+
+def _calibration(values: Mapping[str, Any]) -> Calibration:
+    """One world's, with at most one other beside it."""
+    own = dict(values)
+    beside = own.pop("beside", None)
+    return Calibration.from_dict(_choices(own) | ({} if beside is None else {"beside": _choices(beside)}))
+
+
+def _choices(values: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = dict(values)
+    judge = _one_of(JUDGES, numbers.pop("judge", "words"))
+    return {**_numbers(numbers), "judge": judge}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -110,6 +110,7 @@ class EvaluationParams(Section):
     protocol: Literal["exact", "sampled"] = "exact"
     k: tuple[Positive, ...] = Field(default=(1,), min_length=1)
     thresholds: Positive = 50
+    feasibility: Literal["words", "likelihood"] = "words"  # who rules compositions out, where both can
     word_vectors: Path | None = None  # GloVe-format file; None: the encoder's own text tower
     bootstrap: Positive = 1000
 

@@ -52,6 +52,7 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
     _check_reload(kind, row, setting, method)
     _check_exhibits(method)
     _check_recognition(method)
+    _check_likelihood(method)
 
 
 # -- a small world -----------------------------------------------------------------------------------------------------
@@ -263,6 +264,13 @@ def _check_exhibits(method: Method[Any]) -> None:
         _demand(good, method, f"exhibits: {name} prototypes are not one row a composition")
     if shown.factors is not None:
         _demand(all(part.shape[0] == 5 for part in shown.factors(batch.inputs)), method, "exhibits: factors are odd")
+
+
+def _check_likelihood(method: Method[Any]) -> None:
+    """Of compositions, where the method has one."""
+    found, size = method.likelihood(), small_labels().size
+    sound = found is None or (found.shape == (size,) and bool(torch.isfinite(found).all()))
+    _demand(sound, method, f"likelihood() is no finite number for each of the {size} compositions")
 
 
 def _check_recognition(method: Method[Any]) -> None:

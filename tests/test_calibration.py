@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 import torch
 
-from duplex.calibration import Calibration, calibrate, passing, plausible
+from duplex.calibration import Calibration, calibrate, likely, passing, plausible
+from duplex.errors import DuplexError
 from duplex.evaluation.evidence import Evidence
 from duplex.evaluation.metrics import measure
 from duplex.feasibility import feasibility
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
+from duplex.methods.duplex import Duplex
 from duplex.methods.duplex import DuplexOptions as Options
 from tests.methods.field import words
-from tests.methods.world import features, scores_of, small_labels, small_method
+from tests.methods.world import features, scores_of, small_labels, small_method, small_setting
 
 LABELS = small_labels()
 IMAGES = 40
@@ -27,6 +32,20 @@ VAL = Examples(
 
 def method():
     return small_method(Options(width=5)).eval()
+
+
+class Judging(Duplex):
+    """Composition `c` is the likelier the larger its number."""
+
+    def likelihood(self) -> torch.Tensor:
+        return torch.arange(self.labels.size)
+
+
+def judging(kind: type[Duplex] = Judging) -> Duplex:
+    torch.manual_seed(0)
+    judge = kind(small_setting(), Options(width=5)).double()
+    judge.load_state_dict(method().state_dict())
+    return judge.eval()
 
 
 def harmonic(scores: np.ndarray, target: np.ndarray, seen: np.ndarray, bias: float) -> float:
@@ -63,7 +82,7 @@ def test_the_threshold_is_where_the_auc_is_best_and_the_bias_is_read_under_it() 
     assert found.threshold is not None and auc(found.threshold) == pytest.approx(max(by_step))
     assert found.val_auc_at_threshold == pytest.approx(max(by_step))
     assert found.val_auc_all_feasible == pytest.approx(by_step[0])
-    live = passing(LABELS, words(), found)
+    live = passing(method(), words(), found)
     assert live is not None and (live == (feasible >= found.threshold)).all() and live[seen].all()
     masked = np.where(live, scores.astype(np.float64), -np.inf)
     others = [harmonic(masked, target, seen, bias) for bias in np.linspace(-2, 2, 401)]
@@ -73,20 +92,21 @@ def test_the_threshold_is_where_the_auc_is_best_and_the_bias_is_read_under_it() 
 def test_without_words_every_composition_counts() -> None:
     assert plausible(LABELS, None) is None
     assert calibrate(method(), VAL, LABELS, "open", None, 50).threshold is None
-    assert passing(LABELS, None, Calibration(0.0, threshold=0.1)) is None
-    assert passing(LABELS, words(), Calibration(0.0)) is None
+    assert passing(method(), None, Calibration(0.0, threshold=0.1)) is None
+    assert passing(method(), words(), Calibration(0.0)) is None
 
 
 def test_nothing_unseen_leaves_nothing_to_judge() -> None:
     every = LabelSpace.from_pairs({"train": [(s, o) for s in LABELS.states for o in LABELS.objects]})
     assert plausible(every, words()) is None
+    assert likely(small_method(Options(width=5))) is None  # and a method need not judge
 
 
 def test_a_calibration_by_blocks_is_that_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores swept, feasibility made state by state, runs of columns forgotten: the same choices."""
     swept = small_method(Options(width=5, inference=("ch", "so")))
     at_once = calibrate(swept, VAL, LABELS, "open", words(), 7)
-    live = passing(LABELS, words(), at_once)
+    live = passing(swept, words(), at_once)
     monkeypatch.setattr("duplex.assessment.BLOCK_SCORES", 11)
     monkeypatch.setattr("duplex.assessment.SWEPT", 6)
     monkeypatch.setattr("duplex.feasibility.BLOCK", 3)
@@ -98,5 +118,46 @@ def test_a_calibration_by_blocks_is_that_at_once(monkeypatch: pytest.MonkeyPatch
         at_once.val_auc_all_feasible,
         at_once.val_auc_at_threshold,
     )
-    again = passing(LABELS, words(), found)
+    again = passing(swept, words(), found)
     assert live is not None and again is not None and (again == live).all()
+
+
+def test_two_judges_choose_beside_each_other() -> None:
+    """Whichever decides, each one's choice is the same; a judge that is not there leaves it to words."""
+    by_words = calibrate(judging(), VAL, LABELS, "open", words(), 50)
+    by_likelihood = calibrate(judging(), VAL, LABELS, "open", words(), 50, "likelihood")
+    alone = calibrate(method(), VAL, LABELS, "open", words(), 50)
+    other = by_words.beside
+    assert other is not None and other.judge == "likelihood" and by_words.judge == "words"
+    assert dataclasses.replace(by_words, beside=None) == alone and alone.beside is None
+    assert dataclasses.replace(by_likelihood, beside=None) == other
+    assert by_likelihood.beside == alone
+    assert calibrate(method(), VAL, LABELS, "open", words(), 50, "likelihood") == alone
+    assert calibrate(judging(), VAL, LABELS, "closed", words(), 50, "likelihood").beside is None
+
+
+def test_without_words_a_likelihood_may_decide() -> None:
+    assert calibrate(judging(), VAL, LABELS, "open", None, 50, "likelihood").judge == "likelihood"
+    left = calibrate(judging(), VAL, LABELS, "open", None, 50)
+    assert left.threshold is None and left.beside is not None and left.beside.threshold is not None
+
+
+def test_what_passes_is_what_the_likelihood_says() -> None:
+    chosen = Calibration(0.0, threshold=3.5, judge="likelihood")
+    live = passing(judging(), None, chosen)
+    assert live is not None and (live == (LABELS.seen | (np.arange(LABELS.size) > 3.5))).all()
+
+
+@pytest.mark.parametrize("values", [torch.zeros(3), torch.full((LABELS.size,), torch.nan)])
+def test_an_odd_likelihood_is_one_sentence(values: torch.Tensor) -> None:
+    class Odd(Judging):
+        def likelihood(self) -> torch.Tensor:
+            return values
+
+    with pytest.raises(DuplexError, match=f"the likelihood of Odd .* finite number for each of the {LABELS.size}"):
+        likely(judging(Odd))
+
+
+def test_a_calibration_comes_back_from_its_record() -> None:
+    for found in (Calibration(1.0), calibrate(judging(), VAL, LABELS, "open", words(), 50, "likelihood")):
+        assert Calibration.from_dict(json.loads(json.dumps(found.to_dict()))) == found

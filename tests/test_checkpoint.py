@@ -176,6 +176,8 @@ def with_meta(path, change):
         *(("encoder", value) for value in ({"encoder": 5}, "tiny", [["a"]], None)),
         *(("calibration", {"closed": value}) for value in (
             {}, 5, {"bias": "x"}, {"bias": None}, {"bias": float("nan")}, {"bias": 1.0, "threshold": "y"},
+            {"bias": 1.0, "judge": "chance"}, {"bias": 1.0, "judge": ["words"]}, {"bias": 1.0, "beside": 5},
+            {"bias": 1.0, "beside": {}}, {"bias": 1.0, "beside": {"bias": 1.0, "beside": {"bias": 1.0}}},
         )),
         *(("calibration", value) for value in ({"ajar": {"bias": 1.0}}, ["closed"], 5)),
         *(("provider", value) for value in (5, None, {"duplex": 0})),
@@ -187,6 +189,13 @@ def with_meta(path, change):
 def test_metadata_of_any_type_is_one_sentence(saved, key, value):
     with pytest.raises(DuplexError, match=r"checkpoint\.safetensors|^duplex: |width|row|known"):
         read_record(with_meta(saved[0], lambda meta: meta.update({key: value})))
+
+
+def test_the_other_judges_choices_come_back(saved):
+    beside = Calibration(0.25, 1.5, judge="likelihood")
+    record = dataclasses.replace(RECORD, calibration={"open": Calibration(0.5, 0.1, beside=beside)})
+    save_checkpoint(saved[0], saved[1], record)
+    assert read_record(saved[0]) == record
 
 
 def test_whole_numbers_are_numbers(saved):

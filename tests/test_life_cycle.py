@@ -105,7 +105,7 @@ class Life:
         """What a loaded checkpoint says of test images: its evaluation, its answers, its export."""
         method = load_checkpoint(path, self.setting, {}).to(self.device)
         test, columns, chosen = self.examples("test", 10), LABELS.target(world, "test"), record.calibration[world]
-        live = passing(LABELS, self.setting.words, chosen)
+        live = passing(method, self.setting.words, chosen)
         live = np.ones(len(columns), dtype=bool) if live is None else live[columns]
         found = assess(Field.of(method, columns), test, LABELS, k=2, live=live, top=3, bias=chosen.bias)
         scorer, terms = method.scorer(columns), method.evidence(columns)

@@ -18,6 +18,7 @@ from duplex.data.manifest import read_manifest
 from duplex.data.shapes import render_pictures, shapes_manifest
 from duplex.labels import LabelSpace
 from duplex.params import Params, load_params
+from duplex.report.aggregate import aggregate as summary
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
@@ -69,6 +70,11 @@ def test_every_method_goes_from_features_to_metrics(place, method):
         sum(group["test_images"] for group in found["groups"].values())
         == found["closed"]["images_seen"] + (found["closed"]["images_unseen"])
     )
+    at_ends = {name: group["accuracy_at_ends"] for name, group in found["groups"].items()}
+    counts = {name: group["test_images"] for name, group in found["groups"].items()}
+    assert at_ends["unseen"] == pytest.approx(found["closed"]["unseen"])
+    seen = sum(at_ends[name] * count for name, count in counts.items() if name != "unseen" and count)
+    assert seen / found["closed"]["images_seen"] == pytest.approx(found["closed"]["seen"])
     predictions = pd.read_csv(run.predictions)
     closed = predictions[predictions["world"] == "closed"]
     assert (closed["right"] == (closed["top1"] == closed["label"])).mean() > 0.99  # ties count as wrong
@@ -197,6 +203,24 @@ def test_word_vectors_of_a_file_decide_feasibility(place):
     train.run(changed, "own", "clip", 0, paths)
     other = evaluate.run(changed, "own", "clip", 0, paths)["open"]["threshold"]
     assert other != own
+
+
+def test_images_judge_beside_words_and_in_their_place(place, capsys):
+    """Both AUCs of a run that has a likelihood of its own, whichever decides; others fall back on words, and say so."""
+    _, params, paths = place
+    found = {}
+    for judge in ("words", "likelihood"):
+        asked = with_evaluation(params, feasibility=judge)
+        for method in ("closed_form", "clip"):
+            train.run(asked, "own", method, 0, paths)
+            found[judge, method] = evaluate.run(asked, "own", method, 0, paths)["open"]
+    first, second = found["words", "closed_form"], found["likelihood", "closed_form"]
+    for name in ("threshold", "feasible", "auc", "unseen", "val_auc_at_threshold"):
+        assert first["likelihood"][name] == second[name] and second["words"][name] == first[name]
+    assert first["threshold"] != second["threshold"] and second["by_likelihood"] == 1 and "by_likelihood" not in first
+    assert found["words", "clip"] == found["likelihood", "clip"] and "likelihood" not in found["words", "clip"]
+    assert "clip has no likelihood of compositions; words say which are feasible" in capsys.readouterr().err
+    assert summary({("own", "m"): [{"open": first}]})["own"]["m"]["open"]["auc_by_likelihood"] == second["auc"]
 
 
 @pytest.mark.parametrize(

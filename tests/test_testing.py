@@ -154,6 +154,11 @@ class Odd(Probe):
         return frozenset({"audio"})
 
 
+class Undecided(Probe):
+    def likelihood(self):
+        return torch.full((12,), torch.inf)
+
+
 @pytest.mark.filterwarnings("ignore:std.*degrees of freedom")
 @pytest.mark.parametrize(
     ("kind", "said"),
@@ -171,6 +176,7 @@ class Odd(Probe):
         (Unreached, "reach nothing that is trained"),
         (Many, "no single number"),
         (Odd, "audio"),
+        (Undecided, "no finite number for each of the 12 compositions"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(kind, said):

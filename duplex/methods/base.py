@@ -188,6 +188,11 @@ class Method(nn.Module, Generic[Row]):
         """`p(c|x)` among the columns of some scores [B, C], of which -inf is a column that cannot be."""
         return scores.softmax(-1)
 
+    def likelihood(self) -> Tensor | None:
+        """Where training images tell which compositions there may be: a number for each of the `M * N`, larger for a
+        likelier one. The open world rules out unseen ones by it as by words."""
+        return None
+
     def portable(self, columns: Ints) -> dict[str, Tensor] | None:
         """All that scores of these columns take, where `parts.portable` can compute them: what an export holds."""
         return None

@@ -217,6 +217,10 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return [w * (term if product else term.exp()) for w, term in zip(weights, terms, strict=True)]
 
     @torch.no_grad()
+    def likelihood(self) -> Tensor:
+        return self.fitted().support().flatten()
+
+    @torch.no_grad()
     def portable(self, columns: Ints) -> dict[str, Tensor]:
         names, device = self.options.inference, self.counts.device
         found = primitives_of(self.labels, columns, device)

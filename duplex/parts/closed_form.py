@@ -33,6 +33,7 @@ Words = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the
 Filler = Callable[[Tensor, Tensor, Tensor], object]  # x [b, d], out [b, C], base [C]: out = base + x . h_c
 ROWS = 1 << 14  # columns up to which a scorer makes rows; beyond it, outer sums
 CELLS = 1 << 22  # of those, how many are worked on at a time
+LEAST = 1e-300  # support that is nothing
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,20 @@ class ClosedForm:
         mine = (self.pairs[place] == columns).nonzero()[:, 0]
         return mine, place[mine]
 
+    def support(self) -> Tensor:
+        """How far training images reach a composition with its state or its object mistaken for another [M, N]: the log
+        of the share of images that are, or overlap, of state `m` and of object `n`,
+
+            log sum_c' pi_c' k(a_m, a_m') k(b_n, b_n'),   pi_c' = n_c' / n,   k(a, a') = exp(-|a - a'|^2 / 4),
+
+        where `k` is the overlap `int N(x; a, I) N(x; a', I) dx` of two spreads of images, 1 where they are the same.
+        """
+        n = self.shape[1]
+        share = self.counts.new_zeros(self.shape, dtype=torch.float64)
+        share[self.pairs // n, self.pairs % n] = self.counts.double() / self.counts.sum()
+        k_s, k_o = overlaps(self.additive.state), overlaps(self.additive.object)
+        return (k_s @ share @ k_o).clamp(min=LEAST).log()
+
     # -- scores -------------------------------------------------------------------------------------------------
 
     def linear(self, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,6 +214,11 @@ class ClosedForm:
             rows = a[m] + b + self.interactions.at(torch.full_like(every, m), every)
             table[m] = (rows * rows).sum(1)
         return table
+
+
+def overlaps(means: Tensor) -> Tensor:
+    """`exp(-|a - a'|^2 / 4)` of every two of some means [G, d], in double precision [G, G]."""
+    return torch.exp(-(torch.cdist(means.double(), means.double()) ** 2) / 4)
 
 
 def _means(

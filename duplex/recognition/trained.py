@@ -152,7 +152,7 @@ class Run(Trained):
         columns, calibration = self.labels.target(world, "test"), self.chosen(world)
         if calibration.threshold is None:
             return np.ones(len(columns), dtype=bool)
-        mask = passing(self.labels, self.words(), calibration)
+        mask = passing(self.method, self.words() if calibration.judge == "words" else None, calibration)
         return np.ones(len(columns), dtype=bool) if mask is None else mask[columns]
 
     def tensors(self, world: World) -> dict[str, Tensor] | None:
@@ -165,7 +165,7 @@ class Exported(Trained):
     def __init__(self, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device):
         self.where, self.kind = str(folder), config["kind"]
         self.labels = LabelSpace.from_dict(config["labels"])
-        self.calibration = {config["world"]: Calibration(**config["calibration"])}
+        self.calibration = {config["world"]: Calibration.from_dict(config["calibration"])}
         self.needs = frozenset({"cls"})
         self.backbone = Backbone(config["encoder"], str(device))
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -11,10 +11,11 @@ from typing import Any
 from duplex.errors import DuplexError
 from duplex.files import write_text
 from duplex.labels import GROUPS, WORLDS
-from duplex.report.numbers import read_numbers
+from duplex.report.numbers import GROUPINGS, JUDGES, read_numbers
 
 HEADLINE = ("seen", "unseen", "hm", "auc")
 BESIDE = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
+OTHERWISE = tuple(f"auc_by_{judge}" for judge in JUDGES)  # with feasibility by the other judge
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
@@ -23,7 +24,7 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 
     `auc_low` and `auc_high` are the means of the runs' own 95 % intervals over images; `auc_se` is the standard error
     of the mean over seeds (0 for one seed). Beside the worlds, `groups` holds the mean accuracy of each frequency
-    group. What is undefined for any seed is left out.
+    group, `groups_at_ends` the same where the curve ends. What is undefined for any seed is left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
@@ -32,18 +33,20 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
             for world in WORLDS
             if (known := [record[world] for record in records if world in record])
         }
-        if groups := _groups(records):
-            found["groups"] = groups
+        for grouping, name in GROUPINGS.items():
+            if groups := _groups(records, name):
+                found[grouping] = groups
         table.setdefault(dataset, {})[method] = found
     return table
 
 
 def headlines(table: Aggregate) -> Aggregate:
-    """What people compare, for `dvc metrics diff` and `dvc exp show`: S, U, HM and AUC of every method and world."""
+    """What people compare, for `dvc metrics diff` and `dvc exp show`: S, U, HM and AUC of every method and world, and
+    the AUC by the other judge of feasibility where there are two."""
     return {
         dataset: {
             method: {
-                world: {name: found[world][name] for name in HEADLINE if name in found[world]}
+                world: {name: found[world][name] for name in (*HEADLINE, *OTHERWISE) if name in found[world]}
                 for world in WORLDS
                 if world in found
             }
@@ -53,10 +56,10 @@ def headlines(table: Aggregate) -> Aggregate:
     }
 
 
-def _groups(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _groups(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
     """`{head: mean accuracy, ..}`: scalars, so that DVC shows them."""
     tables = [record.get("groups", {}) for record in records]
-    found = {group: _mean_of([table.get(group, {}) for table in tables], "accuracy") for group in GROUPS}
+    found = {group: _mean_of([table.get(group, {}) for table in tables], name) for group in GROUPS}
     return {group: value for group, value in found.items() if value is not None}
 
 
@@ -76,6 +79,10 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for end in ("low", "high"):
             if (value := _mean_of(records, f"{name}_{end}")) is not None:
                 found[f"{name}_{end}"] = value
+    for judge, name in zip(JUDGES, OTHERWISE, strict=True):
+        tables = [record.get(judge, {}) for record in records]
+        if (value := _mean_of(tables, "auc")) is not None:
+            found[name], found[f"{name}_se"] = value, standard_error([table["auc"] for table in tables])
     for name in BESIDE:
         if (value := _mean_of(records, name)) is not None:
             found[name] = value

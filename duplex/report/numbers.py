@@ -12,7 +12,9 @@ from duplex.files import reason
 from duplex.labels import SPLITS, WORLDS
 
 Tree = dict[str, Any]
-TABLES = {*WORLDS, *SPLITS, "groups", "shares"}  # what stands under these names is a table again
+JUDGES = ("words", "likelihood")  # of feasibility: what the other one than the row's own would have decided
+GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}  # of summaries, and what of a run they average
+TABLES = {*WORLDS, *SPLITS, *JUDGES, *GROUPINGS, "shares"}  # what stands under these names is a table again
 LISTS = {"bad_images"}
 LARGEST = 1e30
 

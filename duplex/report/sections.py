@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from duplex.labels import WORLDS
 from duplex.report.blocks import Block, Note, Part, Report, Section
 from duplex.report.figures import curve_figure, lambda_figures, slug, training_figures
-from duplex.report.frequency import graph_table
+from duplex.report.frequency import ends_table, graph_table
 from duplex.report.material import DatasetMaterial, Material
 from duplex.report.provenance import Provenance, provenance_part
 from duplex.report.published import published_table
@@ -72,8 +72,8 @@ def _curves(data: DatasetMaterial) -> list[Block]:
 
 
 def _frequency(material: Material, data: DatasetMaterial) -> list[Block]:
-    graph = graph_table(material, data)
-    return [group_table(data), *([graph] if graph else [])]
+    graph = (graph_table(material, data), ends_table(material, data))
+    return [group_table(data), *(table for table in graph if table is not None)]
 
 
 def _ablations(material: Material, data: DatasetMaterial) -> list[Block]:

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from duplex.report.blocks import MISSING, Cell, Column, Note, Row, Table
 from duplex.report.material import DatasetMaterial, Material, Run
-from duplex.report.numbers import Tree
+from duplex.report.numbers import JUDGES, Tree
 
 METRICS = (("seen", "S"), ("unseen", "U"), ("hm", "HM"), ("auc", "AUC"))
 PARTS = (("hm_at_val_bias", "HM, chosen bias"), ("state_accuracy", "state"), ("object_accuracy", "object"))
@@ -113,20 +113,31 @@ def _is_benchmark(statistics: Tree | None, expected: Mapping[str, int]) -> bool:
 
 
 def feasibility_table(data: DatasetMaterial) -> Table | None:
-    """What the open world rules out, and what validation data said about it."""
-    keys = ("threshold", "feasible", "val_auc_all_feasible", "val_auc_at_threshold")
-    forms = ("{:.3f}", "{:,.0f}", "{:.1f}", "{:.1f}")
-    rows = [
-        Row([Cell(m, m), *(_run_cell(list(runs.values()), ("open", k), f) for k, f in zip(keys, forms, strict=True))])
-        for m, runs in data.runs.items()
-        if any("threshold" in run.metrics.get("open", {}) for run in runs.values())
-    ]
+    """What the open world rules out by each judge of feasibility, and what validation and test data said about it."""
+    keys = ("threshold", "feasible", "val_auc_all_feasible", "val_auc_at_threshold", "auc")
+    forms = ("{:.3f}", "{:,.0f}", "{:.1f}", "{:.1f}", "{:.1f}")
+    rows = []
+    for method, runs in data.runs.items():
+        for judge, place in _judges([run.metrics.get("open", {}) for run in runs.values()]):
+            numbers = (_run_cell(list(runs.values()), (*place, k), f) for k, f in zip(keys, forms, strict=True))
+            rows.append(Row([Cell(method, method), Cell(judge, judge), *numbers]))
     if not rows:
         return None
-    titles = ("threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold")
-    note = "Unseen pairs below the threshold are ruled out; it is chosen by validation AUC. Mean over seeds."
-    header = [Column("method", numeric=False), *(Column(title) for title in titles)]
+    titles = ("threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold", "test AUC")
+    note = (
+        "Unseen pairs below the threshold are ruled out; it is chosen by validation AUC. Words say how feasible a pair "
+        "is, or a method's own likelihood; the first line of a method is the one that decides. Mean over seeds."
+    )
+    header = [Column("method", numeric=False), Column("by", numeric=False), *(Column(title) for title in titles)]
     return Table(f"Feasibility in the open world: {data.name}", header, rows, note)
+
+
+def _judges(worlds: Sequence[Tree]) -> list[tuple[str, tuple[str, ...]]]:
+    """Who judged, and where the numbers stand in a run's metrics: what decided first."""
+    found = []
+    if any("threshold" in world for world in worlds):
+        found.append((JUDGES[any("by_likelihood" in world for world in worlds)], ("open",)))
+    return found + [(judge, ("open", judge)) for judge in JUDGES if any(judge in world for world in worlds)]
 
 
 # -- ablations --------------------------------------------------------------------------------------------------------

@@ -65,7 +65,8 @@ def keys_of(record: dict[str, Any], inputs: dict[str, Any], params: Params, data
     """What the stages of a run depend on, as in dvc.yaml: `record` is the run's plan, `inputs` the data set's files."""
     settings = params.evaluation.model_dump(mode="json")
     known = {"inputs": inputs, "encoder": params.dataset(dataset).encoder.model_dump(), "torch": torch.__version__}
-    trained = {**known, "plan": record["train"], **{key: settings[key] for key in ("thresholds", "word_vectors")}}
+    chosen = {key: settings[key] for key in ("thresholds", "feasibility", "word_vectors")}
+    trained = {**known, "plan": record["train"], **chosen}
     evaluated = {**trained, "evaluate": record["evaluate"], "evaluation": settings}
     return {"train": _digest(trained), "evaluate": _digest(evaluated)}
 

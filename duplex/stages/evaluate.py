@@ -28,7 +28,7 @@ from duplex.evaluation.sampled import sampled
 from duplex.features.examples import Examples
 from duplex.files import write_text
 from duplex.labels import Bools, LabelSpace, World, frequency_groups
-from duplex.methods.base import Method
+from duplex.methods.base import Method, Words
 from duplex.methods.registry import find
 from duplex.params import EvaluationParams, Params
 from duplex.stages.inputs import Inputs, LoadInputs, load_inputs, make_deterministic
@@ -86,6 +86,9 @@ def _write(table: pd.DataFrame, path: Path) -> None:
     write_text(path, table.to_csv(index=False, lineterminator="\n", float_format="%.9g"))
 
 
+BESIDE = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy asks seen columns alone
+
+
 @dataclass(frozen=True)
 class WorldResult:
     world: str
@@ -93,6 +96,7 @@ class WorldResult:
     curve: pd.DataFrame
     predictions: pd.DataFrame
     right: Bools  # [test images] at b = 0
+    at_ends: Bools  # at that end of the curve where its own kind alone competes
 
 
 def _calibration(path: Path, record: Record, world: str) -> Calibration:
@@ -108,7 +112,8 @@ def _evaluate_world(
     """One world's numbers. Open world: compositions below the threshold that validation chose score -inf."""
     labels, test = inputs.labels, inputs.examples["test"]
     field = Field.of(method, labels.target(world, "test"))
-    live = passing(labels, inputs.words if world == "open" else None, calibration)
+    words = inputs.words if world == "open" else None
+    live = passing(method, words, calibration)
     found = assess(field, test, labels, k=max(settings.k), live=live, top=3, bias=calibration.bias)
     rivals = found.evidence.rivals()
     margins = Margins.of(rivals)
@@ -120,13 +125,30 @@ def _evaluate_world(
     if live is not None:
         chosen = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
         metrics |= {"threshold": calibration.threshold, "feasible": int(live.sum()), **chosen}
+        metrics |= {"by_likelihood": 1} if calibration.judge == "likelihood" else {}
+    if calibration.beside is not None:
+        metrics[calibration.beside.judge] = _beside(field, test, method, words, calibration.beside)
     return WorldResult(
         world,
         metrics,
         Curve.of(margins).table().assign(world=world),
         _predictions(found, margins, test, labels, inputs.manifest, calibration.bias).assign(world=world),
         margins.right(0.0),
+        np.where(margins.is_seen, margins.right(-np.inf), margins.right(np.inf)),
     )
+
+
+def _beside(
+    field: Field, test: Examples, method: Method[Any], words: Words | None, calibration: Calibration
+) -> dict[str, Any]:
+    """The same world with feasibility by the other judge: what it rules out, and the numbers that this changes."""
+    live = passing(method, words, calibration)
+    rivals = assess(field, test, method.labels, live=live).evidence.rivals()
+    found = flat(measure(rivals, rounds=0))
+    named = {name: found[name] for name in BESIDE if name in found}
+    chosen = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
+    feasible = len(field.columns) if live is None else int(live.sum())
+    return {**named, "threshold": calibration.threshold, "feasible": feasible, **chosen}
 
 
 def at_bias(margins: Margins, bias: float) -> dict[str, float]:
@@ -176,10 +198,13 @@ def flat(metrics: Metrics) -> dict[str, Any]:
 
 
 def _groups(result: WorldResult, inputs: Inputs) -> dict[str, dict[str, float]]:
-    """Closed-world accuracy at b = 0 by training frequency (the paper's appendix), in percent."""
+    """Closed-world accuracy by training frequency, in percent: at b = 0, and where the paper's appendix reads it, seen
+    groups at the curve's seen end and unseen pairs at the other."""
     train, test = (inputs.examples[split].compositions.cpu().numpy() for split in ("train", "test"))
     groups = frequency_groups(train, inputs.labels.size)
-    table = group_table(groups, train, test, {"accuracy": result.right}).set_index("group")
+    results = {"accuracy": result.right, "accuracy_at_ends": result.at_ends}
+    parts = [group_table(groups, train, test, {name: right}).set_index("group") for name, right in results.items()]
+    table = parts[0].join(parts[1]["accuracy_at_ends"])
     return {
         str(group): {str(key): float(value) for key, value in row.items() if not np.isnan(value)}
         for group, row in table.iterrows()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from typing import Any
 
 import pandas as pd
@@ -72,7 +73,9 @@ def _run(params: Params, dataset: str, method: str, seed: int, inputs: Inputs, o
         Run(f"{dataset} {method} seed {seed}", partial, _digest(key)),
     )
     tune(trained, val, inputs.labels)
-    points = params.evaluation.thresholds
+    points, judge = params.evaluation.thresholds, params.evaluation.feasibility
+    if judge == "likelihood" and "open" in row.worlds and trained.likelihood() is None:
+        print(f"{method} has no likelihood of compositions; words say which are feasible", file=sys.stderr)
     record = Record(
         kind=row.kind,
         provider=source_of(row.kind).provider,
@@ -84,7 +87,9 @@ def _run(params: Params, dataset: str, method: str, seed: int, inputs: Inputs, o
         val_auc=validation_auc(trained, val, inputs.labels),
         world=row.trained_for,
         calibration={
-            world: calibrate(trained, val, inputs.labels, world, inputs.words if world == "open" else None, points)
+            world: calibrate(
+                trained, val, inputs.labels, world, inputs.words if world == "open" else None, points, judge
+            )
             for world in row.worlds
         },
         exhibits=trained.exhibits().names,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from duplex.parts.closed_form import ClosedForm, Posterior, Settings
 from duplex.parts.covariance import oas, spread
 from duplex.parts.statistics import Statistics
 from tests.parts import twin_closed_form as twin
+from tests.pretended import Pretended
 
 
 def world(seed: int = 0, m: int = 4, n: int = 3, d: int = 5, images: int = 60, pairs: int = 8):
@@ -304,3 +306,38 @@ def test_a_state_without_images_is_an_average_one() -> None:
 def test_no_image_at_all_is_one_sentence() -> None:
     with pytest.raises(DuplexError, match="no readable training image"):
         ClosedForm.fit(Statistics.empty(2, 2, 4))
+
+
+# -- which compositions there may be ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), m=st.integers(1, 5), n=st.integers(1, 4), d=st.integers(1, 6))
+def test_support_is_a_loop_over_the_pairs_with_images(seed: int, m: int, n: int, d: int) -> None:
+    pairs = int(np.random.default_rng(seed).integers(1, m * n + 1))
+    model = fitted(seed, m, n, d, images=3 * pairs, pairs=pairs)
+    a, b = model.additive.state.numpy(), model.additive.object.numpy()
+    found = model.support()
+    close(found, twin.support(a, b, model.pairs.tolist(), model.counts.tolist()), 1e-8)
+    assert found.shape == (m, n) and (found <= 1e-12).all()  # the log of a share
+
+
+def test_support_falls_as_looks_part_and_never_to_nothing() -> None:
+    """A state next to one that is seen with the object is better supported than a state far from all of them; the share
+    of the object's images is the most that any state of it can have."""
+    model = fitted(d=6, images=90)
+    near, far = model.additive.state.clone(), model.additive.state.clone()
+    own = int(model.pairs[model.counts.argmax()])
+    m, n = own // model.shape[1], own % model.shape[1]
+    other = (m + 1) % model.shape[0]
+    near[other], far[other] = model.additive.state[m], model.additive.state[m] + 1e6
+    alike, unlike = (replace(model, additive=replace(model.additive, state=part)).support() for part in (near, far))
+    assert alike[other, n] == pytest.approx(float(alike[m, n]))
+    assert unlike[other, n] < alike[other, n] and torch.isfinite(unlike).all()
+
+
+def test_support_is_the_same_on_a_device(pretended: Pretended) -> None:
+    model = fitted()
+    there = model.to(torch.float64, pretended.name).support()
+    assert there.device == torch.device(pretended.name)
+    torch.testing.assert_close(there.cpu(), model.support())

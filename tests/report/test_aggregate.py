@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duplex.report.aggregate import aggregate, metrics_table
+from duplex.report.aggregate import aggregate, headlines, metrics_table
 
 NUMBERS = ("seen", "unseen", "hm", "auc", "state_accuracy", "object_accuracy")
 
@@ -35,11 +35,27 @@ def test_undefined_numbers_are_left_out(records):
     assert metrics_table(found)[1][3:7] == [f"1.0 ± {'0.0' if records == 2 else '–'}", "–", "–", "–"]
 
 
+def test_the_auc_by_the_other_judge_of_feasibility_stands_beside_it():
+    runs = [{"open": {**record(1.0)["closed"], "likelihood": {"auc": value}}} for value in (4.0, 6.0)]
+    table = aggregate({("a", "m"): runs, ("a", "n"): [runs[0], {"open": record(1.0)["closed"]}]})
+    found = table["a"]["m"]["open"]
+    assert (found["auc"], found["auc_by_likelihood"], found["auc_by_likelihood_se"]) == (1.0, 5.0, pytest.approx(1.0))
+    assert headlines(table)["a"]["m"]["open"] == {**dict.fromkeys(("seen", "unseen", "hm", "auc"), 1.0),
+                                                  "auc_by_likelihood": 5.0}  # fmt: skip
+    assert "auc_by_likelihood" not in table["a"]["n"]["open"]  # one seed is without it
+
+
 def test_groups_are_mean_accuracies_and_no_world():
     table = aggregate({("a", "m"): [record(1.0, head=40.0), record(1.0, head=50.0)], ("a", "n"): [record(1.0)]})
     assert table["a"]["m"]["groups"] == {"head": 45.0}
     assert "groups" not in table["a"]["n"]
     assert {row[1] for row in metrics_table(table)[1:]} == {"closed"}
+
+
+def test_groups_at_the_curves_ends_are_a_table_of_their_own():
+    ends = {**record(1.0, head=40.0), "groups": {"head": {"accuracy": 40.0, "accuracy_at_ends": 60.0}}}
+    found = aggregate({("a", "m"): [ends, ends]})["a"]["m"]
+    assert (found["groups"], found["groups_at_ends"]) == ({"head": 40.0}, {"head": 60.0})
 
 
 def test_a_group_that_one_seed_lacks_is_left_out():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from duplex.report.blocks import Table
-from duplex.report.frequency import graph_table
-from duplex.report.material import DatasetMaterial, Material
+from duplex.report.frequency import ends_table, graph_table
+from duplex.report.material import DatasetMaterial, Material, Run
 from duplex.report.sections import dataset_section
 
 GROUPS = {"static": {"head": 80.0, "tail": 41.0, "unseen": 20.0}, "duplex_five": {"head": 79.5, "tail": 45.25}}
@@ -29,6 +29,26 @@ def test_both_ablations_and_what_the_graph_gains():
 def test_one_of_them_is_no_comparison():
     for whole in (material("static"), material("duplex_five"), material()):
         assert graph_table(whole, whole.datasets[0]) is None
+
+
+def test_at_the_curves_ends_seen_is_s_and_images_are_counted():
+    """The appendix's table: seen groups and S at one end, unseen pairs at the other, each with its number of images."""
+    ablations = {
+        name: {"groups_at_ends": values, "closed": {"seen": s}}
+        for (name, values), s in zip(GROUPS.items(), (41.0, 43.0), strict=True)
+    }
+    run = Run({"groups": {"head": {"test_images": 1200}}, "closed": {"images_seen": 1500}}, files={"metrics": "m.json"})
+    whole = Material((DatasetMaterial("own", {}, ablations=ablations, runs={"m": {0: run}}),))
+    table = ends_table(whole, whole.datasets[0])
+    assert isinstance(table, Table)
+    assert [[cell.text for cell in row.cells] for row in table.rows] == [
+        ["head", "1,200", "80.0", "79.5", "-0.5"],
+        ["tail", "–", "41.0", "45.2", "+4.2"],
+        ["seen", "1,500", "41.0", "43.0", "+2.0"],
+    ]
+    assert table.rows[2].cells[3].source == "ablations/metrics.json#/own/duplex_five/closed/seen"
+    assert table.rows[0].cells[1].source == "m.json#/groups/head/test_images"
+    assert ends_table(material("static", "duplex_five"), material("static").datasets[0]) is None
 
 
 def test_it_stands_with_training_frequency():

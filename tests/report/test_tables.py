@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from duplex.params import load_params
 from duplex.report.blocks import Cell, Note, Row, Table
 from duplex.report.figures import lambda_figures
 from duplex.report.material import DatasetMaterial, Material, Run
-from duplex.report.tables import ablation_tables, data_file, efficiency_table, pointer, ranked, result_table
+from duplex.report.tables import (
+    ablation_tables,
+    data_file,
+    efficiency_table,
+    feasibility_table,
+    pointer,
+    ranked,
+    result_table,
+)
 from tests.projects import SHIPPED
 
 BENCHMARKS = data_file("quoted.yaml")["benchmarks"]
@@ -72,6 +82,31 @@ def test_the_best_and_the_second_of_each_column_are_marked_and_equals_share():
     rows = [Row([Cell("a", "a"), Cell(str(v), v)]) for v in (1.0, 3.0, 3.0, 2.0)] + [Row([Cell("b"), Cell("–")])]
     assert [row.cells[1].rank for row in ranked(rows, [1])] == [0, 1, 1, 2, 0]
     assert [row.cells[1].rank for row in ranked(rows[:1], [1])] == [0]
+
+
+def run_of(**world: object) -> Run:
+    return Run({"open": world}, files={"metrics": "own/m/0/metrics.json"})
+
+
+def test_each_judge_of_feasibility_has_a_line_and_what_decides_is_the_first():
+    numbers = {"feasible": 9, "val_auc_all_feasible": 1.0, "val_auc_at_threshold": 2.0}
+    words, images = {**numbers, "threshold": 0.25, "auc": 3.0}, {**numbers, "threshold": -2.0, "auc": 4.0}
+    runs = {
+        "both": {0: run_of(**words, likelihood=images)},
+        "turned": {0: run_of(**images, by_likelihood=1, words=words)},
+        "one": {0: run_of(**words)},
+        "none": {0: run_of(auc=1.0)},
+    }
+    table = feasibility_table(dataclasses.replace(material("own").datasets[0], runs=runs))
+    assert table is not None
+    assert [[row.cells[place].text for place in (0, 1, 2, 6)] for row in table.rows] == [
+        ["both", "words", "0.250", "3.0"],
+        ["both", "likelihood", "-2.000", "4.0"],
+        ["turned", "likelihood", "-2.000", "4.0"],
+        ["turned", "words", "0.250", "3.0"],
+        ["one", "words", "0.250", "3.0"],
+    ]
+    assert table.rows[1].cells[6].source == "own/m/0/metrics.json#/open/likelihood/auc"
 
 
 def test_an_ablation_table_has_the_rows_that_were_run():
