@@ -167,7 +167,7 @@ def test_a_folder_that_is_more_than_an_export_is_left_alone(tmp_path: Path, conf
         (tmp_path / "mine/notes.txt").write_text("precious")
     before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
     with pytest.raises(UsageError, match="mine is there and is no export"):
-        whole(tmp_path / "mine", lambda folder: (folder / "config.json").write_text("ours"))
+        whole(tmp_path / "mine", lambda folder: fill(folder, "ours"))
     assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
 
 
