@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 
-.PHONY: repro ablations test hostile coverage mutants wheel
+.PHONY: repro ablations test gpu hostile coverage mutants wheel
 
 repro: $(VENV)/.ready
 	@$(BIN)/duplex params --check
@@ -18,6 +18,10 @@ ablations: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+
+# Under ten minutes on one GPU; writes docs/gpu.md. Where there is none it says so.
+gpu: $(VENV)/.ready
+	@PATH="$(BIN):$$PATH" $(BIN)/python -m benchmarks.gpu $(ARGS)
 
 # What takes many minutes: ten thousand damaged files of each kind, commands killed at any moment.
 hostile: $(VENV)/.ready

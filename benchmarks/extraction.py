@@ -35,6 +35,11 @@ from duplex.features.extraction import extract
 from duplex.precision import PRECISIONS
 
 SIZES = {"ViT-L-14": (24, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds
+SMALL = {
+    "embed_dim": 64,
+    "vision_cfg": {"image_size": 224, "layers": 2, "width": 128, "patch_size": 32},
+    "text_cfg": {"width": 64, "heads": 2, "layers": 1},
+}
 CONVOLUTIONAL, CONVOLUTIONAL_ROUNDS = "mobilenetv2_100", 3
 PICTURE = (400, 300)
 
@@ -76,7 +81,7 @@ def main() -> None:
 
 def compare(name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Pictures a second of the ways: medians over rounds, and the median of each round's ratio."""
-    count, batch, rounds = SIZES[name]
+    count, batch, rounds = SIZES.get(name, (16, 8, 1))
     count, batch = count * given.scale, batch * given.scale
     encoder, images = random_encoder(name, folder, given.device, given.precision), write_pictures(folder, count)
     pixels = torch.stack([encoder.image_transform(Image.open(folder / image)) for image in images])
@@ -138,13 +143,18 @@ def timed(work: Callable[[], object], device: str = "cpu") -> float:
 def random_encoder(name: str, folder: Path, device: str, precision: str) -> ClipEncoder:
     """An architecture of open_clip with random weights, through the door that real weights take."""
     torch.manual_seed(0)
-    architecture = open_clip.get_model_config(name)
-    weights = folder / "weights.pt"
-    torch.save(open_clip.CLIP(**open_clip.get_model_config(name)).state_dict(), weights)
+    architecture, weights = architecture_of(name), folder / "weights.pt"
+    torch.save(open_clip.CLIP(**architecture_of(name)).state_dict(), weights)
     source = EncoderSource(name, architecture, complete_preprocess({}, architecture), weights)
     encoder = ClipEncoder(source, towers="image", device=device, precision=precision)
     weights.unlink()
     return encoder
+
+
+def architecture_of(name: str) -> dict[str, Any]:
+    """One of open_clip's, or `small`; the caller may change it."""
+    found: dict[str, Any] = json.loads(json.dumps(SMALL)) if name == "small" else open_clip.get_model_config(name)
+    return found
 
 
 def write_pictures(folder: Path, count: int) -> list[str]:
@@ -212,16 +222,9 @@ def peak_memory(pictures: str) -> float:
     """Megabytes at the peak of extracting so many pictures with a small encoder, this process and its workers."""
     keep_freed_memory()
     count = int(pictures)
-    small = {
-        "embed_dim": 64,
-        "vision_cfg": {"image_size": 224, "layers": 2, "width": 128, "patch_size": 32},
-        "text_cfg": {"width": 64, "heads": 2, "layers": 1},
-    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        torch.save(open_clip.CLIP(**json.loads(json.dumps(small))).state_dict(), folder / "weights.pt")
-        source = EncoderSource("small", small, complete_preprocess({}, small), folder / "weights.pt")
-        encoder = ClipEncoder(source, towers="image", device="cpu", precision="fp32")
+        encoder = random_encoder("small", folder, "cpu", "fp32")
         images = write_pictures(folder, min(count, 300))
         with FamilyMemory() as memory:
             run(encoder, folder, [images[row % len(images)] for row in range(count)], folder / "out.h5", 32, 2)

@@ -7,15 +7,17 @@ python -m benchmarks.graph [--json]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import alternate, emit, say
-from duplex.labels import Target
+from benchmarks.measure import alternate, emit, finished, say
+from duplex.labels import Ints, Target
 from duplex.parts.factors import Fusion
 from duplex.parts.graph import Candidates, Nodes, aggregate, blend
+from duplex.parts.indices import send
 
 DIM = 768
 DENSE = 128  # largest batch of the dense step: at 256 its matrix alone takes 5.5 GB, and the gradient as much again
@@ -36,16 +38,19 @@ class Problem:
     rows: Tensor
     fusion: Fusion
     n_objects: int
+    host: tuple[Ints, Ints]  # states and objects
 
     @classmethod
-    def of(cls, batch: int, m: int, n: int, pool: tuple[int, int] = (115, 245), seed: int = 0) -> Problem:
+    def of(
+        cls, batch: int, m: int, n: int, pool: tuple[int, int] = (115, 245), seed: int = 0, device: str = "cpu"
+    ) -> Problem:
         """Labels are drawn from a pool of states and objects, so that the candidates are the same for any `m, n`."""
         g = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         unit = torch.nn.functional.normalize
 
         def draw(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=g)
+            return torch.randn(*shape, generator=g).to(device)
 
         states = torch.randint(min(pool[0], m), (batch,), generator=g)
         objects = torch.randint(min(pool[1], n), (batch,), generator=g)
@@ -54,12 +59,13 @@ class Problem:
             unit(draw(batch, DIM), dim=-1).requires_grad_(),
             (3 * draw(batch, m)).requires_grad_(),
             (3 * draw(batch, n)).requires_grad_(),
-            states,
-            objects,
+            states.to(device),
+            objects.to(device),
             Target(m * n, None),
-            unit(torch.randn(m * n, DIM), dim=-1),
-            Fusion(DIM),
+            unit(torch.randn(m * n, DIM), dim=-1).to(device),
+            Fusion(DIM).to(device),
             n,
+            (states.numpy(), objects.numpy()),
         )
 
     def leaves(self) -> list[Tensor]:
@@ -70,8 +76,7 @@ class Problem:
         return Nodes(self.z_s, self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
 
     def candidates(self) -> Candidates:
-        here = self.states.device
-        return Candidates.of(self.states.numpy(), self.objects.numpy(), self.target, self.n_objects, here)
+        return Candidates.of(*self.host, self.target, self.n_objects, self.states.device)
 
     def step(self, dense: bool) -> Tensor:
         """Refine, send a gradient back, commit. Returns the refined rows."""
@@ -81,7 +86,7 @@ class Problem:
         candidates = self.candidates()
         gather = aggregate_densely if dense else aggregate
         h_hat, _ = gather(batch, candidates, self.fusion, MESSAGES)
-        place = torch.from_numpy(candidates.compositions)
+        (place,) = send(self.rows.device, candidates.compositions)
         refined = blend(self.rows.index_select(0, place), h_hat, 0.9, True)
         refined.sum().backward()
         self.rows.index_copy_(0, place, refined.detach())
@@ -100,13 +105,18 @@ def aggregate_densely(
     w_s = (nodes.p_s[:, candidates.states[m]] / candidates.partners_s[m]).T
     w_o = (nodes.p_o[:, candidates.objects[n]] / candidates.partners_o[n]).T
     own = nodes.p_s[i, nodes.states[i]] * nodes.p_o[j, nodes.objects[j]]
-    here = candidates.cell[None] == torch.arange(count)[:, None]
+    here = candidates.cell[None] == torch.arange(count, device=x.device)[:, None]
     w_p = torch.cat([nodes.z_s.new_zeros(count, count), w_s, w_o, here * own], dim=1)
     return (w_p @ x) / w_p.sum(1, keepdim=True).clamp(min=1e-30), None
 
 
 def peak_mib(problem: Problem, dense: bool) -> float:
-    """Bytes that torch's CPU allocator was asked for at most, from its own profiler."""
+    """Bytes that torch's allocator was asked for at most: a CPU's from its profiler, a GPU's from its statistics."""
+    if problem.rows.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        problem.step(dense)
+        return (torch.cuda.max_memory_allocated() - held) / 2**20
     with torch.profiler.profile(profile_memory=True, record_shapes=False) as profile:
         problem.step(dense)
     live = peak = 0
@@ -116,14 +126,14 @@ def peak_mib(problem: Problem, dense: bool) -> float:
     return peak / 2**20
 
 
-def by_batch() -> list[dict[str, float]]:
+def by_batch(sizes: Sequence[int] = (16, 32, 64, 128, 256, 512), device: str = "cpu") -> list[dict[str, float]]:
     found = []
-    for size in (16, 32, 64, 128, 256, 512):
-        problem = Problem.of(size, 115, 245)
+    for size in sizes:
+        problem = Problem.of(size, 115, 245, device=device)
         candidates = len(problem.candidates())
-        works = {"factored": lambda p=problem: p.step(dense=False)}
+        works = {"factored": finished(lambda p=problem: p.step(dense=False), problem.rows.device)}
         if size <= DENSE:
-            works["dense"] = lambda p=problem: p.step(dense=True)
+            works["dense"] = finished(lambda p=problem: p.step(dense=True), problem.rows.device)
         times = alternate(works, rounds=5 if size < 128 else 3)
         row = {"batch": size, "candidates": candidates, "factored_ms": 1e3 * times["factored"]}
         row["factored_mib"] = peak_mib(problem, dense=False)

@@ -30,6 +30,19 @@ def alternate(works: Mapping[str, Callable[[], object]], rounds: int = 5, warm: 
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def finished(work: Callable[[], object], device: Any) -> Callable[[], None]:
+    """`work`, and whatever it left a GPU to do."""
+
+    def call() -> None:
+        work()
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    return call
+
+
 def memory(name: str, path: str = STATUS) -> int:
     """Bytes of a `Name:  123 kB` line: of this process VmRSS is what it holds, VmHWM the most it held. (The `ru_maxrss`
     of a child begins at its parent's: it says nothing of the child.)"""

@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Bench:
     dataset: str
     folder: Path
     epochs: int | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)  # what the stages are told: paths, a loader
 
     def at(self, name: str, rate: float) -> Params:
         """params.yaml with a row's learning rate (and length) set."""
@@ -58,25 +59,37 @@ class Bench:
 
     def run(self, name: str, rate: float, seed: int, *, tested: bool) -> RunPaths:
         """One training run, evaluated where it is to be `tested`; kept from before where nothing has changed."""
-        params, out = self.at(name, rate), RunPaths(self.folder / self.dataset / name / f"{rate:g}" / str(seed))
-        key, mark = self._key(params, name), out.root / "key.json"
-        last = out.metrics if tested else out.checkpoint
-        if not (last.exists() and mark.exists() and mark.read_text() == key):
-            trained = out.checkpoint.exists() and mark.exists() and mark.read_text() == key
+        params, out, mark = self.at(name, rate), self.place(name, rate, seed), self._mark(name, rate, seed)
+        if not self.kept(name, rate, seed, tested=tested):
+            trained = self.kept(name, rate, seed, tested=False)
             out.root.mkdir(parents=True, exist_ok=True)
             if not trained:
                 out.metrics.unlink(missing_ok=True)
-                train.run(params, self.dataset, name, seed, out=out)
+                train.run(params, self.dataset, name, seed, out=out, **self.given)
             if tested:
-                evaluate.run(params, self.dataset, name, seed, out=out)
-            mark.write_text(key)
+                evaluate.run(params, self.dataset, name, seed, out=out, **self.given)
+            mark.write_text(self._key(params, name))
         return out
+
+    def kept(self, name: str, rate: float, seed: int, *, tested: bool) -> bool:
+        """Whether the run is there, made by this code with these settings."""
+        out, mark = self.place(name, rate, seed), self._mark(name, rate, seed)
+        last = out.metrics if tested else out.checkpoint
+        return last.exists() and mark.exists() and mark.read_text() == self._key(self.at(name, rate), name)
+
+    def place(self, name: str, rate: float, seed: int) -> RunPaths:
+        return RunPaths(self.folder / self.dataset / name / f"{rate:g}" / str(seed))
+
+    def _mark(self, name: str, rate: float, seed: int) -> Path:
+        return self.place(name, rate, seed).root / "key.json"
 
     def _key(self, params: Params, name: str) -> str:
         kind = params.row(name).kind
         code = [code_of_run(f"duplex.stages.{stage}", kind) for stage in ("train", "evaluate")]
+        tail = params.tail(name, self.dataset)
         options = params.method(name, self.dataset).to_dict(), params.training(self.dataset, name).to_dict()
-        return json.dumps([*options, code, torch.__version__], sort_keys=True)
+        tails = [] if tail is None else [tail.to_dict()]
+        return json.dumps([*options, *tails, code, torch.__version__], sort_keys=True)
 
 
 def tune(bench: Bench, name: str, rates: Sequence[float], seeds: Sequence[int]) -> tuple[float, dict[str, float]]:

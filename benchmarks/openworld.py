@@ -9,7 +9,8 @@ bytes) are files written after the first steps of `duplex`, trained for the clos
 that of a run that refined every row of C_tgt. `speedup_open_scoring`: `z . h / tau` over all 278,362 pairs by outer
 sums against products with as many rows, alternating; `largest_difference`: between the two's cosines. `peak_gib_1e8`:
 the most memory that a process of its own held which built labels of 5,000 x 20,000 made-up words and the method,
-started it, refined rows of a batch and found the best three pairs of 100 images by `p(c^h|x) + p(s|x) p(o|x)`.
+started it, refined rows of a batch and found the best three pairs of 100 images by `p(c^h|x) + p(s|x) p(o|x)`;
+`peak_gib_1e8_thresholds`, that of one which calibrated it on 100 images with 50 thresholds of feasibility.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from benchmarks.closed_form import labels as cgqa_labels
 from benchmarks.measure import alternate, emit, memory, say
 from duplex.allocator import keep_freed_memory
 from duplex.assessment import SWEPT, Best
+from duplex.calibration import calibrate
 from duplex.checkpoint import Record, save_checkpoint
 from duplex.encoders.text import TextTower
 from duplex.encoders.vision_ops import ensure_torchvision
+from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
-from duplex.methods.base import Batch, Setting
+from duplex.methods.base import Batch, Setting, Words
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
 from duplex.resume import State
@@ -46,21 +49,26 @@ SETTINGS = TrainingOptions(learning_rate=1e-4, batch_size=32, epochs=1)
 Z = torch.nn.functional.normalize
 
 
-def small_tower(width: int) -> TextTower:
+def small_tower(width: int, device: str = "cpu") -> TextTower:
     """CLIP's text tower with two layers of random weights."""
     ensure_torchvision()
     from open_clip.model import CLIPTextCfg, _build_text_tower
 
     torch.manual_seed(0)
-    return TextTower(_build_text_tower(DIM, CLIPTextCfg(context_length=16, width=width, heads=width // 64, layers=2)))
+    config = CLIPTextCfg(context_length=16, width=width, heads=width // 64, layers=2)
+    return TextTower(_build_text_tower(DIM, config).to(device))
 
 
-def begun(labels: LabelSpace, width: int, images: int = 2_000, **options: Any) -> tuple[Duplex, Batch]:
+def begun(
+    labels: LabelSpace, width: int, images: int = 2_000, device: str = "cpu", **options: Any
+) -> tuple[Duplex, Batch]:
     """A method that has seen some images of every seen pair."""
     torch.manual_seed(0)
-    method = Duplex(Setting(labels, {"cls": (DIM,)}, small_tower(width)), DuplexOptions(**options))
+    tower = small_tower(width, device)
+    method = Duplex(Setting(labels, {"cls": (DIM,)}, tower), DuplexOptions(**options)).to(device)
     own = np.resize(labels.pairs["train"], max(images, len(labels.pairs["train"])))
-    train = Batch({"cls": Z(torch.randn(len(own), DIM), dim=-1)}, torch.from_numpy(own), own)
+    z = Z(torch.randn(len(own), DIM), dim=-1).to(device)
+    train = Batch({"cls": z}, torch.from_numpy(own).to(device), own)
     method.start(train)
     return method, train
 
@@ -128,6 +136,24 @@ def huge() -> dict[str, float]:
     return {"peak_gib_1e8": memory("VmHWM") / 2**30, "built_seconds_1e8": built, "scored_seconds_1e8": seconds}
 
 
+def thresholds() -> dict[str, float]:
+    """A calibration of the open world over 10^8 pairs, with 50 thresholds of feasibility, in this process."""
+    start = time.perf_counter()
+    m, n = HUGE
+    rng = np.random.default_rng(0)
+    seen, held_out = np.split(np.unique(rng.integers(0, m * n, 60_000)), [50_000])
+    seen = np.union1d(seen, np.arange(n) % m * n + np.arange(n))
+    names = tuple(f"s{i}" for i in range(m)), tuple(f"o{i}" for i in range(n))
+    labels = LabelSpace(*names, {"train": seen, "val": np.union1d(seen[::100], held_out[:500])})
+    method, train = begun(labels, 64, losses=("s", "o"), inference=("ch", "so"), refine_over="open")
+    words = Words(*(torch.randn(count, 64, generator=torch.Generator().manual_seed(count)) for count in HUGE))
+    own = torch.from_numpy(rng.choice(labels.pairs["val"], IMAGES))
+    val = Examples(np.arange(IMAGES), {"cls": train.z[:IMAGES]}, own)
+    found = calibrate(method, val, labels, "open", words, 50)
+    assert found.threshold is not None
+    return {"peak_gib_1e8_thresholds": memory("VmHWM") / 2**30, "seconds_1e8_thresholds": time.perf_counter() - start}
+
+
 def apart(work: str) -> dict[str, float]:
     """A part in a process of its own, whose memory is then its own too."""
     done = subprocess.run([sys.executable, "-m", "benchmarks.openworld", "--part", work], stdout=-1, check=True)
@@ -136,20 +162,24 @@ def apart(work: str) -> dict[str, float]:
     return found
 
 
+APART = {"huge": huge, "thresholds": thresholds}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-huge", dest="huge", action="store_false", help="leave 10^8 pairs out")
-    parser.add_argument("--part", choices=["huge"], help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=list(APART), help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     keep_freed_memory()
     if wanted.part:
-        emit(huge())
+        emit(APART[wanted.part]())
         return
     with tempfile.TemporaryDirectory() as folder:
         record: dict[str, Any] = {**sizes(Path(folder)), **scoring(wanted.rounds)}
-    record |= apart("huge") if wanted.huge else {}
+    for part in APART if wanted.huge else ():
+        record |= apart(part)
     record["threads"] = torch.get_num_threads()
     if wanted.json:
         emit(record)

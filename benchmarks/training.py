@@ -8,34 +8,24 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.measure import alternate, emit, say
+from benchmarks.measure import alternate, emit, finished, say
 from benchmarks.text import SIZES, made_up, random_tower
+from duplex.encoders.arithmetic import arithmetic
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Setting
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
 from duplex.parts.prompts import Prototypes
+from duplex.precision import PRECISIONS, Precision
 from duplex.training import optimiser_step
 
 IMAGES = {"mit-states": 30338, "ut-zappos": 22998, "cgqa": 26920}
-
-
-def finished(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """`work`, and whatever it left a GPU to do."""
-
-    def call() -> None:
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    return call
 
 
 def world(name: str, device: torch.device, dim: int) -> tuple[LabelSpace, Batch]:
@@ -44,30 +34,38 @@ def world(name: str, device: torch.device, dim: int) -> tuple[LabelSpace, Batch]
     labels = LabelSpace.from_pairs({"train": [(s, o) for s, o in made_up(states, objects, count)]})
     compositions = np.random.default_rng(0).choice(labels.pairs["train"], size=8 * batch)
     z = torch.nn.functional.normalize(torch.randn(len(compositions), dim), dim=-1)
-    return labels, Batch({"cls": z.to(device)}, torch.from_numpy(compositions).to(device))
+    return labels, Batch({"cls": z.to(device)}, torch.from_numpy(compositions).to(device), compositions)
 
 
 def measure(
-    name: str, device: torch.device, rounds: int, checkpointing: bool, encoder: torch.nn.Module
+    name: str,
+    device: torch.device,
+    rounds: int,
+    checkpointing: bool,
+    encoder: torch.nn.Module,
+    precision: Precision = "fp32",
+    **smaller: Any,
 ) -> dict[str, Any]:
     """One data set: whole steps beside the text alone; then, over prototypes that are there, the network with and
-    without its graph."""
-    tower = random_tower("ViT-L-14-quickgelu", device=str(device))
+    without its graph. `smaller` are layers and width of a text tower for a quick look."""
+    tower = random_tower("ViT-L-14-quickgelu", precision=precision, device=str(device), **smaller)
     labels, examples = world(name, device, tower.dim)
     batch = SIZES[name][3]
-    settings = TrainingOptions(1e-4, batch, 1, checkpointing=checkpointing)
+    settings = TrainingOptions(1e-4, batch, 1, checkpointing=checkpointing, precision=precision)
     setting = Setting(labels, {"cls": (tower.dim,)}, tower)
     method = Duplex(setting, DuplexOptions()).to(device).train()
     method.checkpointing = checkpointing
     optimiser, turns = torch.optim.Adam(method.groups(), lr=1e-4), count()
 
     def step() -> None:
-        chosen = torch.arange(batch, device=device) + batch * (next(turns) % 8)
-        optimiser_step(method, examples, chosen, settings, optimiser)
+        chosen = torch.arange(batch) + batch * (next(turns) % 8)
+        with arithmetic(precision):
+            optimiser_step(method, examples, chosen, settings, optimiser)
 
     def text() -> None:
-        prototypes = method.shared()
-        torch.autograd.backward(list(prototypes), [torch.ones_like(t) for t in prototypes])
+        with arithmetic(precision):
+            prototypes = method.shared()
+            torch.autograd.backward(list(prototypes), [torch.ones_like(t) for t in prototypes])
 
     def with_images() -> None:
         """The frozen image encoder, forward only, for each batch again; a few images at a time on a CPU."""
@@ -86,7 +84,7 @@ def measure(
     static = Duplex(setting, DuplexOptions(graph=False)).to(device).train()
 
     def rest(part: Duplex) -> None:
-        chosen = torch.arange(batch, device=device) + batch * (next(turns) % 8)
+        chosen = torch.arange(batch) + batch * (next(turns) % 8)
         leaves = Prototypes(*(tensor.detach().requires_grad_() for tensor in held))
         torch.stack(list(part.losses(examples[chosen], leaves).values())).sum().backward()
         part.after_batch()
@@ -118,8 +116,8 @@ def summarise(name: str, seconds: dict[str, float], device: torch.device) -> dic
     return row
 
 
-def image_encoder(device: torch.device) -> torch.nn.Module:
-    """A ViT-L/14 image tower of random weights."""
+def image_encoder(device: torch.device, **smaller: Any) -> torch.nn.Module:
+    """A ViT-L/14 image tower of random weights; `smaller` are layers and width for a quick look."""
     from duplex.encoders.vision_ops import ensure_torchvision
 
     ensure_torchvision()
@@ -127,7 +125,9 @@ def image_encoder(device: torch.device) -> torch.nn.Module:
     from open_clip.model import CLIPVisionCfg, _build_vision_tower
 
     config = open_clip.get_model_config("ViT-L-14-quickgelu")
-    tower = _build_vision_tower(config["embed_dim"], CLIPVisionCfg(**config["vision_cfg"]), quick_gelu=True)
+    tower = _build_vision_tower(
+        config["embed_dim"], CLIPVisionCfg(**{**config["vision_cfg"], **smaller}), quick_gelu=True
+    )
     return tower.to(device).eval()
 
 
@@ -136,13 +136,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--datasets", default="ut-zappos,mit-states,cgqa")
+    parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--checkpointing", action="store_true", help="recompute the text tower's activations")
     wanted = parser.parse_args()
     device = torch.device(wanted.device)
     encoder = image_encoder(device)
     names = wanted.datasets.split(",")
-    rows = {name: measure(name, device, wanted.rounds, wanted.checkpointing, encoder) for name in names}
+    rows = {
+        name: measure(name, device, wanted.rounds, wanted.checkpointing, encoder, wanted.precision) for name in names
+    }
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     record = {"machine": where, "datasets": rows}
     if wanted.json:

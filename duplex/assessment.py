@@ -14,11 +14,11 @@ from torch import Tensor
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.evidence import Evidence, Floats
-from duplex.evaluation.feasibility import Threshold, buckets, choose_threshold, thresholds
+from duplex.evaluation.evidence import Evidence
+from duplex.evaluation.feasibility import Feasible, Small, Threshold, buckets, choose_threshold, thresholds
 from duplex.evaluation.uncertainty import Components
 from duplex.features.examples import Examples
-from duplex.labels import Bools, Ints, LabelSpace, World
+from duplex.labels import Bools, Ints, LabelSpace, Target, World
 from duplex.methods.base import Inputs, Method, Scorer, Sweep
 
 BLOCK_SCORES = 2**24  # scores held at once: 64 MiB of float32
@@ -29,22 +29,30 @@ SWEPT = 2**17  # columns of a block where not even one image's scores are
 class Field:
     """A target set and what scores it: built once, asked in every pass over the same columns."""
 
-    columns: Ints  # sorted [C]
+    target: Target
     scorer: Scorer
     sweep: Sweep | None = None  # over an open world of which not even one image's scores are held at once
 
     @classmethod
-    def of(cls, method: Method[Any], columns: Ints) -> Field:
+    def of(cls, method: Method[Any], columns: Ints | Target) -> Field:
+        """`columns` are sorted."""
         method.eval()
-        if len(columns) == method.labels.size > BLOCK_SCORES:
+        size = method.labels.size
+        target = columns if isinstance(columns, Target) else Target(size, None if len(columns) == size else columns)
+        if target.listed is None and size > BLOCK_SCORES:
             sweep = method.sweep(max(1, SWEPT // len(method.labels.objects)))
             if sweep is not None:
-                return cls(columns, partial(_ask, method, columns), sweep)
-        return cls(columns, method.scorer(columns))
+                return cls(target, partial(_ask, method, target), sweep)
+        return cls(target, method.scorer(target.columns))
+
+    @property
+    def columns(self) -> Ints:
+        """Sorted [C]"""
+        return self.target.columns
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """`(rows, float32 scores)` over all columns; nothing ever holds images x compositions."""
-        for rows, some in _cut(inputs, BLOCK_SCORES // len(self.columns)):
+        for rows, some in _cut(inputs, BLOCK_SCORES // len(self.target)):
             yield rows, self.scorer(some)
 
     def parts(self, inputs: Inputs) -> Iterator[tuple[slice, int, Tensor]]:
@@ -57,8 +65,8 @@ class Field:
             yield from ((rows, first, scores) for first, scores in self.sweep(some))
 
 
-def _ask(method: Method[Any], columns: Ints, inputs: Inputs) -> Tensor:
-    return method.scorer(columns)(inputs)
+def _ask(method: Method[Any], target: Target, inputs: Inputs) -> Tensor:
+    return method.scorer(target.columns)(inputs)
 
 
 class Best:
@@ -102,9 +110,14 @@ def _readable(inputs: Inputs) -> int:
 class Pass:
     """One pass over a split in one world."""
 
-    columns: Ints  # the target set, sorted [C]
+    target: Target
     evidence: Evidence
     top: Ints  # each image's best compositions, best first [N, T]
+
+    @property
+    def columns(self) -> Ints:
+        """The target set, sorted [C]."""
+        return self.target.columns
 
 
 def assess(
@@ -113,44 +126,59 @@ def assess(
     labels: LabelSpace,
     *,
     k: int = 1,
-    bucket: Ints | None = None,
+    bucket: Small | None = None,
     live: Bools | None = None,
     top: int = 0,
     bias: float = 0.0,
 ) -> Pass:
     """Gather what the metrics need from one pass. `bucket` and `live` are the feasibility's, over the columns; the best
     `top` compositions are those once `bias` is added to unseen ones."""
-    columns = field.columns
+    among = field.target
     if not len(examples):
         raise DuplexError("the split has no readable image")
-    if k > len(columns):
-        raise UsageError(f"k = {k} is more than the {len(columns)} compositions to choose from; correct evaluation.k")
+    if k > len(among):
+        raise UsageError(f"k = {k} is more than the {len(among)} compositions to choose from; correct evaluation.k")
     own = examples.compositions.cpu().numpy()
-    target = np.searchsorted(columns, own)
-    if (columns[np.minimum(target, len(columns) - 1)] != own).any():
+    if not among.holds(own).all():
         raise DuplexError("an image is labelled with a composition outside of its target set; check the split's pairs")
-    seen = labels.is_seen(columns)
-    evidence, device = Evidence(target, seen, k=k, bucket=bucket, live=live), examples.compositions.device
-    best = Best(len(examples), min(top, len(columns)), device)
-    shift = np.where(seen, 0.0, bias).astype(np.float32)
-    if live is not None:
-        shift[~live] = -np.inf
-    shifts = torch.from_numpy(shift).to(device, non_blocking=True)
+    seen = labels.seen if among.listed is None else labels.is_seen(among.listed)
+    evidence, device = Evidence(among.places(own), seen, k=k, bucket=bucket, live=live), examples.compositions.device
+    best = Best(len(examples), min(top, len(among)), device)
+    shifts = Shifts(seen, live, bias, device)
     for rows, first, scores in field.parts(examples.inputs):
         evidence.add(scores, rows, first)
         if top:
-            best.add(scores + shifts[first : first + scores.shape[1]], rows, first)
-    return Pass(columns, evidence, columns[best.columns.cpu().numpy()])
+            best.add(scores + shifts(first, scores.shape[1]), rows, first)
+    return Pass(among, evidence, among.at(best.columns.cpu().numpy()))
+
+
+class Shifts:
+    """What is added to the scores of some columns before they are ranked: `bias` to unseen ones; -inf to those that are
+    not live. The last columns asked for are remembered."""
+
+    def __init__(self, seen: Bools, live: Bools | None, bias: float, device: torch.device) -> None:
+        self._seen, self._live, self._bias, self._device = seen, live, bias, device
+        self._last: tuple[tuple[int, int], Tensor] | None = None
+
+    def __call__(self, first: int, width: int) -> Tensor:
+        if self._last is None or self._last[0] != (first, width):
+            span = slice(first, first + width)
+            shift = np.where(self._seen[span], 0.0, self._bias).astype(np.float32)
+            if self._live is not None:
+                shift[~self._live[span]] = -np.inf
+            self._last = (first, width), torch.from_numpy(shift).to(self._device, non_blocking=True)
+        return self._last[1]
 
 
 def choose_feasible(
-    field: Field, examples: Examples, labels: LabelSpace, feasible: Floats, points: int
+    field: Field, examples: Examples, labels: LabelSpace, feasible: Feasible, points: int
 ) -> tuple[Threshold, Bools]:
     """The open world's threshold by AUC on **validation** images, all candidates from one pass over all compositions;
     and the compositions [M*N] that pass it. `feasible` [M*N] is +inf for seen compositions, which always do."""
     steps = thresholds(feasible, labels.seen, points)
-    chosen = choose_threshold(assess(field, examples, labels, bucket=buckets(feasible, steps)).evidence, steps)
-    return chosen, feasible >= chosen.value
+    bucket = buckets(feasible, steps)
+    chosen = choose_threshold(assess(field, examples, labels, bucket=bucket).evidence, steps)
+    return chosen, bucket < steps.size - np.searchsorted(steps, chosen.value)
 
 
 def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 
 from duplex.assessment import Field, assess, choose_feasible
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.evidence import Floats
-from duplex.feasibility import feasibility
+from duplex.evaluation.feasibility import passing as let_through
+from duplex.feasibility import Feasibility
 from duplex.features.examples import Examples
-from duplex.labels import Bools, LabelSpace, World
+from duplex.labels import Bools, LabelSpace, Target, World
 from duplex.methods.base import Method, Words
 
 
@@ -34,7 +34,7 @@ def calibrate(
     method: Method[Any], val: Examples, labels: LabelSpace, world: World, words: Words | None, points: int
 ) -> Calibration:
     """One pass over validation images; a second one where a threshold was chosen."""
-    field = Field.of(method, labels.target(world, "val"))
+    field = Field.of(method, Target.of(labels, world, "val"))
     feasible = plausible(labels, words) if world == "open" else None
     if feasible is None:
         return Calibration(best_bias(Margins.of(assess(field, val, labels).evidence.rivals())))
@@ -45,11 +45,11 @@ def calibrate(
     )
 
 
-def plausible(labels: LabelSpace, words: Words | None) -> Floats | None:
-    """Feasibility [M*N] of every composition; None where there are no words, or nothing is unseen."""
-    if words is None or labels.seen.all():
+def plausible(labels: LabelSpace, words: Words | None) -> Feasibility | None:
+    """Feasibility of every composition; None where there are no words, or nothing is unseen."""
+    if words is None or len(labels.pairs["train"]) == labels.size:
         return None
-    return feasibility(words.states.cpu().numpy(), words.objects.cpu().numpy(), labels)
+    return Feasibility(words.states.cpu().numpy(), words.objects.cpu().numpy(), labels)
 
 
 def passing(labels: LabelSpace, words: Words | None, calibration: Calibration) -> Bools | None:
@@ -57,7 +57,7 @@ def passing(labels: LabelSpace, words: Words | None, calibration: Calibration) -
     if calibration.threshold is None:
         return None
     feasible = plausible(labels, words)
-    return None if feasible is None else feasible >= calibration.threshold
+    return None if feasible is None else let_through(feasible, calibration.threshold)
 
 
 def best_bias(margins: Margins) -> float:

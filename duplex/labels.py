@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -198,6 +199,15 @@ class Target:
     def __len__(self) -> int:
         return self.size if self.listed is None else len(self.listed)
 
+    @property
+    def columns(self) -> Ints:
+        """[C] All that belong to it, listed."""
+        return np.arange(self.size, dtype=np.int64) if self.listed is None else self.listed
+
+    def at(self, columns: Ints) -> Ints:
+        """The compositions of some columns."""
+        return columns if self.listed is None else self.listed[columns]
+
     def holds(self, compositions: Ints) -> Bools:
         """[...] Which of some compositions belong to it."""
         every = np.ones(compositions.shape, dtype=bool)
@@ -225,17 +235,39 @@ def _distinct(compositions: Ints, size: int) -> Ints:
     return np.flatnonzero(mask)
 
 
-def frequency_groups(train: Ints, size: int) -> Ints:
-    """[size] index into `GROUPS` of every composition, from the compositions of the training images: head is the most
-    frequent 20 % of the seen ones, medium the next 30 %, tail the last 50 % (the paper's appendix).
+@dataclass(frozen=True)
+class FrequencyGroups:
+    """How often compositions are trained on, as indices into `GROUPS`; only those that are have a mark."""
+
+    size: int  # of the label space
+    seen: Ints  # rising [K]
+    group: Ints  # of each of them [K]
+
+    def of(self, compositions: Ints) -> Ints:
+        """[...] The groups of some compositions."""
+        unseen = np.full(compositions.shape, GROUPS.index("unseen"), dtype=np.int64)
+        mine = held(self.seen, compositions)
+        unseen[mine] = self.group[np.searchsorted(self.seen, compositions[mine])]
+        return unseen
+
+    @property
+    def sizes(self) -> Ints:
+        """Compositions of each group."""
+        found = np.bincount(self.group, minlength=len(GROUPS))
+        found[GROUPS.index("unseen")] += self.size - len(self.seen)
+        return found
+
+
+def frequency_groups(train: Ints, size: int) -> FrequencyGroups:
+    """Of all `size` compositions, from those of the training images: head is the most frequent 20 % of the seen ones,
+    medium the next 30 %, tail the last 50 % (the paper's appendix).
 
     Among equal counts the lower composition is the more frequent one, so that the groups are always the same.
     """
-    counts = np.bincount(train, minlength=size)
+    seen, counts = np.unique(train, return_counts=True)
+    group = np.empty(len(seen), dtype=np.int64)
+    cuts = [0, round(HEAD * len(seen)), round(HEAD_AND_MEDIUM * len(seen)), len(seen)]
     ranked = np.argsort(-counts, kind="stable")
-    seen = int((counts > 0).sum())
-    groups = np.full(size, GROUPS.index("unseen"), dtype=np.int64)
-    cuts = [0, round(HEAD * seen), round(HEAD_AND_MEDIUM * seen), seen]
-    for group in range(3):
-        groups[ranked[cuts[group] : cuts[group + 1]]] = group
-    return groups
+    for number, (first, last) in enumerate(pairwise(cuts)):
+        group[ranked[first:last]] = number
+    return FrequencyGroups(size, seen, group)

@@ -207,10 +207,11 @@ def optimiser_step(
     for rows in chosen.split(settings.batch_size):
         share = len(rows) / len(chosen)
         losses = method.losses(images[rows], _like(shared, leaves))
-        (share * torch.stack(list(losses.values())).sum()).backward()
+        values = torch.stack(list(losses.values()))
+        values.backward(torch.full_like(values, share))
         method.after_batch()
-        for name, value in losses.items():
-            terms[name] = terms.get(name, torch.zeros_like(value)) + share * value.detach()
+        for name, value in zip(losses, (share * values.detach()).unbind(), strict=True):
+            terms[name] = terms[name] + value if name in terms else value
     reached = [(part, leaf.grad) for part, leaf in zip(shared, leaves, strict=True) if _has_gradient(leaf)]
     if reached:
         torch.autograd.backward([part for part, _ in reached], [grad for _, grad in reached])

@@ -11,20 +11,24 @@ What a GPU would refuse is refused: an operation over tensors of two devices (a 
 the CPU), a generator of another device, NumPy's view of a tensor. What would make the host wait is counted by operation
 and by the line of `duplex/` (or of a benchmark) that asked: a copy between devices unless it is `non_blocking`, a value
 read, and operations whose result's shape depends on values. Operations are counted as they are dispatched, views
-not; a GPU would run about one kernel for each. Timings mean nothing here.
+not; a GPU would run about one kernel for each. As there, an optimiser moves all its parameters together, and the
+gradient of silu is one operation. Timings mean nothing here.
 """
 
 from __future__ import annotations
 
-import traceback
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.library import Library
+from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,6 +42,9 @@ WAITS = {
     *("_unique", "_unique2", "unique_dim", "unique_consecutive"),
 }
 INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"}
+
+
+KERNELS = Library("aten", "IMPL")
 
 
 class Pretended(TorchDispatchMode):
@@ -55,6 +62,7 @@ class Pretended(TorchDispatchMode):
         self._around = ExitStack()
         patch = self._around.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(torch._C, "_InferenceMode", lambda mode: torch.no_grad() if mode else nullcontext())
+        patch.setattr(optimizer, "_foreach_supported_types", [*optimizer._foreach_supported_types, Elsewhere])
         self._around.enter_context(Constants())
         super().__enter__()
         return self
@@ -124,6 +132,8 @@ class Constants(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is Tensor.new_tensor and isinstance(args[0], Elsewhere):
             return torch.tensor(args[1], dtype=kwargs.get("dtype", args[0].dtype)).to(args[0].device)
+        if func is Tensor.__getitem__ and isinstance(args[0], Elsewhere) and isinstance(args[1], list):
+            return args[0][torch.tensor(args[1])]
         if func not in (torch.tensor, torch.as_tensor) or not _is_ours(kwargs.get("device") or "cpu"):
             return func(*args, **kwargs)
         device, grad = kwargs.pop("device"), kwargs.pop("requires_grad", False)
@@ -172,7 +182,13 @@ def register() -> bool:
     if setup is not None:
         setup(NAME)
         getattr(torch, NAME).get_amp_supported_dtype = list  # checkpointing asks every device
+        KERNELS.impl("silu_backward", _kernel, "PrivateUse1")
     return setup is not None
+
+
+def _kernel(*_: Any) -> None:
+    """Stands for a kernel that a GPU has and torch takes to pieces elsewhere; the mode comes first and computes it."""
+    raise AssertionError("a tensor of the pretended device outside `with Pretended()`")
 
 
 def _is_ours(device: Any) -> bool:
@@ -197,7 +213,10 @@ def _wrapped(func: Any, args: Any, kwargs: Any, result: Any, here: bool) -> Any:
 
 
 def _place() -> str:
-    for frame in reversed(traceback.extract_stack()):
-        if "/duplex/" in frame.filename or "/benchmarks/" in frame.filename:
-            return f"{'/'.join(frame.filename.split('/')[-2:])}:{frame.lineno}"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "/duplex/" in name or "/benchmarks/" in name:
+            return f"{'/'.join(name.split('/')[-2:])}:{frame.f_lineno}"
+        frame = frame.f_back
     return "autograd"

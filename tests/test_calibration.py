@@ -80,3 +80,23 @@ def test_without_words_every_composition_counts() -> None:
 def test_nothing_unseen_leaves_nothing_to_judge() -> None:
     every = LabelSpace.from_pairs({"train": [(s, o) for s in LABELS.states for o in LABELS.objects]})
     assert plausible(every, words()) is None
+
+
+def test_a_calibration_by_blocks_is_that_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores swept, feasibility made state by state, runs of columns forgotten: the same choices."""
+    swept = small_method(Options(width=5, inference=("ch", "so")))
+    at_once = calibrate(swept, VAL, LABELS, "open", words(), 7)
+    live = passing(LABELS, words(), at_once)
+    monkeypatch.setattr("duplex.assessment.BLOCK_SCORES", 11)
+    monkeypatch.setattr("duplex.assessment.SWEPT", 6)
+    monkeypatch.setattr("duplex.feasibility.BLOCK", 3)
+    monkeypatch.setattr("duplex.evaluation.evidence.PLANNED", 1)
+    found = calibrate(swept, VAL, LABELS, "open", words(), 7)
+    assert found.threshold == at_once.threshold
+    assert found.bias == pytest.approx(at_once.bias, abs=1e-5)
+    assert (found.val_auc_all_feasible, found.val_auc_at_threshold) == (
+        at_once.val_auc_all_feasible,
+        at_once.val_auc_at_threshold,
+    )
+    again = passing(LABELS, words(), found)
+    assert live is not None and again is not None and (again == live).all()

@@ -18,23 +18,28 @@ from ruamel.yaml import YAML
 
 from duplex.artifacts import ArtifactPaths
 from duplex.checkpoint import load_checkpoint, read_record
-from duplex.data.shapes import render_pictures, shapes_manifest
+from duplex.data.manifest import read_manifest
 from duplex.errors import UsageError
 from duplex.features.tokens import read_tokens
 from duplex.methods.tailed import Tailed
 from duplex.params import Params, load_params
-from duplex.recognition.export import exported_tensors
+from duplex.recognition import recognize
+from duplex.recognition.export import export
+from duplex.recognition.pictures import open_picture
 from duplex.recognition.recognizer import Recognizer
 from duplex.stages import evaluate, train
 from duplex.stages import inputs as inputs_module
+from duplex.stages import suspects as suspects_module
 from duplex.stages.extract import extract
 from duplex.stages.inputs import load_inputs
 from duplex.stages.plan import planned
 from duplex.stages.prepare import prepare
+from duplex.stages.runs import facts_of
 from duplex.stages.shown import load_shown
+from duplex.stages.suspects import suspects
+from tests.projects import draw_project
+from tests.recognition.serving import Served
 from tests.subprocesses import ENVIRONMENT
-
-SHIPPED = Path(__file__).parents[1] / "params.yaml"
 
 
 @dataclass(frozen=True)
@@ -51,28 +56,24 @@ class Project:
     def checkpoint(self, method: str) -> Path:
         return self.paths.run("own", method, 0).checkpoint
 
+    def pictures(self) -> list[Path]:
+        """Of the test split."""
+        table = read_manifest(self.paths.manifest("own"))
+        return [self.folder / "pictures" / image for image in table["image"][table["split"] == "test"]]
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Project:
     """A twentieth of `shapes`, cached at depth 2; a row with a tail of one block, trained and evaluated."""
     folder = tmp_path_factory.mktemp("deep")
-    manifest = shapes_manifest(scale=0.05)
-    render_pictures(manifest, folder / "pictures")
-    manifest.to_csv(folder / "pictures.csv", index=False)
-    record = YAML(typ="safe").load(SHIPPED.read_text())
-    record["run"] = {"datasets": ["own"], "methods": ["deep"], "seeds": [0]}
-    record["device"], record["extraction"]["depth"] = "cpu", 2
-    record["evaluation"]["bootstrap"] = 20
-    record["datasets"]["own"] = {
-        "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
-        "encoder": {"name": "tiny"},
-        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2},
-    }
-    record["methods"]["deep"] = {"of": "duplex_plus", "tail": {"depth": 1}}
-    record["methods"]["deeper"] = {"of": "deep", "tail": {"depth": 3}}
-    record["methods"]["flat"] = {"of": "cso"}
-    with (folder / "params.yaml").open("w") as file:
-        YAML().dump(record, file)
+
+    def rows(record: dict) -> None:
+        record["extraction"]["depth"] = 2
+        record["methods"]["deep"] = {"of": "duplex_plus", "tail": {"depth": 1}}
+        record["methods"]["deeper"] = {"of": "deep", "tail": {"depth": 3}}
+        record["methods"]["flat"] = {"of": "cso"}
+
+    draw_project(folder, ["deep"], scale=0.05, changes=rows)
     found = Project(folder)
     prepare(found.params(), "own", found.paths)
     extract(found.params(), "own", found.paths, num_workers=0)
@@ -108,8 +109,72 @@ def test_pictures_are_answered_as_the_evaluation_has_them(project) -> None:
     assert [one.best.name for one in answers] == [one.best.name for one in recognizer(files)]
     with pytest.raises(UsageError, match="reads what enters the image tower's last blocks too; give it pictures"):
         recognizer.scores(np.zeros((1, 128), np.float32))
-    with pytest.raises(UsageError, match="methods of kind 'closed_form' with a tail have no form"):
-        exported_tensors(recognizer.trained, "closed")
+
+
+def test_an_exported_folder_has_its_tail(project, tmp_path: Path) -> None:
+    """The same scores from pictures, of further words too; numpy alone gives them from what the tail makes."""
+    where = project.checkpoint("deep").parent
+    run, files = Recognizer.load(where, device="cpu"), project.pictures()[:20]
+    export(run.trained, "closed", tmp_path / "out", facts_of(where, name=None, licence="mit", repository=None))
+    folder = Recognizer.load(tmp_path / "out", device="cpu")
+    torch.testing.assert_close(folder.scores(files), run.scores(files), rtol=1e-6, atol=1e-5)
+    assert [one.best.name for one in folder(files)] == [one.best.name for one in run(files)]
+    words = [("dark", "picture"), ("photo", "star")]
+    wide, same = (one.with_words(words).scores(files) for one in (folder, run))
+    torch.testing.assert_close(wide, same, rtol=1e-6, atol=1e-5)
+    own = same[:, : -len(words)]  # over more columns by one number an image
+    torch.testing.assert_close(own - own[:, :1], run.scores(files) - run.scores(files)[:, :1], rtol=0, atol=1e-4)
+    inputs = run.encode([run.encoder.image_transform(open_picture(file)) for file in files])
+    tensors = recognize.load_file(tmp_path / "out" / "model.safetensors")
+    with torch.no_grad():
+        moved = run.trained.tail(inputs["deep"]).numpy()
+    np.testing.assert_allclose(recognize.scores(tensors, moved), run.scores(files), rtol=1e-6, atol=1e-5)
+    assert np.abs(recognize.scores(tensors, inputs["cls"].numpy()) - run.scores(files).numpy()).max() > 1e-2
+    assert "The image tower's last block had a part in training" in (tmp_path / "out" / "README.md").read_text()
+    with pytest.raises(UsageError, match="reads what enters the image tower's last blocks too; give it pictures"):
+        folder.scores(np.zeros((1, 128), np.float32))
+
+
+@pytest.mark.slow
+def test_onnxruntime_runs_the_tail(project, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    where = project.checkpoint("deep").parent
+    process = start(["export", str(where), str(tmp_path / "plain")], project.folder)
+    assert "reads features that the trained tail makes; --onnx-encoder writes" in process.communicate()[1]
+    assert start(["export", str(where), str(tmp_path / "out"), "--onnx-encoder"], project.folder).wait() == 0
+    run, files = Recognizer.load(where, device="cpu"), project.pictures()[:18]
+    pixels = torch.stack([run.encoder.image_transform(open_picture(file)) for file in files]).numpy()
+    tower, trained = (
+        onnxruntime.InferenceSession(tmp_path / "out" / f"{name}.onnx") for name in ("encoder", "trained")
+    )
+    (features,) = tower.run(None, {"pixels": pixels})
+    (scores,) = trained.run(None, {"features": features})
+    np.testing.assert_allclose(scores, run.scores(files).numpy(), rtol=0, atol=0.02)  # logarithms; float16 within
+
+
+def test_a_server_answers_with_the_tail(project) -> None:
+    """A real one: the same composition, and training pictures that are near in the cache's own features."""
+    files = project.pictures()[:3]
+    wanted = Recognizer.load(project.checkpoint("deep").parent, device="cpu")(files)
+    with Served(project.checkpoint("deep").parent, project.folder) as server:
+        status, said = server.predict(*((file.name, file.read_bytes()) for file in files), query="?similar=1")
+    assert status == 200
+    answers = said["answers"]
+    assert [f"{one['top'][0]['state']} {one['top'][0]['object']}" for one in answers] == [
+        one.best.name for one in wanted
+    ]
+    assert all(one["similar"][0]["cosine"] > 0.5 for one in answers)
+
+
+def test_labels_are_judged_by_features_that_moved(project, monkeypatch) -> None:
+    monkeypatch.chdir(project.folder)
+    run = project.checkpoint("deep").parent
+    found, frozen = suspects(project.params(), "own", "run", run), suspects(project.params(), "own", "knn")
+    assert sorted(found["image"]) == sorted(frozen["image"]) and not found["image"].equals(frozen["image"])
+    with monkeypatch.context() as patched:
+        patched.setattr(suspects_module, "read_tokens", partial(read_tokens, limit=0))
+        again = suspects(project.params(), "own", "run", run)
+    np.testing.assert_allclose(again["composition_margin"], found["composition_margin"], atol=1e-5)
 
 
 def test_what_the_report_looks_at_moves_as_well(project) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ def test_compositions_are_listed_once_in_order_and_exist(rows: list[int]) -> Non
 
 def test_frequency_groups_are_20_30_50_percent_of_the_seen_pairs() -> None:
     counts = [1, 50, 2, 40, 3, 0, 30, 1, 20, 1, 1]
-    groups = frequency_groups(np.repeat(np.arange(11), counts), 11)
+    groups = frequency_groups(np.repeat(np.arange(11), counts), 11).of(np.arange(11))
     named = {name: [counts[c] for c in np.flatnonzero(groups == i)] for i, name in enumerate(GROUPS)}
     assert named == {"head": [50, 40], "medium": [3, 30, 20], "tail": [1, 2, 1, 1, 1], "unseen": [0]}
 
@@ -123,9 +124,28 @@ def test_frequency_groups_are_20_30_50_percent_of_the_seen_pairs() -> None:
 )
 def test_cuts_between_groups_are_rounded(seen: int, sizes: tuple[int, int, int]) -> None:
     """20 % of 8 pairs is 1.6: two of them are head, where a cut-off number would say one."""
-    groups = frequency_groups(np.arange(seen).repeat(np.arange(seen, 0, -1)), seen + 2)
-    assert tuple(np.bincount(groups, minlength=4)) == (*sizes, 2)
+    found = frequency_groups(np.arange(seen).repeat(np.arange(seen, 0, -1)), seen + 2)
+    groups = found.of(np.arange(seen + 2))
+    assert tuple(np.bincount(groups, minlength=4)) == tuple(found.sizes) == (*sizes, 2)
     assert (groups[:seen] == np.repeat([0, 1, 2], sizes)).all()  # the most frequent first
+
+
+def grouped_whole(train: Any, size: int) -> Any:
+    """The group of every composition, by ranking them all."""
+    counts = np.bincount(train, minlength=size)
+    ranked, seen = np.argsort(-counts, kind="stable"), int((counts > 0).sum())
+    groups = np.full(size, 3)
+    cuts = [0, round(0.2 * seen), round(0.5 * seen), seen]
+    for number in range(3):
+        groups[ranked[cuts[number] : cuts[number + 1]]] = number
+    return groups
+
+
+@given(st.lists(st.integers(0, 19), max_size=60), st.integers(20, 30))
+def test_groups_of_those_that_occur_are_those_of_all(train: list[int], size: int) -> None:
+    found, whole = frequency_groups(np.array(train, dtype=np.int64), size), grouped_whole(np.array(train, int), size)
+    assert found.of(np.arange(size)).tolist() == whole.tolist()
+    assert found.sizes.tolist() == np.bincount(whole, minlength=4).tolist()
 
 
 def test_label_spaces_are_equal_when_all_of_them_is() -> None:

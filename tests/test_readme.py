@@ -41,7 +41,7 @@ def test_a_duplex_command_and_its_options_exist(line):
 def test_make_has_the_two_commands():
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
     assert targets[:3] == ["repro", "ablations", "test"]
-    assert targets[3:] == ["hostile", "coverage", "mutants", "wheel"]  # CONTRIBUTING.md tells what they are for
+    assert targets[3:] == ["gpu", "hostile", "coverage", "mutants", "wheel"]  # CONTRIBUTING.md tells what they are for
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((docs/[^)#]+)", TEXT))))

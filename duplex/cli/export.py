@@ -51,6 +51,9 @@ def export(
 
 
 def _add_onnx(trained: Trained, folder: Path, scores: bool, tower: bool) -> None:
+    if trained.tail is not None and not tower:
+        lines = "recognize.py and trained.onnx read" if scores else "recognize.py reads"
+        typer.echo(f"{lines} features that the trained tail makes; --onnx-encoder writes a tower that has it", err=True)
     if not scores:
         return
     from safetensors.torch import load_file
@@ -60,4 +63,4 @@ def _add_onnx(trained: Trained, folder: Path, scores: bool, tower: bool) -> None
 
     write_trained(folder, load_file(folder / TENSORS), trained.backbone.dim)
     if tower:
-        write_tower(folder, trained.backbone.tower("image"), trained.backbone.record)
+        write_tower(folder, trained.backbone.tower("image"), trained.backbone.record, trained.tail, trained.depth)

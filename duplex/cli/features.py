@@ -152,7 +152,7 @@ def join(
 
 def list_encoders(as_json: AsJson = False) -> None:
     """Every encoder: width of its features, weights on disk, number of published weights."""
-    from duplex.encoders.catalog import catalog
+    from duplex.encoders.catalog import FURTHER, catalog
 
     entries = catalog()
     if as_json:
@@ -162,6 +162,7 @@ def list_encoders(as_json: AsJson = False) -> None:
     typer.echo(f"{'encoder':{width}}  width  published  on disk")
     for entry in entries:
         typer.echo(f"{entry.name:{width}}  {entry.dim:5}  {len(entry.tags):9}  {', '.join(entry.on_disk) or '-'}")
+    typer.echo(f"also: {'; '.join(FURTHER)}")
 
 
 def convert(

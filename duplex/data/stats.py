@@ -54,10 +54,10 @@ def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Stat
 
 
 def _shares(size: int, rows: dict[str, Ints]) -> dict[str, dict[str, float]]:
-    group = frequency_groups(rows["train"], size)
+    groups = frequency_groups(rows["train"], size)
     shares = {}
     for split in SPLITS:
-        counted = np.bincount(group[rows[split]], minlength=len(GROUPS))
+        counted = np.bincount(groups.of(rows[split]), minlength=len(GROUPS))
         shares[split] = {name: float(counted[i] / max(1, counted.sum())) for i, name in enumerate(GROUPS)}
     return shares
 

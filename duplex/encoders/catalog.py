@@ -11,6 +11,12 @@ from duplex.encoders.openclip import open_clip
 from duplex.encoders.source import find_source
 from duplex.errors import DuplexError
 
+FURTHER = (  # named by what they come from, too many to list
+    "local-dir:FOLDER and hf-hub:OWNER/NAME of open_clip",
+    "timm:MODEL (images alone)",
+    "blip:OWNER/NAME or blip:FOLDER (needs pip install 'duplex[blip]')",
+)
+
 
 @dataclass(frozen=True)
 class CatalogEntry:

@@ -22,6 +22,7 @@ SEEN, DEAD = 0, -1  # groups: unseen buckets are 1, 2, ...
 NOWHERE = np.iinfo(np.int64).max
 CHUNK = 1 << 18  # scores of a run worked on at a time, so that copies stay in the processor's cache
 ORDERED = 1 << 22  # scores whose columns are moved at a time
+PLANNED = 1 << 22  # columns whose runs are remembered, some 40 bytes each
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Plan:
     live: int
 
     @classmethod
-    def of(cls, groups: Ints) -> Plan:
+    def of(cls, groups: NDArray[Any]) -> Plan:
         cuts, distinct = np.flatnonzero(np.diff(groups)) + 1, np.unique(groups)
         order = None
         if cuts.size >= 2 * distinct.size:  # not listed group by group: columns are moved
@@ -90,11 +91,7 @@ class Evidence:
         self.seen: Bools = np.asarray(seen, dtype=bool)
         self.k = k
         _check(self.target, self.seen, k)
-        buckets = np.zeros(self.seen.size, dtype=np.int64) if bucket is None else np.asarray(bucket, dtype=np.int64)
-        alive = np.ones(self.seen.size, dtype=bool) if live is None else np.asarray(live, dtype=bool)
-        if buckets.shape != self.seen.shape or alive.shape != self.seen.shape or buckets.min() < 0:
-            raise UsageError(f"live and bucket (from 0 on) go with the {self.seen.size} columns, one value each")
-        self.groups: Ints = np.where(alive, np.where(self.seen, SEEN, buckets + 1), DEAD)
+        self.groups = _grouped(self.seen, bucket, live)
         shape = (int(max(self.groups.max(), 1)) + 1, self.target.size)
         self._label: Floats = np.full(shape[1], -np.inf)
         self._best: Floats = np.full((*shape, k), -np.inf)  # [G, N, k] best scores other than the label's, descending
@@ -133,6 +130,8 @@ class Evidence:
         """How these columns are read; each label's run (-1: none of them) and its place in it."""
         key = (first, width)
         if key not in self._plans:
+            if sum(held for _, held in self._plans) + width > PLANNED:
+                self._plans.clear()
             self._plans[key] = Plan.of(self.groups[first : first + width])
         plan = self._plans[key]
         own = self.target[where] - first
@@ -271,6 +270,21 @@ def _chunks(rows: int, width: int, most: int = CHUNK) -> Iterator[slice]:
     step = max(1, most // max(width, 1))
     for start in range(0, rows, step):
         yield slice(start, start + step)
+
+
+def _grouped(seen: Bools, bucket: ArrayLike | None, live: ArrayLike | None) -> NDArray[Any]:
+    """The group of each column [C], in integers as narrow as there are buckets."""
+    buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
+    alive = None if live is None else np.asarray(live, dtype=bool)
+    if buckets.shape != seen.shape or (alive is not None and alive.shape != seen.shape) or buckets.min() < 0:
+        raise UsageError(f"live and bucket (from 0 on) go with the {seen.size} columns, one value each")
+    kind = np.min_scalar_type(-int(buckets.max()) - 2)
+    groups = buckets.astype(kind)
+    groups += kind.type(1)
+    groups[seen] = SEEN
+    if alive is not None:
+        groups[~alive] = DEAD
+    return groups
 
 
 def _check(target: Ints, seen: Bools, k: int) -> None:

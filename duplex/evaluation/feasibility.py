@@ -6,28 +6,56 @@ come from one pass over the scores, because each only adds a bucket of columns t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.evidence import Evidence, Floats
 from duplex.evaluation.uncertainty import Components
-from duplex.labels import Bools, Ints
+from duplex.labels import Bools
+
+Small = NDArray[Any]  # of the narrowest integers that hold a number of buckets
 
 
-def thresholds(feasible: Floats, seen: Bools, count: int = 50) -> Floats:
+class Blocks(Protocol):
+    """Feasibility that is never held whole."""
+
+    def blocks(self) -> Iterator[tuple[int, Floats]]:
+        """The first column of each block, and its values."""
+        ...
+
+
+Feasible = Floats | Blocks  # [C], +inf for seen columns
+
+
+def thresholds(feasible: Feasible, seen: Bools, count: int = 50) -> Floats:
     """`count` points between the smallest and the largest unseen feasibility, ascending."""
-    unseen = feasible[~seen]
-    if not unseen.size:
+    parts = (values[~seen[first : first + len(values)]] for first, values in _blocks(feasible))
+    ends = [(part.min(), part.max()) for part in parts if part.size]
+    if not ends:
         raise DuplexError("no composition is unseen, so there is no feasibility to threshold")
-    return np.linspace(unseen.min(), unseen.max(), count)
+    return np.linspace(min(low for low, _ in ends), max(high for _, high in ends), count)
 
 
-def buckets(feasible: Floats, steps: Floats) -> Ints:
+def buckets(feasible: Feasible, steps: Floats) -> Small:
     """[C] bucket 0 passes every threshold, bucket `count` none; for `Evidence(bucket=...)`."""
-    return steps.size - np.searchsorted(steps, feasible, side="right")
+    kind = np.min_scalar_type(-steps.size - 1)
+    below = (np.searchsorted(steps, values, side="right").astype(kind) for _, values in _blocks(feasible))
+    return np.concatenate([kind.type(steps.size) - part for part in below])
+
+
+def passing(feasible: Feasible, threshold: float) -> Bools:
+    """[C] Which columns a threshold lets through."""
+    return np.concatenate([values >= threshold for _, values in _blocks(feasible)])
+
+
+def _blocks(feasible: Feasible) -> Iterator[tuple[int, Floats]]:
+    return iter([(0, feasible)]) if isinstance(feasible, np.ndarray) else feasible.blocks()
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,24 @@ import numpy as np
 import pandas as pd
 
 from duplex.errors import DuplexError
-from duplex.labels import GROUPS, Bools, Ints
+from duplex.labels import GROUPS, Bools, FrequencyGroups, Ints
 
 
-def group_table(groups: Ints, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
+def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
     """One row a group: compositions, training and test images with their shares, and each run's accuracy, in percent.
 
     `train`, `test`: compositions of the images; `right`: run -> [test images] whether its prediction at b = 0 is right.
     With two runs, `gain` is the second minus the first. An accuracy over no images is missing.
     """
-    table = pd.DataFrame({"group": list(GROUPS), "compositions": np.bincount(groups, minlength=len(GROUPS))})
+    table = pd.DataFrame({"group": list(GROUPS), "compositions": groups.sizes})
     for split, images in (("train", train), ("test", test)):
-        counts = np.bincount(groups[images], minlength=len(GROUPS))
+        counts = np.bincount(groups.of(images), minlength=len(GROUPS))
         table[f"{split}_images"] = counts
         table[f"{split}_percent"] = 100 * counts / max(images.size, 1)
     for run, hits in right.items():
         if hits.shape != test.shape:
             raise DuplexError(f"{run} has results for {hits.size} images, the test split has {test.size}")
-        counted = np.bincount(groups[test], weights=hits, minlength=len(GROUPS))
+        counted = np.bincount(groups.of(test), weights=hits, minlength=len(GROUPS))
         images = table["test_images"].to_numpy()
         table[run] = np.divide(100 * counted, images, out=np.full(len(GROUPS), np.nan), where=images > 0)
     if len(right) == 2:

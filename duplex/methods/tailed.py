@@ -19,6 +19,8 @@ from duplex.methods.base import Batch, Exhibits, Inputs, Method, Scorer, Terms
 from duplex.options import Options
 from duplex.parts.tail import Tail
 
+TAIL = "tail."  # begins the names of its tensors in an export
+
 
 class Moved(Mapping[str, Tensor]):
     """Inputs whose CLS features a tail makes, once somebody asks for them."""
@@ -39,6 +41,16 @@ class Moved(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+
+def moving(read: Callable[[Inputs], Any], tail: Tail) -> Callable[[Inputs], Any]:
+    """`read` of inputs whose features a tail makes."""
+
+    @torch.no_grad()
+    def moved(inputs: Inputs) -> Any:
+        return read(Moved(inputs, tail))
+
+    return moved
 
 
 class Tailed(Method[Options]):
@@ -91,28 +103,25 @@ class Tailed(Method[Options]):
     # -- inference ------------------------------------------------------------------------------------------------
 
     def scorer(self, columns: Ints) -> Scorer:
-        return self._before(self.method.scorer(columns))
+        return moving(self.method.scorer(columns), self.tail)
 
     def evidence(self, columns: Ints) -> Terms | None:
         terms = self.method.evidence(columns)
-        return None if terms is None else self._before(terms)
+        return None if terms is None else moving(terms, self.tail)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return self.method.probabilities(scores)
 
     def exhibits(self) -> Exhibits:
         own = self.method.exhibits()
-        features, factors = (None if one is None else self._before(one) for one in (own.features, own.factors))
+        features, factors = (None if one is None else moving(one, self.tail) for one in (own.features, own.factors))
         return replace(own, features=features, factors=factors)
 
-    def _before(self, read: Callable[[Inputs], Any]) -> Callable[[Inputs], Any]:
-        """`read` of inputs whose features have moved."""
-
-        @torch.no_grad()
-        def moved(inputs: Inputs) -> Any:
-            return read(Moved(inputs, self.tail))
-
-        return moved
+    def portable(self, columns: Ints) -> dict[str, Tensor] | None:
+        """The score over features that the tail has made, and what was trained in it."""
+        found = self.method.portable(columns)
+        own = {f"{TAIL}{name}": value.detach() for name, value in self.tail.state_dict().items()}
+        return None if found is None else {**found, **own}
 
     def summary(self) -> dict[str, int]:
         return {**self.method.summary(), **super().summary()}

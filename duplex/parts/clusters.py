@@ -21,18 +21,20 @@ def spread(z: Tensor, own: Tensor, rows: Tensor) -> Tensor:
 
 def assign(z: Tensor, own: Tensor, rows: Tensor) -> Tensor:
     """The prototype, among its group's, that transport gives each image [B]."""
-    found = torch.zeros_like(own)
-    for group in own.unique().tolist():
-        mine = own == group
-        found[mine] = transport(z[mine] @ rows[group].T).argmax(1)
-    return found
+    similarity = torch.bmm(rows.index_select(0, own), z[:, :, None].to(rows))[..., 0]  # [B, K]
+    return transport(similarity, own, len(rows)).argmax(1)
 
 
-def transport(similarity: Tensor) -> Tensor:
-    """Sinkhorn-Knopp: a plan [n, K] near `exp(similarity / SHARPNESS)` whose columns weigh alike and so do its rows."""
+def transport(similarity: Tensor, own: Tensor, groups: int) -> Tensor:
+    """Sinkhorn-Knopp in every group at once: rows [B, K] of plans near `exp(similarity / SHARPNESS)` in which a group's
+    columns weigh alike and so do its rows.
+
+    Similarities are cosines, so exponents stay within 2 / SHARPNESS of each other: sums need no largest taken off.
+    """
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
-        log = log - log.logsumexp(0, keepdim=True)  # each prototype the same mass
+        masses = log.new_zeros(groups, log.shape[1]).index_add(0, own, log.exp())
+        log = log - masses.log().index_select(0, own)  # each prototype of a group the same mass
         log = log - log.logsumexp(1, keepdim=True)  # each image the same mass
     return log.exp()
 
@@ -42,7 +44,7 @@ def moved(rows: Tensor, z: Tensor, own: Tensor, cluster: Tensor, momentum: float
     groups, clusters, dim = rows.shape
     place = own * clusters + cluster
     sums = rows.new_zeros(groups * clusters, dim).index_add(0, place, z.to(rows))
-    sizes = place.bincount(minlength=groups * clusters)[:, None]
+    sizes = sums.new_zeros(groups * clusters).index_add(0, place, sums.new_ones(len(place)))[:, None]
     flat = rows.reshape(-1, dim)
     blended = normalize(momentum * flat + (1 - momentum) * sums / sizes.clamp(min=1), dim=-1)
     return torch.where(sizes > 0, blended, flat).reshape(rows.shape)

@@ -97,10 +97,9 @@ class Codebook(nn.Module):
 
     def rows_of(self, compositions: Ints) -> Tensor:
         """`h_c` [C, d]"""
-        n = len(self.labels.objects)
-        mine, slots = self._among(compositions)
-        every, place, slot = send(self._stored.device, compositions, mine, slots)
-        rows = self._formula(every // n, every % n)
+        pairs = self.labels.state_of(compositions), self.labels.object_of(compositions)
+        states, objects, place, slot = send(self._stored.device, *pairs, *self._among(compositions))
+        rows = self._formula(states, objects)
         return rows.index_copy_(0, place, self._stored.index_select(0, slot))
 
     def initial(self, compositions: Ints) -> Tensor:

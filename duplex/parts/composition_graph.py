@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
 
-from duplex.labels import Ints
+from duplex.labels import Ints, held
 from duplex.parts.heads import Columns
 
 
@@ -73,6 +73,7 @@ class GraphNetwork(nn.Module):
         self.graph, self.rate = graph, rate
         self.weights = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.out = sizes[-1]
+        self._asked: tuple[Columns, bool] | None = None
 
     def forward(self, states: Tensor, objects: Tensor) -> list[Nodes]:
         """The nodes before the first layer and after each."""
@@ -87,7 +88,7 @@ class GraphNetwork(nn.Module):
         mine = self.graph.columns.compositions
         place = self.graph.columns.places(columns.compositions).clamp(max=max(len(mine) - 1, 0))
         inside = mine[place] == columns.compositions if len(mine) else torch.zeros_like(place, dtype=torch.bool)
-        if inside.all():
+        if self._holds(columns):
             return found[-1].pairs.index_select(0, place)
         rows = mean_pairs(found[0].states, found[0].objects, columns)
         for depth, nodes in enumerate(found[:-1]):
@@ -95,6 +96,13 @@ class GraphNetwork(nn.Module):
         if not len(mine):
             return rows
         return torch.where(inside[:, None], found[-1].pairs.index_select(0, place), rows)
+
+    def _holds(self, columns: Columns) -> bool:
+        """Whether all of some compositions are the graph's: found out on the host, once for columns that are asked for
+        again."""
+        if self._asked is None or self._asked[0] is not columns:
+            self._asked = columns, bool(held(self.graph.columns.host, columns.host).all())
+        return self._asked[1]
 
     def _layer(self, depth: int, rows: Tensor) -> Tensor:
         rows = self.weights[depth](rows)

@@ -67,6 +67,7 @@ class Columns(nn.Module):
 
     def __init__(self, compositions: Ints, n_objects: int) -> None:
         super().__init__()
+        self.host = compositions  # the same without asking the device
         rows = torch.as_tensor(compositions)
         for name, value in (("compositions", rows), ("states", rows // n_objects), ("objects", rows % n_objects)):
             self.register_buffer(name, value, persistent=False)

@@ -16,6 +16,7 @@ likelihood.{whitening [d, d], rows [C, d], offset [C]}    g_c(z) = (z W - mu) . 
 primitives.{states,objects}.{weight,offset}                     p_g(s|x), p_g(o|x), where they are asked
 effects.{mean,states,objects}    mu, and with interactions.{states,objects,core} what rows of further words are made of
 weights.{visual,semantic,factors,primitives}                    of the terms
+tail.*                           what was trained in the image tower's last blocks; the features are those it makes
 product                          there, where terms multiply: the score is a sum of logarithms
 """
 

@@ -144,11 +144,12 @@ class Tail(nn.Module):
     def forward(self, entering: Tensor) -> Tensor:
         """[B, T, w] or [B, C, H, W] -> [B, d] float32, not normalised."""
         if torch.is_grad_enabled():
-            return self._features(entering)
+            return self.features(entering)
         starts = range(0, max(1, len(entering)), IMAGES)
-        return torch.cat([self._features(entering[start : start + IMAGES]) for start in starts])
+        return torch.cat([self.features(entering[start : start + IMAGES]) for start in starts])
 
-    def _features(self, entering: Tensor) -> Tensor:
+    def features(self, entering: Tensor) -> Tensor:
+        """The same, all at once."""
         x = entering.to(self._device).float()
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             with torch.no_grad():

@@ -58,7 +58,7 @@ answers = Recognizer.load("{place}")("picture.jpg", top=3)
 
 From a feature vector, with numpy and safetensors alone: `python recognize.py features.npy`. Features are those of
 `{encoder["name"]}`{weights} ({encoder["precision"]}), rounded to float16; their width is {encoder["dim"]}.
-
+{_moved(config.get("tail"))}
 ## What is inside
 
 * `model.safetensors`: evidence {", ".join(terms)}; prototypes, temperature, adapter and factors.
@@ -75,6 +75,17 @@ From a feature vector, with numpy and safetensors alone: `python recognize.py fe
 
 S and U: accuracy on seen and unseen pairs at the ends of the calibration curve; HM: the best harmonic mean on it; AUC:
 the area under it. They hold for pictures like those of the test split and say nothing of others.
+"""
+
+
+def _moved(tail: Mapping[str, Any] | None) -> str:
+    """What is to be known of features where the end of the image tower was trained too."""
+    if tail is None:
+        return ""
+    blocks = "last block" if tail["depth"] == 1 else f"last {tail['depth']} blocks"
+    return f"""
+The image tower's {blocks} had a part in training, and no cache holds what they make now: features for `recognize.py`
+are those of `encoder.onnx`, which `duplex export --onnx-encoder` writes, not rounded.
 """
 
 

@@ -21,7 +21,7 @@ from duplex.recognition import recognize
 from duplex.recognition.card import Facts, card
 from duplex.recognition.onnx_files import LINES as SEEING
 from duplex.recognition.onnx_files import TOWER, TRAINED
-from duplex.recognition.sources import CONFIG, FORMAT, TENSORS, fault, read_config
+from duplex.recognition.sources import CONFIG, FORMAT, TAILED, TENSORS, fault, read_config
 from duplex.recognition.trained import Trained
 
 README, LINES = "README.md", "recognize.py"
@@ -32,12 +32,13 @@ def export(trained: Trained, world: World, out: Path, facts: Facts) -> None:
     """Write the folder of one world's compositions; it is there whole or not at all."""
     tensors = exported_tensors(trained, world)
     config = {
-        "format": FORMAT,
+        "format": FORMAT if trained.tail is None else TAILED,
         "kind": trained.kind,
         "world": world,
         "labels": trained.labels.to_dict(),
         "encoder": dict(trained.backbone.record),
         "calibration": trained.chosen(world).to_dict(),
+        **({} if trained.tail is None else {"tail": trained.tail.options.to_dict()}),
         "tensors": digest(tensors),
     }
     whole(out, lambda folder: _fill(folder, tensors, config, card(config, tensors, facts)))
@@ -47,7 +48,7 @@ def exported_tensors(trained: Trained, world: World) -> dict[str, Tensor]:
     """What `recognize.py` reads: the score's tensors, and which columns are seen and which may be chosen."""
     tensors = trained.tensors(world)
     if tensors is None:
-        raise UsageError(f"{trained.spoken} have no form that could be exported; choose another run")
+        raise UsageError(f"methods of kind {trained.kind!r} have no form that could be exported; choose another run")
     panel = trained.panel(world)
     tensors = {**tensors, "seen": torch.from_numpy(panel.seen.copy()), "live": torch.from_numpy(panel.live.copy())}
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}

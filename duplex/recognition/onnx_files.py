@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders import Encoder
+from duplex.encoders.tail import entering
 from duplex.errors import DuplexError, UsageError
 from duplex.parts import portable
+from duplex.parts.tail import Tail
 from duplex.recognition import see
 
 TRAINED, TOWER, LINES = "trained.onnx", "encoder.onnx", "see.py"
@@ -36,19 +38,23 @@ class Scores(nn.Module):
 
 
 class Tower(nn.Module):
-    """Pixels [B, 3, R, R] uint8 -> features [B, d], rounded as the cache rounds them."""
+    """Pixels [B, 3, R, R] uint8 -> features [B, d], rounded as the cache rounds them. A tail goes on from what enters
+    the tower's last `depth` blocks, which the cache rounds too."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, visual: Any, preprocess: Mapping[str, Any]) -> None:
+    def __init__(self, encoder: Any, preprocess: Mapping[str, Any], tail: Tail | None = None, depth: int = 0) -> None:
         super().__init__()
-        self.visual = visual
+        self.visual, self.tail, self._encoder, self._depth = encoder.visual, tail, encoder, depth
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(preprocess[name]).view(3, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        found = self.visual((pixels.float() / 255 - self.mean) / self.std)
+        with entering(self._encoder, self._depth) as seen:
+            found = self.visual((pixels.float() / 255 - self.mean) / self.std)
+        if self.tail is not None:
+            return self.tail.features(seen[0].half())
         pooled = found[0] if isinstance(found, tuple) else found
         features: Tensor = pooled.float().half().float()
         return features
@@ -58,14 +64,18 @@ def write_trained(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None
     _export(Scores(tensors), torch.zeros(2, dim), folder / TRAINED, "features", "scores")
 
 
-def write_tower(folder: Path, encoder: Encoder, identity: Mapping[str, str]) -> None:
-    """The image tower in float32, and the lines that prepare a picture for it."""
+def write_tower(
+    folder: Path, encoder: Encoder, identity: Mapping[str, str], tail: Tail | None = None, depth: int = 0
+) -> None:
+    """The image tower in float32, with the tail in place of its last blocks where there is one, and the lines that
+    prepare a picture for it."""
     preprocess = json.loads(identity["preprocessing"])
     visual = getattr(encoder, "visual", None)
     if visual is None or preprocess.get("resize_mode") != "shortest":
         raise UsageError(f"the image tower of {identity['name']!r} cannot be written as ONNX; leave --onnx-encoder out")
     blank = torch.zeros(2, 3, preprocess["size"], preprocess["size"], dtype=torch.uint8)
-    _export(Tower(visual.float().cpu(), preprocess), blank, folder / TOWER, "pixels", "features")
+    visual.float().cpu()
+    _export(Tower(encoder, preprocess, tail, depth), blank, folder / TOWER, "pixels", "features")
     shutil.copyfile(str(see.__file__), folder / LINES)
 
 

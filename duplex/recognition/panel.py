@@ -51,7 +51,7 @@ class Panel:
             labels.objects,
             labels.state_of(columns),
             labels.object_of(columns),
-            labels.seen[columns],
+            labels.is_seen(columns),
             live,
             bias,
             scorer,

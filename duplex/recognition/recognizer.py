@@ -133,10 +133,10 @@ class Recognizer:
     def _extended(self, panel: Panel, world: World) -> Panel:
         tensors = self.trained.tensors(world)
         if tensors is None:
-            raise UsageError(f"{self.trained.spoken} know their own compositions only; leave --add out")
+            raise UsageError(f"methods of kind {self.trained.kind!r} know their own compositions only; leave --add out")
         try:
             tower = self.trained.backbone.tower("text").text
-            return extended(panel, tensors, self.labels, tower, self.words)
+            return self.trained.moving(extended(panel, tensors, self.labels, tower, self.words))
         except DuplexError as error:
             raise UsageError(str(error)) from error
 

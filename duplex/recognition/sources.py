@@ -17,6 +17,7 @@ from duplex.recognition.trained import Exported, Run, Trained, WordSource
 HUB = "hf-hub:"
 CHECKPOINT, CONFIG, TENSORS = "checkpoint.safetensors", "config.json", "model.safetensors"
 FORMAT = "duplex-export-1"
+TAILED = "duplex-export-1-tail"  # apart, for versions that would leave the tail out
 
 
 def open_trained(where: str | Path, device: torch.device, words: WordSource | None = None) -> Trained:
@@ -64,7 +65,7 @@ def read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read ({error}); export the run again") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
+    if not isinstance(config, dict) or config.get("format") not in (FORMAT, TAILED):
         raise UsageError(f"{path} is not of an export of duplex ({FORMAT}); `duplex export RUN FOLDER` writes one")
     return config
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +22,10 @@ from duplex.features.identity import IMPORTED
 from duplex.labels import Bools, LabelSpace, World
 from duplex.methods.base import Inputs, Method, Setting, Words, summed
 from duplex.methods.registry import find
+from duplex.methods.tailed import TAIL, Tailed, moving
+from duplex.options import TailOptions
 from duplex.parts import portable
-from duplex.parts.tail import tail_maker
+from duplex.parts.tail import Tail, tail_maker
 from duplex.parts.words import word_vectors
 from duplex.recognition.panel import Panel
 
@@ -75,6 +77,7 @@ class Trained(ABC):
     calibration: Mapping[str, Calibration]
     needs: frozenset[str]
     depth = 0  # of what else it reads of a picture: what enters so many last blocks of the image tower
+    tail: Tail | None = None  # those blocks, with what was trained in them
 
     @abstractmethod
     def panel(self, world: World) -> Panel:
@@ -84,10 +87,12 @@ class Trained(ABC):
     def tensors(self, world: World) -> dict[str, Tensor] | None:
         """The score as `parts.portable` has it; None where the method cannot be written so."""
 
-    @property
-    def spoken(self) -> str:
-        """What it is one of, in an error's words."""
-        return f"methods of kind {self.kind!r}{' with a tail' if self.depth else ''}"
+    def moving(self, panel: Panel) -> Panel:
+        """A panel that reads features, over those that the tail makes."""
+        if self.tail is None:
+            return panel
+        terms = None if panel.terms is None else moving(panel.terms, self.tail)
+        return replace(panel, scorer=moving(panel.scorer, self.tail), terms=terms)
 
     def chosen(self, world: str) -> Calibration:
         if world not in self.calibration:
@@ -121,6 +126,8 @@ class Run(Trained):
         words_asked = self.words() if "words" in self.needs else None
         setting = Setting(self.labels, shapes, tower, words_asked, image_tail=tail)
         self.method: Method[Any] = load_checkpoint(path, setting, record.encoder).to(device)
+        if isinstance(self.method, Tailed):
+            self.tail = self.method.tail
 
     def words(self) -> Words:
         if self._words is None:
@@ -162,9 +169,21 @@ class Exported(Trained):
         self.needs = frozenset({"cls"})
         self.backbone = Backbone(config["encoder"], str(device))
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        if config.get("tail"):
+            self.depth, self.tail = int(config["encoder"]["depth"]), self._tail(config, device)
+
+    def _tail(self, config: Mapping[str, Any], device: torch.device) -> Tail:
+        self.backbone.tower("image")  # refuses another one than training saw
+        tail = tail_maker(config["encoder"], TailOptions.from_dict(config["tail"]), str(device))().to(device)
+        own = {name.removeprefix(TAIL): value for name, value in self._tensors.items() if name.startswith(TAIL)}
+        try:
+            tail.load_state_dict(own)
+        except RuntimeError as error:
+            raise ValueError("its tail has other tensors") from error
+        return tail.eval()
 
     def panel(self, world: World) -> Panel:
-        return exported_panel(self.labels, self.tensors(world), self.chosen(world).bias)
+        return self.moving(exported_panel(self.labels, self.tensors(world), self.chosen(world).bias))
 
     def tensors(self, world: World) -> dict[str, Tensor]:
         self.chosen(world)

@@ -13,8 +13,11 @@ from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.errors import UsageError
 from duplex.features.store import Features, open_features
+from duplex.features.tokens import Streamed, read_tokens
 from duplex.labels import Ints, LabelSpace
+from duplex.methods.tailed import Tailed
 from duplex.params import Params
+from duplex.parts.factors import unit
 from duplex.recognition.suspects import Suspicion, Way, margins
 from duplex.stages.runs import best_run
 
@@ -69,13 +72,23 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
     trained = recognizer.trained
     if not isinstance(trained, Run):
         raise UsageError(f"{where} is an export; name a run of {dataset}, or use --method knn")
-    if trained.depth:
-        raise UsageError(f"{where} has a tail, which this does not run; name a run without one, or use --method knn")
-    shown: Any = trained.method.exhibits()
-    inputs = {"cls": torch.from_numpy(cls)}
+    inputs: dict[str, Any] = {"cls": torch.from_numpy(cls)}
+    method = trained.method
+    if isinstance(method, Tailed):
+        inputs["cls"] = torch.no_grad()(method.tail)(_deep(cache.path, rows, where))
+        plain, method = unit(inputs["cls"]).numpy(), method.method
+    shown: Any = method.exhibits()
     whole = plain if shown.features is None else shown.features(inputs).numpy()
     factors = [whole, whole] if shown.factors is None else [part.numpy() for part in shown.factors(inputs)]
     return [whole, *factors]
+
+
+def _deep(path: Path, rows: Ints, where: Path) -> Any:
+    """What enters the image tower's last blocks, of some rows."""
+    tokens = read_tokens(path, "deep")
+    if tokens is None:
+        raise UsageError(f"{where} has a tail and {path} no depth; set extraction.depth and extract again")
+    return tokens.at(rows) if isinstance(tokens, Streamed) else torch.from_numpy(tokens[rows])
 
 
 def relabelled(params: Params, dataset: str, edited: Path) -> pd.DataFrame:

@@ -130,4 +130,5 @@ def test_mistakes_are_one_sentence(folder: Path, command: Command, words: list[s
 def test_encoders_are_listed(command: Command) -> None:
     entries = {entry["name"]: entry for entry in json.loads(command("encoders", "--json")[1])}
     assert entries["ViT-L-14-quickgelu"]["dim"] == 768 and "openai" in entries["ViT-L-14-quickgelu"]["tags"]
-    assert "ViT-L-14-quickgelu" in command("encoders", "list")[1]
+    listed = command("encoders", "list")[1]
+    assert "ViT-L-14-quickgelu" in listed and "timm:MODEL" in listed and "blip:OWNER/NAME" in listed

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from duplex.errors import DuplexError
 from duplex.evaluation.evidence import Evidence
-from duplex.evaluation.feasibility import buckets, choose_threshold, thresholds
+from duplex.evaluation.feasibility import buckets, choose_threshold, passing, thresholds
 from duplex.evaluation.metrics import measure
-from duplex.feasibility import feasibility
+from duplex.feasibility import Feasibility, feasibility
 from tests.test_feasibility import space
 
 
@@ -45,6 +45,25 @@ def test_the_smallest_threshold_keeps_everything_and_equals_go_to_it() -> None:
         Evidence(target, seen, bucket=buckets(found, steps)).add(rng.standard_normal((16, 16))), steps
     )
     assert chosen.value == 0.25 and np.ptp(chosen.auc) == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), block=st.integers(1, 40), count=st.sampled_from([1, 2, 50, 200]))
+def test_by_blocks_as_at_once(seed: int, block: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = space(rng, 5, 6, 0.4)
+    vectors = rng.standard_normal((5, 3)), rng.standard_normal((6, 3))
+    whole = feasibility(*vectors, labels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("duplex.feasibility.BLOCK", block)
+        blocks = Feasibility(*vectors, labels)
+        steps = thresholds(blocks, labels.seen, count)
+        assert np.array_equal(steps, thresholds(whole, labels.seen, count))
+        expected = count - (whole[:, None] >= steps).sum(1)
+        assert np.array_equal(buckets(blocks, steps), expected)
+        assert np.array_equal(buckets(whole, steps), expected)
+        for step in steps[:3]:
+            assert np.array_equal(passing(blocks, step), whole >= step)
 
 
 def test_what_cannot_be_chosen_is_said() -> None:

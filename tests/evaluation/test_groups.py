@@ -5,13 +5,13 @@ import pytest
 
 from duplex.errors import DuplexError
 from duplex.evaluation.groups import group_table
-from duplex.labels import GROUPS, frequency_groups
+from duplex.labels import GROUPS, FrequencyGroups, frequency_groups
 
 TRAIN = np.repeat(np.arange(10), [9, 8, 7, 6, 5, 1, 1, 1, 1, 1])  # ten seen compositions of twelve
 
 
 def test_groups_are_shares_of_seen_compositions() -> None:
-    groups = frequency_groups(np.random.default_rng(0).permutation(TRAIN), 12)
+    groups = frequency_groups(np.random.default_rng(0).permutation(TRAIN), 12).of(np.arange(12))
     assert [GROUPS[g] for g in groups] == ["head"] * 2 + ["medium"] * 3 + ["tail"] * 5 + ["unseen"] * 2
 
 
@@ -37,11 +37,13 @@ def test_results_of_other_images_are_refused() -> None:
 
 
 def test_nothing_seen() -> None:
-    groups = frequency_groups(np.array([], dtype=np.int64), 3)
+    groups = frequency_groups(np.array([], dtype=np.int64), 3).of(np.arange(3))
     assert (groups == GROUPS.index("unseen")).all()
 
 
 def test_one_image_is_all_of_them() -> None:
-    table = group_table(np.array([0, 3]), np.array([0]), np.array([0]), {"run": np.array([True])})
+    table = group_table(
+        FrequencyGroups(2, np.array([0]), np.array([0])), np.array([0]), np.array([0]), {"run": np.array([True])}
+    )
     assert table["train_percent"].tolist() == [100.0, 0.0, 0.0, 0.0]
     assert table["run"].tolist()[0] == 100.0 and table["run"].isna().tolist() == [False, True, True, True]

@@ -19,6 +19,7 @@ from duplex.features.layout import ENCODED, Span
 from duplex.features.shards import join_shards, shard_path
 from duplex.features.store import PartialCache
 from duplex.features.tokens import Streamed, read_tokens
+from duplex.labels import Target
 from duplex.methods.base import Batch
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
@@ -129,7 +130,7 @@ def test_a_reading_error_reaches_the_loop(cache):
 def test_scores_come_in_blocks_that_fit(cache, monkeypatch):
     """Evaluation never reads more of the disk than the scores it may hold."""
     monkeypatch.setattr("duplex.assessment.BLOCK_SCORES", 6 * SHAPE[0] * SHAPE[1])
-    field = Field(np.arange(2), lambda inputs: inputs["patch"].float().sum((1, 2))[:, None].repeat(1, 2))
+    field = Field(Target(2, None), lambda inputs: inputs["patch"].float().sum((1, 2))[:, None].repeat(1, 2))
     found = list(field.blocks(batch_of(Streamed(cache)).inputs))
     assert max(len(scores) for _, scores in found) == 6
     whole = torch.cat([scores for _, scores in found])

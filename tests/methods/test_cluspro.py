@@ -83,10 +83,23 @@ def test_losses_and_movement_by_loops():
 def test_transport_shares_images_out():
     """Where all images like one prototype best, plain assignment would empty the others."""
     similarity = torch.tensor([[0.9, 0.8], [0.9, 0.7], [0.9, 0.85], [0.9, 0.6]]).double()
-    plan = transport(similarity)
+    plan = transport(similarity, torch.zeros(4, dtype=torch.long), 1)
     close(plan.sum(1), torch.ones(4))
     assert sorted(plan.argmax(1).bincount(minlength=2).tolist()) == [2, 2]
     close(plan, plan_by_hand(similarity))
+
+
+def test_groups_share_out_their_own_images_alone():
+    """Also where they agree with all prototypes, or with none, as far as cosines go."""
+    random = torch.Generator().manual_seed(3)
+    own = torch.tensor([2, 0, 2, 2, 0, 4])
+    similarity = torch.rand(6, 3, generator=random, dtype=torch.float64) * 2 - 1
+    similarity[own == 0] = torch.tensor([[1.0, -1.0, 1.0], [-1.0, -1.0, 1.0]]).double()
+    plan = transport(similarity, own, 5)
+    for group in own.unique().tolist():
+        close(plan[own == group], plan_by_hand(similarity[own == group]))
+    single = transport(similarity.float(), own, 5)
+    torch.testing.assert_close(single, plan.float(), rtol=1e-4, atol=1e-6)
 
 
 def test_prototypes_without_images_stay_bit_for_bit():

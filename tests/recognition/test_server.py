@@ -21,6 +21,7 @@ from PIL import Image
 pytest.importorskip("fastapi")
 
 from duplex import Recognizer
+from duplex.cli.serve import _listening
 from tests.recognition.serving import BOUNDARY, Served, form, form_headers
 from tests.subprocesses import duplex
 
@@ -232,6 +233,14 @@ def listening(pid: int) -> set[str]:
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     ]
     return {line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in held}
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    """A connection that waits for its head to be acknowledged answers a lone client 40 ms late."""
+    with _listening("127.0.0.1", 0) as line, socket.create_connection(line.getsockname()):
+        taken, _ = line.accept()
+        with taken:
+            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 def test_a_port_that_is_taken(trained):

@@ -1,0 +1,328 @@
+"""What it gives to train the end of the image tower: depths x ways to train it x methods, one budget for all.
+
+    python -m benchmarks.depth_study --folder runs/depth --jobs 2 [--json] [--markdown]
+    python -m benchmarks.depth_study --folder runs/depth --only 'cso_*,duplex_plus_trained_2' --seeds 0,1 --markdown
+    python -m benchmarks.depth_study --folder runs/depth --kept --markdown
+
+A cell is a method at a depth: `cso_0` with the feature adapter alone, `cso_tail_1`, `cso_lora_2`, `cso_trained_4` with
+something trained in the last blocks beside it. Every cell gets the tuning of benchmarks.methods: `--rates` (three) x
+`--tuning-seeds` (two, others than those reported), by validation AUC. The rate is the tail's where there is one, else
+that of training; with `--tuned-by cso` the rate found for that method at the same depth serves the others. The best one
+is trained with `--seeds` and tested. All are one model for both worlds, whose C_tgt in training is the closed world's.
+
+Runs are kept in the folder and not repeated; several processes may work in one folder, each at cells that no other one
+has taken (`--jobs` starts some). `--kept` trains nothing and shows the cells that are finished. One thread a cell, if
+the data set's settings say so. A cache for each depth is made there too, so that no frozen block runs in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import emit, say
+from benchmarks.methods import Bench, difference, measured, tune
+from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.checkpoint import read_record
+from duplex.errors import DuplexError, pick
+from duplex.labels import WORLDS
+from duplex.params import Params, load_params
+from duplex.report.aggregate import mean, standard_error
+from duplex.rows import Row
+from duplex.stages.extract import extract
+from duplex.stages.inputs import Loaded
+from duplex.stages.prepare import prepare
+
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> a row of params.yaml, and options changed
+    "cso": ("cso", {}),
+    "closed_form": ("duplex_plus", {"weights": [0, 0, 1]}),  # alone: its paths train the tail and are not asked
+    "duplex_plus": ("duplex_plus", {}),
+    "static": ("duplex", {"graph": False}),
+    "recomputed": ("duplex", {"graph": False, "rows": "recomputed"}),
+    "ema": ("duplex", {"graph": False, "rows": "ema"}),
+    "duplex": ("duplex", {}),
+}
+FROZEN = {"closed_form": {"losses": [], "inference": ["g"], "weights": None}}  # the same, where nothing moves features
+ADAPTERS = ("tail", "lora", "trained")
+BUSY = 5.0  # seconds until a cell that another process has taken is asked for again
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method with something trained in so many last blocks."""
+
+    method: str
+    depth: int
+    adapter: str  # of the tail; `feature` at depth 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}_{self.adapter}_{self.depth}" if self.depth else f"{self.method}_0"
+
+    def of(self, method: str) -> Cell:
+        return replace(self, method=method)
+
+    @property
+    def frozen(self) -> Cell:
+        return Cell(self.method, 0, "feature")
+
+    def row(self, params: Params) -> Row:
+        base, changes = METHODS[self.method]
+        written = params.row(base)
+        options = {**written.options, **changes, **(FROZEN.get(self.method, {}) if self.depth == 0 else {})}
+        tail = {"depth": self.depth, "adapter": self.adapter} if self.depth else {}
+        return replace(written, options=options, world="both", shown_as=None, tail=tail)
+
+
+def cells(methods: Sequence[str], depths: Sequence[int], adapters: Sequence[str], only: Sequence[str]) -> list[Cell]:
+    """All of them, or those whose names match a pattern; methods in turn, so that rates are found early."""
+    every = [
+        Cell(method, depth, adapter)
+        for method in methods
+        for depth in depths
+        for adapter in (adapters if depth else ("feature",))
+    ]
+    return [cell for cell in every if not only or any(fnmatch(cell.name, pattern) for pattern in only)]
+
+
+class TailBench(Bench):
+    """Tunes the rate of the tail where a row has one."""
+
+    def at(self, name: str, rate: float) -> Params:
+        row = self.params.row(name)
+        if not row.tail:
+            return super().at(name, rate)
+        params = super().at(name, self.params.training(self.dataset, name).learning_rate)
+        tail = {**row.tail_on(self.dataset), "learning_rate": rate}
+        methods = {**params.methods, name: replace(params.row(name), tail=tail)}
+        return params.model_copy(update={"methods": methods})
+
+
+@dataclass(frozen=True)
+class Study:
+    """What every process of a study is told."""
+
+    dataset: str
+    folder: Path
+    rates: tuple[float, ...]
+    tuning: tuple[int, ...]
+    seeds: tuple[int, ...]
+    tuned_by: str | None
+    epochs: int | None
+    params: Path = Path("params.yaml")
+
+    def paths(self, depth: int) -> ArtifactPaths:
+        return ArtifactPaths(self.folder / f"depth-{depth}")
+
+    def bench(self, cell: Cell) -> TailBench:
+        """Inputs are loaded once a cell, and let go with it."""
+        params = load_params(self.params)
+        names = {cell} | ({cell.of(self.tuned_by)} if self.tuned_by else set())
+        params = params.model_copy(
+            update={"methods": {**params.methods, **{one.name: one.row(params) for one in names}}}
+        )
+        given = {"paths": self.paths(cell.depth), "load": Loaded()}
+        return TailBench(params, self.dataset, self.folder / "runs", self.epochs, given)
+
+    def cache(self, depth: int) -> None:
+        """The data set's cache at a depth, by whoever comes first."""
+        params = load_params(self.params)
+        deep = params.extraction.model_copy(update={"depth": depth})
+        paths = self.paths(depth)
+        with claim(self.folder / "pictures.lock", wait=True):
+            if not paths.features(self.dataset).exists():
+                prepare(params, self.dataset, paths)
+                extract(params.model_copy(update={"extraction": deep}), self.dataset, paths, progress=False)
+
+    def rate(self, cell: Cell, bench: TailBench) -> tuple[float, dict[str, float]]:
+        chooser = cell.of(self.tuned_by) if self.tuned_by else cell
+        with claim(self.folder / f"{chooser.name}.tuning.lock", wait=True):
+            return tune(bench, chooser.name, self.rates, self.tuning)
+
+    def runs(self, cell: Cell) -> tuple[float, dict[str, float], list[RunPaths]]:
+        """Its rate, what tuning found, and the tested runs, made where they are missing."""
+        bench = self.bench(cell)
+        rate, tuned = self.rate(cell, bench)
+        return rate, tuned, [bench.run(cell.name, rate, seed, tested=True) for seed in self.seeds]
+
+    def finished(self, cell: Cell) -> bool:
+        """Whether `runs` would find everything there."""
+        bench = self.bench(cell)
+        chooser = cell.of(self.tuned_by) if self.tuned_by else cell
+        untrained = chooser.depth == 0 and chooser.method in FROZEN  # its first rate is as good as any
+        rates = self.rates[:1] if untrained else self.rates
+        if not all(bench.kept(chooser.name, rate, seed, tested=False) for rate in rates for seed in self.tuning):
+            return False
+        rate, _ = tune(bench, chooser.name, self.rates, self.tuning)
+        return all(bench.kept(cell.name, rate, seed, tested=True) for seed in self.seeds)
+
+    def record(self, cell: Cell, frozen: Sequence[RunPaths] | None) -> dict[str, Any]:
+        """A finished cell's numbers, and its gain over the same method at depth 0."""
+        rate, tuned, runs = self.runs(cell)
+        records = [read_record(run.checkpoint) for run in runs]
+        opened = [(one.calibration or {})["open"].val_auc_all_feasible for one in records]
+        features = self.paths(cell.depth).features(self.dataset)
+        found: dict[str, Any] = {
+            "method": cell.method,
+            "depth": cell.depth,
+            "adapter": cell.adapter,
+            "rate": rate,
+            "tuning": tuned,
+            "epoch": mean([one.epoch for one in records]),
+            "validation": _spread([100 * one.val_auc for one in records]),
+            "cache_bytes": features.stat().st_size,
+            **measured(runs),
+        }
+        if all(value is not None for value in opened):  # without words there is no feasibility to look through
+            found["validation_open"] = _spread([value for value in opened if value is not None])
+        if frozen is not None and cell.depth:
+            gains = {world: difference(frozen, runs, world) for world in WORLDS}
+            found["gain"] = {world: gain for world, gain in gains.items() if gain is not None}
+        return found
+
+
+def _spread(values: list[float]) -> dict[str, float | None]:
+    return {"mean": mean(values), "se": standard_error(values)}
+
+
+@contextmanager
+def claim(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Whether this process alone may do what the file stands for; the system drops the claim of one that dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            taken = False
+        else:
+            taken = True
+        yield taken
+
+
+def work(study: Study, wanted: Sequence[Cell]) -> None:
+    """All cells, in turn; one that another process is at comes later."""
+    waiting = list(wanted)
+    while waiting:
+        later = []
+        for cell in waiting:
+            with claim(study.folder / f"{cell.name}.lock") as mine:
+                if mine:
+                    say(cell.name)
+                    study.cache(cell.depth)
+                    study.runs(cell)
+                else:
+                    later.append(cell)
+        if len(later) == len(waiting):
+            time.sleep(BUSY)
+        waiting = later
+
+
+def table(study: Study, wanted: Sequence[Cell]) -> dict[str, Any]:
+    """The record of every finished cell, and the names of the others."""
+    finished = [cell for cell in wanted if study.finished(cell)]
+    frozen = {cell.method: study.runs(cell)[2] for cell in finished if cell.depth == 0}
+    rows = {cell.name: study.record(cell, frozen.get(cell.method)) for cell in finished}
+    settings = {"rates": study.rates, "tuning_seeds": study.tuning, "seeds": study.seeds, "tuned_by": study.tuned_by}
+    missing = [cell.name for cell in wanted if cell not in finished]
+    return {"dataset": study.dataset, **settings, "epochs": study.epochs, "rows": rows, "missing": missing}
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The table as docs/depth.md has it."""
+    header = ["method", "depth", "adapter", "validation closed", "all pairs", "test closed", "over depth 0"]
+    header += ["test open", "over depth 0", "s an epoch", "trained", "cache", "rate", "best epoch"]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for row in record["rows"].values():
+        cells = [f"`{row['method']}`", str(row["depth"]), row["adapter"]]
+        cells += [_plus_minus(row.get(key)) for key in ("validation", "validation_open")]
+        for world in WORLDS:
+            part = row.get(world)
+            cells.append("–" if part is None else _plus_minus({"mean": part["auc"], "se": part["auc_se"]}))
+            cells.append(_gain(row.get("gain", {}).get(world)))
+        cells += [f"{row['seconds_per_epoch']:.1f}", f"{row['parameters']:,}", f"{row['cache_bytes'] / 1e6:.1f} MB"]
+        lines.append("| " + " | ".join([*cells, f"{row['rate']:g}", f"{row['epoch']:.0f}"]) + " |")
+    missing = record["missing"]
+    return "\n".join([*lines, *([f"\nNot finished: {', '.join(missing)}"] if missing else [])])
+
+
+def _plus_minus(part: dict[str, float | None] | None) -> str:
+    if part is None or part["mean"] is None:
+        return "–"
+    return f"{part['mean']:.1f}" + (f" ± {part['se']:.1f}" if part["se"] is not None else "")
+
+
+def _gain(gain: dict[str, float | None] | None) -> str:
+    if gain is None:
+        return "–"
+    low, high = gain["low"], gain["high"]
+    return f"{gain['auc']:+.1f}" + ("" if low is None else f" ({low:+.1f} to {high:+.1f})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="shapes")
+    parser.add_argument("--folder", type=Path, required=True, help="where caches and runs are kept")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--depths", default="0,1,2,4", help="4 is all of the packaged tower")
+    parser.add_argument("--adapters", default=",".join(ADAPTERS))
+    parser.add_argument("--only", default="", help="patterns of cells' names")
+    parser.add_argument("--rates", default="3e-4,1e-3,3e-3")
+    parser.add_argument("--tuning-seeds", default="100,101")
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--tuned-by", help="the method whose rate serves all others at its depth and adapter")
+    parser.add_argument("--epochs", type=int, help="shorter or longer runs than the data set's")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--kept", action="store_true", help="run nothing; show what is finished")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--markdown", action="store_true", help="the table on stdout")
+    given = parser.parse_args()
+
+    methods, adapters, only = (_words(text) for text in (given.methods, given.adapters, given.only))
+    for names, known, what in ((methods, METHODS, "method"), (adapters, ADAPTERS, "adapter")):
+        for name in names:
+            pick(name, known, f"{what} of the study")
+    if given.tuned_by:
+        pick(given.tuned_by, METHODS, "method of the study")
+    rates, depths = tuple(float(one) for one in _words(given.rates)), [int(one) for one in _words(given.depths)]
+    tuning, seeds = (tuple(int(one) for one in _words(text)) for text in (given.tuning_seeds, given.seeds))
+    study = Study(given.dataset, given.folder, rates, tuning, seeds, given.tuned_by, given.epochs)
+    wanted = cells(methods, depths, adapters, only)
+    if not given.kept:
+        _run(study, wanted, given.jobs)
+    record = table(study, wanted)
+    if given.json:
+        emit(record)
+    if given.markdown or not given.json:
+        print(markdown(record))
+
+
+def _run(study: Study, wanted: list[Cell], jobs: int) -> None:
+    """In this process and in others; what fails there is tried here too, and said here."""
+    context = multiprocessing.get_context("spawn")
+    others = [context.Process(target=work, args=(study, wanted)) for _ in range(jobs - 1)]
+    for process in others:
+        process.start()
+    try:
+        work(study, wanted)
+    finally:
+        for process in others:
+            process.join()
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except DuplexError as error:
+        raise SystemExit(str(error)) from None

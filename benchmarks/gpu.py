@@ -1,0 +1,137 @@
+"""All that has to hold and all that is worth timing on a GPU, in under ten minutes, as a page: docs/gpu.md.
+
+    make gpu                                                    # python -m benchmarks.gpu
+    python -m benchmarks.gpu --device cpu --quick --out PAGE    # a small rehearsal where there is no GPU
+
+Held to: the suite's device tests; extraction, training and evaluation of a small project, which must come out on the
+GPU as on the CPU; one seed trained twice, and once more with a SIGKILL in its middle, to the same bytes. Timed, with
+random weights in the sizes of the three data sets and in fp32, tf32 and bf16: text, a training step, extraction; the
+graph and the evaluation in fp32. Without a GPU it says so and ends with 0; what does not hold ends it with 1. Parts
+that would begin after LIMIT seconds are left out, and the page says which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_holds import holds
+from benchmarks.gpu_times import TIMES, Look
+from benchmarks.measure import emit, say
+from duplex.files import write_text
+from duplex.stages.inputs import make_deterministic
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
+LIMIT = 480  # seconds after which no further part begins
+Part = Callable[[Look, Path], Any]
+PARTS: dict[str, Part] = {"holds": holds, **TIMES}
+
+
+def measure(look: Look, limit: float = LIMIT) -> dict[str, Any]:
+    """Every part that there is time for; one that breaks is noted and stops no other."""
+    make_deterministic()  # as the stages run, so that times are theirs
+    began, record = time.perf_counter(), {"device": device_name(look.device), "torch": torch.__version__}
+    record |= {"quick": look.quick, "left_out": [], "broken": {}}
+    for name, part in PARTS.items():
+        if time.perf_counter() - began > limit:
+            record["left_out"].append(name)
+            continue
+        say(f"{name} ...")
+        try:
+            with tempfile.TemporaryDirectory(prefix="duplex-gpu-") as folder:
+                record[name] = part(look, Path(folder))
+        except Exception as error:  # the other parts are worth having
+            record["broken"][name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            say(f"{name}: {record['broken'][name]}")
+    record["seconds"] = time.perf_counter() - began
+    return record
+
+
+def device_name(device: str) -> str:
+    if device == "cpu":
+        return f"CPU, {torch.get_num_threads()} threads"
+    properties = torch.cuda.get_device_properties(0)
+    return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+
+
+def failures(record: dict[str, Any]) -> list[str]:
+    """What should hold and does not."""
+    found = [f"{name} broke off: {reason}" for name, reason in record["broken"].items()]
+    return found + [
+        f"{name} does not hold" for name, good in record.get("holds", {}).get("held", {}).items() if not good
+    ]
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def page(record: dict[str, Any]) -> str:
+    """The record as Markdown."""
+    rehearsal = " A rehearsal in small sizes: its numbers say nothing." if record["quick"] else ""
+    head = f"{record['device']}; torch {record['torch']}; {record['seconds']:.0f} s in all.{rehearsal}"
+    parts = ["# On a GPU", f"`make gpu` wrote this page. {head}"]
+    wrong = failures(record)
+    parts.append("**Everything held.**" if not wrong else "**Not everything held:** " + "; ".join(wrong) + ".")
+    if record["left_out"]:
+        parts.append(f"Left out, for lack of time: {', '.join(record['left_out'])}.")
+    for name in PARTS:
+        parts += section(name, record[name]) if name in record else []
+    return "\n\n".join(parts) + "\n"
+
+
+def section(name: str, found: dict[str, Any]) -> list[str]:
+    """A heading and a table, one row for each entry of a part."""
+    if name == "holds":
+        rows = {what: {"": "holds" if good else "**does not hold**"} for what, good in found["held"].items()}
+        rows |= {what: {"": value} for what, value in found["read"].items()}
+        return ["## What has to hold", table(rows)]
+    return [f"## {name.capitalize()}", inspect.getdoc(TIMES[name]) or "", table(found)]
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    lines = [["", *columns], ["---"] * (len(columns) + 1)]
+    lines += [[name, *(shown(row.get(column)) for column in columns)] for name, row in rows.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def shown(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int | float):
+        return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a rehearsal, with --quick")
+    parser.add_argument("--quick", action="store_true", help="small sizes, once each")
+    parser.add_argument("--out", type=Path, help=f"the page; by default {PAGE.relative_to(PAGE.parents[1])}")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout too")
+    wanted = parser.parse_args()
+    if wanted.device == "cpu" and (not wanted.quick or wanted.out is None):
+        parser.error("--device cpu is a rehearsal: it needs --quick, and --out for its page")
+    if wanted.device == "cuda" and not torch.cuda.is_available():
+        say("torch sees no GPU here: nothing was run and docs/gpu.md stays as it is")
+        return 0
+    record = measure(Look(wanted.device, wanted.quick))
+    out = wanted.out or PAGE
+    write_text(out, page(record))
+    say(f"{out}: {'; '.join(failures(record)) or 'everything held'}")
+    if wanted.json:
+        emit(json.loads(json.dumps(record, default=str)))
+    return 1 if failures(record) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What `benchmarks.gpu` holds a GPU to: the device tests, the CPU's results, the same bytes for the same seed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu_times import Look
+from benchmarks.measure import say
+from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.features.store import open_features
+from duplex.params import Params
+from duplex.stages import train
+from tests.projects import inside, make_project
+from tests.subprocesses import ENVIRONMENT, ROOT
+
+TESTS = (
+    "tests/test_pretended.py",
+    "tests/test_device.py",
+    "tests/encoders/test_arithmetic.py",
+    "tests/encoders/test_text_dispatch.py",
+    "tests/test_life_cycle.py",
+)
+METHODS = ("clip", "csp", "duplex", "closed_form")
+DUPLEX = (sys.executable, "-c", "from duplex.cli import main; main()")
+FAR_FEATURES, FAR_AUC = 1e-3, 3.0  # largest difference of a feature of length one; of an AUC, in points
+
+
+def holds(look: Look, folder: Path) -> dict[str, dict[str, Any]]:
+    """What held, and what was read beside it."""
+    held: dict[str, bool] = {"the device tests pass": tests_pass(look)}
+    methods = METHODS[1:3] if look.quick else METHODS
+    epochs = 3 if look.quick else 8
+    say("a small project on both devices")
+    here = folder / "here"
+    here.mkdir()
+    make_project(here, [0], methods, "cpu", epochs)
+    there = folder / "there"
+    there.mkdir()
+    params = make_project(there, [0], methods, look.device, epochs)
+    read = compared(here, there, methods)
+    held["features are the CPU's"] = read["largest difference of a feature"] <= FAR_FEATURES
+    held["metrics are the CPU's"] = all(read[f"AUC moved, {method}"] <= FAR_AUC for method in methods)
+    say("one seed twice, and killed")
+    held["one seed twice gives the same bytes"] = twice(there, params, "duplex")
+    held["killed and started again gives the same bytes"], read["killed after, s"] = killed(there, params, "duplex")
+    return {"held": held, "read": read}
+
+
+def tests_pass(look: Look) -> bool:
+    """The suite's device tests; a rehearsal runs the first file."""
+    chosen = TESTS[:1] if look.quick else TESTS
+    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
+    done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    say(done.stdout[-2000:] if done.returncode else done.stdout.strip().splitlines()[-1])
+    return done.returncode == 0
+
+
+def compared(here: Path, there: Path, methods: tuple[str, ...]) -> dict[str, float]:
+    """How far features and the test's AUC, in points, lie apart: rounding alone moves a few of the images."""
+    ours, theirs = (open_features(place / ArtifactPaths().features("own")).cls for place in (here, there))
+    found = {"largest difference of a feature": float(np.abs(ours - theirs).max())}
+    for method in methods:
+        both = [
+            json.loads((place / ArtifactPaths().run("own", method, 0).metrics).read_text()) for place in (here, there)
+        ]
+        moved = [abs(both[0][world]["auc"] - both[1][world]["auc"]) for world in ("closed", "open") if world in both[0]]
+        found[f"AUC moved, {method}"] = max(moved)
+    return found
+
+
+def twice(project: Path, params: Params, method: str) -> bool:
+    """A second training with seed 0, to the bytes of the first."""
+    first, again = project / ArtifactPaths().run("own", method, 0).root, RunPaths(project / "again")
+    with inside(project):
+        train.run(params, "own", method, 0, out=again)
+    return again.checkpoint.read_bytes() == RunPaths(first).checkpoint.read_bytes()
+
+
+def killed(project: Path, params: Params, method: str) -> tuple[bool, float]:
+    """Seed 1 in a process that ends by SIGKILL once it has an epoch behind it, then in another to its end: whether the
+    checkpoint is that of a run in one piece, and when it was killed."""
+    whole, broken = RunPaths(project / "whole"), RunPaths(project / ArtifactPaths().run("own", method, 1).root)
+    with inside(project):
+        train.run(params, "own", method, 1, out=whole)
+    words, began = (*DUPLEX, "train", "--dataset", "own", "--method", method, "--seed", "1"), time.perf_counter()
+    running = subprocess.Popen(words, cwd=project, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    while running.poll() is None and not (broken.root / "training.partial").exists():
+        time.sleep(0.005)
+    running.kill()
+    ended = running.wait()
+    seconds = time.perf_counter() - began
+    if ended == 0:
+        say("the run was over before it could be killed")
+    subprocess.run(words, cwd=project, env=ENVIRONMENT, check=True, capture_output=True)
+    return ended != 0 and broken.checkpoint.read_bytes() == whole.checkpoint.read_bytes(), seconds

@@ -1,0 +1,162 @@
+"""What `benchmarks.gpu` times: the other benchmarks' own measurements, on its device and in three precisions.
+
+A docstring is what the page says of a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import extraction as pictures
+from benchmarks import graph as graphs
+from benchmarks import text as texts
+from benchmarks import training as steps
+from benchmarks.closed_form import labels as cgqa_labels
+from benchmarks.openworld import begun
+from duplex.assessment import Field, assess
+from duplex.encoders.arithmetic import arithmetic
+from duplex.features.decoding import decoding_workers
+from duplex.features.examples import Examples
+from duplex.labels import LabelSpace
+from duplex.precision import Precision
+
+TIMED: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
+SMALLER = {"layers": 2, "width": 64}  # of a text tower, for a rehearsal
+Table = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How much is looked at, and where."""
+
+    device: str
+    quick: bool
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        return ("ut-zappos",) if self.quick else ("ut-zappos", "mit-states", "cgqa")
+
+    @property
+    def rounds(self) -> int:
+        return 1 if self.quick else 5
+
+    @property
+    def tower(self) -> dict[str, Any]:
+        """What a text tower is made smaller by."""
+        return SMALLER if self.quick else {}
+
+
+def text(look: Look, _: Path) -> Table:
+    """All training pairs through ViT-L/14's text tower, forward and backward: by prefix tree, cut to the longest prompt
+    (`over cut`: how many times as long), and the matrix products alone (`floor`). `error` is the largest difference
+    between the two of a feature, `gradient error` that of a gradient over the largest."""
+    found: Table = {}
+    for name in look.datasets[-2:]:  # the largest two
+        for precision in TIMED:
+            states, objects, count, _ = texts.SIZES[name]
+            tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
+            pairs = texts.made_up(states, objects, count)
+            names = texts.Names.of(pairs, "learned", 3, tower)
+            options = texts.Options(look.device, time.perf_counter, look.rounds, 1, sample=8, chunk=1024, context=3)
+            with arithmetic(precision):
+                row = texts.compare(tower, names.pairs(pairs, 3), names.size, options)
+            found[f"{name}, {precision}"] = {
+                "tokens": row["tokens"]["tree"],
+                "tree, ms": 1e3 * row["seconds"]["tree"],
+                "cut, ms": 1e3 * row["seconds"]["cut"],
+                "over cut": row["speedup_over_cut"],
+                "times floor": row["times_floor"],
+                "peak, GiB": row["peak_gib"]["tree"],
+                "error": row["max_error"],
+                "gradient error": row["max_gradient_error"],
+            }
+    return found
+
+
+def training(look: Look, _: Path) -> Table:
+    """A step of `duplex` from cached features, with ViT-L/14's text tower: whole, its text alone, the network and the
+    graph; what an epoch takes; and how many times as long the step would take with the image encoder in the loop."""
+    device, found = torch.device(look.device), Table()
+    encoder = steps.image_encoder(device, **({"layers": 1, "width": 64} if look.quick else {}))
+    for name in look.datasets:
+        for precision in TIMED:
+            row = steps.measure(name, device, look.rounds, False, encoder, precision, **look.tower)
+            found[f"{name}, {precision}"] = {
+                **{f"{part}, ms": 1e3 * row[f"{part}_seconds"] for part in ("step", "text", "network", "graph")},
+                "epoch, s": row["epoch_seconds"],
+                "with images": row["speedup_of_cache"],
+                "peak, GiB": row.get("peak_gib"),
+            }
+    return found
+
+
+def graph(look: Look, _: Path) -> Table:
+    """One step of the local graph, forward and backward, in MIT-States' open world, against a dense adjacency
+    matrix."""
+    rows = graphs.by_batch((8,) if look.quick else (32, 64, 128, 512), look.device)
+    return {
+        f"batch {row['batch']}": {
+            "candidates": row["candidates"],
+            "ms": row["factored_ms"],
+            "dense, ms": row.get("dense_ms"),
+            "MiB": row["factored_mib"],
+            "dense, MiB": row.get("dense_mib"),
+        }
+        for row in rows
+    }
+
+
+def extraction(look: Look, folder: Path) -> Table:
+    """Pictures a second of ViT-L/14: `extract`, the encoder alone over pixels in memory, decoding alone, open_clip's
+    plain loop; and which of encoder and decoding holds the extraction up."""
+    given = argparse.Namespace(device=look.device, workers=decoding_workers("auto"), scale=1 if look.quick else 16)
+    found: Table = {}
+    for precision in TIMED:
+        given.precision, here = precision, folder / precision
+        here.mkdir()
+        row = pictures.compare("small" if look.quick else "ViT-L-14", here, given)
+        kinds = ("extract", "bare", "decoding", "plain")
+        found[precision] = {kind: row[f"{kind}_per_second"] for kind in kinds} | {"held by": row["held_by"]}
+    return found
+
+
+def evaluation(look: Look, _: Path) -> Table:
+    """As many images as C-GQA's test split has, against its pairs, through `assess`: scores are reduced to evidence
+    where they are. `duplex` without its composition prompts, whose encoding is the text's."""
+    labels = small_world() if look.quick else cgqa_labels()[0]
+    method, train = begun(labels, 64, device=look.device, losses=("s", "o"), inference=("ch", "so"))
+    images = 16 if look.quick else 5_098
+    found: Table = {}
+    for world, split in (("closed", "val"), ("open", "val")):
+        own = torch.from_numpy(np.resize(labels.pairs[split], images)).to(look.device)
+        examples = Examples(np.arange(images), {"cls": train.z[torch.arange(images) % len(train)]}, own)
+        field = Field.of(method, labels.target(world, split))
+        assess(field, examples, labels, top=3)
+        began = time.perf_counter()
+        assess(field, examples, labels, top=3)  # ends in a copy to the host
+        seconds = time.perf_counter() - began
+        columns = len(field.columns)
+        found[world] = {"pairs": columns, "images": images, "s": seconds, "scores/s": images * columns / seconds}
+    return found
+
+
+def small_world() -> LabelSpace:
+    pairs = texts.made_up(6, 5, 20)
+    return LabelSpace.from_pairs({"train": pairs[:15], "val": pairs[10:], "test": pairs[10:]})
+
+
+TIMES: dict[str, Callable[[Look, Path], Table]] = {
+    "text": text,
+    "training": training,
+    "graph": graph,
+    "extraction": extraction,
+    "evaluation": evaluation,
+}

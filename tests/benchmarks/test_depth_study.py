@@ -1,0 +1,126 @@
+"""The study of depth: which cells there are, what is tuned, and that several processes share the work."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from benchmarks import depth_study
+from benchmarks.depth_study import ADAPTERS, FROZEN, METHODS, Cell, Study, cells, claim, markdown, table, work
+from duplex.data.shapes import render_pictures, shapes_manifest
+from duplex.params import load_params
+from tests.subprocesses import ROOT
+
+STUDY = Study("shapes", Path("nowhere"), (3e-4, 1e-3), (100, 101), (0, 1), None, None, ROOT / "params.yaml")
+
+
+@pytest.fixture(autouse=True)
+def params_read_once(monkeypatch) -> None:
+    monkeypatch.setattr(depth_study, "load_params", cache(load_params))
+
+
+def test_every_cell_is_a_row_that_its_kind_understands() -> None:
+    every = cells(list(METHODS), [0, 1, 4], list(ADAPTERS), [])
+    assert len({cell.name for cell in every}) == len(every) == len(METHODS) * (1 + 2 * len(ADAPTERS))
+    for cell in every:
+        params = STUDY.bench(cell).params
+        params.method(cell.name, "shapes")
+        tail = params.tail(cell.name, "shapes")
+        assert (tail is None) if cell.depth == 0 else (tail.depth, tail.adapter) == (cell.depth, cell.adapter)
+        assert params.row(cell.name).worlds == ("closed", "open")
+
+
+def test_frozen_features_need_no_training_to_be_read_in_closed_form() -> None:
+    frozen, moved = (Cell("closed_form", depth, "trained") for depth in (0, 2))
+    assert STUDY.bench(frozen).params.method(frozen.name).losses == ()
+    asked = STUDY.bench(moved).params.method(moved.name)
+    assert asked.losses and dict(zip(asked.inference, asked.weights, strict=True)) == {"ct": 0, "so": 0, "g": 1}
+
+
+def test_patterns_choose_cells() -> None:
+    names = [cell.name for cell in cells(["cso", "duplex"], [0, 2], ["tail", "lora"], ["cso_*", "*_lora_2"])]
+    assert names == ["cso_0", "cso_tail_2", "cso_lora_2", "duplex_lora_2"]
+
+
+def test_the_rate_that_is_tuned_is_the_tails_where_there_is_one() -> None:
+    flat, deep = Cell("cso", 0, "feature"), Cell("cso", 2, "lora")
+    usual = load_params(ROOT / "params.yaml").training("shapes", "cso").learning_rate
+    at = STUDY.bench(flat).at("cso_0", 0.25)
+    assert at.training("shapes", "cso_0").learning_rate == 0.25 and at.tail("cso_0") is None
+    at = STUDY.bench(deep).at("cso_lora_2", 0.25)
+    assert at.training("shapes", "cso_lora_2").learning_rate == usual
+    assert at.tail("cso_lora_2", "shapes").learning_rate == 0.25
+
+
+def held(path: Path, taken, done) -> None:
+    with claim(path) as mine:
+        assert mine
+        taken.set()
+        done.wait(60)
+
+
+def test_one_process_alone_has_a_cell_until_it_ends(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    taken, done = context.Event(), context.Event()
+    other = context.Process(target=held, args=(tmp_path / "cell.lock", taken, done))
+    other.start()
+    try:
+        assert taken.wait(60)
+        with claim(tmp_path / "cell.lock") as mine:
+            assert not mine
+    finally:
+        other.kill()  # no word of goodbye
+        other.join()
+    with claim(tmp_path / "cell.lock") as mine:
+        assert mine
+
+
+def test_a_cell_that_is_taken_comes_last(tmp_path: Path, monkeypatch) -> None:
+    study, done = replace(STUDY, folder=tmp_path), []
+    wanted = cells(["cso", "static"], [0], [], [])
+    busy = claim(tmp_path / "cso_0.lock")
+    assert busy.__enter__()
+    monkeypatch.setattr(Study, "cache", lambda self, depth: None)
+    monkeypatch.setattr(Study, "runs", lambda self, cell: done.append(cell.name))
+    monkeypatch.setattr(depth_study.time, "sleep", lambda _: busy.__exit__(None, None, None))
+    work(study, wanted)
+    assert done == ["static_0", "cso_0"]
+
+
+@pytest.mark.slow
+def test_a_small_study_from_pictures_to_the_table(tmp_path: Path) -> None:
+    """Real runs of one epoch; the second time nothing is trained, and a cell that is not there is named."""
+    manifest = shapes_manifest(scale=0.05)
+    render_pictures(manifest, tmp_path / "pictures")
+    manifest.to_csv(tmp_path / "pictures.csv", index=False)
+    record = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+    record["device"], record["evaluation"]["bootstrap"] = "cpu", 20
+    record["run"]["datasets"] = ["own"]
+    record["datasets"]["own"] = {
+        "source": {"kind": "table", "root": str(tmp_path / "pictures"), "table": str(tmp_path / "pictures.csv")},
+        "encoder": {"name": "tiny"},
+        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 1},
+    }
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    study = Study("own", tmp_path / "study", (1e-3,), (100,), (0,), "cso", None, tmp_path / "params.yaml")
+    wanted = cells(["cso", "closed_form"], [0, 1], ["trained"], [])
+    work(study, wanted)
+    before = {path: path.stat().st_mtime_ns for path in (study.folder / "runs").rglob("checkpoint.safetensors")}
+    work(study, wanted)
+    assert before == {path: path.stat().st_mtime_ns for path in (study.folder / "runs").rglob("checkpoint.safetensors")}
+    found = table(study, [*wanted, Cell("static", 1, "trained")])
+    assert list(found["rows"]) == [cell.name for cell in wanted] and found["missing"] == ["static_trained_1"]
+    flat, deep = found["rows"]["cso_0"], found["rows"]["cso_trained_1"]
+    assert flat["cache_bytes"] < deep["cache_bytes"] and flat["parameters"] < deep["parameters"]
+    assert "gain" not in flat and deep["gain"].keys() == {"closed", "open"}
+    gained = deep["closed"]["auc"] - flat["closed"]["auc"]
+    assert deep["gain"]["closed"]["auc"] == pytest.approx(gained)
+    lines = markdown(found).splitlines()
+    assert len({line.count("|") for line in lines[:6]}) == 1 and lines[-1] == "Not finished: static_trained_1"
+    assert FROZEN.keys() == {"closed_form"} and found["rows"]["closed_form_0"]["parameters"] == 0
