@@ -65,10 +65,15 @@ def predict(
         "auto" if num_workers is None else num_workers,
     )
     with _opened(out) as target:
-        bad = WRITERS[form](zip(map(str, files), answers, strict=True), target, top)
+        bad = WRITERS[form](zip(map(_spoken, files), answers, strict=True), target, top)
     if bad:
         typer.echo(f"{bad} of {len(files)} files gave no picture", err=True)
         raise typer.Exit(SOME_BAD)
+
+
+def _spoken(path: Path) -> str:
+    """A file's name as text; bytes of it that are none are written as such."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def load_model(
