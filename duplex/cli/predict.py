@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from duplex.errors import UsageError, pick
+from duplex.errors import UsageError, require
 
 if TYPE_CHECKING:
     from duplex.recognition.answers import Answer, Unreadable
@@ -51,7 +51,7 @@ def predict(
     """
     from duplex.recognition.gathering import gather
 
-    pick(form, FORMATS, "format")
+    require(form, FORMATS, "format")
     if out is not None:
         _refuse_others(out)
     files = gather(paths, sys.stdin)
@@ -86,7 +86,7 @@ def load_model(
     from duplex.stages.runs import best_run
 
     if world is not None:
-        pick(world, WORLDS, "world")
+        require(world, WORLDS, "world")
     if model is None:
         run = best_run(world)
         model = str(run.files.root)
