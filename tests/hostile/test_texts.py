@@ -287,3 +287,9 @@ def test_a_device_is_no_list(pics: Path, command: Command, device: str) -> None:
     assert command("data", "relabel", "pics", device, "--out", "new.csv").refused(f"{device} is a device; name a file")
     with pytest.raises(DuplexError, match=f"{device} cannot be read as a word list .* is a device; name a file"):
         read_words(Path(device))
+
+
+@pytest.mark.parametrize("licence", ["", "mit\nbase_model: somebody/else", "[evil]", "a b"])
+def test_a_licence_is_no_way_into_the_cards_head(pics: Path, command: Command, licence: str) -> None:
+    assert command("export", "run", "out", "--licence", licence).refused("is no name of one", "cc-by-4.0")
+    assert not Path("out").exists()
