@@ -32,7 +32,7 @@ from benchmarks.measure import emit, say
 from benchmarks.methods import Bench, difference, measured, tune
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.checkpoint import read_record
-from duplex.errors import DuplexError, pick
+from duplex.errors import DuplexError, require
 from duplex.labels import WORLDS
 from duplex.params import Params, load_params
 from duplex.report.aggregate import mean, standard_error
@@ -289,9 +289,9 @@ def main() -> None:
     methods, adapters, only = (_words(text) for text in (given.methods, given.adapters, given.only))
     for names, known, what in ((methods, METHODS, "method"), (adapters, ADAPTERS, "adapter")):
         for name in names:
-            pick(name, known, f"{what} of the study")
+            require(name, known, f"{what} of the study")
     if given.tuned_by:
-        pick(given.tuned_by, METHODS, "method of the study")
+        require(given.tuned_by, METHODS, "method of the study")
     rates, depths = tuple(float(one) for one in _words(given.rates)), [int(one) for one in _words(given.depths)]
     tuning, seeds = (tuple(int(one) for one in _words(text)) for text in (given.tuning_seeds, given.seeds))
     study = Study(given.dataset, given.folder, rates, tuning, seeds, given.tuned_by, given.epochs)

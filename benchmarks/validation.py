@@ -23,7 +23,7 @@ from benchmarks.variations import STUDY, Variation
 from duplex.artifacts import ArtifactPaths
 from duplex.assessment import Field, assess, validation_auc
 from duplex.encoders import resolve_device
-from duplex.errors import pick
+from duplex.errors import require
 from duplex.evaluation.metrics import measure
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace, World
@@ -129,7 +129,7 @@ def main() -> None:
     if wanted.study:
         chosen = [name for name in wanted.only.split(";") if name] or list(STUDY)
         rows: dict[str, tuple[str, Variation | None]] = {
-            name: ("duplex", STUDY[pick(name, STUDY, "row of the study")]) for name in chosen
+            name: ("duplex", STUDY[require(name, STUDY, "row of the study")]) for name in chosen
         }
     else:
         rows = {name: (name, None) for name in wanted.rows.split(",")}

@@ -13,10 +13,10 @@ class UsageError(DuplexError):
     exit_code = 2
 
 
-def pick(value: str, allowed: object, what: str) -> str:
+def require(value: str, allowed: object, what: str) -> str:
     """Return `value` if it is among `allowed`; else say what is.
 
-    >>> pick("val", ("train", "val"), "split")
+    >>> require("val", ("train", "val"), "split")
     'val'
     """
     names = [str(name) for name in allowed]  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.errors import DuplexError, pick
+from duplex.errors import DuplexError, require
 from duplex.files import write_text
 
 SPLITS = ("train", "val", "test")
@@ -55,7 +55,7 @@ class LabelSpace:
         if self.size > MOST:
             raise DuplexError(f"{len(self.states)} states and {len(self.objects)} objects make {self.size:,} pairs")
         for split, pairs in self.pairs.items():
-            pick(split, SPLITS, "split")
+            require(split, SPLITS, "split")
             if pairs.size and not (pairs[0] >= 0 and pairs[-1] < self.size):
                 raise DuplexError(f"{split} lists a composition outside of {self.size}")
             if not (pairs[1:] > pairs[:-1]).all():
@@ -130,8 +130,8 @@ class LabelSpace:
     def target(self, world: str, split: str) -> Ints:
         """`C_tgt`, sorted. Closed world: the seen pairs and those that `split` lists; `train` stands for all that
         any split lists, which is what refinement may touch. Open world: all `M * N`."""
-        pick(world, WORLDS, "world")
-        pick(split, SPLITS, "split")
+        require(world, WORLDS, "world")
+        require(split, SPLITS, "split")
         if world == "open":
             return np.arange(self.size, dtype=np.int64)
         splits = SPLITS if split == "train" else ("train", split)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 
 from duplex.artifacts import RESERVED
 from duplex.data.shares import SplitOptions
-from duplex.errors import UsageError, pick
+from duplex.errors import UsageError, require
 from duplex.labels import World
 from duplex.methods import registry
 from duplex.options import OptionError, Options, TailOptions, TrainingOptions
@@ -128,7 +128,7 @@ class Params(Section):
     ablations: dict[str, Row] = {}
 
     def dataset(self, name: str) -> DatasetParams:
-        return self.datasets[pick(name, self.datasets, "data set")]
+        return self.datasets[require(name, self.datasets, "data set")]
 
     def depth(self, dataset: str) -> int:
         """How many of the image tower's last blocks a data set's cache holds the input of."""
@@ -138,7 +138,7 @@ class Params(Section):
     def row(self, name: str) -> Row:
         """A method or an ablation as it is written."""
         rows = {**self.methods, **self.ablations}
-        return rows[pick(name, rows, "method")]
+        return rows[require(name, rows, "method")]
 
     def shown(self, name: str, world: World) -> str:
         """The row whose runs stand for a method in a world: its own, or one that is shown as it there."""
@@ -215,9 +215,9 @@ def _check_run(params: Params) -> None:
     """What `run:` names exists, and nothing is named twice."""
     for key, names in (("run", params.run.datasets), ("ablation_run", params.ablation_run.datasets)):
         for name in names:
-            pick(name, params.datasets, f"data set in params.yaml, {key}.datasets:")
+            require(name, params.datasets, f"data set in params.yaml, {key}.datasets:")
     for name in params.run.methods:
-        pick(name, params.methods, "method in params.yaml, run.methods:")
+        require(name, params.methods, "method in params.yaml, run.methods:")
     for section in ("run", "ablation_run", "evaluation"):
         for key, values in getattr(params, section):
             if isinstance(values, tuple) and len(set(values)) != len(values):

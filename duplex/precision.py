@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, get_args
 
-from duplex.errors import pick
+from duplex.errors import require
 
 if TYPE_CHECKING:
     import torch
@@ -18,4 +18,4 @@ def dtype_of(precision: str) -> torch.dtype:
     import torch
 
     types = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    return types[pick(precision, PRECISIONS, "precision")]
+    return types[require(precision, PRECISIONS, "precision")]

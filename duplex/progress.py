@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-class Live:
-    """`with Live("training", epochs) as live: live.show(3, {"loss": 0.2})`"""
+class Bar:
+    """`with Bar("training", epochs) as bar: bar.show(3, {"loss": 0.2})`"""
 
     def __init__(self, label: str, total: int) -> None:
         columns = (
@@ -31,7 +31,7 @@ class Live:
         text = "  ".join(f"{name.removeprefix('loss_')} {value:.4g}" for name, value in (values or {}).items())
         self._progress.update(self._task, completed=done, values=text)
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> Bar:
         self._progress.start()
         return self
 

@@ -20,7 +20,7 @@ from duplex.errors import DuplexError
 from duplex.features.examples import Examples
 from duplex.methods.base import Batch, Method
 from duplex.options import TrainingOptions
-from duplex.progress import Live
+from duplex.progress import Bar
 from duplex.resume import State
 from duplex.threads import threads
 
@@ -71,10 +71,10 @@ def _train(
     epochs = settings.epochs if method.groups() else 0
     seconds, done = 0.0, 0
     steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
-    with Live(f"{run.label}, steps", epochs * steps) as live:
+    with Bar(f"{run.label}, steps", epochs * steps) as bar:
 
         def show(step: int, losses: dict[str, float]) -> None:
-            live.show(state.epoch * steps + step, {**losses, "val AUC": state.history[-1]["val_auc"]})
+            bar.show(state.epoch * steps + step, {**losses, "val AUC": state.history[-1]["val_auc"]})
 
         show(0, {})
         while state.epoch < epochs and not _out_of_patience(state, settings):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -32,29 +33,48 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
+def draw_project(
+    folder: Path,
+    methods: Sequence[str] = METHODS,
+    seeds: Sequence[int] = (0,),
+    *,
+    scale: float = 0.06,
+    device: str = "cpu",
+    changes: Callable[[dict[str, Any]], None] = lambda record: None,
+    **training: object,
+) -> None:
+    """Pictures, their table, and a params.yaml with a data set `own` of them, to be used from anywhere; `changes` may
+    say more of params.yaml, `training` of how `own` is trained."""
+    manifest = shapes_manifest(scale=scale)
+    render_pictures(manifest, folder / "pictures")
+    manifest.to_csv(folder / "pictures.csv", index=False)
+    record = YAML(typ="safe").load(SHIPPED.read_text())
+    record["run"] = {"datasets": ["own"], "methods": list(methods), "seeds": list(seeds)}
+    record["device"], record["evaluation"]["bootstrap"] = device, 20
+    record["datasets"]["own"] = {
+        "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
+        "encoder": {"name": "tiny"},
+        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2, **training},
+    }
+    changes(record)
+    with (folder / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+
+
 def make_project(
     folder: Path, seeds: Sequence[int], methods: Sequence[str] = METHODS, device: str = "cpu", epochs: int = 2
 ) -> Params:
-    """A data set `own` of drawn pictures, `methods` trained on it and evaluated."""
+    """`methods` trained on the data set `own` and evaluated."""
+
+    def beside(record: dict[str, Any]) -> None:
+        """Paths of the folder in which the stages run, as users write them."""
+        record["datasets"]["own"]["source"] |= {"root": "pictures", "table": "pictures.csv"}
+
+    draw_project(folder, methods, seeds, device=device, epochs=epochs, changes=beside)
     with inside(folder):
-        manifest = shapes_manifest(scale=0.06)
-        render_pictures(manifest, Path("pictures"))
-        manifest.to_csv("pictures.csv", index=False)
-        record = YAML(typ="safe").load(SHIPPED.read_text())
-        record["run"] = {"datasets": ["own"], "methods": list(methods), "seeds": list(seeds)}
-        record["device"] = device
-        record["evaluation"]["bootstrap"] = 20
-        record["datasets"]["own"] = {
-            "source": {"kind": "table", "root": "pictures", "table": "pictures.csv"},
-            "encoder": {"name": "tiny"},
-            "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": epochs},
-        }
-        with open("params.yaml", "w") as file:
-            YAML().dump(record, file)
-        params, paths = load_params(), ArtifactPaths()
+        params, paths, load = load_params(), ArtifactPaths(), Loaded()
         prepare(params, "own", paths)
         extract(params, "own", paths, num_workers=0)
-        load = Loaded()
         for method in methods:
             for seed in seeds:
                 train.run(params, "own", method, seed, paths, load=load)

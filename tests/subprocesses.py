@@ -140,7 +140,7 @@ def _work(
         os.dup2(end.fileno(), number)
         end.close()
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     set_start_method(method, force=True)  # of its own children: else that of how it was started itself
     os.chdir(folder)
     os.environ.clear()

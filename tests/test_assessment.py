@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from duplex import assessment
 from duplex.assessment import Field, assess, validation_auc
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.evidence import Evidence
@@ -33,6 +34,17 @@ def eight(split: str, own: Any = None) -> Examples:
     return Examples(
         np.arange(8), {"cls": features(8, 0)}, torch.as_tensor(np.resize(listed if own is None else own, 8))
     )
+
+
+def test_inputs_on_the_disk_are_read_as_far_as_they_fit(monkeypatch):
+    """Blocks of 96 numbers: seven images of 2 x 6 and of 1 number; inputs that are in memory set no limit."""
+    monkeypatch.setattr(assessment, "BLOCK_SCORES", 96)
+    disk: dict[str, Any] = {"patch": np.zeros((20, 2, 6)), "one": np.zeros((20, 1)), "cls": torch.zeros(20, 50)}
+    blocks = list(assessment._cut(disk, 96))
+    assert [(rows.start, rows.stop) for rows, _ in blocks] == [(0, 7), (7, 14), (14, 20)]
+    assert [len(some[name]) for _, some in blocks for name in disk] == [7, 7, 7, 7, 7, 7, 6, 6, 6]
+    assert len(list(assessment._cut({"cls": torch.zeros(20, 50)}, 96))) == 1
+    assert len(list(assessment._cut({"cls": torch.zeros(20, 50)}, 7))) == 3
 
 
 def test_blocks_of_images_change_nothing(monkeypatch):

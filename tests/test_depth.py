@@ -20,7 +20,6 @@ from ruamel.yaml import YAML
 from duplex.artifacts import ArtifactPaths
 from duplex.checkpoint import load_checkpoint, read_record
 from duplex.data.manifest import read_manifest
-from duplex.data.shapes import render_pictures, shapes_manifest
 from duplex.errors import UsageError
 from duplex.features.tokens import BLOCK, Streamed, read_tokens
 from duplex.methods.tailed import Tailed
@@ -40,10 +39,9 @@ from duplex.stages.prepare import prepare
 from duplex.stages.runs import facts_of
 from duplex.stages.shown import load_shown
 from duplex.stages.suspects import suspects
+from tests.projects import draw_project
 from tests.recognition.serving import Served
 from tests.subprocesses import ENVIRONMENT
-
-SHIPPED = Path(__file__).parents[1] / "params.yaml"
 
 
 @dataclass(frozen=True)
@@ -70,23 +68,14 @@ class Project:
 def project(tmp_path_factory) -> Project:
     """A twentieth of `shapes`, cached at depth 2; a row with a tail of one block, trained and evaluated."""
     folder = tmp_path_factory.mktemp("deep")
-    manifest = shapes_manifest(scale=0.05)
-    render_pictures(manifest, folder / "pictures")
-    manifest.to_csv(folder / "pictures.csv", index=False)
-    record = YAML(typ="safe").load(SHIPPED.read_text())
-    record["run"] = {"datasets": ["own"], "methods": ["deep"], "seeds": [0]}
-    record["device"], record["extraction"]["depth"] = "cpu", 2
-    record["evaluation"]["bootstrap"] = 20
-    record["datasets"]["own"] = {
-        "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
-        "encoder": {"name": "tiny"},
-        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2},
-    }
-    record["methods"]["deep"] = {"of": "duplex_plus", "tail": {"depth": 1}}
-    record["methods"]["deeper"] = {"of": "deep", "tail": {"depth": 3}}
-    record["methods"]["flat"] = {"of": "cso"}
-    with (folder / "params.yaml").open("w") as file:
-        YAML().dump(record, file)
+
+    def rows(record: dict) -> None:
+        record["extraction"]["depth"] = 2
+        record["methods"]["deep"] = {"of": "duplex_plus", "tail": {"depth": 1}}
+        record["methods"]["deeper"] = {"of": "deep", "tail": {"depth": 3}}
+        record["methods"]["flat"] = {"of": "cso"}
+
+    draw_project(folder, ["deep"], scale=0.05, changes=rows)
     found = Project(folder)
     prepare(found.params(), "own", found.paths)
     extract(found.params(), "own", found.paths, num_workers=0)

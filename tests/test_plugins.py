@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from duplex.data.shapes import render_pictures, shapes_manifest
 from duplex.testing import check_method
+from tests.projects import draw_project
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "linear_probe"
@@ -45,29 +45,21 @@ def site(tmp_path_factory) -> Path:
 def project(tmp_path_factory) -> Path:
     """A small data set of one's own under DVC."""
     folder = tmp_path_factory.mktemp("project")
-    manifest = shapes_manifest(scale=0.06)
-    render_pictures(manifest, folder / "pictures")
-    manifest.to_csv(folder / "pictures.csv", index=False)
+    draw_project(folder, ["clip"], changes=alone)
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copyfile(ROOT / name, folder / name)
     shutil.copytree(ROOT / "pipeline", folder / "pipeline")
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
     (folder / "duplex").symlink_to(ROOT / "duplex")
-    record = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
-    record["run"] = {"datasets": ["own"], "methods": ["clip"], "seeds": [0]}
-    record["device"] = "cpu"
-    record["evaluation"]["bootstrap"] = 20
-    record["datasets"] = {
-        "own": {
-            "source": {"kind": "table", "root": "pictures", "table": "pictures.csv"},
-            "encoder": {"name": "tiny"},
-            "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2},
-        }
-    }
-    record["ablation_run"]["datasets"] = ["own"]
-    write(folder, record)
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     return folder
+
+
+def alone(record: dict) -> None:
+    """No other data set, and its files named from the project's folder."""
+    own = record["datasets"]["own"]
+    own["source"] |= {"root": "pictures", "table": "pictures.csv"}
+    record["datasets"], record["ablation_run"]["datasets"] = {"own": own}, ["own"]
 
 
 def write(folder: Path, record: dict) -> None:

@@ -15,16 +15,15 @@ from ruamel.yaml import YAML
 
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
-from duplex.data.shapes import render_pictures, shapes_manifest
 from duplex.labels import LabelSpace
 from duplex.params import Params, load_params
 from duplex.report.aggregate import aggregate as summary
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
+from tests.projects import draw_project
 from tests.subprocesses import duplex, start_duplex
 
-SHIPPED = Path(__file__).parents[1] / "params.yaml"
 METHODS = ("clip", "coop", "csp", "cso", "duplex")
 
 
@@ -32,20 +31,7 @@ METHODS = ("clip", "coop", "csp", "cso", "duplex")
 def place(tmp_path_factory):
     """A folder with params.yaml, pictures of a tenth of `shapes` as a table, and their features."""
     folder = tmp_path_factory.mktemp("project")
-    manifest = shapes_manifest(scale=0.1)
-    render_pictures(manifest, folder / "pictures")
-    manifest.to_csv(folder / "pictures.csv", index=False)
-    record = YAML(typ="safe").load(SHIPPED.read_text())
-    record["run"]["datasets"] = ["own"]
-    record["device"] = "cpu"
-    record["evaluation"]["bootstrap"] = 50
-    record["datasets"]["own"] = {
-        "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
-        "encoder": {"name": "tiny"},
-        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2},
-    }
-    with (folder / "params.yaml").open("w") as file:
-        YAML().dump(record, file)
+    draw_project(folder, METHODS, scale=0.1)
     params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
     prepare(params, "own", paths)
     extract(params, "own", paths)

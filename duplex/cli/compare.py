@@ -9,7 +9,7 @@ import typer
 
 from duplex.cli.report import AsJson, Dataset
 from duplex.cli.usage import LAST_SEED
-from duplex.errors import DuplexError, UsageError, pick
+from duplex.errors import DuplexError, UsageError, require
 from duplex.labels import WORLDS
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def compare(
 
     params = load_params()
     params.dataset(dataset)
-    world = pick(world, WORLDS, "world")
+    world = require(world, WORLDS, "world")
     report = (
         _on_one(params, dataset, methods, seed, world)
         if splits is None

@@ -98,9 +98,9 @@ def download(
     """Fetch a benchmark and unpack it; a transfer that broke off is continued."""
     from duplex.data.download import download as fetch
     from duplex.data.mirrors import BENCHMARKS
-    from duplex.errors import pick
+    from duplex.errors import require
 
-    pick(name, BENCHMARKS, "benchmark")
+    require(name, BENCHMARKS, "benchmark")
     known = _known() if PARAMS.exists() else {}
     root = to or (known[name].root if name in known else Path("data") / name)
     fetch(name, root, _say)

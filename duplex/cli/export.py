@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,8 @@ from duplex.errors import UsageError
 
 if TYPE_CHECKING:
     from duplex.recognition.trained import Trained
+
+LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 
 def register(app: typer.Typer) -> None:
@@ -37,6 +40,8 @@ def export(
 
     if out is None and push is None:
         raise UsageError("say where it goes: duplex export RUN OUT, or --push OWNER/NAME")
+    if not LICENCE.fullmatch(licence):  # a line of the card's head
+        raise UsageError(f"--licence {licence!r} is no name of one; write it as the hub does, such as cc-by-4.0")
     recognizer = load_model(run, world, "cpu", [], None)
     chosen = recognizer.worlds[0] if world is None else world
     facts = facts_of(Path(run), name=name, licence=licence, repository=push)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli.usage import LAST_SEED
-from duplex.errors import UsageError, pick
+from duplex.errors import UsageError, require
 from duplex.precision import PRECISIONS
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def extract(
     """Encode a data set's pictures once into its feature cache. What is not given comes from params.yaml."""
     from duplex.params import load_params
 
-    pick(engine, ENGINES, "engine")
+    require(engine, ENGINES, "engine")
     if engine == "ray" and shard is not None:
         raise UsageError("--shard is for other launchers; the Ray engine takes --shards N and does them all")
     if limit is not None and out is None:

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from duplex.artifacts import RESERVED
-from duplex.errors import DuplexError, UsageError, pick
+from duplex.errors import DuplexError, UsageError, require
 from duplex.files import replaced
 from duplex.params import Params, load_params
 
@@ -54,7 +54,7 @@ def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = 
 def remove_dataset(name: str, path: Path = PARAMS) -> None:
     """Take `datasets.NAME`, with the comment above it, and the name in the lists of `run` and `ablation_run` out."""
     params, text = load_params(path), path.read_text(encoding="utf-8")
-    pick(name, params.datasets, "data set")
+    require(name, params.datasets, "data set")
     for section, names in (("run", params.run.datasets), ("ablation_run", params.ablation_run.datasets)):
         if set(names) == {name}:
             raise UsageError(f"{path}: {section}.datasets names only {name}; put another one there first")

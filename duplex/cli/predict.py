@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from duplex.errors import UsageError, pick
+from duplex.errors import UsageError, require
 
 if TYPE_CHECKING:
     from duplex.recognition.answers import Answer, Unreadable
@@ -51,7 +51,7 @@ def predict(
     """
     from duplex.recognition.gathering import gather
 
-    pick(form, FORMATS, "format")
+    require(form, FORMATS, "format")
     if out is not None:
         _refuse_others(out)
     files = gather(paths, sys.stdin)
@@ -65,10 +65,15 @@ def predict(
         "auto" if num_workers is None else num_workers,
     )
     with _opened(out) as target:
-        bad = WRITERS[form](zip(map(str, files), answers, strict=True), target, top)
+        bad = WRITERS[form](zip(map(_spoken, files), answers, strict=True), target, top)
     if bad:
         typer.echo(f"{bad} of {len(files)} files gave no picture", err=True)
         raise typer.Exit(SOME_BAD)
+
+
+def _spoken(path: Path) -> str:
+    """A file's name as text; bytes of it that are none are written as such."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def load_model(
@@ -81,7 +86,7 @@ def load_model(
     from duplex.stages.runs import best_run
 
     if world is not None:
-        pick(world, WORLDS, "world")
+        require(world, WORLDS, "world")
     if model is None:
         run = best_run(world)
         model = str(run.files.root)

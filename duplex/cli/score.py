@@ -12,7 +12,7 @@ import typer
 
 from duplex.cli.differences import number, p_value, points, span
 from duplex.cli.usage import LAST_SEED
-from duplex.errors import DuplexError, UsageError, pick
+from duplex.errors import DuplexError, UsageError, require
 
 if TYPE_CHECKING:
     from duplex.evaluation.evidence import Rivals
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
         as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     ) -> None:
         """Seen and unseen accuracy, best harmonic mean and AUC of a score matrix, in percent, with 95 % intervals."""
-        pick(protocol, PROTOCOLS, "protocol")
+        require(protocol, PROTOCOLS, "protocol")
         if k is not None and min(k) < 1:
             raise UsageError(f"--k {min(k)} is not a whole number from 1 on")
         if other is None:

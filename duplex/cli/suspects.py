@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from duplex.cli.data import group
-from duplex.errors import UsageError, pick
+from duplex.errors import UsageError, require
 
 WAYS = ("run", "knn")
 SHOWN = 20
@@ -39,7 +39,7 @@ def suspects(
     from duplex.recognition.sheet import write_sheet
     from duplex.stages.suspects import suspects as stage
 
-    pick(method, WAYS, "method")
+    require(method, WAYS, "method")
     params, folder = load_params(), out or Path("suspects") / name
     listed, page = folder / "suspects.csv", folder / "suspects.html"
     _refuse_edited(listed, page)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duplex.cli.usage import LAST_SEED
-from duplex.errors import UsageError, pick
+from duplex.errors import UsageError, require
 
 if TYPE_CHECKING:
     from duplex.stages.sweep import Engine, Swept
@@ -46,7 +46,7 @@ def sweep(
     from duplex.params import load_params
 
     params = load_params()
-    kind: Engine = "ray" if pick(engine, ENGINES, "engine") == "ray" else "local"
+    kind: Engine = "ray" if require(engine, ENGINES, "engine") == "ray" else "local"
     if ablations is not None:
         if datasets or methods or seeds:
             raise UsageError(

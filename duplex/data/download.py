@@ -8,7 +8,7 @@ from pathlib import Path
 from duplex.data.fetch import DeadLink, fetch
 from duplex.data.mirrors import BENCHMARKS, Archive
 from duplex.data.unpack import is_archive, unpack
-from duplex.errors import DuplexError, pick
+from duplex.errors import DuplexError, require
 from duplex.files import sha256, write_text
 
 ARCHIVES = ".archives"  # below the data root; may be deleted once everything is unpacked
@@ -16,7 +16,7 @@ ARCHIVES = ".archives"  # below the data root; may be deleted once everything is
 
 def download(name: str, root: Path, say: Callable[[str], None]) -> None:
     """Fetch and unpack what is not there yet. Archives stay in `ROOT/.archives`."""
-    benchmark = BENCHMARKS[pick(name, BENCHMARKS, "benchmark")]
+    benchmark = BENCHMARKS[require(name, BENCHMARKS, "benchmark")]
     say(f"{name}: {benchmark.terms}\ncite: {benchmark.citation}")
     for archive in benchmark.archives:
         download_archive(archive, root, say)

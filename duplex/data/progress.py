@@ -10,16 +10,16 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
-from duplex.progress import Live
+from duplex.progress import Bar
 
 Item = TypeVar("Item")
 
 
 def tracked(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-    with Live(what, total) as live:
+    with Bar(what, total) as bar:
         for done, item in enumerate(items, 1):
             yield item
-            live.show(done)
+            bar.show(done)
 
 
 @contextmanager

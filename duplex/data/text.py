@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import stat
 from pathlib import Path
 
 from duplex.errors import DuplexError
@@ -13,7 +14,10 @@ LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form 
 
 
 def read_bytes(path: Path) -> bytes:
+    """Of a file or a pipe; a device may never end."""
     try:
+        if stat.S_ISCHR(mode := path.stat().st_mode) or stat.S_ISBLK(mode):
+            raise DuplexError(f"{path} is a device; name a file")
         return path.read_bytes()
     except FileNotFoundError as error:
         raise DuplexError(f"{path} does not exist") from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from duplex.errors import UsageError, pick
+from duplex.errors import UsageError, require
 from duplex.precision import PRECISIONS
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def load_encoder(
     from duplex.encoders.clip import ClipEncoder
     from duplex.encoders.images import TIMM, ImageEncoder
 
-    pick(towers, TOWERS, "towers")
-    pick(precision, PRECISIONS, "precision")
+    require(towers, TOWERS, "towers")
+    require(precision, PRECISIONS, "precision")
     others: dict[str, Any] = {TIMM: ImageEncoder, BLIP: BlipEncoder}
     kind = others.get(name.partition(":")[0] + ":", ClipEncoder)
     encoder: Encoder = kind(_source(name, weights), towers=towers, device=resolve_device(device), precision=precision)
@@ -86,7 +86,7 @@ def _source(name: str, weights: str | None) -> EncoderSource:
 
 def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> dict[str, str]:
     """`load_encoder(...).identity` without building the encoder."""
-    return _source(name, weights).identity(pick(precision, PRECISIONS, "precision"))
+    return _source(name, weights).identity(require(precision, PRECISIONS, "precision"))
 
 
 def unknown_words(name: str, texts: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duplex.errors import DuplexError, pick
+from duplex.errors import DuplexError, require
 from duplex.precision import dtype_of
 
 CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose attention a prompt tree can stand in for
@@ -47,7 +47,7 @@ class TextParts:
                 "choose one with open_clip's own text transformer, such as ViT-B-32 (`duplex encoders list`)"
             )
         pool = getattr(text, "text_pool_type", None) or text.pool_type
-        pick(pool, ("argmax", "eos", "last", "first"), "pooling of a text tower")
+        require(pool, ("argmax", "eos", "last", "first"), "pooling of a text tower")
         parts = cls(
             blocks=blocks,
             table=text.token_embedding.weight,

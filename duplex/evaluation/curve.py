@@ -111,7 +111,7 @@ class Curve:
             travelled = np.nan_to_num(self.unseen_accuracy) - np.nan_to_num(self.seen_accuracy)  # rises along the curve
             marks = np.searchsorted(travelled, np.linspace(travelled[0], travelled[-1], max(limit - 2, 2)))
             best = 0 if np.isnan(self.harmonic).all() else int(np.nanargmax(self.harmonic))
-            points = np.unique(np.r_[0, marks.clip(0, points.size - 1), best, points.size - 1])
+            points = np.unique(np.r_[marks, best])  # marks begin and end with the curve
         return pd.DataFrame(
             {
                 "bias": [self.bias(int(p)) for p in points],

@@ -20,7 +20,7 @@ from duplex.errors import DuplexError
 from duplex.features.layout import ENCODED, mark_of
 from duplex.features.pictures import BadPicture, read_picture
 
-Block = tuple[int, int]  # rows [start, stop)
+RowRange = tuple[int, int]  # rows [start, stop)
 AGAIN = 255  # the mark of a picture to be read once more; never written
 AHEAD = 2  # blocks a worker may be ahead
 
@@ -69,7 +69,7 @@ def decoding_workers(wish: int | Literal["auto"]) -> int:
 
 
 def decoded_blocks(
-    pictures: Pictures, blocks: Sequence[Block], num_workers: int, *, pinned: bool
+    pictures: Pictures, blocks: Sequence[RowRange], num_workers: int, *, pinned: bool
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """First row, pixels [B, 3, R, R] and marks [B] of each block, decoded ahead of the encoder.
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from duplex.encoders.tail import entering_shape
-from duplex.errors import DuplexError, UsageError, pick
-from duplex.features.decoding import Block, Pictures, decoded_blocks, decoding_workers, worker_deaths
+from duplex.errors import DuplexError, UsageError, require
+from duplex.features.decoding import Pictures, RowRange, decoded_blocks, decoding_workers, worker_deaths
 from duplex.features.encoding import encoded_blocks, memory_shortage
 from duplex.features.identity import Identity, cache_identity, difference
 from duplex.features.layout import (
@@ -39,7 +39,7 @@ from duplex.features.store import EXTRACTION, PartialCache, unfinish
 from duplex.features.watching import say, stop_requests
 from duplex.hdf5 import Unfit
 from duplex.lock import sole_writer
-from duplex.progress import Live
+from duplex.progress import Bar
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
@@ -124,7 +124,7 @@ def extract(
     A finished cache of the same identity is left as it is; an unfinished one is resumed. Pictures that cannot be read
     keep their row, marked; more than `max_bad` of them is an error, and the unfinished cache stays for the next try.
     """
-    pick(tokens, TOKENS, "tokens")
+    require(tokens, TOKENS, "tokens")
     if not root.is_dir():
         raise UsageError(f"the pictures' folder {root} does not exist; set the data set's root in params.yaml")
     if out.is_dir():
@@ -230,15 +230,15 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
     decoded = decoded_blocks(pictures, pending, workers, pinned=pinned)
     stream = encoded_blocks(job.encoder, decoded, patches="patch" in cache.names, depth=job.depth)
-    live = Live("pictures", sum(stop - start for start, stop in pending) if job.progress else 0)
+    bar = Bar("pictures", sum(stop - start for start, stop in pending) if job.progress else 0)
     began = committed = time.monotonic()
     encoded = 0
-    with memory_shortage(job.batch_size), worker_deaths(), stop_requests() as stop, live:
+    with memory_shortage(job.batch_size), worker_deaths(), stop_requests() as stop, bar:
         for start, marks, values in stream:
             cache.write(start, marks, **values)
             encoded += len(marks)
             moment = time.monotonic()
-            live.show(encoded, {"a second": encoded / (moment - began)})
+            bar.show(encoded, {"a second": encoded / (moment - began)})
             if stop.is_set() or moment - committed >= job.commit_seconds:
                 cache.commit()
                 committed = moment
@@ -251,7 +251,7 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     _check_share(cache.marks, job)
 
 
-def _blocks(rows: int, batch_size: int) -> Iterator[Block]:
+def _blocks(rows: int, batch_size: int) -> Iterator[RowRange]:
     return ((start, min(start + batch_size, rows)) for start in range(0, rows, batch_size))
 
 

@@ -19,7 +19,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.extraction import ExtractionReport, extract
 from duplex.features.layout import partial_path
 from duplex.features.shards import shard_path
-from duplex.progress import Live
+from duplex.progress import Bar
 
 RETRIES = 5  # of one shard
 
@@ -75,7 +75,7 @@ def extract_on_ray(
     waiting, idle, reports = list(range(shards)), list(pool), []
     running: dict[Any, Any] = {}
     try:
-        with Live("shards", shards if progress else 0) as live:
+        with Bar("shards", shards if progress else 0) as bar:
             while waiting or running:
                 while waiting and idle:
                     k, actor = waiting.pop(0), idle.pop(0)
@@ -83,7 +83,7 @@ def extract_on_ray(
                 (done, *_), _ = ray.wait(list(running), num_returns=1)
                 reports.append(_result(ray, done))
                 idle.append(running.pop(done))
-                live.show(len(reports))
+                bar.show(len(reports))
     finally:
         for actor in pool:
             ray.kill(actor)

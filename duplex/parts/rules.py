@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from duplex.errors import UsageError, pick
+from duplex.errors import UsageError, require
 from duplex.labels import LabelSpace
 
 LINE = re.compile(r"(state|object):\s*(.+?)\s+(excludes|implies)\s+(.+?)\s*")
@@ -41,7 +41,7 @@ def read(lines: Sequence[str], labels: LabelSpace) -> tuple[Rules, Rules]:
         if match is None:
             raise UsageError(f"rule {line!r} is none; {FORM}")
         kind, a, verb, b = match.groups()
-        i, j = (names[kind].index(pick(name, names[kind], f"{kind} of rule {line!r}")) for name in (a, b))
+        i, j = (names[kind].index(require(name, names[kind], f"{kind} of rule {line!r}")) for name in (a, b))
         if i == j:
             raise UsageError(f"rule {line!r} is about one {kind} alone; {FORM}")
         getattr(found[kind], verb)[i, j] = 1.0

@@ -65,7 +65,7 @@ def _fill(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]
 def whole(out: Path, fill: Callable[[Path], None]) -> None:
     """Fill a folder under another name, then give it its own; an earlier export is replaced, nothing else is."""
     if os.path.lexists(out) and not (out.is_dir() and _ours(out)):
-        raise UsageError(f"{out} is there and is no export of duplex, or more than one; choose another folder")
+        raise UsageError(f"{out} is there and is no export of duplex, or holds more; choose another folder")
     with replaced_folder(Path(os.path.abspath(out))) as scratch:
         fill(scratch)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from duplex.encoders import resolve_device
-from duplex.errors import DuplexError, UsageError, pick
+from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.words import read_word_vectors
 from duplex.features.identity import LIBRARIES, check_identity
 from duplex.features.layout import FIRST_BAD, reason
@@ -124,7 +124,7 @@ class Recognizer:
         if not self.worlds:
             raise UsageError(f"{self.trained.where} was calibrated for no world; train again")
         world = self.worlds[0] if world is None else world
-        pick(world, WORLDS, "world")
+        require(world, WORLDS, "world")
         if world not in self._panels:
             panel = self.trained.panel(world)
             self._panels[world] = self._extended(panel, world) if self.words else panel

@@ -9,6 +9,7 @@ form it is `mu + a_state + b_object`, likewise.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -19,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from duplex.data.text import read_text
 from duplex.encoders.text import TextTower
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Inputs, summed
 from duplex.parts import portable
@@ -35,10 +37,9 @@ COLUMNS = ("state", "object")
 def read_words(path: Path) -> list[Pair]:
     """`state,object` lines under that heading."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file, strict=True))
-            heading = list(rows[0]) if rows else []
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rows = list(csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True))
+        heading = list(rows[0]) if rows else []
+    except (DuplexError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read as a word list ({error})") from error
     if not rows:
         raise UsageError(f"{path} lists no words; it needs the heading state,object and a line for each composition")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.errors import pick
+from duplex.errors import require
 from duplex.features.store import open_features
 from duplex.files import replaced_folder
 from duplex.labels import LabelSpace
@@ -35,7 +35,7 @@ def plan(params: Params, paths: ArtifactPaths | None = None) -> None:
 def run(params: Params, name: str, paths: ArtifactPaths | None = None) -> None:
     """Train and evaluate one row on every data set and seed of `ablation_run`; keep metrics and predictions."""
     paths = paths or ArtifactPaths()
-    pick(name, params.ablations, "ablation")
+    require(name, params.ablations, "ablation")
     found: dict[str, dict[str, Any]] = {}
     for dataset in params.ablation_run.datasets:
         for seed in params.ablation_run.seeds:

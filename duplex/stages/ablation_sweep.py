@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.errors import pick
+from duplex.errors import require
 from duplex.params import Params
 from duplex.stages import ablate
 from duplex.stages.cells import Cell
@@ -22,7 +22,7 @@ def sweep_ablations(
 ) -> Swept:
     """Make every row that is missing, of those named. A row's runs wait beside the ablations until it is whole."""
     paths, began, run = paths or ArtifactPaths(), time.perf_counter(), params.ablation_run
-    names = [pick(name, params.ablations, "ablation") for name in rows or params.ablations]
+    names = [require(name, params.ablations, "ablation") for name in rows or params.ablations]
     report, project = Swept(len(names) * len(run.datasets) * len(run.seeds)), Project.at(paths.ablations)
     ablate.plan(params, paths)
     for dataset in run.datasets:

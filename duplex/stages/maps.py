@@ -12,7 +12,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.files import write_text
 from duplex.labels import Ints
 from duplex.params import Params
-from duplex.progress import Live
+from duplex.progress import Bar
 from duplex.report.maps import EARLY, STEPS, Array, Rows, Scene, count, draw_maps
 from duplex.report.prototypes import embed
 from duplex.stages.inventory import prototype_run
@@ -28,8 +28,8 @@ def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> Non
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:
         scene = scene_of(load_shown(params, dataset, *chosen, paths), params.row(chosen[0]).kind, chosen[1])
-        with Live(f"{dataset} maps", count(scene) * (EARLY + STEPS)) as live:
-            table = draw_maps(scene, live.show)
+        with Bar(f"{dataset} maps", count(scene) * (EARLY + STEPS)) as bar:
+            table = draw_maps(scene, bar.show)
     write_text(out, table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
 
 

@@ -10,7 +10,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.features.layout import open_file, read_identity
 from duplex.files import replaced
 from duplex.params import Params
-from duplex.progress import Live
+from duplex.progress import Bar
 from duplex.report.aggregate import Aggregate, aggregate, headlines, write_json
 from duplex.report.material import DatasetMaterial, Material, read_run, read_tree
 from duplex.report.numbers import Tree
@@ -35,11 +35,11 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
     write_json(summary, paths.summary)
     write_json(headlines(summary), paths.metrics)
     material = replace(gather(params, summary, paths), absent=absent)
-    with Live("report", len(names.datasets)) as live:
+    with Bar("report", len(names.datasets)) as bar:
         shown = {}
         for done, dataset in enumerate(names.datasets, 1):
             shown[dataset] = pictured(params, dataset, paths)
-            live.show(done)
+            bar.show(done)
     report = build_report(material, find_provenance(), {dataset: one.parts for dataset, one in shown.items()})
     numbers = {name: record for one in shown.values() for name, record in one.numbers.items()}
     page = write_report(report, paths.report, paths.plots / "figures", numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
-from duplex.errors import UsageError
+from duplex.data.text import read_text
+from duplex.errors import DuplexError, UsageError
 from duplex.features.store import Features, open_features
 from duplex.features.tokens import Streamed, read_tokens
 from duplex.labels import Ints, LabelSpace
@@ -96,8 +98,8 @@ def relabelled(params: Params, dataset: str, edited: Path) -> pd.DataFrame:
     params.dataset(dataset)
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
     try:
-        table = pd.read_csv(edited, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:
+        table = pd.read_csv(io.StringIO(read_text(edited)), dtype=str, keep_default_na=False)
+    except (DuplexError, ValueError) as error:
         raise UsageError(f"{edited} cannot be read as CSV ({error})") from error
     if missing := [name for name in EDITED if name not in table]:
         raise UsageError(f"{edited} has no column {missing[0]!r}; it needs {', '.join(EDITED)}")

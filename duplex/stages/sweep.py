@@ -19,9 +19,9 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.encoders import resolve_device
-from duplex.errors import DuplexError, UsageError, pick
+from duplex.errors import DuplexError, UsageError, require
 from duplex.params import Params
-from duplex.progress import Live
+from duplex.progress import Bar
 from duplex.stages import plan
 from duplex.stages.cells import STAGES, Cell, Made, Maker, Task, forget, inputs_of, keys_of, missing_stages
 from duplex.stages.crew import on_processes
@@ -57,7 +57,7 @@ def grid(
     for name in names:
         params.dataset(name)
     for row in rows:
-        pick(row, params.methods, "method")
+        require(row, params.methods, "method")
     return [Cell(name, row, seed) for name in names for row in rows for seed in numbers]
 
 
@@ -109,7 +109,7 @@ def missing_of(tasks: Sequence[Task], by_dvc: Mapping[Cell, Collection[str]] | N
 def tried(made: Iterator[Made], total: int, report: Swept) -> set[Cell]:
     """Let the cells be made, and count; those that were. What was said of a cell stands above the bar."""
     done: set[Cell] = set()
-    with Live("cells", total) as live:
+    with Bar("cells", total) as bar:
         for one in made:
             if one.said:
                 print(one.said, end="", file=sys.stderr)
@@ -118,7 +118,7 @@ def tried(made: Iterator[Made], total: int, report: Swept) -> set[Cell]:
             else:
                 report.failed[str(one.task.cell)] = one.failed
             report.made = len(done)
-            live.show(len(done) + len(report.failed), {"failed": len(report.failed)} if report.failed else {})
+            bar.show(len(done) + len(report.failed), {"failed": len(report.failed)} if report.failed else {})
     return done
 
 

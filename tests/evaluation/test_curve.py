@@ -1,5 +1,6 @@
 """The exact curve against trying every bias, and what must not change it."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,18 @@ def test_every_point_of_the_table_holds_at_its_bias() -> None:
     for row in rows:
         right = margins.right(row.bias)
         assert (row.seen, row.unseen) == (right[margins.is_seen].mean(), right[~margins.is_seen].mean())
+
+
+@pytest.mark.parametrize("missing", ["seen", "unseen"])
+def test_a_side_without_images_is_undefined_and_no_warning(missing: str) -> None:
+    found = {"seen": np.array([0.3, 0.1]), "unseen": np.array([0.2]), missing: np.array([])}
+    mask = np.repeat([True, False], [len(found["seen"]), len(found["unseen"])])
+    curve = Curve.of(Margins(found["seen"], found["unseen"], mask))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        here, absent = curve.seen_accuracy, curve.unseen_accuracy
+    here, absent = (absent, here) if missing == "seen" else (here, absent)
+    assert np.isnan(absent).all() and not np.isnan(here).any()
 
 
 def test_a_thinned_table_keeps_ends_and_best() -> None:

@@ -167,7 +167,7 @@ def test_a_folder_that_is_more_than_an_export_is_left_alone(tmp_path: Path, conf
         (tmp_path / "mine/notes.txt").write_text("precious")
     before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
     with pytest.raises(UsageError, match="mine is there and is no export"):
-        whole(tmp_path / "mine", lambda folder: (folder / "config.json").write_text("ours"))
+        whole(tmp_path / "mine", lambda folder: fill(folder, "ours"))
     assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
 
 
@@ -207,3 +207,11 @@ def test_a_list_of_suspects_that_was_corrected_stays(ranked: Path, command: Comm
     (ranked / "suspects.html").write_text("precious")
     assert command("data", "suspects", "pics").refused("suspects.html is there already")
     assert (ranked / "suspects.html").read_text() == "precious" and not listed.exists()
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "jsonl"])
+def test_a_picture_whose_name_is_no_text_is_answered_for(answering: Path, command: Command, form: str) -> None:
+    odd = os.fsdecode(b"\xff.jpg")
+    (answering / "pictures/00000.jpg").rename(odd)
+    answer = command("predict", odd, "--model", "m", "--format", form)
+    assert answer.code == 3 and "udcff.jpg" in answer.out

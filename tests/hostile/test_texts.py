@@ -17,6 +17,7 @@ from duplex.data.mirrors import BENCHMARKS, Archive
 from duplex.data.shapes import shapes_manifest
 from duplex.errors import DuplexError
 from duplex.params import load_params
+from duplex.recognition.words import read_words
 from duplex.report.aggregate import aggregate, metrics_table
 from duplex.report.material import read_predictions, read_run, read_tree
 from duplex.stages import report
@@ -278,3 +279,17 @@ def test_report_stage_knows_the_absent_from_the_damaged(project: Path) -> None:
     Path("artifacts/shapes/clip/0/metrics.json").write_text("{")
     with pytest.raises(DuplexError, match=r"clip/0/metrics\.json is not a table in JSON"):
         report.run(load_params())
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom"])
+def test_a_device_is_no_list(pics: Path, command: Command, device: str) -> None:
+    """Each would be read for ever, into memory."""
+    assert command("data", "relabel", "pics", device, "--out", "new.csv").refused(f"{device} is a device; name a file")
+    with pytest.raises(DuplexError, match=f"{device} cannot be read as a word list .* is a device; name a file"):
+        read_words(Path(device))
+
+
+@pytest.mark.parametrize("licence", ["", "mit\nbase_model: somebody/else", "[evil]", "a b"])
+def test_a_licence_is_no_way_into_the_cards_head(pics: Path, command: Command, licence: str) -> None:
+    assert command("export", "run", "out", "--licence", licence).refused("is no name of one", "cc-by-4.0")
+    assert not Path("out").exists()

@@ -6,33 +6,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from duplex.artifacts import ArtifactPaths
-from duplex.data.shapes import render_pictures, shapes_manifest
 from duplex.params import Params, load_params
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
-from tests.subprocesses import ROOT
+from tests.projects import draw_project
 
 
 @pytest.fixture(scope="package")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drawn")
-    manifest = shapes_manifest(scale=0.06)
-    render_pictures(manifest, folder / "pictures")
-    manifest.to_csv(folder / "pictures.csv", index=False)
-    record = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
-    record["run"] = {"datasets": ["own"], "methods": ["csp", "closed_form"], "seeds": [0, 1]}
-    record["device"] = "cpu"
-    record["evaluation"]["bootstrap"] = 20
-    record["datasets"]["own"] = {
-        "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
-        "encoder": {"name": "tiny"},
-        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 3, "threads": 1},
-    }
-    with (folder / "params.yaml").open("w") as file:
-        YAML().dump(record, file)
+    draw_project(folder, ["csp", "closed_form"], [0, 1], epochs=3, threads=1)
     params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
     prepare(params, "own", paths)
     extract(params, "own", paths)
