@@ -105,8 +105,8 @@ def results(folder: Path) -> dict[str, bytes]:
 def killed(folder: Path, seconds: float, words: tuple[str, ...]) -> float:
     """End a sweep by SIGKILL at a random moment of its middle; when that was."""
     moment = random.SystemRandom().uniform(0.2, 0.8) * seconds
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # one that was done already reports, too
-    running = subprocess.Popen(words, cwd=folder, env=environment(folder), **quiet)
+    quiet = subprocess.DEVNULL  # also where it is done before that moment, and reports
+    running = subprocess.Popen(words, cwd=folder, env=environment(folder), stdout=quiet, stderr=quiet)
     try:
         running.wait(moment)
     except subprocess.TimeoutExpired:
