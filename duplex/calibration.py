@@ -59,7 +59,7 @@ def calibrate(
     points: int,
     judge: Judge = "words",
 ) -> Calibration:
-    """One pass over validation images; two more for each judge of feasibility. A method without a likelihood leaves
+    """One pass over validation images, or two for each judge of feasibility. A method without a likelihood leaves
     feasibility to words whoever is asked."""
     field = Field.of(method, Target.of(labels, world, "val"))
     judged: dict[Judge, Feasible | None] = {}
