@@ -88,7 +88,7 @@ def add(
 
 def split(
     name: Annotated[str, typer.Argument(help="a data set of params.yaml")],
-    splits: Annotated[int, typer.Option(min=1, help="how many: NAME-split1 and so on")] = 5,
+    splits: Annotated[int, typer.Option(min=1, max=100, help="how many: NAME-split1 and so on")] = 5,
     no_run: Annotated[bool, typer.Option("--no-run", help="do not add them to run.datasets")] = False,
 ) -> None:
     """Splits of a data set, each a data set of its own: which pairs are unseen is drawn anew, as many as before.
@@ -105,6 +105,10 @@ def split(
     if base.source.resplit is not None:
         raise UsageError(f"{name} is a split itself; split the data set that it is of")
     check_name(split_name(name, splits))
+    for number in range(1, splits + 1):
+        there = params.datasets.get(split_name(name, number))
+        if there is not None and there.source != base.source.model_copy(update={"resplit": number}):
+            raise UsageError(f"{split_name(name, number)} is there and no such split of {name}; give it another name")
     data = load_source(base.source)
     drawn = [resplit(data, number).labels for number in range(1, splits + 1)]  # a fault, before anything is written
     record = base.model_dump(mode="json", exclude_defaults=True)

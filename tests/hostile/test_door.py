@@ -229,3 +229,15 @@ def test_the_lock_that_is_left_is_one_that_dvc_reads(project: Path) -> None:
         [sys.executable, "-m", "dvc", "status", "prepare@shapes"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_splits_take_no_other_data_sets_place(project: Path, command: Command) -> None:
+    make_folder(project / "mine", "nested")
+    for name in ("mine", "mine-split2"):
+        assert command("data", "add", name, "mine", "--encoder", "tiny").code == 0
+    before = Path("params.yaml").read_bytes()
+    assert command("data", "split", "mine", "--splits", "2").refused("mine-split2 is there and no such split of mine")
+    assert command("data", "split", "mine", "--splits", "100000").code == 2  # hours of drawing
+    assert Path("params.yaml").read_bytes() == before
+    for _ in range(2):  # its own splits are written again
+        assert command("data", "split", "mine", "--splits", "1").code == 0
