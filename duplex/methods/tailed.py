@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
-from duplex.methods.base import Batch, Exhibits, Inputs, Method, Scorer, Terms
+from duplex.methods.base import Batch, Exhibits, Inputs, Method, Scorer, Sweep, Terms
 from duplex.options import Options
 from duplex.parts.tail import Tail
 
@@ -105,12 +105,19 @@ class Tailed(Method[Options]):
     def scorer(self, columns: Ints) -> Scorer:
         return moving(self.method.scorer(columns), self.tail)
 
+    def sweep(self, states: int) -> Sweep | None:
+        own = self.method.sweep(states)
+        return None if own is None else moving(own, self.tail)
+
     def evidence(self, columns: Ints) -> Terms | None:
         terms = self.method.evidence(columns)
         return None if terms is None else moving(terms, self.tail)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return self.method.probabilities(scores)
+
+    def likelihood(self) -> Tensor | None:
+        return self.method.likelihood()
 
     def exhibits(self) -> Exhibits:
         own = self.method.exhibits()

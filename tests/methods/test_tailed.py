@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.examples import Examples
-from duplex.methods.base import Batch, Setting
+from duplex.methods.base import Batch, Method, Setting
 from duplex.methods.registry import make, parse, sources
 from duplex.methods.tailed import Tailed
 from duplex.options import TailOptions, TrainingOptions
@@ -88,6 +89,28 @@ def test_every_kind_reads_what_the_tail_makes(kind: str) -> None:
     assert any(grad.abs().max() > 0 for grad in through)
     for grad, parameter in zip(through, method.tail.parameters(), strict=True):
         torch.testing.assert_close(grad, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_nothing_that_a_method_may_offer_stops_at_the_tail() -> None:
+    """A part of the protocol that is not passed on would be the default of every method with a tail."""
+    offered = {name for name, value in vars(Method).items() if isfunction(value) and not name.startswith("_")}
+    assert {"scorer", "likelihood"} < offered <= vars(Tailed).keys()
+
+
+def test_a_sweep_is_the_scorers() -> None:
+    method, batch = begun("duplex", inference=("ch", "so")), deep_batch(6, seed=3)
+    sweep = method.sweep(2)
+    assert sweep is not None and begun("prompts").sweep(2) is None
+    with torch.no_grad():
+        whole = method.scorer(method.labels.target("open", "test"))(batch.inputs)
+        parts = [part.clone() for _, part in sweep(batch.inputs)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-6, rtol=1e-5)
+
+
+def test_a_likelihood_is_that_of_the_moved_features() -> None:
+    method = begun("closed_form")
+    torch.testing.assert_close(method.likelihood(), method.method.fitted().support().flatten())
+    assert begun("prompts").likelihood() is None
 
 
 @pytest.mark.parametrize("adapter", ["tail", "lora", "trained"])
