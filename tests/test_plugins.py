@@ -60,6 +60,8 @@ def alone(record: dict) -> None:
     own = record["datasets"]["own"]
     own["source"] |= {"root": "pictures", "table": "pictures.csv"}
     record["datasets"], record["ablation_run"]["datasets"] = {"own": own}, ["own"]
+    for row in record["methods"].values():
+        row.pop("on", None)
 
 
 def write(folder: Path, record: dict) -> None:

@@ -1,4 +1,4 @@
-"""Adding a data set to params.yaml without touching a comment or a line that is somebody else's."""
+"""Data sets put into params.yaml and taken out of it, with no comment or line touched that is somebody else's."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = 
 
 
 def remove_dataset(name: str, path: Path = PARAMS) -> None:
-    """Take `datasets.NAME`, with the comment above it, and the name in the lists of `run` and `ablation_run` out."""
+    """Take `datasets.NAME`, with the comment above it, the name in the lists of `run` and `ablation_run`, and what rows
+    say of it under `on:` out."""
     params, text = load_params(path), path.read_text(encoding="utf-8")
     require(name, params.datasets, "data set")
     for section, names in (("run", params.run.datasets), ("ablation_run", params.ablation_run.datasets)):
@@ -60,6 +61,9 @@ def remove_dataset(name: str, path: Path = PARAMS) -> None:
             raise UsageError(f"{path}: {section}.datasets names only {name}; put another one there first")
         if name in names:
             text = _without_name(text, section, name)
+    for section in ("methods", "ablations"):
+        for row in [key.value for key, _ in _rows(text, section)]:
+            text = _without_overlay(text, section, row, name)
     with _edited(path, _without_entry(text, name)) as params:
         if name in params.datasets or name in (*params.run.datasets, *params.ablation_run.datasets):
             raise DuplexError(f"{path} has a form that cannot be edited; take {name} out of it by hand")
@@ -120,6 +124,29 @@ def _without_name(text: str, section: str, name: str) -> str:
         return text[:start] + text[min(_end(text, item) + 1, len(text)) :]
     start = names.value[place - 1].end_mark.index if last else item.start_mark.index
     return text[:start] + text[item.end_mark.index if last else names.value[place + 1].start_mark.index :]
+
+
+def _rows(text: str, section: str) -> list[tuple[Node, Node]]:
+    rows = _child(_compose(text), section)
+    return rows.value if isinstance(rows, MappingNode) else []
+
+
+def _without_overlay(text: str, section: str, row: str, name: str) -> str:
+    """A row's text without `on.NAME`; an `on:` of which nothing is left stays as `{}`."""
+    on = _child(_child(_child(_compose(text), section), row), "on")
+    if _child(on, name) is None:
+        return text
+    place = next(i for i, (key, _) in enumerate(on.value) if key.value == name)
+    key, value = on.value[place]
+    if len(on.value) == 1:
+        end = on.end_mark.index if on.flow_style else _end(text, on)
+        return text[: on.start_mark.index] + "{}" + text[end:]
+    if not on.flow_style:
+        start = text.rfind("\n", 0, key.start_mark.index) + 1
+        return text[:start] + text[min(_end(text, value) + 1, len(text)) :]
+    last = place == len(on.value) - 1
+    start = on.value[place - 1][1].end_mark.index if last else key.start_mark.index
+    return text[:start] + text[value.end_mark.index if last else on.value[place + 1][0].start_mark.index :]
 
 
 def _with_name(text: str, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -193,6 +194,39 @@ def test_lists_of_names_in_any_form_lose_one(project: Path, command: Command, fo
     assert load_params().run.datasets in (("shapes", "cgqa"), ("cgqa", "shapes"))
     assert command("data", "remove", "cgqa").code == 0
     assert load_params().run.datasets == ("shapes",) and "cgqa" not in load_params().datasets
+
+
+OVERLAYS = [
+    "{of: duplex, on: {cgqa: {momentum: 0.5}}}",
+    "{on: {cgqa: {momentum: 0.5}, shapes: {momentum: 0.7}}, of: duplex} # a word",
+    "{of: duplex, on: {shapes: {momentum: 0.7}, cgqa: {momentum: 0.5}}}",
+    "\n    of: duplex\n    on:\n      cgqa: {momentum: 0.5} # less\n      shapes: {momentum: 0.7} # more",
+    "\n    on:\n      shapes:\n        momentum: 0.7\n      cgqa:\n        momentum: 0.5\n    of: duplex",
+    "\n    of: duplex\n    on:\n      cgqa:\n        momentum: 0.5",
+]
+
+
+@pytest.mark.parametrize("row", OVERLAYS)
+def test_rows_forget_a_data_set_that_is_removed(project: Path, command: Command, row: str) -> None:
+    text = Path("params.yaml").read_text().replace("\nmethods:\n", f"\nmethods:\n  extra: {row}\n")
+    Path("params.yaml").write_text(text)
+    before = load_params().methods
+    assert before["extra"].on["cgqa"] == {"momentum": 0.5}
+    assert command("data", "remove", "cgqa").code == 0
+    params = load_params()
+    kept = {name: said for name, said in before["extra"].on.items() if name != "cgqa"}
+    assert params.methods == {**before, "extra": dataclasses.replace(before["extra"], on=kept)}
+    gone = [line for line in text.splitlines() if line not in Path("params.yaml").read_text().splitlines()]
+    assert len(gone) <= 7  # the entry with its comment, and lines of the row
+
+
+def test_the_shipped_data_set_can_make_room(project: Path, command: Command) -> None:
+    """Rows that say something of `shapes` do not hold it back."""
+    text = Path("params.yaml").read_text().replace("datasets: [shapes]", "datasets: [cgqa]")
+    Path("params.yaml").write_text(text)
+    assert "shapes" in load_params().methods["duplex_deep"].on
+    assert command("data", "remove", "shapes").code == 0
+    assert load_params().methods["duplex_deep"].on == {} and "shapes" not in load_params().datasets
 
 
 def test_remove_clears_the_lock_the_inventory_and_the_maps(project: Path, command: Command) -> None:
