@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests.pretended import Pretended, register
+
+# The same examples in every run, however slow the machine: what must pass does not fail by chance. Else they are new.
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+if os.environ.get("DUPLEX_STEADY"):
+    settings.load_profile("steady")
 
 AVAILABLE = register()  # before the first backward pass, which is when torch counts its devices
 
