@@ -12,14 +12,16 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 HERE = Path(__file__).parent
-RUNS = {"clip": "#8a8f98", "csp": "#5b8bb0", "cso": "#3a7d5c", "duplex": "#b4472f"}
+PUBLISHED = {"clip": "#8a8f98", "csp": "#5b8bb0", "cso": "#3a7d5c", "duplex": "#b4472f"}  # the field's and the paper's
+OURS = {"closed_form": "#d08a2e", "duplex_plus": "#8b5fa8", "duplex_deep": "#0f6f86"}
+ANSWERING = "duplex_deep"
 SHOWN = 12
 SEED = 0
 
 
 def main() -> None:
     runs = Path("artifacts/shapes")
-    table = pd.read_csv(runs / "duplex/0/predictions.csv").query("world == 'closed'")
+    table = pd.read_csv(runs / ANSWERING / "0/predictions.csv").query("world == 'closed'")
     rows = table.sample(SHOWN, random_state=SEED)
     figure = plt.figure(figsize=(11, 4.2), facecolor="white")
     grid = figure.add_gridspec(2, 10, wspace=0.25, hspace=0.45, left=0.01, right=0.985, top=0.88, bottom=0.13)
@@ -30,17 +32,17 @@ def main() -> None:
         axes.set_title(row.top1, fontsize=8, color="#1d7a46" if row.right else "#b3261e", pad=3)
         axes.text(0.5, -0.04, row.label, transform=axes.transAxes, ha="center", va="top", fontsize=8, color="#444")
     axes = figure.add_subplot(grid[:, 7:])
-    for method, colour in RUNS.items():
+    for method, colour in (PUBLISHED | OURS).items():
         curve = pd.read_csv(runs / method / "0/curve.csv").query("world == 'closed'")
-        axes.plot(100 * curve["unseen"], 100 * curve["seen"], color=colour, label=method, linewidth=1.8)
+        style, name = ("-", f"{method} (ours)") if method in OURS else ("--", method)
+        axes.plot(100 * curve["unseen"], 100 * curve["seen"], style, color=colour, label=name, linewidth=1.8)
     axes.set_xlabel("unseen accuracy, %", fontsize=9)
     axes.set_ylabel("seen accuracy, %", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
-    figure.text(
-        0.01, 0.95, "test pictures drawn by lot: best of 120 pairs above, label below", fontsize=10, color="#222"
-    )
+    axes.legend(frameon=False, fontsize=8, loc="lower left")
+    said = f"test pictures drawn by lot: what {ANSWERING} says above, their label below"
+    figure.text(0.01, 0.95, said, fontsize=10, color="#222")
     figure.savefig(HERE / "overview.png", dpi=110, metadata={"Software": None})
 
 
