@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, SequenceNode
 
 from duplex.artifacts import RESERVED
 from duplex.errors import DuplexError, UsageError, require
@@ -118,12 +118,18 @@ def _without_entry(text: str, name: str) -> str:
 def _without_name(text: str, section: str, name: str) -> str:
     names = _child(_child(_compose(text), section), "datasets")
     place = next(i for i, item in enumerate(names.value) if item.value == name)
-    item, last = names.value[place], place == len(names.value) - 1
-    if not names.flow_style:
-        start = text.rfind("\n", 0, item.start_mark.index) + 1
-        return text[:start] + text[min(_end(text, item) + 1, len(text)) :]
-    start = names.value[place - 1].end_mark.index if last else item.start_mark.index
-    return text[:start] + text[item.end_mark.index if last else names.value[place + 1].start_mark.index :]
+    return _without_item(text, names, place)
+
+
+def _without_item(text: str, parent: CollectionNode, place: int) -> str:
+    """A list's or a table's text without one of its items, of which there are more."""
+    pairs = parent.value if isinstance(parent, MappingNode) else [(item, item) for item in parent.value]
+    begins, ends = [key.start_mark.index for key, _ in pairs], [value.end_mark.index for _, value in pairs]
+    if not parent.flow_style:
+        start = text.rfind("\n", 0, begins[place]) + 1
+        return text[:start] + text[min(_end(text, pairs[place][1]) + 1, len(text)) :]
+    last = place == len(pairs) - 1
+    return text[: ends[place - 1] if last else begins[place]] + text[ends[place] if last else begins[place + 1] :]
 
 
 def _rows(text: str, section: str) -> list[tuple[Node, Node]]:
@@ -137,16 +143,10 @@ def _without_overlay(text: str, section: str, row: str, name: str) -> str:
     if _child(on, name) is None:
         return text
     place = next(i for i, (key, _) in enumerate(on.value) if key.value == name)
-    key, value = on.value[place]
-    if len(on.value) == 1:
-        end = on.end_mark.index if on.flow_style else _end(text, on)
-        return text[: on.start_mark.index] + "{}" + text[end:]
-    if not on.flow_style:
-        start = text.rfind("\n", 0, key.start_mark.index) + 1
-        return text[:start] + text[min(_end(text, value) + 1, len(text)) :]
-    last = place == len(on.value) - 1
-    start = on.value[place - 1][1].end_mark.index if last else key.start_mark.index
-    return text[:start] + text[value.end_mark.index if last else on.value[place + 1][0].start_mark.index :]
+    if len(on.value) > 1:
+        return _without_item(text, on, place)
+    end = on.end_mark.index if on.flow_style else _end(text, on)
+    return text[: on.start_mark.index] + "{}" + text[end:]
 
 
 def _with_name(text: str, name: str) -> str:

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from duplex.errors import UsageError
 
-Blocks = list[nn.Sequential]
+TowerBlocks = list[nn.Sequential]
 
 
 @dataclass(frozen=True)
 class Family:
     """How towers of one make are put together."""
 
-    blocks: Callable[[Any], Blocks]  # in their order; a module that stands between two belongs to the later one
+    blocks: Callable[[Any], TowerBlocks]  # in their order; a module that stands between two belongs to the later one
     end: Callable[[Any, Tensor], Tensor]  # what leaves the last block -> what leaves the tower [B, w]
     inside: tuple[str, ...] = ()  # modules of a block that hand over what attention and MLP said
 
@@ -36,7 +36,7 @@ class Family:
 class Cut:
     """The last blocks of a tower, its own modules, and what follows them."""
 
-    blocks: Blocks
+    blocks: TowerBlocks
     end: Callable[[Tensor], Tensor]  # what leaves the last block -> features [B, d]
     inside: tuple[str, ...]
 
@@ -81,7 +81,7 @@ def entering_shape(encoder: Any, depth: int) -> tuple[int, ...]:
     return tuple(seen[0].shape[1:])
 
 
-def _last(encoder: Any, depth: int) -> Blocks:
+def _last(encoder: Any, depth: int) -> TowerBlocks:
     trunk, family = _trunk(encoder)
     blocks = family.blocks(trunk)
     if not 1 <= depth <= len(blocks):
@@ -124,7 +124,7 @@ def _families() -> dict[Any, Family]:
     }
 
 
-def _resblocks(tower: Any) -> Blocks:
+def _resblocks(tower: Any) -> TowerBlocks:
     return _each(tower.transformer.resblocks)
 
 
@@ -133,19 +133,19 @@ def _clip_feature(tower: Any, x: Tensor) -> Tensor:
     return pooled if tower.proj is None else pooled @ tower.proj
 
 
-def _each(modules: Sequence[nn.Module]) -> Blocks:
+def _each(modules: Sequence[nn.Module]) -> TowerBlocks:
     return [nn.Sequential(module) for module in modules]
 
 
-def _layers(trunk: Any) -> Blocks:
+def _layers(trunk: Any) -> TowerBlocks:
     return _each([block for layer in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4) for block in layer])
 
 
-def _stages(trunk: Any) -> Blocks:
+def _stages(trunk: Any) -> TowerBlocks:
     return _each([block for stage in trunk.blocks for block in stage])
 
 
-def _convnext(trunk: Any) -> Blocks:
+def _convnext(trunk: Any) -> TowerBlocks:
     return [
         nn.Sequential(stage.downsample, block) if place == 0 else nn.Sequential(block)
         for stage in trunk.stages

@@ -49,7 +49,7 @@ class Layout:
         keys, entries = np.unique(tree.rows * tree.length + tree.depths, return_inverse=True)
         nodes, ends = np.unique(tree.ends, return_inverse=True)
         every = np.arange(tree.tokens)
-        whole, final = Blocks.of(tree, every), Blocks.of(tree, nodes)
+        whole, final = QueryBlocks.of(tree, every), QueryBlocks.of(tree, nodes)
         plans = [final.attention(entries if layers == 1 else every, heads, device)]
         if layers > 2:
             plans = [whole.attention(every, heads, device)] * (layers - 2) + plans
@@ -60,7 +60,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class QueryBlocks:
     """Queries in blocks, with the union of their ancestors for keys."""
 
     queries: Ints  # [Q] nodes
@@ -68,7 +68,7 @@ class Blocks:
     mask: NDArray[np.float32]  # [C, B, S]
 
     @classmethod
-    def of(cls, tree: PromptTree, queries: Ints) -> Blocks:
+    def of(cls, tree: PromptTree, queries: Ints) -> QueryBlocks:
         """Blocks of equal size, so that few slots are spare, and smaller where queries are fewer than nodes."""
         total = len(queries)
         count = -(-tree.tokens // BLOCK)

@@ -22,7 +22,7 @@ from duplex.labels import Bools
 Small = NDArray[Any]  # of the narrowest integers that hold a number of buckets
 
 
-class Blocks(Protocol):
+class FeasibleBlocks(Protocol):
     """Feasibility that is never held whole."""
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
@@ -30,7 +30,7 @@ class Blocks(Protocol):
         ...
 
 
-Feasible = Floats | Blocks  # [C], +inf for seen columns
+Feasible = Floats | FeasibleBlocks  # [C], +inf for seen columns
 
 
 def thresholds(feasible: Feasible, seen: Bools, count: int = 50) -> Floats:

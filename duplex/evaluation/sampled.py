@@ -23,7 +23,7 @@ from duplex.evaluation.evidence import Floats
 from duplex.evaluation.metrics import Metrics
 from duplex.labels import Ints
 
-Blocks = Callable[[], Iterable[tuple[slice, Any]]]  # each call starts a pass over (rows, scores [b, C])
+ScorePass = Callable[[], Iterable[tuple[slice, Any]]]  # each call starts a pass over (rows, scores [b, C])
 FAR = 1e3  # stands for b = +inf
 INFEASIBLE = -1e10
 EPSILON = 1e-4
@@ -53,7 +53,9 @@ class _Columns:
         return barrier - own - EPSILON
 
 
-def sampled(blocks: Blocks, target: ArrayLike, seen: ArrayLike, live: ArrayLike | None = None, k: int = 1) -> Metrics:
+def sampled(
+    blocks: ScorePass, target: ArrayLike, seen: ArrayLike, live: ArrayLike | None = None, k: int = 1
+) -> Metrics:
     """The published numbers of these scores; two passes over the row blocks, memory of one block."""
     mask = torch.as_tensor(np.asarray(seen, dtype=bool))
     alive = torch.ones_like(mask) if live is None else torch.as_tensor(np.asarray(live, dtype=bool))
@@ -79,7 +81,7 @@ def _tensor(scores: Any, rows: slice) -> torch.Tensor:
     return tensor
 
 
-def _far_end(blocks: Blocks, columns: _Columns) -> tuple[torch.Tensor, torch.Tensor]:
+def _far_end(blocks: ScorePass, columns: _Columns) -> tuple[torch.Tensor, torch.Tensor]:
     """First pass: [N] whether each image is right at b = 1000, and its margin."""
     found = [
         (columns.right(scores, rows, FAR), columns.margins(scores, rows))
@@ -88,7 +90,7 @@ def _far_end(blocks: Blocks, columns: _Columns) -> tuple[torch.Tensor, torch.Ten
     return torch.cat([right for right, _ in found]), torch.cat([margins for _, margins in found])
 
 
-def _sweep(blocks: Blocks, columns: _Columns, is_seen: torch.Tensor, biases: torch.Tensor) -> torch.Tensor:
+def _sweep(blocks: ScorePass, columns: _Columns, is_seen: torch.Tensor, biases: torch.Tensor) -> torch.Tensor:
     """Second pass: [biases, 2] how many seen and unseen images are right at each."""
     hits = torch.zeros(len(biases), 2, dtype=torch.int64)
     for rows, block in blocks():

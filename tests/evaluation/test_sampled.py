@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.evidence import Evidence
 from duplex.evaluation.metrics import Metrics, measure
-from duplex.evaluation.sampled import Blocks, sampled
+from duplex.evaluation.sampled import ScorePass, sampled
 from tests.evaluation.twins import Problem, problem, published_sweep
 
 
@@ -24,7 +24,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def blocks(scores: np.ndarray, step: int) -> Blocks:
+def blocks(scores: np.ndarray, step: int) -> ScorePass:
     def each() -> Iterator[tuple[slice, np.ndarray]]:
         for start in range(0, len(scores), step):
             yield slice(start, start + step), scores[start : start + step]
