@@ -37,7 +37,7 @@ from duplex.labels import WORLDS
 from duplex.params import Params, load_params
 from duplex.report.aggregate import mean, standard_error
 from duplex.rows import Row
-from duplex.stages.extract import extract
+from duplex.stages.extract import extract, extract_views
 from duplex.stages.inputs import Loaded
 from duplex.stages.prepare import prepare
 
@@ -140,8 +140,9 @@ class Study:
         with claim(self.folder / "pictures.lock", wait=True):
             if not paths.features(self.dataset).exists():
                 prepare(params, self.dataset, paths)
-                datasets = {**params.datasets, self.dataset: deep}
-                extract(params.model_copy(update={"datasets": datasets}), self.dataset, paths, progress=False)
+                params = params.model_copy(update={"datasets": {**params.datasets, self.dataset: deep}})
+                extract_views(params, self.dataset, paths, progress=False)
+                extract(params, self.dataset, paths, progress=False)
 
     def rate(self, cell: Cell, bench: TailBench) -> tuple[float, dict[str, float]]:
         chooser = cell.of(self.tuned_by) if self.tuned_by else cell

@@ -41,7 +41,15 @@ class RunPaths:
         return self.root / "predictions.csv"
 
 
-RESERVED = ("ablations", "inventory", "maps", "plan", "plots", "report")  # folders beside those of the data sets
+RESERVED = (
+    "ablations",
+    "inventory",
+    "maps",
+    "plan",
+    "plots",
+    "report",
+    "views",
+)  # folders beside those of the data sets
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,10 @@ class ArtifactPaths:
 
     def features(self, dataset: str) -> Path:
         return self.root / dataset / "features.h5"
+
+    def views(self, dataset: str) -> Path:
+        """The cache of its training pictures' views, where there are any."""
+        return self.root / "views" / dataset / "features.h5"
 
     def extraction(self, dataset: str) -> Path:
         return self.root / dataset / "extraction.json"

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 from duplex.artifacts import RESERVED
 from duplex.data.shares import SplitOptions
 from duplex.errors import UsageError, require
+from duplex.features.augmentation import MOST, Augmentation
 from duplex.labels import World
 from duplex.methods import registry
 from duplex.options import OptionError, Options, TailOptions, TrainingOptions
@@ -87,6 +88,8 @@ class EncoderParams(Section):
     weights: str | None = None
     precision: Precision = "fp32"
     depth: Annotated[int, Field(ge=0)] | None = None  # of its cache; None: extraction.depth
+    views: Annotated[int, Field(ge=0, le=MOST)] | None = None  # of each training picture; None: extraction.views
+    flip: bool = False  # whether views may be mirrored: not where left and right matter
 
 
 class DatasetParams(Section):
@@ -103,6 +106,7 @@ class ExtractionParams(Section):
     max_bad: Share = 0.01
     tokens: Literal["none", "patch"] = "none"
     depth: Annotated[int, Field(ge=0)] = 0
+    views: Annotated[int, Field(ge=0, le=MOST)] = 0
 
 
 class EvaluationParams(Section):
@@ -134,6 +138,12 @@ class Params(Section):
         """How many of the image tower's last blocks a data set's cache holds the input of."""
         own = self.dataset(dataset).encoder.depth
         return self.extraction.depth if own is None else own
+
+    def augmentation(self, dataset: str) -> Augmentation | None:
+        """The views of a data set's training pictures; None for the plain ones alone."""
+        encoder = self.dataset(dataset).encoder
+        count = self.extraction.views if encoder.views is None else encoder.views
+        return Augmentation(count, encoder.flip) if count else None
 
     def row(self, name: str) -> Row:
         """A method or an ablation as it is written."""

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,8 @@ def _train(
         while state.epoch < epochs and not _out_of_patience(state, settings):
             start = time.perf_counter()
             with arithmetic(settings.precision):
-                losses = _epoch(state, images, settings, show)
+                shown = images if examples.views is None else replace(images, inputs=examples.views.drawn(state.order))
+                losses = _epoch(state, shown, settings, show)
             seconds, done = seconds + time.perf_counter() - start, done + 1
             state.schedule.step()
             state.epoch += 1

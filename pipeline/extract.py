@@ -5,9 +5,12 @@ from duplex.cli import arguments, guarded
 
 def work(dataset: str) -> None:
     from duplex.params import load_params
-    from duplex.stages.extract import extract
+    from duplex.stages.extract import extract, extract_views
 
-    print("\n".join(extract(load_params(), dataset).lines()))
+    params = load_params()
+    for report in (extract(params, dataset), extract_views(params, dataset)):
+        if report is not None:
+            print("\n".join(report.lines()))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def extract(
     max_bad: Annotated[float | None, typer.Option(min=0, max=1, help="Share of bad pictures allowed.")] = None,
     tokens: Annotated[str | None, typer.Option(help="none, or patch to keep patch tokens too.")] = None,
     depth: Annotated[int | None, typer.Option(min=0, help="Keep what enters the image tower's last blocks.")] = None,
+    views: Annotated[int | None, typer.Option(min=0, help="Keep as many views of training pictures too.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     shard: Annotated[str | None, typer.Option(help="k/N: only this piece, counted from 0.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the cache goes.")] = None,
@@ -66,16 +67,21 @@ def extract(
         raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
     wanted = {"name": encoder, "weights": weights if encoder is None or weights else "", "precision": precision}
     workers = None if num_workers is None else _parse_workers(num_workers)
-    settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, "tokens": tokens, "depth": depth}
+    settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, "tokens": tokens}
+    settings |= {"depth": depth, "views": views}
     params = _override(load_params(), dataset, wanted, settings, device)
     _refuse_slow(params, dataset)
     options: dict[str, Any] = {"limit": limit, "fresh": fresh, **({"shard": _parse_shard(shard)} if shard else {})}
+    own = out is None and limit is None  # the data set's own cache, and the views that belong to it
     if engine == "ray":
-        reports = _extract_on_ray(params, dataset, out, shards, options)
+        reports = _extract_on_ray(params, dataset, out, shards, options, views=own)
     else:
         from duplex.stages.extract import extract as stage
+        from duplex.stages.extract import extract_views
 
         reports = [stage(params, dataset, out=out, **options)]
+        of_views = extract_views(params, dataset, **options) if own else None
+        reports += [] if of_views is None else [of_views]
     _tell(reports, as_json)
 
 
@@ -98,18 +104,20 @@ def verify(
     from duplex.encoders import load_encoder
     from duplex.features.inspection import verify as check
     from duplex.params import load_params
-    from duplex.stages.extract import extraction_of
+    from duplex.stages.extract import extraction_of, views_of
 
     params, paths = load_params(), ArtifactPaths()
     if dataset is None:
-        places = {paths.features(name).resolve(): name for name in params.datasets}
+        places = {place(name).resolve(): name for name in params.datasets for place in (paths.features, paths.views)}
         dataset = places.get(path.resolve())
         if dataset is None:
             raise UsageError(f"{path} is not where params.yaml keeps a cache; say whose it is with --dataset")
-    images, common = extraction_of(params, dataset, paths)
+    shown = path.resolve() == paths.views(dataset).resolve()
+    images, common = (views_of if shown else extraction_of)(params, dataset, paths)
     entry = params.dataset(dataset).encoder
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=params.device, precision=entry.precision)
-    found = check(path, encoder, images, common["root"], common["manifest_sha256"], sample=sample, seed=seed)
+    where = common["root"], common["manifest_sha256"]
+    found = check(path, encoder, images, *where, common.get("augmentation"), sample=sample, seed=seed)
     _show(found, as_json)
 
 
@@ -195,7 +203,8 @@ def _override(
     encoder = record["datasets"][dataset]["encoder"]
     encoder.update({key: value or None for key, value in wanted.items() if value is not None})
     record["extraction"].update({key: value for key, value in settings.items() if value is not None})
-    encoder["depth"] = settings["depth"] if settings.get("depth") is not None else encoder["depth"]
+    for own in ("depth", "views"):
+        encoder[own] = settings[own] if settings.get(own) is not None else encoder[own]
     record["device"] = device or record["device"]
     try:
         return type(params).model_validate_json(json.dumps(record))
@@ -228,21 +237,27 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 
 def _extract_on_ray(
-    params: Params, dataset: str, out: Path | None, shards: int, options: dict[str, Any]
+    params: Params, dataset: str, out: Path | None, shards: int, options: dict[str, Any], *, views: bool
 ) -> list[ExtractionReport]:
     from duplex.artifacts import ArtifactPaths
     from duplex.features.ray_engine import EncoderSpec, extract_on_ray
     from duplex.features.shards import join_shards
-    from duplex.stages.extract import extraction_of, note_bad
+    from duplex.stages.extract import extraction_of, note_bad, note_views, views_of
 
     paths = ArtifactPaths()
-    images, common = extraction_of(params, dataset, paths)
     entry, out = params.dataset(dataset).encoder, out or paths.features(dataset)
     spec = EncoderSpec(entry.name, entry.weights, params.device, entry.precision)
-    root = common.pop("root")
-    reports = extract_on_ray(images, root, out, spec, shards=shards, **common, **options)
-    join_shards(out)
+    wanted = {out: extraction_of(params, dataset, paths)}
+    if views and params.augmentation(dataset) is not None:
+        wanted[paths.views(dataset)] = views_of(params, dataset, paths)
+    reports = []
+    for place, (images, settings) in wanted.items():
+        root = settings.pop("root")
+        reports += extract_on_ray(images, root, place, spec, shards=shards, **settings, **options)
+        join_shards(place)
     note_bad(out)
+    if views:
+        note_views(params, dataset, paths)
     return reports
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from duplex.data.damage import MachineFault, machine_fault
 from duplex.errors import DuplexError
+from duplex.features.augmentation import Augmentation
 from duplex.features.layout import ENCODED, mark_of
 from duplex.features.pictures import BadPicture, read_picture
 
@@ -27,12 +28,26 @@ AHEAD = 2  # blocks a worker may be ahead
 
 class Pictures(Dataset[tuple[Tensor, int]]):
     """Row -> pixels [3, R, R] uint8 and the row's mark. A picture that cannot be had is a black one and its mark says
-    why, so that the encoder always sees the same block. `AGAIN` marks one that the machine failed to give."""
+    why, so that the encoder always sees the same block. `AGAIN` marks one that the machine failed to give.
 
-    def __init__(self, images: Sequence[str], root: Path, transform: Callable[[Image.Image], Tensor]) -> None:
+    With an `augmentation` each picture stands there once for each of its views; `first` is the place of the first row
+    among all of them.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[str],
+        root: Path,
+        transform: Callable[[Image.Image], Tensor],
+        augmentation: Augmentation | None = None,
+        first: int = 0,
+    ) -> None:
         self.images = images
         self.root = root
         self.transform = transform
+        self.augmentation = augmentation
+        self.first = first
+        self._read: tuple[str, Image.Image] | None = None  # the last picture: its views follow one another
         self.black = torch.zeros_like(transform(Image.new("RGB", (8, 8))))
 
     def __len__(self) -> int:
@@ -53,11 +68,23 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
     def _pixels(self, row: int) -> Tensor:
         path = self.root / self.images[row]
-        picture = read_picture(path)
+        picture = read_picture(path) if self.augmentation is None else self._once(self.images[row], path)
         try:
-            return self.transform(picture)
+            return self.transform(self._shown(row, picture))
         except (ValueError, ZeroDivisionError, MemoryError) as error:
             raise machine_fault(path, error) or BadPicture("cannot be resized") from error
+
+    def _once(self, name: str, path: Path) -> Image.Image:
+        if self._read is None or self._read[0] != name:
+            self._read = name, read_picture(path)
+        return self._read[1]
+
+    def _shown(self, row: int, picture: Image.Image) -> Image.Image:
+        if self.augmentation is None:
+            return picture
+        height, width = self.black.shape[-2:]
+        view = (self.first + row) % self.augmentation.count
+        return self.augmentation.show(picture, self.images[row], view, (height, width))
 
 
 def decoding_workers(wish: int | Literal["auto"]) -> int:

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from duplex.errors import DuplexError
 from duplex.features.tokens import Streamed
+from duplex.features.views import Viewed, Views
 from duplex.labels import SPLITS, Ints, LabelSpace
+
+Arrays = Mapping[str, np.ndarray | Streamed]  # what is cached of some rows
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Examples:
     rows: Ints  # manifest rows [n]
     inputs: Mapping[str, Tensor]  # what is cached of them: {"cls": [n, d], "patch": [n, T, w]}
     compositions: Tensor  # [n]
+    views: Views | None = None  # of the same images, to train on
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -34,25 +38,36 @@ class Examples:
 
     def to(self, device: torch.device) -> Examples:
         inputs = {name: values.to(device) for name, values in self.inputs.items()}
-        return Examples(self.rows, inputs, self.compositions.to(device))
+        views = None if self.views is None else self.views.to(device)
+        return Examples(self.rows, inputs, self.compositions.to(device), views)
 
 
 def join(
-    manifest: pd.DataFrame, labels: LabelSpace, inputs: Mapping[str, np.ndarray | Streamed], bad: np.ndarray
+    manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray, viewed: Viewed | None = None
 ) -> dict[str, Examples]:
-    """Examples of each split. Pictures that could not be read are left out; the evaluation reports their number."""
+    """Examples of each split. Pictures that could not be read, or one of whose views could not be encoded, are left
+    out; the evaluation reports their number."""
     if len(manifest) != len(bad):
         raise DuplexError(f"the manifest has {len(manifest)} rows, the cache {len(bad)}; `dvc repro extract` mends it")
-    compositions = labels.index(manifest["state"].tolist(), manifest["object"].tolist())
+    compositions = torch.from_numpy(labels.index(manifest["state"].tolist(), manifest["object"].tolist()))
     splits = manifest["split"].to_numpy()
-    return {split: _pick(np.flatnonzero((splits == split) & ~bad), inputs, compositions) for split in SPLITS}
+    rows = {split: np.flatnonzero((splits == split) & ~bad) for split in SPLITS}
+    views = None
+    if viewed is not None:
+        places = np.searchsorted(np.flatnonzero(splits == "train"), rows["train"])  # among the training pictures
+        whole = viewed.whole[places]
+        rows["train"], places = rows["train"][whole], places[whole]
+        views = Views(viewed.count, pick(viewed.inputs, viewed.rows(places)))
+    return {
+        split: Examples(chosen, pick(inputs, chosen), compositions[chosen], views if split == "train" else None)
+        for split, chosen in rows.items()
+    }
 
 
-def _pick(rows: Ints, inputs: Mapping[str, np.ndarray | Streamed], compositions: Ints) -> Examples:
+def pick(inputs: Arrays, rows: Ints) -> dict[str, Any]:
     """CLS features in float32, tokens as they are cached: they are large, and may stay on the disk."""
     chosen: dict[str, Any] = {
         name: values.at(rows) if isinstance(values, Streamed) else torch.from_numpy(values[rows])
         for name, values in inputs.items()
     }
-    chosen = {name: values.float() if name == "cls" else values for name, values in chosen.items()}
-    return Examples(rows, chosen, torch.from_numpy(compositions[rows]))
+    return {name: values.float() if name == "cls" else values for name, values in chosen.items()}

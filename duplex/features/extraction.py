@@ -15,6 +15,7 @@ import numpy as np
 
 from duplex.encoders.tail import entering_shape
 from duplex.errors import DuplexError, UsageError, require
+from duplex.features.augmentation import Augmentation
 from duplex.features.decoding import Pictures, RowRange, decoded_blocks, decoding_workers, worker_deaths
 from duplex.features.encoding import encoded_blocks, memory_shortage
 from duplex.features.identity import Identity, cache_identity, difference
@@ -53,6 +54,8 @@ class Job:
     """The rows of one file, and how they are to be encoded."""
 
     images: Sequence[str]
+    first: int  # the first of them among all rows
+    augmentation: Augmentation | None
     root: Path
     encoder: Encoder
     tokens: str
@@ -63,6 +66,10 @@ class Job:
     fresh: bool
     progress: bool
     commit_seconds: float
+
+    @property
+    def pictures(self) -> Pictures:
+        return Pictures(self.images, self.root, self.encoder.image_transform, self.augmentation, self.first)
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,7 @@ def extract(
     num_workers: int | Literal["auto"] = "auto",
     tokens: str = "none",
     depth: int = 0,
+    augmentation: Augmentation | None = None,
     shard: tuple[int, int] | None = None,
     max_bad: float = 0.01,
     fresh: bool = False,
@@ -119,7 +127,7 @@ def extract(
     progress: bool = True,
     commit_seconds: float = COMMIT_SECONDS,
 ) -> ExtractionReport:
-    """Encode `images` (paths relative to `root`) into the cache `out`, or one shard of it.
+    """Encode `images` (paths relative to `root`), or the views of each, into the cache `out`, or one shard of it.
 
     A finished cache of the same identity is left as it is; an unfinished one is resumed. Pictures that cannot be read
     keep their row, marked; more than `max_bad` of them is an error, and the unfinished cache stays for the next try.
@@ -130,12 +138,15 @@ def extract(
     if out.is_dir():
         raise UsageError(f"{out} is a folder; --out names the cache's file")
     began = time.monotonic()
+    images = images if augmentation is None else augmentation.rows(images)
     total = len(images) if limit is None else min(limit, len(images))
     span, path = extent(total, batch_size, shard, out)
     wanted = cache_identity(encoder.identity, manifest_sha256, tokens, total if total < len(images) else None, depth)
+    wanted |= {} if augmentation is None else augmentation.identity
     rows = images[span.start : span.stop]
     workers = decoding_workers(num_workers)
-    job = Job(rows, root, encoder, tokens, depth, batch_size, workers, max_bad, fresh, progress, commit_seconds)
+    which = rows, span.start, augmentation
+    job = Job(*which, root, encoder, tokens, depth, batch_size, workers, max_bad, fresh, progress, commit_seconds)
     refuse_foreign(path)
     with sole_writer(path, *EXTRACTION):
         marks = None if fresh else finished_marks(path, wanted, span)
@@ -218,7 +229,7 @@ def _readable(marks: Marks, job: Job) -> Iterator[int]:
     """Rows that were bad for their picture's sake, which can be had today."""
     bad = (marks >= FIRST_BAD) & (marks != mark_of(NOT_FINITE))
     if bad.any():
-        pictures = Pictures(job.images, job.root, job.encoder.image_transform)
+        pictures = job.pictures
         yield from (row for row in np.flatnonzero(bad).tolist() if pictures[row][1] == ENCODED)
 
 
@@ -226,9 +237,8 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     """Encode every block that has a pending row, whole."""
     rows = len(job.images)
     pending = [block for block in _blocks(rows, job.batch_size) if (cache.marks[slice(*block)] == PENDING).any()]
-    pictures = Pictures(job.images, job.root, job.encoder.image_transform)
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
-    decoded = decoded_blocks(pictures, pending, workers, pinned=pinned)
+    decoded = decoded_blocks(job.pictures, pending, workers, pinned=pinned)
     stream = encoded_blocks(job.encoder, decoded, patches="patch" in cache.names, depth=job.depth)
     bar = Bar("pictures", sum(stop - start for start, stop in pending) if job.progress else 0)
     began = committed = time.monotonic()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from duplex.encoders.tail import entering
 from duplex.errors import DuplexError, UsageError
+from duplex.features.augmentation import Augmentation
 from duplex.features.decoding import Pictures
 from duplex.features.identity import check_identity, repair
 from duplex.features.layout import ENCODED, FIRST_BAD, OPTIONAL, PENDING, open_file, read_identity, read_span, reason
@@ -60,23 +61,27 @@ def verify(
     images: Sequence[str],
     root: Path,
     manifest_sha256: str,
+    augmentation: Augmentation | None = None,
     *,
     sample: int = 32,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Encode a random sample of rows again and compare: cosine for pictures, the mark for bad ones. Raises where a
-    row disagrees."""
+    row disagrees. With an `augmentation` it is a cache of the images' views."""
+    images = images if augmentation is None else augmentation.rows(images)
     with open_file(path) as file:
         identity = read_identity(file)
         limit = {key: identity[key] for key in ("limit",) if key in identity}
-        check_identity(identity, {**encoder.identity, "manifest": manifest_sha256, **limit}, path)
+        shown = {} if augmentation is None else augmentation.identity
+        check_identity(identity, {**encoder.identity, "manifest": manifest_sha256, **limit, **shown}, path)
         span, marks = read_span(file), file["mark"][...]
         if span.total > len(images):
             raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair(path)}")
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
         names = ["cls", *(["deep"] if "deep" in file else [])]
         stored = {name: file[name][rows].astype(np.float32).reshape(len(rows), -1) for name in names}
-    pictures = Pictures(images[span.start : span.stop], root, encoder.image_transform)
+    part = images[span.start : span.stop]
+    pictures = Pictures(part, root, encoder.image_transform, augmentation, span.start)
     worst = 1.0
     for index, row in enumerate(rows.tolist()):
         image = images[span.start + row]

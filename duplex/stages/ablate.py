@@ -69,6 +69,8 @@ def note_inputs(params: Params, dataset: str, paths: ArtifactPaths | None = None
         "labels": LabelSpace.load(paths.labels(dataset)).to_dict(),
         "encoder": params.dataset(dataset).encoder.model_dump(),
     }
+    if params.augmentation(dataset) is not None:
+        record["views"] = open_features(paths.views(dataset)).identity
     write_json(record, paths.ablations / "inputs" / f"{dataset}.json")
 
 

@@ -76,9 +76,9 @@ def inputs_of(dataset: str, paths: ArtifactPaths) -> dict[str, Any]:
     for path, stage in ((paths.manifest, "prepare"), (paths.labels, "prepare"), (paths.features, "extract")):
         if not path(dataset).exists():
             raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")
-    features = paths.features(dataset).stat()
+    large = [place.stat() for place in (paths.features(dataset), paths.views(dataset)) if place.exists()]
     small = {path.name: sha256(path) for path in (paths.manifest(dataset), paths.labels(dataset))}
-    return {**small, "features": [features.st_size, features.st_mtime_ns]}
+    return {**small, "features": [number for file in large for number in (file.st_size, file.st_mtime_ns)]}
 
 
 def _digest(record: dict[str, Any]) -> str:

@@ -41,6 +41,37 @@ def extract(
     return report
 
 
+def extract_views(
+    params: Params, dataset: str, paths: ArtifactPaths | None = None, **options: Any
+) -> ExtractionReport | None:
+    """Encode the views of a data set's training pictures, where params.yaml asks for some. `views.json` beside their
+    cache says how many there are, none included."""
+    paths = paths or ArtifactPaths()
+    report, out = None, paths.views(dataset)
+    if params.augmentation(dataset) is not None:
+        images, settings = views_of(params, dataset, paths)
+        entry = params.dataset(dataset).encoder
+        loading = {"device": params.device, "precision": entry.precision}
+        encoder = load_encoder(entry.name, entry.weights, towers="image", **loading)
+        report = encode(images, out=out, encoder=encoder, **{**settings, **options})
+    note_views(params, dataset, paths)
+    return report
+
+
+def views_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
+    """A data set's training pictures, and how their views are extracted."""
+    manifest, common = extraction_of(params, dataset, paths)
+    training = read_manifest(paths.manifest(dataset))["split"] == "train"
+    images = [image for image, wanted in zip(manifest, training, strict=True) if wanted]
+    return images, {**common, "augmentation": params.augmentation(dataset)}
+
+
+def note_views(params: Params, dataset: str, paths: ArtifactPaths) -> None:
+    augmentation = params.augmentation(dataset)
+    record = {"views": "0"} if augmentation is None else augmentation.identity
+    write_text(paths.views(dataset).with_name("views.json"), json.dumps(record, indent=2) + "\n")
+
+
 def _reuse(
     params: Params,
     dataset: str,

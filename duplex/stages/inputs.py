@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,10 +20,11 @@ from duplex.encoders import load_encoder, resolve_device
 from duplex.encoders.text import TextTower
 from duplex.errors import UsageError
 from duplex.evaluation.words import read_word_vectors
-from duplex.features.examples import Examples, join
+from duplex.features.examples import Arrays, Examples, join
 from duplex.features.identity import IMPORTED
-from duplex.features.store import open_features
-from duplex.features.tokens import Streamed, read_tokens
+from duplex.features.store import Features, open_features
+from duplex.features.tokens import read_tokens
+from duplex.features.views import Viewed
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Setting, Words
 from duplex.options import TailOptions, TrainingOptions
@@ -133,19 +134,20 @@ def load_inputs(
         del expected["precision"]
     features = open_features(paths.features(dataset), expect=expected)
     identity = {key: str(value) for key, value in features.identity.items()}
-    limit = int(memory * 2**30)
-    arrays: dict[str, Any] = {"cls": features.cls, **_tokens(paths.features(dataset), needs, limit)}
-    if tail is not None:
-        refuse_deeper(dataset, paths.features(dataset), tail.depth, int(identity.get("depth", 0)))
-        arrays["deep"] = read_tokens(paths.features(dataset), "deep", limit)
-    examples = join(manifest, labels, arrays, features.bad)
+    read = partial(_arrays, dataset=dataset, needs=needs, tail=tail, limit=int(memory * 2**30))
+    viewed, augmentation = None, params.augmentation(dataset)
+    if augmentation is not None:
+        shown = open_features(paths.views(dataset), expect={**expected, **augmentation.identity})
+        viewed = Viewed(augmentation.count, read(shown), shown.bad)
+        identity |= augmentation.identity
+    examples = join(manifest, labels, read(features), features.bad, viewed)
     known = {"encoder": IMPORTED, "weights": identity["weights"]} if imported else made_by
     encoder = {**known, "precision": entry.encoder.precision, "text_precision": precision, **_asked(entry)}
     image_tail = None
     if tail is not None:
         encoder["depth"] = identity["depth"]  # of what the tail is given
         image_tail = tail_maker(encoder, tail, resolve_device(params.device))
-    bad, glove = int(features.bad.sum()), params.evaluation.word_vectors
+    bad, glove = len(manifest) - sum(map(len, examples.values())), params.evaluation.word_vectors
     return Inputs(manifest, labels, examples, tower, encoder, identity, bad, glove, image_tail)
 
 
@@ -172,7 +174,16 @@ def _asked(entry: DatasetParams) -> dict[str, str]:
     return {"name": entry.encoder.name, "tag": entry.encoder.weights or ""}
 
 
-def _tokens(path: Path, needs: Collection[str], limit: int) -> Mapping[str, np.ndarray | Streamed]:
-    """Patch tokens where they are asked for and there; a method that lacks them says so itself."""
-    patches = read_tokens(path, "patch", limit) if "patch" in needs else None
-    return {} if patches is None else {"patch": patches}
+def _arrays(
+    features: Features, *, dataset: str, needs: Collection[str], tail: TailOptions | None, limit: int
+) -> Arrays:
+    """What is read of a cache. Patch tokens where they are asked for and there; a method that lacks them says so
+    itself."""
+    found: dict[str, Any] = {"cls": features.cls}
+    patches = read_tokens(features.path, "patch", limit) if "patch" in needs else None
+    if patches is not None:
+        found["patch"] = patches
+    if tail is not None:
+        refuse_deeper(dataset, features.path, tail.depth, int(features.identity.get("depth", 0)))
+        found["deep"] = read_tokens(features.path, "deep", limit)
+    return found

@@ -1,0 +1,162 @@
+"""Views of training pictures: which part of a picture they show, their cache, and what is drawn of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.functional import to_tensor
+
+from duplex.errors import DuplexError
+from duplex.features import extraction as extraction_module
+from duplex.features.augmentation import AREA, ASPECT, Augmentation, box
+from duplex.features.inspection import verify
+from duplex.features.shards import join_shards
+from duplex.features.store import open_features
+from duplex.features.tokens import Streamed, read_tokens
+from duplex.features.views import Viewed, Views
+from tests.features.test_deep import _third
+
+TWICE = Augmentation(2, flip=True)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 400), st.integers(1, 400))
+def test_a_box_lies_within_the_picture_and_shows_nearly_all_of_it(seed: int, width: int, height: int) -> None:
+    left, upper, right, lower = box(np.random.default_rng(seed), width, height)
+    assert 0 <= left < right <= width and 0 <= upper < lower <= height
+    w, h = right - left, lower - upper
+    drawn = AREA[0] * width * height - w - h <= w * h  # but for rounding of either side
+    fallback = (left, upper) == ((width - w) // 2, (height - h) // 2) and (w == width or h == height)
+    assert drawn or fallback
+    if min(w, h) > 20:
+        assert 0.95 * ASPECT[0] <= w / h <= 1.05 * ASPECT[1]
+
+
+def test_a_view_is_what_open_clips_training_transform_makes_of_the_same_box(encoder, monkeypatch) -> None:
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 130, 3), dtype=np.uint8))
+    size = encoder.image_transform(picture).shape[-2:]
+    left, upper, right, lower = box(np.random.default_rng([crc32(b"a.png"), 3]), *picture.size)
+    monkeypatch.setattr(RandomResizedCrop, "get_params", lambda *_: (upper, left, lower - upper, right - left))
+    theirs = open_clip.image_transform(size[0], is_train=True, mean=(0, 0, 0), std=(1, 1, 1))(picture)
+    view = Augmentation(4, flip=False).show(picture, "a.png", 3, size)
+    assert torch.equal(to_tensor(view), theirs)
+    assert torch.equal(encoder.image_transform(view), (255 * theirs).round().to(torch.uint8))  # resized no more
+
+
+def test_half_of_the_views_are_mirrored_where_that_is_allowed() -> None:
+    bright_left = Image.fromarray(np.repeat(np.linspace(255, 0, 64, dtype=np.uint8)[None, :, None], 64, 0).repeat(3, 2))
+
+    def mirrored(flip: bool) -> int:
+        shown = [Augmentation(100, flip).show(bright_left, "a.png", view, (32, 32)) for view in range(100)]
+        return sum(np.asarray(one)[0, 0, 0] < np.asarray(one)[0, -1, 0] for one in shown)
+
+    assert mirrored(flip=False) == 0 and 30 < mirrored(flip=True) < 70
+
+
+def test_every_view_of_every_picture_has_its_row(run, images: list[str], encoder, tmp_path: Path) -> None:
+    """A naive twin: each picture read, cut and encoded by itself."""
+    found = open_features(run(augmentation=TWICE).path)
+    assert found.identity["views"] == "2" and found.identity["flip"] == "true" and len(found.cls) == 80
+    for row in (0, 1, 37, 78):
+        name = images[row // 2]
+        picture = Image.open(tmp_path / "pictures" / name).convert("RGB")
+        size = encoder.image_transform(picture).shape[-2:]
+        pixels = encoder.image_transform(TWICE.show(picture, name, row % 2, size))
+        with torch.no_grad():
+            again = encoder.encode_images(pixels[None])[0].numpy()
+        np.testing.assert_allclose(found.cls[row], again, rtol=2e-3, atol=2e-3)  # float16
+    assert len(np.unique(found.cls, axis=0)) > 70  # two boxes of a small picture may be the same
+
+
+def test_workers_shards_and_another_order_of_pictures_show_the_same(run, images: list[str], tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole.h5", augmentation=TWICE).path
+    apart = run(tmp_path / "apart.h5", augmentation=TWICE, num_workers=2).path
+    assert apart.read_bytes() == whole.read_bytes()
+    for k in range(3):
+        run(tmp_path / "parts.h5", augmentation=TWICE, shard=(k, 3))
+    join_shards(tmp_path / "parts.h5", copy=True)
+    assert (tmp_path / "parts.h5").read_bytes() == whole.read_bytes()
+    turned = open_features(run(tmp_path / "turned.h5", augmentation=TWICE, images=images[::-1]).path)
+    np.testing.assert_allclose(
+        turned.cls.reshape(40, 2, -1)[::-1].reshape(80, -1), open_features(whole).cls, rtol=1e-2, atol=1e-3
+    )
+
+
+def test_an_interrupted_one_is_resumed_to_the_same_bytes(run, tmp_path: Path, monkeypatch) -> None:
+    whole = run(tmp_path / "whole.h5", augmentation=TWICE).path
+    monkeypatch.setattr(extraction_module, "stop_requests", _third)
+    with pytest.raises(DuplexError, match=r"stopped with 24 of 80 rows"):
+        run(tmp_path / "broken.h5", augmentation=TWICE)
+    monkeypatch.undo()
+    assert run(tmp_path / "broken.h5", augmentation=TWICE).resumed == 24
+    assert (tmp_path / "broken.h5").read_bytes() == whole.read_bytes()
+
+
+def test_a_cache_of_views_is_not_taken_for_one_of_pictures_nor_for_another_choice_of_views(run, capsys) -> None:
+    path = run(augmentation=TWICE).path
+    with pytest.raises(DuplexError, match="holds views of training pictures, not the pictures"):
+        open_features(path, {"manifest": "m" * 64})
+    for other, word in ((Augmentation(3, flip=True), "number of views"), (Augmentation(2, flip=False), "mirrored")):
+        with pytest.raises(DuplexError, match=f"another .*{word}"):
+            open_features(path, {"manifest": "m" * 64, **other.identity})
+    run(path, augmentation=Augmentation(3, flip=True))
+    assert "another number of views; extracting afresh" in capsys.readouterr().err
+
+
+def test_rows_are_verified_as_the_views_that_they_are(run, images: list[str], encoder, tmp_path: Path) -> None:
+    path, where = run(augmentation=TWICE).path, (tmp_path / "pictures", "m" * 64)
+    assert verify(path, encoder, images, *where, TWICE, sample=80)["worst_cosine"] > 0.999
+    with pytest.raises(DuplexError, match="is not"):  # the first half of the rows are not the first pictures'
+        verify(path, encoder, images[::-1], *where, TWICE, sample=80)
+
+
+def test_an_unreadable_picture_is_bad_in_each_of_its_views(run, images: list[str], tmp_path: Path) -> None:
+    (tmp_path / "pictures" / images[5]).write_bytes(b"no picture")
+    found = open_features(run(augmentation=TWICE, max_bad=0.1).path)
+    assert np.flatnonzero(found.bad).tolist() == [10, 11]
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 2**32))
+def test_a_draw_has_one_view_of_every_image(images: int, count: int, seed: int) -> None:
+    rows = torch.arange(images * count, dtype=torch.float32)[:, None]
+    drawn = Views(count, {"cls": rows}).drawn(torch.Generator().manual_seed(seed))["cls"][:, 0]
+    assert (drawn.long() // count).tolist() == list(range(images))
+
+
+def test_draws_follow_the_generator_and_reach_every_view() -> None:
+    views, order = Views(3, {"cls": torch.arange(12.0)[:, None]}), torch.Generator().manual_seed(1)
+    draws = [tuple(views.drawn(order)["cls"][:, 0].tolist()) for _ in range(60)]
+    assert len(set(draws)) > 20 and len(Counter(one[2] for one in draws)) == 3
+    again = torch.Generator().manual_seed(1)
+    assert [tuple(views.drawn(again)["cls"][:, 0].tolist()) for _ in range(60)] == draws
+
+
+def test_what_is_streamed_is_drawn_as_what_is_held(run, encoder) -> None:
+    path = run(augmentation=TWICE, depth=1).path
+    held, streamed = read_tokens(path, "deep"), read_tokens(path, "deep", limit=0)
+    assert isinstance(streamed, Streamed)
+    cls = torch.from_numpy(open_features(path).cls)
+    one, other = (
+        Views(2, {"cls": cls, "deep": deep}).drawn(torch.Generator().manual_seed(4))
+        for deep in (torch.from_numpy(held), streamed)
+    )
+    assert torch.equal(one["deep"], other["deep"][torch.arange(40)]) and torch.equal(one["cls"], other["cls"])
+    mixed = Views(2, {"cls": cls, "deep": streamed}).to(torch.device("cpu")).inputs["deep"]
+    assert isinstance(mixed, Streamed) and len(mixed) == 80
+
+
+def test_a_picture_with_a_bad_view_is_not_whole() -> None:
+    bad = np.zeros(12, bool)
+    bad[[4, 9]] = True
+    viewed = Viewed(3, {}, bad)
+    assert viewed.whole.tolist() == [True, False, True, False]
+    assert viewed.rows(np.array([0, 2])).tolist() == [0, 1, 2, 6, 7, 8]
