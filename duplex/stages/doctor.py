@@ -118,7 +118,9 @@ def _dataset(params: Params, name: str) -> Iterator[Finding]:
         name, f"pictures in {source.root}: " + ("there" if there else "drawn when needed" if drawn else "absent"), mend
     )
     if wanted or ArtifactPaths().features(name).exists():
-        yield _cache(name)
+        yield _cache(name, ArtifactPaths().features(name))
+    if params.augmentation(name) is not None and (wanted or ArtifactPaths().views(name).exists()):
+        yield _cache(name, ArtifactPaths().views(name))
 
 
 def _weights(name: str, entry: DatasetParams, wanted: bool) -> Iterator[Finding]:
@@ -138,8 +140,7 @@ def _weights(name: str, entry: DatasetParams, wanted: bool) -> Iterator[Finding]
     )
 
 
-def _cache(name: str) -> Finding:
-    path = ArtifactPaths().features(name)
+def _cache(name: str, path: Path) -> Finding:
     if not path.exists():
         begun = partial_path(path).exists()
         return Finding(
