@@ -194,8 +194,10 @@ def assess_sums(
     if parts is None:
         return found
     target, seen = np.searchsorted(columns, own), labels.is_seen(columns)
-    for rows, some in _cut(examples.inputs, BLOCK_SCORES // len(columns)):
+    for rows, some in _cut(examples.inputs, BLOCK_SCORES // (8 * len(columns))):  # all parts and a sum are held at once
         terms = dict(parts(some))
+        if len(terms) < 2:
+            break
         for size in range(1, len(terms)):
             for names in combinations(terms, size):
                 scores = torch.stack([terms[name] for name in names]).sum(0)
