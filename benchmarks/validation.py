@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 from benchmarks.measure import emit, say
 from benchmarks.variations import STUDY, Variation
 from duplex.artifacts import ArtifactPaths
-from duplex.assessment import Field, assess, validation_auc
+from duplex.assessment import Field, assess, assess_sums, validation_auc
 from duplex.encoders import resolve_device
 from duplex.errors import require
 from duplex.evaluation.metrics import measure
@@ -49,7 +48,7 @@ def run(
     terms: bool = False,
 ) -> dict[str, float]:
     """Train one method; its best validation AUC, S and U there, and its AUC over all compositions. With `terms`, also
-    the AUC of every part of the sum that its options call `inference`, each asked of the model that all of it chose."""
+    the AUC of the parts of its score, each asked of the model that all of it chose."""
     method = (
         begin(row.kind, row.options, inputs.setting(row.world), inputs, seed, device)
         if variation is None
@@ -75,15 +74,10 @@ def run(
 
 
 def of_terms(method: Method[Any], val: Examples, labels: LabelSpace) -> dict[str, float]:
-    """Validation AUC by the terms that are asked at inference."""
-    named, options = getattr(method.options, "inference", ()), method.options
-    found = {}
-    for count in range(1, len(named) + 1):
-        for some in combinations(named, count):
-            method.options = replace(options, inference=some)
-            found["auc_" + "_".join(some)] = 100 * validation_auc(method, val, labels)
-    method.options = options
-    return found
+    """Validation AUC by some parts of the score."""
+    sums = assess_sums(method, labels.target("closed", "val"), val, labels)
+    found = {"_".join(names): measure(evidence.rivals(), rounds=0).auc for names, evidence in sums.items()}
+    return {f"auc_{name}": 100 * auc for name, auc in found.items() if auc is not None}
 
 
 @dataclass(frozen=True)

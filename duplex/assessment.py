@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,29 @@ def choose_feasible(
     bucket = buckets(feasible, steps)
     chosen = choose_threshold(assess(field, examples, labels, bucket=bucket).evidence, steps)
     return chosen, bucket < steps.size - np.searchsorted(steps, chosen.value)
+
+
+def assess_sums(
+    method: Method[Any], columns: Ints, examples: Examples, labels: LabelSpace
+) -> dict[tuple[str, ...], Evidence]:
+    """Where a score is a sum: what each part of it, and each sum of some of them, would answer over sorted `columns` in
+    its place, by the parts' names. All are of this one model, weighed as in the whole; the whole itself is not among
+    them."""
+    method.eval()
+    parts, own = method.evidence(columns), examples.compositions.cpu().numpy()
+    found: dict[tuple[str, ...], Evidence] = {}
+    if parts is None:
+        return found
+    target, seen = np.searchsorted(columns, own), labels.is_seen(columns)
+    for rows, some in _cut(examples.inputs, BLOCK_SCORES // (8 * len(columns))):  # all parts and a sum are held at once
+        terms = dict(parts(some))
+        if len(terms) < 2:
+            break
+        for size in range(1, len(terms)):
+            for names in combinations(terms, size):
+                scores = torch.stack([terms[name] for name in names]).sum(0)
+                found.setdefault(names, Evidence(target, seen)).add(scores, rows)
+    return found
 
 
 def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:

@@ -117,6 +117,7 @@ class EvaluationParams(Section):
     feasibility: Literal["words", "likelihood"] = "words"  # who rules compositions out, where both can
     word_vectors: Path | None = None  # GloVe-format file; None: the encoder's own text tower
     bootstrap: Positive = 1000
+    terms: bool = True  # the parts of a score alone, in the closed world
 
 
 class Params(Section):

@@ -258,10 +258,13 @@ def _check_exhibits(method: Method[Any]) -> None:
     compositions = labels.pairs["test"]
     if shown.features is not None:
         _demand(shown.features(batch.inputs).shape[0] == 5, method, "exhibits: features are not one row an image")
-    for name in ("semantic", "visual"):
+    beside = {"semantic": shown.spoken or shown.features, "visual": shown.features}
+    for name, images in beside.items():
         rows = getattr(shown, name)
         good = rows is None or rows(compositions).shape[0] == len(compositions)
         _demand(good, method, f"exhibits: {name} prototypes are not one row a composition")
+        wide = rows is None or images is None or images(batch.inputs).shape == (5, rows(compositions).shape[1])
+        _demand(wide, method, f"exhibits: {name} prototypes and the features beside them are not of one width")
     if shown.factors is not None:
         _demand(all(part.shape[0] == 5 for part in shown.factors(batch.inputs)), method, "exhibits: factors are odd")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,15 @@ import pytest
 import torch
 
 from duplex import assessment
-from duplex.assessment import Field, assess, validation_auc
+from duplex.assessment import Field, assess, assess_sums, validation_auc
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.evidence import Evidence
-from duplex.evaluation.metrics import measure
+from duplex.evaluation.metrics import Metrics, measure
 from duplex.features.examples import Examples
+from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.duplex import DuplexOptions as Options
-from tests.methods.world import features, small_labels, small_method
+from duplex.methods.plid import Plid, PlidOptions
+from tests.methods.world import batch_of, features, small_labels, small_method, small_setting
 
 
 def test_k_goes_up_to_the_number_of_columns():
@@ -137,3 +141,49 @@ def test_the_validation_auc_is_that_of_the_world_trained_for(world):
     target = np.searchsorted(columns, examples.compositions.numpy())
     rivals = Evidence(target, labels.seen[columns]).add(Field.of(method, columns).scorer(examples.inputs)).rivals()
     assert validation_auc(method, examples, labels, world) == pytest.approx(measure(rivals, 1, rounds=0).auc)
+
+
+def numbers(evidence: Evidence) -> Metrics:
+    """All but the best bias, which has the scores' own last bits."""
+    return dataclasses.replace(measure(evidence.rivals(), rounds=0), bias=None)
+
+
+NAMED = {"ct": "semantic", "so": "factors", "ch": "visual"}
+
+
+def test_every_sum_of_parts_is_the_model_asked_for_these_alone(monkeypatch):
+    """As if its options named no other terms; block by block."""
+    labels, method = small_labels(), small_method(Options(width=5))
+    columns, examples = labels.target("closed", "test"), eight("test")
+    monkeypatch.setattr(assessment, "BLOCK_SCORES", 3 * len(columns))
+    sums = {frozenset(names): found for names, found in assess_sums(method, columns, examples, labels).items()}
+    expected = [some for size in (1, 2) for some in combinations(NAMED, size)]
+    assert set(sums) == {frozenset(NAMED[term] for term in some) for some in expected}
+    for some in expected:
+        other = small_method(Options(width=5, inference=some))  # type: ignore[arg-type]
+        other.load_state_dict(method.state_dict())
+        alone = assess(Field.of(other, columns), examples, labels).evidence
+        found = sums[frozenset(NAMED[term] for term in some)]
+        assert numbers(found) == numbers(alone)
+
+
+def test_parts_of_a_product_are_added_as_weighted_logarithms():
+    labels, columns, examples = small_labels(), small_labels().target("closed", "test"), eight("test")
+    torch.manual_seed(0)
+    method = ClosedFormMethod(small_setting(), ClosedFormOptions(width=5, weights=(0.5, 0.25, 2.0))).double()
+    train = batch_of(features(40, 5), np.resize(labels.pairs["train"], 40))
+    method.start(train)
+    found = assess_sums(method, columns, examples, labels)
+    assert len(found) == 6
+    parts = dict(method.evidence(columns)(examples.inputs))
+    target = np.searchsorted(columns, examples.compositions.numpy())
+    for names, evidence in found.items():
+        whole = sum(parts[name] for name in names)
+        plain = Evidence(target, labels.seen[columns]).add(whole)
+        assert numbers(evidence) == numbers(plain)
+
+
+def test_a_score_that_is_no_sum_has_no_parts():
+    labels = small_labels()
+    method = Plid(small_setting(), PlidOptions())
+    assert assess_sums(method, labels.target("closed", "test"), eight("test"), labels) == {}

@@ -56,6 +56,9 @@ def test_every_method_goes_from_features_to_metrics(place, method):
         sum(group["test_images"] for group in found["groups"].values())
         == found["closed"]["images_seen"] + (found["closed"]["images_unseen"])
     )
+    sums = {name for name in found if name.startswith("terms_")}
+    assert len(sums) == {"cso": 2, "duplex": 6}.get(method, 0), "the parts of a score are those of its own sum"
+    assert all(0 <= found[name]["auc"] <= 100 for name in sums)
     at_ends = {name: group["accuracy_at_ends"] for name, group in found["groups"].items()}
     counts = {name: group["test_images"] for name, group in found["groups"].items()}
     assert at_ends["unseen"] == pytest.approx(found["closed"]["unseen"])
@@ -164,6 +167,17 @@ def test_test_images_have_no_part_in_training_and_selection(place):
 
 def with_evaluation(params: Params, **changes) -> Params:
     return params.model_copy(update={"evaluation": params.evaluation.model_copy(update=changes)})
+
+
+def test_parts_of_a_score_are_measured_where_that_is_asked_for(place):
+    _, params, paths = place
+    train.run(params, "own", "cso", 0, paths)
+    found, plain = (
+        evaluate.run(with_evaluation(params, terms=terms), "own", "cso", 0, paths) for terms in (True, False)
+    )
+    assert set(found) - set(plain) == {"terms_semantic", "terms_factors"}
+    assert {name: found[name] for name in plain} == plain
+    assert set(found["terms_factors"]) == {"seen", "unseen", "hm", "auc"}
 
 
 def test_the_sampled_protocol_reads_close_to_the_exact_one(place):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from duplex.methods.base import Method
+from duplex.methods.base import Exhibits, Method
 from duplex.methods.registry import find, sources
 from duplex.options import Options
 from duplex.testing import MethodFault, check_method
@@ -154,6 +154,11 @@ class Odd(Probe):
         return frozenset({"audio"})
 
 
+class Narrow(Probe):
+    def exhibits(self):
+        return Exhibits(features=lambda inputs: inputs["cls"], semantic=lambda pairs: torch.ones(len(pairs), 3))
+
+
 class Undecided(Probe):
     def likelihood(self):
         return torch.full((12,), torch.inf)
@@ -176,6 +181,7 @@ class Undecided(Probe):
         (Unreached, "reach nothing that is trained"),
         (Many, "no single number"),
         (Odd, "audio"),
+        (Narrow, "semantic prototypes and the features beside them are not of one width"),
         (Undecided, "no finite number for each of the 12 compositions"),
     ],
 )

@@ -266,7 +266,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             return unit(self.fitted().rows_of(torch.as_tensor(compositions, device=self.counts.device)))
 
         own = of_paths(self.paths) if self.paths is not None else Exhibits()
-        return replace(own, semantic=None, features=features, visual=visual)
+        return replace(own, features=features, spoken=own.features, visual=visual)
 
     def summary(self) -> dict[str, int]:
         return {**super().summary(), "codebook_rows": len(self.counts)}

@@ -23,6 +23,7 @@ class Exhibits:
     visual: Callable[[Ints], Tensor] | None = None  # h [C, d] of compositions
     factors: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None  # z^s, z^o [B, d]
     joined: Callable[[Tensor, Tensor], Tensor] | None = None  # phi(z^s, z^o) [B, d], where the method fuses factors
+    spoken: Callable[[Inputs], Tensor] | None = None  # [B, d] what t^c is compared with, where that is not z^c
 
     @property
     def names(self) -> tuple[str, ...]:

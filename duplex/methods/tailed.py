@@ -121,8 +121,9 @@ class Tailed(Method[Options]):
 
     def exhibits(self) -> Exhibits:
         own = self.method.exhibits()
-        features, factors = (None if one is None else moving(one, self.tail) for one in (own.features, own.factors))
-        return replace(own, features=features, factors=factors)
+        read = (own.features, own.spoken, own.factors)
+        features, spoken, factors = (None if one is None else moving(one, self.tail) for one in read)
+        return replace(own, features=features, spoken=spoken, factors=factors)
 
     def portable(self, columns: Ints) -> dict[str, Tensor] | None:
         """The score over features that the tail has made, and what was trained in it."""

@@ -11,7 +11,7 @@ from typing import Any
 from duplex.errors import DuplexError
 from duplex.files import write_text
 from duplex.labels import GROUPS, WORLDS
-from duplex.report.numbers import GROUPINGS, JUDGES, read_numbers
+from duplex.report.numbers import GROUPINGS, JUDGES, TERMS, read_numbers
 
 HEADLINE = ("seen", "unseen", "hm", "auc")
 BESIDE = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
@@ -23,8 +23,9 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
     """`{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., auc_high: .., seeds: n}}}}`.
 
     `auc_low` and `auc_high` are the means of the runs' own 95 % intervals over images; `auc_se` is the standard error
-    of the mean over seeds (0 for one seed). Beside the worlds, `groups` holds the mean accuracy of each frequency
-    group, `groups_at_ends` the same where the curve ends. What is undefined for any seed is left out.
+    of the mean over seeds (0 for one seed). Beside the worlds, `terms_semantic+visual` is the closed one by these parts
+    of the score alone, `groups` holds the mean accuracy of each frequency group, `groups_at_ends` the same where the
+    curve ends. What is undefined for any seed is left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
@@ -33,6 +34,8 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
             for world in WORLDS
             if (known := [record[world] for record in records if world in record])
         }
+        for name in _terms(records):
+            found[name] = _summary([record[name] for record in records])
         for grouping, name in GROUPINGS.items():
             if groups := _groups(records, name):
                 found[grouping] = groups
@@ -54,6 +57,12 @@ def headlines(table: Aggregate) -> Aggregate:
         }
         for dataset, methods in table.items()
     }
+
+
+def _terms(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sums of parts of a score that every seed was measured by."""
+    names = [name for record in records[:1] for name in record if name.startswith(TERMS)]
+    return [name for name in names if all(name in record for record in records)]
 
 
 def _groups(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:

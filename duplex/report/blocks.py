@@ -65,6 +65,7 @@ class Note:
 class Line:
     text: str
     right: bool | None = None
+    head: bool = False  # says what the lines below it are
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ Tree = dict[str, Any]
 JUDGES = ("words", "likelihood")  # of feasibility: what the other one than the row's own would have decided
 GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}  # of summaries, and what of a run they average
 TABLES = {*WORLDS, *SPLITS, *JUDGES, *GROUPINGS, "shares"}  # what stands under these names is a table again
+TERMS, PREFIXES = "terms_", ("terms_", "top_")  # these begin the names of tables
 LISTS = {"bad_images"}
 LARGEST = 1e30
 
@@ -38,7 +39,7 @@ def _check(record: object, names: int, place: str) -> None:
     if not isinstance(record, Mapping):
         raise TypeError(f"{place} is no table")
     for key, value in record.items():
-        if names or key in TABLES or key.startswith("top_"):
+        if names or key in TABLES or key.startswith(PREFIXES):
             _check(value, max(0, names - 1), key)
         elif place == "groups" and isinstance(value, Mapping):
             _check(value, 0, key)

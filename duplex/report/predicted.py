@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -13,24 +13,25 @@ from duplex.report.blocks import Block, Cell, Column, Gallery, Group, Line, Note
 EACH, SHOWN = 4, 10
 CHOSEN = "At the bias on unseen pairs that validation chose."
 Look = Callable[[str], str | None]  # an image's thumbnail, by its name in the manifest
+Texts = Mapping[int, Sequence[Line]]  # the nearest texts of test images, by their rows in the manifest
 KINDS = (("seen", True), ("unseen", True), ("seen", False), ("unseen", False))
 
 
-def examples(predictions: pd.DataFrame, look: Look, each: int = EACH) -> Block:
-    """Test images with their best three compositions in the closed world: of seen and unseen pairs, right and wrong."""
+def examples(predictions: pd.DataFrame, look: Look, texts: Texts, each: int = EACH) -> Block:
+    """Test images with their best three compositions in the closed world: of seen and unseen pairs, right and wrong.
+    Below them the nearest texts, where the method has any."""
     rows = predictions[predictions["world"] == "closed"]
     groups = []
     for kind, right in KINDS:
         chosen = _spread(rows[(rows["seen"] == (kind == "seen")) & (rows["right"] == right)], each)
-        thumbs = [_example(row, look) for _, row in chosen.iterrows()]
+        thumbs = [_example(row, look, texts.get(row["row"], ())) for _, row in chosen.iterrows()]
         if thumbs:
             groups.append(Group(f"{kind.capitalize()} pairs, {'right' if right else 'wrong'}", [Strip("", thumbs)]))
     if not groups:
         return Note("There are no closed-world predictions to show.", "dvc repro")
-    return Gallery(
-        groups,
-        "Below each test image its label, then the best three compositions at the bias that validation chose.",
-    )
+    said = "Below each test image its label, then the best three compositions at the bias that validation chose"
+    read = "; below these the three of the closed world whose semantic prototypes are nearest to it, with their cosines"
+    return Gallery(groups, f"{said}{read if texts else ''}.")
 
 
 def _spread(rows: pd.DataFrame, count: int) -> pd.DataFrame:
@@ -40,9 +41,10 @@ def _spread(rows: pd.DataFrame, count: int) -> pd.DataFrame:
     return first.iloc[places[: len(first)]]
 
 
-def _example(row: pd.Series, look: Look) -> Thumb:
+def _example(row: pd.Series, look: Look, texts: Sequence[Line]) -> Thumb:
     best = [row[key] for key in ("top1", "top2", "top3") if isinstance(row.get(key), str) and row[key]]
     lines = [Line(name, name == row["label"]) for name in best]
+    lines = [Line("all of the score:", head=True), *lines, Line("text alone:", head=True), *texts] if texts else lines
     return Thumb(look(row["image"]), row["label"], f"test image labelled {row['label']}", lines=lines)
 
 

@@ -22,18 +22,26 @@ class Embedded:
     """A gallery of images seen through a method."""
 
     z: Array | None  # z^c [n, d], adapted, of unit length; None where the method has no such thing
+    spoken: Array | None  # [n, d] what semantic prototypes are compared with: z^c, or a space of their own
     states: Array | None  # z^s [n, d]; None without state and object factors
     objects: Array | None  # z^o [n, d]
+
+    def beside(self, kind: str) -> Array:
+        """The images' features in the space of a kind of prototypes."""
+        found = self.spoken if kind == "semantic" else self.z
+        assert found is not None
+        return found
 
 
 def embed(method: Exhibits, examples: Examples) -> Embedded:
     """The features that prototypes are compared with, and the images' state and object factors."""
     blocks = list(_blocks(examples.inputs))
     z = None if method.features is None else _joined([method.features(block) for block in blocks])
+    spoken = z if method.spoken is None else _joined([method.spoken(block) for block in blocks])
     if method.factors is None:
-        return Embedded(z, None, None)
+        return Embedded(z, spoken, None, None)
     states, objects = zip(*(method.factors(block) for block in blocks), strict=True)
-    return Embedded(z, _joined(states), _joined(objects))
+    return Embedded(z, spoken, _joined(states), _joined(objects))
 
 
 def _joined(parts: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> Array:

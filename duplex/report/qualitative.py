@@ -11,6 +11,7 @@ import pandas as pd
 from duplex.report.blocks import Block, Note, Part
 from duplex.report.pictures import any_there, thumbnail
 from duplex.report.predicted import Look, accuracy_tables, confused_table, examples
+from duplex.report.texts import Texts
 
 
 def look_under(root: Path) -> Look:
@@ -29,8 +30,10 @@ def absence(root: Path, images: Sequence[str], data: str) -> list[Block]:
     return [Note(f"The pictures of {data} are not on this machine (looked under {root}); only their labels are shown.")]
 
 
-def predicted_parts(predictions: pd.DataFrame, source: str, look: Look, missing: Sequence[Block]) -> list[Part]:
+def predicted_parts(
+    predictions: pd.DataFrame, source: str, look: Look, missing: Sequence[Block], texts: Texts
+) -> list[Part]:
     return [
-        Part("Examples", [*missing, examples(predictions, look)]),
+        Part("Examples", [*missing, examples(predictions, look, texts.lines), *texts.blocks]),
         Part("Where it errs", [confused_table(predictions, source), *accuracy_tables(predictions, source)]),
     ]

@@ -63,7 +63,7 @@ def prototype_hits(viewing: Viewing, embedded: Embedded, composition: int, top: 
         raise UsageError("this method has no prototypes to look at; choose another one with --method")
     found = {}
     for kind, prototype in prototypes_of(viewing.method, np.array([composition])).items():
-        rows, cosines = nearest(prototype, embedded.z, top)
+        rows, cosines = nearest(prototype, embedded.beside(kind), top)
         found[kind] = hits(viewing, rows[0], cosines[0], composition)
     return found
 
@@ -78,10 +78,9 @@ def hits(viewing: Viewing, rows: Ints, cosines: Floats, wanted: int) -> list[Hit
 
 def _precisions(viewing: Viewing, embedded: Embedded, present: Ints) -> dict[str, dict[str, float]]:
     """Share of the four nearest images that have the prototype's label, in percent, over test compositions."""
-    assert embedded.z is not None
     found: dict[str, dict[str, float]] = {}
     for kind, prototypes in prototypes_of(viewing.method, present).items():
-        rows, _ = nearest(prototypes, embedded.z, TOP)
+        rows, _ = nearest(prototypes, embedded.beside(kind), TOP)
         seen = viewing.labels.seen[present]
         found[kind] = {
             name: 100 * precision(rows[mask], viewing.own, present[mask])

@@ -20,6 +20,7 @@ from duplex.report.tables import (
     result_table,
     statistics_table,
 )
+from duplex.report.terms import term_tables
 
 
 def build_report(
@@ -77,13 +78,14 @@ def _frequency(material: Material, data: DatasetMaterial) -> list[Block]:
 
 
 def _ablations(material: Material, data: DatasetMaterial) -> list[Block]:
-    """The tables whose runs exist and lambda's curves; one note for all that is missing."""
+    """The tables whose runs exist, parts of single models' scores and lambda's curves; one note for all that is
+    missing."""
     entries = ablation_tables(material, data)
-    blocks: list[Block] = [block for _, block in entries if not isinstance(block, Note)]
+    tables = [block for _, block in entries if not isinstance(block, Note)]
     missing = [title for title, block in entries if isinstance(block, Note)]
     curves = lambda_figures(data, data_file("tables.yaml")["sensitivity"])
     if not curves:
         missing.append("Sensitivity to λ")
-    if missing:
-        blocks.append(Note(f"Not run for this data set: {', '.join(missing)}.", data_file("tables.yaml")["command"]))
-    return [*blocks, *curves]
+    command = data_file("tables.yaml")["command"]
+    notes = [Note(f"Not run for this data set: {', '.join(missing)}.", command)] if missing else []
+    return [*tables, *term_tables(material, data), *notes, *curves]

@@ -53,9 +53,9 @@ def result_table(material: Material, data: DatasetMaterial, world: str) -> Table
     rows = []
     for method, values in ours.items():
         place = (data.name, method, world)
-        cells = [_metric_cell(material.metrics_file, values, place, name) for name, _ in METRICS]
+        cells = [metric_cell(material.metrics_file, values, place, name) for name, _ in METRICS]
         interval = _interval_cell(material.metrics_file, values, place)
-        parts = [_metric_cell(material.metrics_file, values, place, name) for name, _ in PARTS]
+        parts = [metric_cell(material.metrics_file, values, place, name) for name, _ in PARTS]
         rows.append(Row([Cell(method, method), *cells, interval, *parts]))
     rows = ranked(rows, range(1, 1 + len(METRICS)))
     quoted = quoted_rows(data, world)
@@ -160,7 +160,7 @@ def ablation_tables(material: Material, data: DatasetMaterial) -> list[tuple[str
         for row, values, file, name in lines:
             if values:
                 place = (data.name, name, "closed")
-                numbers = [_metric_cell(file, values, place, name) for name, _ in METRICS]
+                numbers = [metric_cell(file, values, place, name) for name, _ in METRICS]
                 rows.append(Row([*(Cell(text, text) for text in row["cells"]), *numbers]))
         first = len(entry["columns"])
         header = [*(Column(title, numeric=False) for title in entry["columns"]), *NUMBERS]
@@ -228,8 +228,8 @@ def efficiency_table(material: Material, data: DatasetMaterial) -> Table:
                     _run_cell(every, ("peak_bytes",), "{:,.0f} MB", "timing", 1e-6),
                     _run_cell(every, ("seconds_per_epoch",), "{:.2f} s", "timing"),
                     _run_cell(every, ("test_seconds",), "{:.2f} s", "evaluation_timing"),
-                    _metric_cell(material.metrics_file, closed, place, "hm"),
-                    _metric_cell(material.metrics_file, closed, place, "auc"),
+                    metric_cell(material.metrics_file, closed, place, "hm"),
+                    metric_cell(material.metrics_file, closed, place, "auc"),
                 ]
             )
         )
@@ -277,7 +277,7 @@ def ranked(rows: Sequence[Row], columns: Iterable[int]) -> list[Row]:
     return [Row(cells, row.quoted) for cells, row in zip(grid, rows, strict=True)]
 
 
-def _metric_cell(file: str, values: Tree, place: Sequence[str], name: str) -> Cell:
+def metric_cell(file: str, values: Tree, place: Sequence[str], name: str) -> Cell:
     value, error = values.get(name), values.get(f"{name}_se")
     if value is None:
         return Cell(MISSING)

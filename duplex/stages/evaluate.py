@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.assessment import Field, Pass, assess
+from duplex.assessment import Field, Pass, assess, assess_sums
 from duplex.calibration import Calibration, passing
 from duplex.checkpoint import Record, load_checkpoint, read_record
 from duplex.encoders import resolve_device
@@ -71,6 +71,7 @@ def _run(params: Params, worlds: Collection[World], inputs: Inputs, record: Reco
     metrics = {
         **{part.world: part.metrics for part in found},
         **({"groups": _groups(closed[0], inputs)} if closed else {}),
+        **(_terms(trained, inputs) if closed and settings.terms and settings.protocol == "exact" else {}),
         "val_auc": 100 * record.val_auc,
         "epoch": record.epoch,
         "bad_images": inputs.bad,
@@ -87,6 +88,7 @@ def _write(table: pd.DataFrame, path: Path) -> None:
 
 
 BESIDE = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy asks seen columns alone
+OF_TERMS = ("seen", "unseen", "hm", "auc")
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,14 @@ def _groups(result: WorldResult, inputs: Inputs) -> dict[str, dict[str, float]]:
         str(group): {str(key): float(value) for key, value in row.items() if not np.isnan(value)}
         for group, row in table.iterrows()
     }
+
+
+def _terms(method: Method[Any], inputs: Inputs) -> dict[str, dict[str, Any]]:
+    """The closed world by parts of the score alone: what each adds, of this one model."""
+    labels = inputs.labels
+    sums = assess_sums(method, labels.target("closed", "test"), inputs.examples["test"], labels)
+    found = {"+".join(names): flat(measure(evidence.rivals(), rounds=0)) for names, evidence in sums.items()}
+    return {f"terms_{name}": {key: values[key] for key in OF_TERMS if key in values} for name, values in found.items()}
 
 
 def _predictions(

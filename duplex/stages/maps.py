@@ -44,7 +44,7 @@ def scene_of(shown: ShownRun, kind: str, seed: int) -> Scene:
         own=test.compositions.numpy(),
         raw=raw,
         trained=raw if trained is None else trained,
-        semantic=_rows(method.semantic),
+        semantic=_rows(method.semantic) if method.spoken is None else None,  # one map holds one space
         visual=_rows(method.visual),
         start=_rows(start),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from duplex.artifacts import ArtifactPaths
@@ -16,6 +16,7 @@ from duplex.report.qualitative import absence, look_under, predicted_parts
 from duplex.report.retrieved import prototype_blocks
 from duplex.report.scatter import map_figures
 from duplex.report.swaps import swap_blocks
+from duplex.report.texts import Texts, texts_of
 from duplex.stages.inventory import shown_run
 from duplex.stages.shown import load_shown
 
@@ -24,6 +25,7 @@ from duplex.stages.shown import load_shown
 class Pictured:
     parts: list[Part]
     numbers: dict[str, object]  # file name -> what it holds, for the page's tables to cite
+    texts: Texts = field(default_factory=Texts)
 
 
 def pictured(params: Params, dataset: str, paths: ArtifactPaths) -> Pictured:
@@ -35,14 +37,15 @@ def pictured(params: Params, dataset: str, paths: ArtifactPaths) -> Pictured:
     if not manifest.exists():
         return Pictured([Part("Examples", [Note(f"{manifest} does not exist.", f"dvc repro prepare@{dataset}")])], {})
     missing = absence(root, read_manifest(manifest)["image"].tolist(), dataset)
+    retrieved = _retrieved(params, dataset, chosen, paths, missing)
     predictions = read_predictions(files.predictions)
     parts = []
     if predictions is not None:
         said = Note(f"All of this is {chosen[0]}, seed {chosen[1]}.")
-        parts = predicted_parts(predictions, files.predictions.as_posix(), look_under(root), [said, *missing])
+        source, look = files.predictions.as_posix(), look_under(root)
+        parts = predicted_parts(predictions, source, look, [said, *missing], retrieved.texts)
     else:
         parts = [Part("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
-    retrieved = _retrieved(params, dataset, chosen, paths, missing)
     return Pictured([*parts, *retrieved.parts, _maps(dataset, paths.maps(dataset))], retrieved.numbers)
 
 
@@ -58,11 +61,12 @@ def _retrieved(
     embedded, file = embed(viewing.method, viewing.test), (paths.report / name).as_posix()
     prototypes, precisions = prototype_blocks(viewing, embedded, file)
     swaps, swapped = swap_blocks(viewing, embedded, file)
+    texts = texts_of(viewing, embedded, file)
     parts = [
         Part("What the prototypes hold", [*missing, *prototypes]),
         Part("Swapped states and objects", [*missing, *swaps]),
     ]
-    return Pictured(parts, {name: {**precisions, **swapped}})
+    return Pictured(parts, {name: {**precisions, **swapped, **texts.numbers}}, texts)
 
 
 def _maps(dataset: str, path: Path) -> Part:

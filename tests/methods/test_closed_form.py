@@ -116,6 +116,20 @@ def test_without_text_it_is_a_recogniser_of_features():
     assert torch.isfinite(scores_of(method, LABELS.target("open", "test"), features(3, 0))).all()
 
 
+def test_its_texts_are_shown_in_the_space_of_the_prompts():
+    """Their cosines with `spoken` make `p(c^t|x)`; those of visual prototypes are in the space of `g`."""
+    method, z = begun(weights=(0.5, 0.25, 0.125), width=5).eval(), features(4, 1)
+    columns = LABELS.target("closed", "test")
+    method.start(batch_of(TRAIN.z * torch.linspace(0.1, 1, DIM), TRAIN.compositions.numpy()))
+    shown = method.exhibits()
+    logits = method.paths.scale * shown.spoken({"cls": z}) @ shown.semantic(columns).T
+    parts = dict(method.evidence(columns)({"cls": z}))
+    torch.testing.assert_close(parts["semantic"].double(), 0.5 * logits.log_softmax(-1), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(shown.spoken({"cls": z}).float(), shown.features({"cls": z.float()}), atol=0.1)
+    alone = begun(**ALONE).exhibits()
+    assert alone.spoken is None and alone.semantic is None
+
+
 def test_words_are_needed_for_interactions_alone():
     assert "words" not in ClosedFormMethod.needs(ClosedFormOptions())
     assert "words" in ClosedFormMethod.needs(ClosedFormOptions(interactions=None))

@@ -74,9 +74,10 @@ def test_every_kind_reads_what_the_tail_makes(kind: str) -> None:
         torch.testing.assert_close(
             method.scorer(columns)(batch.inputs), method.method.scorer(columns)(own.inputs), atol=1e-6, rtol=1e-5
         )
-        shown = method.exhibits().features
-        if shown is not None:
-            torch.testing.assert_close(shown(batch.inputs), method.method.exhibits().features(own.inputs))
+        for name in ("features", "spoken"):
+            shown = getattr(method.exhibits(), name)
+            if shown is not None:
+                torch.testing.assert_close(shown(batch.inputs), getattr(method.method.exhibits(), name)(own.inputs))
     torch.manual_seed(5)
     found = torch.stack(list(method.losses(batch, method.shared()).values())).sum()
     found.backward()

@@ -45,6 +45,15 @@ def test_the_auc_by_the_other_judge_of_feasibility_stands_beside_it():
     assert "auc_by_likelihood" not in table["a"]["n"]["open"]  # one seed is without it
 
 
+def test_parts_of_a_score_stand_beside_the_worlds_where_every_seed_has_them():
+    runs = [{**record(1.0), "terms_visual": {"seen": value, "auc": value}} for value in (2.0, 4.0)]
+    runs[0]["terms_semantic"] = {"auc": 3.0}
+    table = aggregate({("a", "m"): runs})
+    assert table["a"]["m"]["terms_visual"] == {"seen": 3.0, "seen_se": 1.0, "auc": 3.0, "auc_se": 1.0, "seeds": 2}
+    assert "terms_semantic" not in table["a"]["m"]
+    assert {row[1] for row in metrics_table(table)[1:]} == set(headlines(table)["a"]["m"]) == {"closed"}
+
+
 def test_groups_are_mean_accuracies_and_no_world():
     table = aggregate({("a", "m"): [record(1.0, head=40.0), record(1.0, head=50.0)], ("a", "n"): [record(1.0)]})
     assert table["a"]["m"]["groups"] == {"head": 45.0}

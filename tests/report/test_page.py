@@ -58,6 +58,13 @@ def test_every_number_of_a_table_is_that_of_the_file_it_cites(page):
             assert shown[1] == pytest.approx(cited(sources + "_se"), abs=0.05001)
 
 
+def test_parts_of_one_models_score_are_in_the_page(page):
+    """Six sums of parts of `duplex`, four numbers each; `clip` has one part alone."""
+    places = [e.attributes["data-from"] for e in page.all("td") if "/terms_" in e.attributes.get("data-from", "")]
+    assert len(places) == 24
+    assert all(place.startswith("artifacts/summary.json#/own/duplex/terms_") for place in places)
+
+
 def test_no_number_of_a_table_is_without_a_source(page):
     cells = [e for e in page.all("td") if e.attributes.get("class") == "num" and e.text != "–"]
     assert cells

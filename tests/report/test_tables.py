@@ -19,6 +19,7 @@ from duplex.report.tables import (
     ranked,
     result_table,
 )
+from duplex.report.terms import term_tables
 from tests.projects import SHIPPED
 
 BENCHMARKS = data_file("quoted.yaml")["benchmarks"]
@@ -122,6 +123,20 @@ def test_an_ablation_table_has_the_rows_that_were_run():
     assert losses.rows[2].cells[4].source == "ablations/metrics.json#/shapes/duplex_five/closed/auc"
     assert isinstance(found["Inference terms"], Note)
     assert "make ablations" in found["Inference terms"].command
+
+
+def test_parts_of_a_score_are_a_table_of_each_method_that_has_them():
+    summary = {"clip": line(10.0), "duplex": {**line(20.0), "terms_visual": {"auc": 12.0, "auc_se": 0.5, "seeds": 2}}}
+    whole = material("shapes")
+    note, table = term_tables(whole, dataclasses.replace(whole.datasets[0], summary=summary))
+    assert isinstance(note, Note) and isinstance(table, Table) and "duplex" in table.caption
+    assert [[row.cells[0].text, row.cells[4].text, row.cells[4].spread] for row in table.rows] == [
+        ["visual", "12.0", "± 0.5"],
+        ["all of the score", "20.0", "± 0.1"],
+    ]
+    assert table.rows[0].cells[4].source == "artifacts/summary.json#/shapes/duplex/terms_visual/auc"
+    assert table.rows[1].cells[4].source == "artifacts/summary.json#/shapes/duplex/closed/auc"
+    assert term_tables(whole, whole.datasets[0]) == []
 
 
 def test_lambda_is_drawn_where_two_values_were_run():

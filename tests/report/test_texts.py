@@ -1,0 +1,144 @@
+"""Image to composition against plain loops over a method's own prototypes, and what the page says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from duplex.features.examples import Examples
+from duplex.methods.exhibits import Exhibits
+from duplex.methods.registry import make, parse
+from duplex.report.predicted import examples
+from duplex.report.prototypes import Embedded, embed
+from duplex.report.retrieved import Viewing, prototype_hits
+from duplex.report.texts import Texts, nearest_texts, texts_of
+from duplex.stages.shown import load_shown
+from tests.methods.world import DIM, batch_of, features, small_labels, small_setting
+from tests.report.reading import Page, cited
+
+LABELS = small_labels()
+CLOSED = LABELS.target("closed", "test").tolist()
+OWN = np.resize(LABELS.pairs["test"], 9)
+BOOK = features(LABELS.size, 3).float()  # a text of every composition
+
+
+def viewing_of(method: Exhibits, z: Tensor) -> tuple[Viewing, Embedded]:
+    """Nine test images that stand in the manifest from row 20 on."""
+    test = Examples(np.arange(20, 20 + len(OWN)), {"cls": z}, torch.from_numpy(OWN))
+    viewing = Viewing(method, LABELS, test, [f"{row}.png" for row in test.rows], lambda image: None)
+    return viewing, embed(method, test)
+
+
+def plain_texts(z: Any, rows: Any, columns: list[int]) -> list[list[tuple[float, int]]]:
+    """Every cosine by hand, sorted."""
+    found = []
+    for image in np.asarray(z, dtype=float):
+        scored = []
+        for composition, row in zip(columns, np.asarray(rows, dtype=float), strict=True):
+            lengths = math.sqrt(sum(v * v for v in image)) * math.sqrt(sum(v * v for v in row))
+            scored.append((sum(a * b for a, b in zip(image, row, strict=True)) / lengths, composition))
+        found.append(sorted(scored, key=lambda pair: -pair[0])[:3])
+    return found
+
+
+def reader(scale: float = 1.0, **more: Any) -> Exhibits:
+    return Exhibits(lambda inputs: scale * inputs["cls"], lambda compositions: BOOK[compositions], **more)
+
+
+@given(st.integers(0, 2**16))
+@settings(max_examples=30, deadline=None)
+def test_the_nearest_texts_are_a_sort_by_cosine(seed: int) -> None:
+    z = features(len(OWN), seed).float()
+    found = nearest_texts(*viewing_of(reader(scale=2.5), z))
+    assert found is not None
+    expected = plain_texts(z, BOOK[CLOSED], CLOSED)
+    assert found[0].tolist() == [[composition for _, composition in line] for line in expected]
+    np.testing.assert_allclose(found[1], [[cosine for cosine, _ in line] for line in expected], atol=1e-6)
+
+
+def test_lines_and_shares_are_those_of_the_plain_answer() -> None:
+    z = BOOK[OWN] + 1.5 * features(len(OWN), 8).float()
+    texts = texts_of(*viewing_of(reader(), z), "some.json")
+    expected = plain_texts(z, BOOK[CLOSED], CLOSED)
+    assert sorted(texts.lines) == list(range(20, 29))
+    for i, line in enumerate(expected):
+        said = [(one.text, one.right) for one in texts.lines[20 + i]]
+        assert said == [(f"{cosine:.3f} {LABELS.name(c)}", c == OWN[i]) for cosine, c in line]
+    among = [own in [c for _, c in line] for own, line in zip(OWN, expected, strict=True)]
+    first = [own == line[0][1] for own, line in zip(OWN, expected, strict=True)]
+    assert 0 < sum(first) < sum(among)
+    for name, right in (("first", first), ("among_three", among)):
+        for kind, seen in (("seen", (True,)), ("unseen", (False,)), ("all", (True, False))):
+            some = [hit for hit, own in zip(right, OWN, strict=True) if bool(LABELS.seen[own]) in seen]
+            assert texts.numbers["texts"][name][kind] == pytest.approx(100 * sum(some) / len(some))
+
+
+def test_texts_are_compared_in_a_space_of_their_own_where_they_have_one() -> None:
+    """Elsewhere than visual prototypes: there the same features point the other way."""
+    z = BOOK[OWN]
+    method = reader(scale=-1.0, visual=lambda compositions: -BOOK[compositions], spoken=lambda inputs: inputs["cls"])
+    viewing, embedded = viewing_of(method, z)
+    found = nearest_texts(viewing, embedded)
+    assert found is not None
+    assert (found[0][:, 0] == OWN).all()
+    for hits in prototype_hits(viewing, embedded, int(OWN[2]), 1).values():
+        assert hits[0].right and hits[0].cosine == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"), [("closed_form", {"losses": [], "inference": ["g"], "adapter": "none"}), ("plid", {})]
+)
+def test_kinds_without_semantic_prototypes_say_nothing_of_texts(kind: str, row: dict[str, Any]) -> None:
+    method = make(kind, parse(kind, row), small_setting())
+    method.start(batch_of(features(30, 5).float(), np.resize(LABELS.pairs["train"], 30)))
+    viewing, embedded = viewing_of(method.exhibits(), features(len(OWN), 1).float())
+    assert embedded.z is not None and embedded.z.shape == (len(OWN), DIM)
+    assert texts_of(viewing, embedded, "some.json") == Texts()
+
+
+def test_examples_without_texts_have_the_best_three_alone() -> None:
+    row = {"row": 20, "image": "a.png", "label": "red heart", "world": "closed", "seen": 1, "right": 1}
+    predictions = pd.DataFrame([{**row, "top1": "red heart", "top2": "red star", "top3": "hollow star"}])
+    plain = examples(predictions, lambda image: None, {})
+    viewing, embedded = viewing_of(reader(), features(len(OWN), 1).float())
+    both = examples(predictions, lambda image: None, texts_of(viewing, embedded, "some.json").lines)
+    shown, more = (one.groups[0].strips[0].thumbs[0].lines for one in (plain, both))  # type: ignore[union-attr]
+    assert [line.text for line in shown] == ["red heart", "red star", "hollow star"]
+    assert [dataclasses.replace(line, head=False) for line in more[1:4]] == list(shown)
+    assert [line.head for line in more] == [True, False, False, False] * 2
+
+
+def test_the_page_shows_the_texts_nearest_to_its_examples(project) -> None:
+    """Each list below a picture is one that the trained method gives a picture of that label."""
+    page = Page(project.page.read_text(encoding="utf-8"))
+    source = load_shown(project.params, "own", "duplex", 0, project.paths)
+    method, labels, test = source.method.exhibits(), source.inputs.labels, source.inputs.examples["test"]
+    columns = labels.target("closed", "test")
+    expected = plain_texts(method.features(test.inputs), method.semantic(columns), columns.tolist())
+    lists = {
+        (labels.name(own), *(f"{cosine:.3f} {labels.name(c)}" for cosine, c in line))
+        for own, line in zip(test.compositions.tolist(), expected, strict=True)
+    }
+    shown = 0
+    for thumb in (e for e in page.all("li") if e.attributes.get("class") == "thumb"):
+        inside = [e for e in page.all("span") if e.parents[-1] is thumb]
+        lines = [e.text for e in inside if e.attributes["class"].startswith("thumb-line")]
+        if "text alone:" in lines:
+            label = next(e.text for e in inside if e.attributes["class"] == "thumb-name")
+            marked = (line.split("\xa0")[0].split(" ✓")[0] for line in lines[lines.index("text alone:") + 1 :])
+            assert (label, *marked) in lists
+            shown += 1
+    assert shown > 8
+    cells = [e for e in page.all("td") if "#/texts/" in e.attributes.get("data-from", "")]
+    assert len(cells) == 6
+    right = [line[0][1] == own for own, line in zip(test.compositions.tolist(), expected, strict=True)]
+    assert cited("artifacts/report/retrieval-own.json#/texts/first/all") == pytest.approx(100 * np.mean(right))
