@@ -151,7 +151,7 @@ def _file(params: Params, dataset: str, row: str, seed: int) -> Path:
 
 def _predictions(file: Path, run: str, world: str) -> pd.DataFrame:
     """One world's images, in the order of their rows in the feature cache."""
-    from duplex.report.material import read_table
+    from duplex.report.results import read_table
 
     table = read_table(file)
     if table is None:

@@ -11,8 +11,8 @@ import pandas as pd
 from duplex.report.blocks import Figure
 from duplex.report.charts import Chart, Mark, Series, draw
 from duplex.report.curves import MeanCurve
-from duplex.report.material import DatasetMaterial
 from duplex.report.numbers import Tree
+from duplex.report.results import DatasetResults
 
 
 def slug(*words: str) -> str:
@@ -20,7 +20,7 @@ def slug(*words: str) -> str:
     return "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word) for word in words)
 
 
-def curve_figure(data: DatasetMaterial, world: str) -> Figure | None:
+def curve_figure(data: DatasetResults, world: str) -> Figure | None:
     """Seen against unseen accuracy as the bias on unseen scores moves."""
     curves = data.curves[world]
     if not curves:
@@ -47,12 +47,12 @@ def _steps(method: str, curve: MeanCurve) -> list[Mark]:
     ]
 
 
-def tones_of(data: DatasetMaterial) -> dict[str, int]:
+def tones_of(data: DatasetResults) -> dict[str, int]:
     """Each method keeps its colour in all figures of a data set."""
     return {method: tone for tone, method in enumerate(data.runs)}
 
 
-def training_figures(data: DatasetMaterial) -> list[Figure]:
+def training_figures(data: DatasetResults) -> list[Figure]:
     """Validation AUC and summed loss by epoch; methods that train nothing have no curve."""
     histories = {
         method: [run.history for run in runs.values() if run.history is not None and len(run.history) > 1]
@@ -72,7 +72,7 @@ def training_figures(data: DatasetMaterial) -> list[Figure]:
 
 
 def _by_epoch(
-    data: DatasetMaterial,
+    data: DatasetResults,
     what: str,
     label: str,
     values: Mapping[str, Sequence[pd.Series]],
@@ -101,7 +101,7 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
     return found
 
 
-def lambda_figures(data: DatasetMaterial, places: Sequence[Tree]) -> list[Figure]:
+def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
     """AUC and HM against lambda with the standard error over seeds; `places`: which ablation ran with which value."""
     found = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in found.get(row["run"], {})]

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from duplex.labels import GROUPS
 from duplex.report.blocks import MISSING, Cell, Column, Row, Table
-from duplex.report.material import DatasetMaterial, Material
 from duplex.report.numbers import Tree
+from duplex.report.results import DatasetResults, Results
 from duplex.report.tables import data_file, pointer
 
 TITLES = ("codebook without graph", "with graph", "gain")
 AT_ENDS = ("head", "medium", "tail", "seen", "unseen")  # the appendix's rows
 
 
-def graph_table(material: Material, data: DatasetMaterial) -> Table | None:
+def graph_table(results: Results, data: DatasetResults) -> Table | None:
     """At no bias; None unless both ablations were run."""
     rows = [
         Row([Cell(group, group), *cells])
         for group in GROUPS
-        if (cells := _compared(material, data, ("groups", group))) is not None
+        if (cells := _compared(results, data, ("groups", group))) is not None
     ]
     if not rows:
         return None
@@ -28,12 +28,12 @@ def graph_table(material: Material, data: DatasetMaterial) -> Table | None:
     return Table(f"Training frequency and the graph: {data.name}", header, rows, note)
 
 
-def ends_table(material: Material, data: DatasetMaterial) -> Table | None:
+def ends_table(results: Results, data: DatasetResults) -> Table | None:
     """The appendix's own reading; None unless both ablations were run and say it."""
     rows = []
     for group in AT_ENDS:
         place = ("closed", "seen") if group == "seen" else ("groups_at_ends", group)
-        cells = _compared(material, data, place)
+        cells = _compared(results, data, place)
         if cells is not None:
             rows.append(Row([Cell(group, group), _images(data, group), *cells]))
     if not any(row.cells[0].text in GROUPS for row in rows):
@@ -46,7 +46,7 @@ def ends_table(material: Material, data: DatasetMaterial) -> Table | None:
     return Table(f"Training frequency and the graph at the curve's ends: {data.name}", header, rows, note)
 
 
-def _compared(material: Material, data: DatasetMaterial, place: Sequence[str]) -> list[Cell] | None:
+def _compared(results: Results, data: DatasetResults, place: Sequence[str]) -> list[Cell] | None:
     """A number of both rows and their difference."""
     pair = data_file("tables.yaml")["frequency"]  # rows of `ablations:` that differ in nothing but the graph
     names = (pair["without"], pair["with"])
@@ -54,13 +54,13 @@ def _compared(material: Material, data: DatasetMaterial, place: Sequence[str]) -
     values = [data.ablations.get(name, {}).get(grouping, {}).get(group) for name in names]
     if None in values:
         return None
-    sources = [pointer(material.ablations_file, data.name, name, *place) for name in names]
+    sources = [pointer(results.ablations_file, data.name, name, *place) for name in names]
     cells = [Cell(f"{value:.1f}", value, source) for value, source in zip(values, sources, strict=True)]
     gain = values[1] - values[0]
     return [*cells, Cell(f"{gain:+.1f}", gain, " ".join(sources))]
 
 
-def _images(data: DatasetMaterial, group: str) -> Cell:
+def _images(data: DatasetResults, group: str) -> Cell:
     """How many test images a number is of, as any run counted them."""
     place = ("closed", "images_seen") if group == "seen" else ("groups", group, "test_images")
     for run in (run for runs in data.runs.values() for run in runs.values()):

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from duplex.report.blocks import MISSING, Cell, Column, Part, Row, Table
-from duplex.report.material import Material
+from duplex.report.results import Results
 
 PACKAGES = ("duplex", "torch", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
 ENCODER = (
@@ -57,12 +57,12 @@ def _git(root: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def provenance_part(material: Material, origin: Provenance) -> Part:
+def provenance_part(results: Results, origin: Provenance) -> Part:
     """One table of what is common, one of each data set's features."""
-    common = [("git revision", origin.revision), ("seeds", ", ".join(map(str, material.seeds)))]
+    common = [("git revision", origin.revision), ("seeds", ", ".join(map(str, results.seeds)))]
     common += list(origin.versions.items())
     blocks = [_pairs("This run", common)]
-    for data in material.datasets:
+    for data in results.datasets:
         known = [(key, data.identity[key]) for key in ENCODER if key in data.identity]
         blocks.append(_pairs(f"Features of {data.name}", known or [("encoder", MISSING)]))
     return Part("Where the numbers come from", blocks)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from duplex.report.blocks import MISSING, Cell, Column, Row, Table
-from duplex.report.material import DatasetMaterial, Material
 from duplex.report.numbers import Tree
+from duplex.report.results import DatasetResults, Results
 from duplex.report.tables import benchmark_of, data_file, plain, pointer
 
 
-def published_table(material: Material, data: DatasetMaterial, world: str) -> Table | None:
+def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
     """AUC here less AUC there, of every method that was run on a published benchmark; None where there is none."""
     benchmark = benchmark_of(data)
     if benchmark is None:
@@ -20,7 +20,7 @@ def published_table(material: Material, data: DatasetMaterial, world: str) -> Ta
     for entry in data_file("quoted.yaml").get(world, ()):
         ours = _row_of(entry["method"], data, world)
         if benchmark in entry and ours is not None:
-            rows.append(_row(material, data, world, ours, entry["method"], entry[benchmark]))
+            rows.append(_row(results, data, world, ours, entry["method"], entry[benchmark]))
     if not rows:
         return None
     header = [
@@ -37,7 +37,7 @@ def published_table(material: Material, data: DatasetMaterial, world: str) -> Ta
     return Table(f"{data.name}, {world} world: here and there", header, rows, note)
 
 
-def _row_of(method: str, data: DatasetMaterial, world: str) -> str | None:
+def _row_of(method: str, data: DatasetResults, world: str) -> str | None:
     """The row of params.yaml that is a published method, where it was evaluated in this world."""
     named = data_file("quoted.yaml")["rows"].get(method)
     return next(
@@ -50,19 +50,19 @@ def _row_of(method: str, data: DatasetMaterial, world: str) -> str | None:
     )
 
 
-def _row(material: Material, data: DatasetMaterial, world: str, ours: str, method: str, published: list[float]) -> Row:
+def _row(results: Results, data: DatasetResults, world: str, ours: str, method: str, published: list[float]) -> Row:
     values: Tree = data.summary[ours][world]
     there = dict(zip(("seen", "unseen", "hm", "auc"), published, strict=True))
     cells = [Cell(method, method), Cell(ours, ours)]
     for name in ("hm", "auc"):
-        cells += [Cell(f"{there[name]:.1f}", there[name]), _measured(material, (data.name, ours, world, name), values)]
+        cells += [Cell(f"{there[name]:.1f}", there[name]), _measured(results, (data.name, ours, world, name), values)]
     gain = values["auc"] - there["auc"]
     return Row([*cells, Cell(f"{gain:+.1f}", gain), _interval(values, there["auc"])])
 
 
-def _measured(material: Material, place: tuple[str, ...], values: Mapping[str, Any]) -> Cell:
+def _measured(results: Results, place: tuple[str, ...], values: Mapping[str, Any]) -> Cell:
     value = values.get(place[-1])
-    return Cell(MISSING) if value is None else Cell(f"{value:.1f}", value, pointer(material.metrics_file, *place))
+    return Cell(MISSING) if value is None else Cell(f"{value:.1f}", value, pointer(results.metrics_file, *place))
 
 
 def _interval(values: Mapping[str, Any], published: float) -> Cell:

@@ -6,29 +6,29 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from duplex.report.material import Material
+from duplex.report.results import Results
 
 
-def curve_table(material: Material) -> pd.DataFrame:
+def curve_table(results: Results) -> pd.DataFrame:
     """Mean seen-unseen curves with their intervals, percent."""
     parts = [
         pd.DataFrame({"seen": c.seen, "unseen": c.unseen, "low": c.low, "high": c.high}).assign(
             series=f"{data.name} {method} {world}"
         )
-        for data in material.datasets
+        for data in results.datasets
         for world in data.curves
         for method, c in data.curves[world].items()
     ]
     return _joined(parts, ["series", "seen", "unseen", "low", "high"])
 
 
-def training_table(material: Material) -> pd.DataFrame:
+def training_table(results: Results) -> pd.DataFrame:
     """Validation AUC by epoch of every run that trained, percent."""
     parts = [
         pd.DataFrame({"epoch": run.history["epoch"], "val_auc": 100 * run.history["val_auc"]}).assign(
             series=f"{data.name} {method} seed {seed}"
         )
-        for data in material.datasets
+        for data in results.datasets
         for method, runs in data.runs.items()
         for seed, run in runs.items()
         if run.history is not None and len(run.history) > 1

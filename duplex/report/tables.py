@@ -12,8 +12,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from duplex.report.blocks import MISSING, Cell, Column, Note, Row, Table
-from duplex.report.material import DatasetMaterial, Material, Run
 from duplex.report.numbers import JUDGES, Tree
+from duplex.report.results import DatasetResults, Results, Run
 
 METRICS = (("seen", "S"), ("unseen", "U"), ("hm", "HM"), ("auc", "AUC"))
 PARTS = (("hm_at_val_bias", "HM, chosen bias"), ("state_accuracy", "state"), ("object_accuracy", "object"))
@@ -45,7 +45,7 @@ def data_file(name: str) -> Tree:
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def result_table(material: Material, data: DatasetMaterial, world: str) -> Table | None:
+def result_table(results: Results, data: DatasetResults, world: str) -> Table | None:
     """S, U, HM, AUC of every method in one world; the papers' own rows below where the data set is their benchmark."""
     ours = {method: found[world] for method, found in data.summary.items() if world in found}
     if not ours:
@@ -53,9 +53,9 @@ def result_table(material: Material, data: DatasetMaterial, world: str) -> Table
     rows = []
     for method, values in ours.items():
         place = (data.name, method, world)
-        cells = [metric_cell(material.metrics_file, values, place, name) for name, _ in METRICS]
-        interval = _interval_cell(material.metrics_file, values, place)
-        parts = [metric_cell(material.metrics_file, values, place, name) for name, _ in PARTS]
+        cells = [metric_cell(results.metrics_file, values, place, name) for name, _ in METRICS]
+        interval = _interval_cell(results.metrics_file, values, place)
+        parts = [metric_cell(results.metrics_file, values, place, name) for name, _ in PARTS]
         rows.append(Row([Cell(method, method), *cells, interval, *parts]))
     rows = ranked(rows, range(1, 1 + len(METRICS)))
     quoted = quoted_rows(data, world)
@@ -75,7 +75,7 @@ def result_table(material: Material, data: DatasetMaterial, world: str) -> Table
     return Table(f"{data.name}, {world} world", header, [*rows, *quoted], note)
 
 
-def quoted_rows(data: DatasetMaterial, world: str) -> list[Row]:
+def quoted_rows(data: DatasetResults, world: str) -> list[Row]:
     """Published rows, where name, states, objects and training pairs are those of the benchmark."""
     table, benchmark = data_file("quoted.yaml"), benchmark_of(data)
     if benchmark is None:
@@ -93,7 +93,7 @@ def quoted_rows(data: DatasetMaterial, world: str) -> list[Row]:
     return rows
 
 
-def benchmark_of(data: DatasetMaterial) -> str | None:
+def benchmark_of(data: DatasetResults) -> str | None:
     """The published benchmark that a data set is, by its name and its counts."""
     known = data_file("quoted.yaml")["benchmarks"]
     name = next((name for name in known if plain(name) == plain(data.name)), None)
@@ -112,7 +112,7 @@ def _is_benchmark(statistics: Tree | None, expected: Mapping[str, int]) -> bool:
     return {**found, "train_pairs": statistics.get("train", {}).get("seen")} == dict(expected)
 
 
-def feasibility_table(data: DatasetMaterial) -> Table | None:
+def feasibility_table(data: DatasetResults) -> Table | None:
     """What the open world rules out by each judge of feasibility, and what validation and test data said about it."""
     keys = ("threshold", "feasible", "val_auc_all_feasible", "val_auc_at_threshold", "auc")
     forms = ("{:.3f}", "{:,.0f}", "{:.1f}", "{:.1f}", "{:.1f}")
@@ -143,14 +143,14 @@ def _judges(worlds: Sequence[Tree]) -> list[tuple[str, tuple[str, ...]]]:
 # -- ablations --------------------------------------------------------------------------------------------------------
 
 
-def ablation_tables(material: Material, data: DatasetMaterial) -> list[tuple[str, Table | Note]]:
+def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | Note]]:
     """Each ablation table of `tables.yaml`, or a note that names the command where none of its own runs exists."""
     spec = data_file("tables.yaml")
     found: list[tuple[str, Table | Note]] = []
     for entry in spec["tables"]:
-        lines = [(row, *_ablation(material, data, row["run"])) for row in entry["rows"]]
+        lines = [(row, *_ablation(results, data, row["run"])) for row in entry["rows"]]
         if sum(bool(values) for _, values, *_ in lines) < 2 or not any(
-            f == material.ablations_file for *_, f, _ in lines
+            f == results.ablations_file for *_, f, _ in lines
         ):
             found.append(
                 (entry["title"], Note(f"{entry['caption']} These ablations have not been run.", spec["command"]))
@@ -169,10 +169,10 @@ def ablation_tables(material: Material, data: DatasetMaterial) -> list[tuple[str
     return found
 
 
-def _ablation(material: Material, data: DatasetMaterial, names: str | list[str]) -> tuple[Tree | None, str, str]:
+def _ablation(results: Results, data: DatasetResults, names: str | list[str]) -> tuple[Tree | None, str, str]:
     """Closed-world numbers of the first of some rows that was run, the file they are from and the row's name."""
     for name in [names] if isinstance(names, str) else names:
-        for table, file in ((data.ablations, material.ablations_file), (data.summary, material.metrics_file)):
+        for table, file in ((data.ablations, results.ablations_file), (data.summary, results.metrics_file)):
             if "closed" in table.get(name, {}):
                 return table[name]["closed"], file, name
     return None, "", ""
@@ -189,7 +189,7 @@ COUNTS = {
 # -- frequency, efficiency, data --------------------------------------------------------------------------------------
 
 
-def group_table(data: DatasetMaterial) -> Table | Note:
+def group_table(data: DatasetResults) -> Table | Note:
     """Accuracy without bias by how often a pair was trained on, for every method."""
     methods = {m: runs for m, runs in data.runs.items() if runs and all(r.metrics.get("groups") for r in runs.values())}
     if not methods:
@@ -211,7 +211,7 @@ def group_table(data: DatasetMaterial) -> Table | Note:
     return Table(f"Accuracy by training frequency: {data.name}", header, rows, note)
 
 
-def efficiency_table(material: Material, data: DatasetMaterial) -> Table:
+def efficiency_table(results: Results, data: DatasetResults) -> Table:
     """Parameters, memory, seconds an epoch and for the test split, beside what they buy."""
     rows = []
     for method, runs in data.runs.items():
@@ -228,8 +228,8 @@ def efficiency_table(material: Material, data: DatasetMaterial) -> Table:
                     _run_cell(every, ("peak_bytes",), "{:,.0f} MB", "timing", 1e-6),
                     _run_cell(every, ("seconds_per_epoch",), "{:.2f} s", "timing"),
                     _run_cell(every, ("test_seconds",), "{:.2f} s", "evaluation_timing"),
-                    metric_cell(material.metrics_file, closed, place, "hm"),
-                    metric_cell(material.metrics_file, closed, place, "auc"),
+                    metric_cell(results.metrics_file, closed, place, "hm"),
+                    metric_cell(results.metrics_file, closed, place, "auc"),
                 ]
             )
         )
@@ -243,7 +243,7 @@ def efficiency_table(material: Material, data: DatasetMaterial) -> Table:
     return Table(f"Cost and result: {data.name}, closed world", header, rows, note)
 
 
-def statistics_table(data: DatasetMaterial) -> Table | Note:
+def statistics_table(data: DatasetResults) -> Table | Note:
     """The data set's counts, as papers print them."""
     stats = data.statistics
     if stats is None:

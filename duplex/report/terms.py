@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from duplex.report.blocks import Block, Cell, Column, Note, Row, Table
-from duplex.report.material import DatasetMaterial, Material
 from duplex.report.numbers import TERMS
+from duplex.report.results import DatasetResults, Results
 from duplex.report.tables import METRICS, NUMBERS, metric_cell, ranked
 
 NOTE = (
@@ -13,7 +13,7 @@ NOTE = (
 )
 
 
-def term_tables(material: Material, data: DatasetMaterial) -> list[Block]:
+def term_tables(results: Results, data: DatasetResults) -> list[Block]:
     """A table of every method whose score was measured by its parts, and what they are."""
     found: list[Block] = []
     for method, summary in data.summary.items():
@@ -23,7 +23,7 @@ def term_tables(material: Material, data: DatasetMaterial) -> list[Block]:
         rows = []
         for title, name in {**sums, "all of the score": "closed"}.items():
             place = (data.name, method, name)
-            cells = [metric_cell(material.metrics_file, summary[name], place, key) for key, _ in METRICS]
+            cells = [metric_cell(results.metrics_file, summary[name], place, key) for key, _ in METRICS]
             rows.append(Row([Cell(title, title), *cells]))
         header = [Column("parts", numeric=False), *NUMBERS]
         caption = f"Parts of one model's score: {method}, {data.name}, closed world"

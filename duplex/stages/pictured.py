@@ -10,9 +10,9 @@ from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
 from duplex.params import Params
 from duplex.report.blocks import Block, Note, Part
-from duplex.report.material import read_maps, read_predictions
 from duplex.report.prototypes import embed
 from duplex.report.qualitative import absence, look_under, predicted_parts
+from duplex.report.results import read_maps, read_predictions
 from duplex.report.retrieved import prototype_blocks
 from duplex.report.scatter import map_figures
 from duplex.report.swaps import swap_blocks

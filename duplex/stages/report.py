@@ -12,10 +12,10 @@ from duplex.files import replaced
 from duplex.params import Params
 from duplex.progress import Bar
 from duplex.report.aggregate import Aggregate, aggregate, headlines, write_json
-from duplex.report.material import DatasetMaterial, Material, read_run, read_tree
 from duplex.report.numbers import Tree
 from duplex.report.page import write_report
 from duplex.report.provenance import find_provenance
+from duplex.report.results import DatasetResults, Results, read_run, read_tree
 from duplex.report.sections import build_report
 from duplex.report.series import curve_table, training_table
 from duplex.stages.pictured import pictured
@@ -34,16 +34,16 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
     summary = aggregate(runs)
     write_json(summary, paths.summary)
     write_json(headlines(summary), paths.metrics)
-    material = replace(gather(params, summary, paths), absent=absent)
+    results = replace(gather(params, summary, paths), absent=absent)
     with Bar("report", len(names.datasets)) as bar:
         shown = {}
         for done, dataset in enumerate(names.datasets, 1):
             shown[dataset] = pictured(params, dataset, paths)
             bar.show(done)
-    report = build_report(material, find_provenance(), {dataset: one.parts for dataset, one in shown.items()})
+    report = build_report(results, find_provenance(), {dataset: one.parts for dataset, one in shown.items()})
     numbers = {name: record for one in shown.values() for name, record in one.numbers.items()}
     page = write_report(report, paths.report, paths.plots / "figures", numbers)
-    for name, table in (("curves", curve_table(material)), ("training", training_table(material))):
+    for name, table in (("curves", curve_table(results)), ("training", training_table(results))):
         with replaced(paths.plots / f"{name}.csv") as scratch:
             table.to_csv(scratch, index=False, lineterminator="\n", float_format="%.4f")
     return page
@@ -66,12 +66,12 @@ def gathered(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[s
     return {name: list(seeds.values()) for name, seeds in found.items()}, missing
 
 
-def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Material:
+def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
     """Read what every run left behind."""
     table = paths.ablations / "metrics.json"
     ablations = read_tree(table, names=2) or {}
     datasets = [
-        DatasetMaterial(
+        DatasetResults(
             name=dataset,
             summary=summary.get(dataset, {}),
             runs={
@@ -88,7 +88,7 @@ def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Material
         )
         for dataset in params.run.datasets
     ]
-    return Material(tuple(datasets), paths.summary.as_posix(), table.as_posix(), params.run.seeds)
+    return Results(tuple(datasets), paths.summary.as_posix(), table.as_posix(), params.run.seeds)
 
 
 def _identity(path: Path) -> dict[str, str]:

@@ -30,7 +30,7 @@ from duplex.labels import LabelSpace
 from duplex.params import load_params
 from duplex.report.aggregate import aggregate, metrics_table
 from duplex.report.curves import margins_of
-from duplex.report.material import read_predictions, read_tree
+from duplex.report.results import read_predictions, read_tree
 from tests.methods.world import small_method, small_setting
 from tests.subprocesses import ROOT
 from tests.test_checkpoint import ENCODER, RECORD

@@ -19,7 +19,7 @@ from duplex.errors import DuplexError
 from duplex.params import load_params
 from duplex.recognition.words import read_words
 from duplex.report.aggregate import aggregate, metrics_table
-from duplex.report.material import read_predictions, read_run, read_tree
+from duplex.report.results import read_predictions, read_run, read_tree
 from duplex.stages import report
 from tests.data.web import serving
 from tests.hostile.conftest import Command

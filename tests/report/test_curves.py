@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.uncertainty import Components
 from duplex.report.curves import margins_of, mean_curve, unseen_at
-from duplex.report.material import read_table
+from duplex.report.results import read_table
 
 
 def some_margins(seed: int, seen: int = 40, unseen: int = 30) -> Margins:

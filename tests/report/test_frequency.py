@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from duplex.report.blocks import Table
 from duplex.report.frequency import ends_table, graph_table
-from duplex.report.material import DatasetMaterial, Material, Run
+from duplex.report.results import DatasetResults, Results, Run
 from duplex.report.sections import dataset_section
 
 GROUPS = {"static": {"head": 80.0, "tail": 41.0, "unseen": 20.0}, "duplex_five": {"head": 79.5, "tail": 45.25}}
 
 
-def material(*names: str) -> Material:
-    return Material((DatasetMaterial("own/x", {}, ablations={name: {"groups": GROUPS[name]} for name in names}),))
+def results(*names: str) -> Results:
+    return Results((DatasetResults("own/x", {}, ablations={name: {"groups": GROUPS[name]} for name in names}),))
 
 
 def test_both_ablations_and_what_the_graph_gains():
-    whole = material("static", "duplex_five")
+    whole = results("static", "duplex_five")
     table = graph_table(whole, whole.datasets[0])
     assert isinstance(table, Table)
     assert [column.title for column in table.columns] == ["group", "codebook without graph", "with graph", "gain"]
@@ -27,7 +27,7 @@ def test_both_ablations_and_what_the_graph_gains():
 
 
 def test_one_of_them_is_no_comparison():
-    for whole in (material("static"), material("duplex_five"), material()):
+    for whole in (results("static"), results("duplex_five"), results()):
         assert graph_table(whole, whole.datasets[0]) is None
 
 
@@ -38,7 +38,7 @@ def test_at_the_curves_ends_seen_is_s_and_images_are_counted():
         for (name, values), s in zip(GROUPS.items(), (41.0, 43.0), strict=True)
     }
     run = Run({"groups": {"head": {"test_images": 1200}}, "closed": {"images_seen": 1500}}, files={"metrics": "m.json"})
-    whole = Material((DatasetMaterial("own", {}, ablations=ablations, runs={"m": {0: run}}),))
+    whole = Results((DatasetResults("own", {}, ablations=ablations, runs={"m": {0: run}}),))
     table = ends_table(whole, whole.datasets[0])
     assert isinstance(table, Table)
     assert [[cell.text for cell in row.cells] for row in table.rows] == [
@@ -48,10 +48,10 @@ def test_at_the_curves_ends_seen_is_s_and_images_are_counted():
     ]
     assert table.rows[2].cells[3].source == "ablations/metrics.json#/own/duplex_five/closed/seen"
     assert table.rows[0].cells[1].source == "m.json#/groups/head/test_images"
-    assert ends_table(material("static", "duplex_five"), material("static").datasets[0]) is None
+    assert ends_table(results("static", "duplex_five"), results("static").datasets[0]) is None
 
 
 def test_it_stands_with_training_frequency():
-    whole = material("static", "duplex_five")
+    whole = results("static", "duplex_five")
     parts = {part.title: part.blocks for part in dataset_section(whole, whole.datasets[0], ()).parts}
     assert parts["Training frequency"][-1] == graph_table(whole, whole.datasets[0])

@@ -8,11 +8,11 @@ from duplex.params import load_params
 from duplex.report.published import published_table
 from duplex.report.tables import data_file, plain, result_table
 from tests.projects import SHIPPED
-from tests.report.test_tables import line, material
+from tests.report.test_tables import line, results
 
 
 def test_a_method_stands_beside_its_published_numbers():
-    whole = material()
+    whole = results()
     whole.datasets[0].summary["dfsp_t2i"] = line(21.6)
     table = published_table(whole, whole.datasets[0], "closed")
     texts = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in table.rows}
@@ -25,18 +25,18 @@ def test_a_method_stands_beside_its_published_numbers():
 
 @pytest.mark.parametrize(("name", "world"), [("shapes", "closed"), ("mit-states", "open")])
 def test_nothing_is_compared_where_nothing_can_be(name, world):
-    whole = material(name)
+    whole = results(name)
     assert published_table(whole, whole.datasets[0], world) is None
 
 
 def test_an_interval_that_is_not_there_is_a_dash():
-    whole = material()
+    whole = results()
     del whole.datasets[0].summary["clip"]["closed"]["auc_low"]
     assert published_table(whole, whole.datasets[0], "closed").rows[0].cells[-1].text == "–"
 
 
 def test_other_backbones_stand_with_the_quoted_rows_of_the_closed_world():
-    whole = material()
+    whole = results()
     rows = [row for row in result_table(whole, whole.datasets[0], "closed").rows if row.quoted]
     tips = [row.cells[0].tip for row in rows]
     assert sum("BLIP" in tip for tip in tips) == 2 and sum("ResNet-18" in tip for tip in tips) == 2

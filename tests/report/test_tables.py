@@ -9,7 +9,7 @@ import pytest
 from duplex.params import load_params
 from duplex.report.blocks import Cell, Note, Row, Table
 from duplex.report.figures import lambda_figures
-from duplex.report.material import DatasetMaterial, Material, Run
+from duplex.report.results import DatasetResults, Results, Run
 from duplex.report.tables import (
     ablation_tables,
     data_file,
@@ -30,10 +30,10 @@ def line(value: float, **more: float) -> dict[str, dict[str, float]]:
     return {"closed": {**row, "auc_se": 0.1, "state_accuracy": 1.0, "object_accuracy": 2.0, "seeds": 2, **more}}
 
 
-def material(name: str = "mit-states", pairs: int = 1262, ablations: dict | None = None) -> Material:
+def results(name: str = "mit-states", pairs: int = 1262, ablations: dict | None = None) -> Results:
     statistics = {"states": 115, "objects": 245, "train": {"seen": pairs}}
     summary = {"clip": line(10.0), "duplex": line(20.0)}
-    return Material((DatasetMaterial(name, summary, statistics=statistics, ablations=ablations or {}),))
+    return Results((DatasetResults(name, summary, statistics=statistics, ablations=ablations or {}),))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def material(name: str = "mit-states", pairs: int = 1262, ablations: dict | None
     [("mit-states", 1262, True), ("MIT_States", 1262, True), ("mit-states", 1000, False), ("shapes", 1262, False)],
 )
 def test_published_rows_stand_only_beside_their_benchmark(name, pairs, quoted):
-    whole = material(name, pairs)
+    whole = results(name, pairs)
     table = result_table(whole, whole.datasets[0], "closed")
     rows = [row for row in table.rows if row.quoted]
     assert bool(rows) == quoted
@@ -70,8 +70,8 @@ def test_costs_of_a_row_with_a_tail_stand_beside_the_papers():
     deep = {"parameters": 726_592, "tail_blocks": 2, "peak_bytes": 6e8, "seconds_per_epoch": 3.25}
     files = {part: f"{part}.json" for part in ("timing", "evaluation_timing")}
     runs = {"duplex": {0: Run({}, timing=timing, files=files)}, "duplex_deep": {0: Run({}, timing=deep, files=files)}}
-    data = DatasetMaterial("shapes", {"duplex": line(20.0), "duplex_deep": line(30.0)}, runs=runs)
-    table = efficiency_table(Material((data,)), data)
+    data = DatasetResults("shapes", {"duplex": line(20.0), "duplex_deep": line(30.0)}, runs=runs)
+    table = efficiency_table(Results((data,)), data)
     titles = [column.title for column in table.columns]
     said = {row.cells[0].text: dict(zip(titles, (cell.text for cell in row.cells), strict=True)) for row in table.rows}
     asked = ("trained parameters", "tail blocks", "codebook rows", "peak memory", "epoch", "AUC")
@@ -98,7 +98,7 @@ def test_each_judge_of_feasibility_has_a_line_and_what_decides_is_the_first():
         "one": {0: run_of(**words)},
         "none": {0: run_of(auc=1.0)},
     }
-    table = feasibility_table(dataclasses.replace(material("own").datasets[0], runs=runs))
+    table = feasibility_table(dataclasses.replace(results("own").datasets[0], runs=runs))
     assert table is not None
     assert [[row.cells[place].text for place in (0, 1, 2, 6)] for row in table.rows] == [
         ["both", "words", "0.250", "3.0"],
@@ -111,7 +111,7 @@ def test_each_judge_of_feasibility_has_a_line_and_what_decides_is_the_first():
 
 
 def test_an_ablation_table_has_the_rows_that_were_run():
-    whole = material("shapes", ablations={"loss_ct": line(5.0), "loss_ch": line(7.0), "duplex_five": line(9.0)})
+    whole = results("shapes", ablations={"loss_ct": line(5.0), "loss_ch": line(7.0), "duplex_five": line(9.0)})
     found = dict(ablation_tables(whole, whole.datasets[0]))
     losses = found["Loss terms"]
     assert isinstance(losses, Table)
@@ -127,7 +127,7 @@ def test_an_ablation_table_has_the_rows_that_were_run():
 
 def test_parts_of_a_score_are_a_table_of_each_method_that_has_them():
     summary = {"clip": line(10.0), "duplex": {**line(20.0), "terms_visual": {"auc": 12.0, "auc_se": 0.5, "seeds": 2}}}
-    whole = material("shapes")
+    whole = results("shapes")
     note, table = term_tables(whole, dataclasses.replace(whole.datasets[0], summary=summary))
     assert isinstance(note, Note) and isinstance(table, Table) and "duplex" in table.caption
     assert [[row.cells[0].text, row.cells[4].text, row.cells[4].spread] for row in table.rows] == [
@@ -141,9 +141,9 @@ def test_parts_of_a_score_are_a_table_of_each_method_that_has_them():
 
 def test_lambda_is_drawn_where_two_values_were_run():
     spec = data_file("tables.yaml")["sensitivity"]
-    one = material(ablations={"lambda_0": line(5.0)}).datasets[0]
+    one = results(ablations={"lambda_0": line(5.0)}).datasets[0]
     assert lambda_figures(one, spec) == []
-    two = material(ablations={"lambda_0": line(5.0), "lambda_50": line(7.0)}).datasets[0]
+    two = results(ablations={"lambda_0": line(5.0), "lambda_50": line(7.0)}).datasets[0]
     assert [figure.name for figure in lambda_figures(two, spec)] == ["mit-states-lambda-auc", "mit-states-lambda-hm"]
 
 

@@ -45,7 +45,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class DatasetMaterial:
+class DatasetResults:
     """One data set: its runs by method and seed, the aggregate over seeds, and what describes it."""
 
     name: str
@@ -74,8 +74,8 @@ class DatasetMaterial:
 
 
 @dataclass(frozen=True)
-class Material:
-    datasets: tuple[DatasetMaterial, ...]
+class Results:
+    datasets: tuple[DatasetResults, ...]
     metrics_file: str = "artifacts/summary.json"
     ablations_file: str = "ablations/metrics.json"
     seeds: tuple[int, ...] = ()
