@@ -26,6 +26,7 @@ IGNORED = """__pycache__/
 !/artifacts/**/
 !/artifacts/metrics.json
 /ablations/plan
+/ablations/inputs
 /ablations/runs
 # what duplex data suspects writes
 /suspects/
