@@ -8,10 +8,11 @@ layer; over a cache they sit on the features that the frozen towers end with (th
     z^c = normalise(z + a (A_s(z) + A_o(z) + A_c(z)) / 3)        the mixture of adapters
 
 and likewise, with adapters of their own, for texts of states and objects; that of a composition is the mean of its own
-prompt's and of its primitives': `t^c = normalise(t_c + a A_c(t_c) + t_s + a A_s(t_s) + t_o + a A_o(t_o))`. `L = L_s + L_o
-+ L_c + L_shift`. The last is primitive concept shift: the state side of an image and the object side of the next one
-of the batch, added and of unit length, are an image of the composition of both where that is a seen one; in the paper
-a tenth of the images are shifted in place of a loss of their own. `S = p(c|x)`; scales are CLIP's for all three losses.
+prompt's and of its primitives': `t^c = normalise(t_c + a A_c(t_c) + t_s + a A_s(t_s) + t_o + a A_o(t_o))`. The loss is
+`L = L_s + L_o + L_c + L_shift`. The last is primitive concept shift: the state side of an image and the object side of
+the next one of the batch, added and of unit length, are an image of the composition of both where that is a seen one;
+in the paper a tenth of the images are shifted in place of a loss of their own. `S = p(c|x)`; all losses have CLIP's
+scale.
 """
 
 from __future__ import annotations

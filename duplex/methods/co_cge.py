@@ -19,7 +19,6 @@ from torch import Tensor
 from duplex.methods.base import Setting
 from duplex.methods.cge import CgeOptions, GraphHead
 from duplex.parts.factors import unit
-from duplex.parts.heads import Columns
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ of them, where unseen ones get a margin by how infeasible they are:
             = p(x, c) - alpha rho(c)      c unseen,   rho(s, o) = (rho_o + rho_s) / 2
 
 `rho` is taken from the primitives' vectors as they are after each epoch, and alpha rises to its value over the first
-`margin_epochs`; in the first epoch, before any rho, unseen compositions stand aside. The paper's ResNet-18 is the cached encoder here; its image head is a perceptron.
+`margin_epochs`; in the first epoch, before any rho, unseen compositions stand aside. The paper's ResNet-18 is the
+cached encoder here; its image head is a perceptron.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 cached features.
 
 A composition is a normal distribution of text features. Its mean is the feature of a learned prompt, enriched by what
-descriptions say, `t' = t + CrossAttention(t, D_c)`; samples of it are `normalise(t' + d)` for the descriptions' features
-d, and their covariance, kept diagonal in the channels, holds two classes together too: the j-th descriptions of both
-are alike. Cross-entropy over class samples has an upper bound in closed form: every rival gains a margin,
+descriptions say, `t' = t + CrossAttention(t, D_c)`; samples of it are `normalise(t' + d)` for the features d of its
+descriptions. Their covariance is kept diagonal in the channels but joins classes, whose j-th descriptions are alike.
+Cross-entropy over class samples has an upper bound in closed form: every rival gains a margin,
 
     m_k = (1/2 tau^2) x^2 . (sigma^2_kk + sigma^2_yy - 2 sigma^2_ky),     m_y = 0
 

@@ -3,9 +3,9 @@ features.
 
 Beside the text prototypes of three paths stand *visual proxies* of states and objects, free vectors in the images'
 space that start at the text features and are trained by gradient. They are compared with factors of their own,
-`p_v(s|x) ~ exp(cos(z_v^s, w_s) / tau)`. A composition's proxy is made of those of its primitives, `w_c = A w_s + B w_o`, A and B
-starting as identities, so that unseen ones have theirs. Cross-modal joint learning ties the proxies' posterior of
-compositions to the text's: with logits l_t and l_v of text and proxies,
+`p_v(s|x) ~ exp(cos(z_v^s, w_s) / tau)`. A composition's proxy is made of those of its primitives, `w_c = A w_s + B
+w_o`, A and B starting as identities, so that unseen ones have theirs. Cross-modal joint learning ties the proxies'
+posterior of compositions to the text's: with logits l_t and l_v of text and proxies,
 
     L = sum over c, s, o of [CE(l_t) + CE(l_v)]  +  KL(p_t(c|x) | p_v(c|x))
 

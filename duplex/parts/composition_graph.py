@@ -31,8 +31,8 @@ class Nodes(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Row-normalised means over neighbours. `weights` [C] of compositions weigh what primitives hear of them and of each
-    other through them (Co-CGE); a composition hears its primitives in full."""
+    """Row-normalised means over neighbours. `weights` [C] of compositions weigh what primitives hear of them, and of
+    each other by them (Co-CGE); a composition hears its primitives in full."""
 
     weights: Tensor
 
