@@ -33,7 +33,7 @@ from duplex.errors import UsageError
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Method, Scorer, Setting
 from duplex.options import Options
-from duplex.parts.attention import CrossAttention, in_blocks
+from duplex.parts.attention import CrossBlock, in_blocks, silent
 from duplex.parts.factors import unit
 from duplex.parts.heads import Columns
 from duplex.parts.prompts import TEMPLATE, Prompts
@@ -63,24 +63,6 @@ class DfspOptions(Options):
         return self.fusion in ("i2t", "bif")
 
 
-class FusionBlock(nn.Module):
-    """`B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`; it starts as `B(x, y) = x`."""
-
-    def __init__(self, dim: int, inside: int, heads: int) -> None:
-        super().__init__()
-        self.norm_x, self.norm_y = nn.LayerNorm(dim), nn.LayerNorm(inside)
-        self.attend = CrossAttention(dim, inside, heads, quiet=True)
-        self.forward_part = nn.Sequential(
-            nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), silent(nn.Linear(4 * dim, dim))
-        )
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """[(B,) Q, d], [(B,) T, w] -> [(B,) Q, d]"""
-        g = x + self.attend(self.norm_x(x), self.norm_y(y))
-        found: Tensor = g + self.forward_part(g)
-        return found
-
-
 class Texts(NamedTuple):
     """Text features of compositions, of unit length, and their means over the seen ones with a primitive."""
 
@@ -106,9 +88,9 @@ class Dfsp(Method[DfspOptions]):
         heads = options.heads
         if options.to_image:
             self.project = nn.Linear(inside, dim)  # W
-            self.to_image, self.to_itself = FusionBlock(dim, dim, heads), FusionBlock(dim, dim, heads)
+            self.to_image, self.to_itself = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)
         if options.to_text:
-            self.to_text, self.compose = FusionBlock(dim, inside, heads), silent(nn.Linear(dim, dim))  # B, V
+            self.to_text, self.compose = CrossBlock(dim, inside, heads), silent(nn.Linear(dim, dim))  # B, V
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
@@ -175,10 +157,3 @@ class Dfsp(Method[DfspOptions]):
         (patches, inside), dim = self.setting.inputs["patch"], self.setting.dim
         width = patches * (inside + 6 * dim) + (3 * len(columns) * dim if self.options.to_text else 0)
         return lambda inputs: in_blocks(some, inputs["cls"], inputs["patch"], width)
-
-
-def silent(layer: nn.Linear) -> nn.Linear:
-    """A linear map that starts at zero."""
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer

@@ -18,18 +18,32 @@ from tests.methods.field import (
     close,
     cross_entropy,
     dot,
+    linear,
     scores,
     softmax,
     unit,
 )
+from tests.methods.test_dfsp import block_by_hand
+from tests.methods.test_troika import normed
 from tests.methods.world import small_labels, small_tower
+
+
+def read_by_hand(block, x, y):
+    """A block's output for one query, and its attention as a mean over heads."""
+    part, query, rows = block.attend, normed(block.norm_x, x), [normed(block.norm_y, row) for row in y]
+    q, keys, width = linear(part.query, query), [linear(part.key, row) for row in rows], len(x) // part.heads
+    weights = [0.0] * len(rows)
+    for h in range(part.heads):
+        cut = slice(h * width, (h + 1) * width)
+        for k, weight in enumerate(softmax([dot(q[cut], key[cut]) / math.sqrt(width) for key in keys])):
+            weights[k] += weight / part.heads
+    return block_by_hand(block, x, y), weights
 
 
 def parts(method, images, columns):
     """Logits by loops: {name: (text rows, proxy rows)} of compositions, states and objects."""
     z = method.paths.features(images.z)
     z_s, z_o = method.paths.factors(z)
-    v_s, v_o = method.visual_factors(z)
     t, scale = method.paths.prompts.encode(torch.as_tensor(columns).numpy()), method.paths.scale
     states, objects = (list(rows.detach()) for rows in (method.states, method.objects))
 
@@ -42,15 +56,22 @@ def parts(method, images, columns):
         prototypes = list(prototypes)
         return [[scale * dot(f.detach(), p) for p in prototypes] for f in features]
 
+    def read(block, prototypes):
+        found = []
+        for f in z.detach():
+            x, weights = read_by_hand(block, f, prototypes)
+            found.append([scale * (dot(unit(x), p) + w) for p, w in zip(prototypes, weights, strict=True)])
+        return found
+
     return {
         "c": (rows(z, t.compositions), rows(z, [proxy(c) for c in columns])),
-        "s": (rows(z_s, t.states), rows(v_s, map(unit, states))),
-        "o": (rows(z_o, t.objects), rows(v_o, map(unit, objects))),
+        "s": (read(method.read_s, t.states), rows(z_s, map(unit, states))),
+        "o": (read(method.read_o, t.objects), rows(z_o, map(unit, objects))),
     }
 
 
 def test_losses_and_scores_by_loops():
-    method, images = build(VpCmjl, width=5, blend=0.2), batch(4)
+    method, images = build(VpCmjl, width=5, blend=0.2, heads=2), batch(4)
     found, own = parts(method, images, SEEN), images.compositions.tolist()
     target = {"c": [SEEN.index(c) for c in own], "s": [c // N for c in own], "o": [c % N for c in own]}
     losses = method.losses(images, method.shared())
