@@ -138,7 +138,8 @@ class Ade(Method[AdeOptions]):
             z, tokens = unit(cls), patch.to(self.words.states.dtype)
             every = ((self.attend_c, words.compositions), (self.attend_s, words.states), (self.attend_o, words.objects))
             c, s, o = (attend(z, tokens)[0] @ rows.T for attend, rows in every)
-            return c + self.options.product * s[:, asked.states] * o[:, asked.objects]
+            found: Tensor = c + self.options.product * s[:, asked.states] * o[:, asked.objects]
+            return found
 
         patches, inside = self.setting.inputs["patch"]
         return lambda inputs: in_blocks(

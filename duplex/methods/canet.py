@@ -62,11 +62,10 @@ class BaseLearner(nn.Module):
     def forward(self, states: Tensor, beta: Tensor | None) -> Tensor:
         """[M, w], [B, w] -> [B, M, w]; without `beta` [1, M, w]"""
         hidden = self.first(states)[None]
-        if beta is None:
-            found: Tensor = self.second(self.between(hidden))
-            return found
-        hidden = self.between(self.scale_first(beta)[:, None] * hidden)
-        return self.scale_second(beta)[:, None] * self.second(hidden)
+        if beta is not None:
+            hidden = self.scale_first(beta)[:, None] * hidden
+        found: Tensor = self.second(self.between(hidden))
+        return found if beta is None else self.scale_second(beta)[:, None] * found
 
 
 class Canet(Method[CanetOptions]):

@@ -91,11 +91,12 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
             return self.seen(batch, shared).losses
         z = self.paths.features(batch.z)
         text, visual = self.text(z, shared), self.visual(z, self.columns)
-        own = (self.columns.places(batch.compositions), *self.primitives(batch.compositions))
+        m, n = self.primitives(batch.compositions)
+        own = self.columns.places(batch.compositions), m, n
         joint = visual.compositions.log_softmax(-1), text.compositions.log_softmax(-1)
         return {
-            **{name: cross_entropy(*rows) for name, *rows in zip(("ct", "s", "o"), text, own, strict=True)},
-            **{name: cross_entropy(*rows) for name, *rows in zip(("vc", "vs", "vo"), visual, own, strict=True)},
+            **crossed(("ct", "s", "o"), text, own),
+            **crossed(("vc", "vs", "vo"), visual, own),
             "joint": kl_div(*joint, reduction="batchmean", log_target=True),
         }
 
@@ -107,3 +108,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         c, s, o = (((1 - a) * text + a * visual).softmax(-1) for text, visual in both)
         yield c
         yield s[:, columns.states] * o[:, columns.objects]
+
+
+def crossed(names: Iterable[str], logits: Logits, own: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+    return {name: cross_entropy(rows, target) for name, rows, target in zip(names, logits, own, strict=True)}

@@ -31,7 +31,7 @@ def enriched_by_hand(method, columns):
     for k, described in enumerate(described_by_hand(columns)):
         weights = [math.exp(dot(linear(e.key, d), linear(e.query, t[k])) / math.sqrt(DIM)) for d in described]
         parts = [w / sum(weights) * linear(e.value, d) for w, d in zip(weights, described, strict=True)]
-        found.append(t[k] + linear(e.out, sum(parts)))
+        found.append(t[k] + linear(e.out, torch.stack(parts).sum(0)))
     return found
 
 
