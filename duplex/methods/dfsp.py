@@ -98,13 +98,7 @@ class Dfsp(Method[DfspOptions]):
 
     def decomposed(self, t: Tensor) -> Texts:
         """From the seen compositions' features: means over those with a primitive."""
-        sizes = len(self.labels.states), len(self.labels.objects)
-        groups = zip(sizes, (self.columns.states, self.columns.objects), strict=True)
-        states, objects = (
-            t.new_zeros(k, t.shape[1]).index_add(0, group, t) / group.bincount(minlength=k).clamp(min=1)[:, None]
-            for k, group in groups
-        )
-        return Texts(t, states, objects)
+        return Texts(t, *self.columns.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Texts:
         return self.decomposed(self.prompts(self.labels.pairs["train"], self.checkpointing).compositions)

@@ -131,14 +131,7 @@ class Plid(Method[PlidOptions]):
 
     def over(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Means of rows [C, ...] of the seen compositions over each state and over each object."""
-        sizes = len(self.labels.states), len(self.labels.objects)
-        groups = zip(sizes, (self.columns.states, self.columns.objects), strict=True)
-        states, objects = (
-            rows.new_zeros(k, *rows.shape[1:]).index_add(0, group, rows)
-            / group.bincount(minlength=k).clamp(min=1).view(-1, *[1] * (rows.ndim - 1))
-            for k, group in groups
-        )
-        return states, objects
+        return self.columns.means(rows, len(self.labels.states), len(self.labels.objects))
 
     def logits(self, z: tuple[Tensor, Tensor, Tensor], means: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
         """Of compositions, states and objects."""
