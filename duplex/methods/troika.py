@@ -93,20 +93,15 @@ class Troika(ThreePaths[TroikaOptions]):
     def needs(cls, options: Any) -> frozenset[str]:
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
-    def compared(self, z: Tensor, t: Tensor, tokens: Tensor | None) -> Tensor:
-        """`z . t' / tau` [B, C]"""
-        if self.traction is None or tokens is None:
-            return self.paths.logits(z, t)
-        pulled = self.traction(t, tokens.to(t.dtype))
-        found: Tensor = self.paths.scale * (pulled @ z[:, :, None])[..., 0]
-        return found
-
     def three(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of compositions, states and objects."""
+        """Logits of compositions, states and objects [B, C], [B, M], [B, N]."""
         assert self.paths.factors is not None
-        z_s, z_o = self.paths.factors(z)
-        rows = ((z, t.compositions), (z_s, t.states), (z_o, t.objects))
-        c, s, o = (self.compared(f, prototypes, tokens) for f, prototypes in rows)
+        features = (z, *self.paths.factors(z))
+        if self.traction is None or tokens is None:
+            c, s, o = (self.paths.logits(f, rows) for f, rows in zip(features, t, strict=True))
+            return c, s, o
+        pulled = self.traction(torch.cat(tuple(t)), tokens.to(z.dtype)).split([len(rows) for rows in t], dim=1)
+        c, s, o = (self.paths.scale * (rows @ f[:, :, None])[..., 0] for f, rows in zip(features, pulled, strict=True))
         return c, s, o
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
@@ -125,7 +120,7 @@ class Troika(ThreePaths[TroikaOptions]):
             return super().scorer(columns)
         t = self.paths.encode(columns, ("ct", "so"))
         asked = Columns(columns, len(self.labels.objects)).to(self.paths.negatives.device)
-        width = (sum(map(len, t))) * (t.states.shape[1] * (self.options.inner + 2) + self.setting.inputs["patch"][0])
+        width = sum(map(len, t)) * (t.states.shape[1] * (self.options.inner + 2) + self.setting.inputs["patch"][0])
 
         @torch.no_grad()
         def some(cls: Tensor, tokens: Tensor) -> Tensor:

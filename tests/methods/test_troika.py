@@ -97,7 +97,8 @@ def test_no_strength_is_no_traction():
     method, images = build(Troika, **ROW), batch(4)
     torch.nn.init.zeros_(method.traction.strength)
     z, t = method.paths.features(images.z), method.shared()
-    close(method.compared(z, t.states, images.inputs["patch"]), method.paths.logits(z, t.states))
+    for pulled, plain in zip(method.three(z, t, images.inputs["patch"]), method.three(z, t, None), strict=True):
+        close(pulled, plain)
 
 
 def test_blocks_of_images_change_nothing(monkeypatch):
