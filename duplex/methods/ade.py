@@ -1,17 +1,20 @@
 """ADE (Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023), over cached
 features.
 
-Two attention modules read an image's patch tokens, one for its state and one for its object, with the CLS feature as
-the query: `v_s = A_s(x, x)`, `v_o = A_o(x, x)`. In training an image also attends to the tokens of a partner with its
-state, `A_s(x, x')`, or with its object; as cross-attention can only read what the two have in common, it disentangles.
-Concept features are compared with embedded words by cosine at temperature T:
+Three attention modules read an image's patch tokens, for its composition, its state and its object, with the CLS
+feature as the query: `v_c = A_c(x, x)`, and likewise v_s and v_o. In training the last two read across images: x
+attends to the tokens of a partner y with its state and another object, `A_s(x, y)`, and y to those of x; as
+cross-attention can only read what the two have in common, it disentangles. Features are compared with embedded words
+by cosine at temperature T:
 
-    L = L_c + L_s + L_o + (L_s + L_o of the crossed features) + w L_reg
+    L = CE(v_c) + sum over s, o of [CE(A(x, y)) + CE(A(y, x))] + w L_reg
 
-L_reg asks the attention of x to its partner's tokens and that of the partner to x's for equal spread: the paper
-measures it as an earth mover's distance of attention maps; between sorted maps of T tokens it is the mean absolute
-difference. The composition's feature is a linear map of [v_s; v_o]. `S = cos(v_c, g(s, o)) / T` plus both primitives'.
-Partners are the next of the batch; an image without one has no crossed terms.
+L_reg asks the attentions of x to y and of y to x for likeness where the two share the module's concept, and for
+difference where they share the other one: `L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)`. The paper
+measures likeness as an earth mover's over attention between all tokens; here D is that distance of the two maps of the
+CLS feature, sorted: the mean absolute difference over T tokens. `S = cos_c + a cos_s cos_o`. Partners are the next of
+the batch, of the same composition where there is no other, or the image itself. The paper's attention has heads,
+residuals and a feed-forward part.
 """
 
 from __future__ import annotations
@@ -38,12 +41,14 @@ from duplex.parts.partners import next_partner
 @dataclass(frozen=True)
 class AdeOptions(Options):
     width: int = 300  # of concept features and of words' embeddings
-    scale: float = 20.0  # 1 / T
+    scale: float = 50.0  # 1 / T
     regulariser: float = 1.0  # w
+    product: float = 1.0  # a
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield self.width > 0 and self.scale > 0, "width and scale are positive"
         yield self.regulariser >= 0, f"regulariser is {self.regulariser}; it is at least 0"
+        yield self.product >= 0, f"product is {self.product}; it is at least 0"
 
 
 class ConceptAttention(nn.Module):
@@ -77,9 +82,9 @@ class Ade(Method[AdeOptions]):
         self.words = WordTable(words.states, words.objects, trained=False)
         self.columns = Columns(setting.labels.pairs["train"], len(setting.labels.objects))
         inside = setting.inputs["patch"][1]
-        self.attend_s, self.attend_o = (ConceptAttention(setting.dim, inside, width) for _ in range(2))
+        self.attend_c, self.attend_s, self.attend_o = (ConceptAttention(setting.dim, inside, width) for _ in range(3))
         self.embed_s, self.embed_o = (nn.Linear(self.words.width, width) for _ in range(2))
-        self.composer, self.join = Composer(self.words.width, width), nn.Linear(2 * width, width)
+        self.composer = Composer(self.words.width, width)
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
@@ -92,43 +97,36 @@ class Ade(Method[AdeOptions]):
     def shared(self) -> Embedded:
         return self.embedded(self.columns)
 
-    def joined(self, v_s: Tensor, v_o: Tensor) -> Tensor:
-        return unit(self.join(torch.cat([v_s, v_o], dim=-1)))
-
     def losses(self, batch: Batch, shared: Embedded) -> dict[str, Tensor]:
         z, tokens = unit(batch.z), batch.inputs["patch"].to(self.words.states.dtype)
         own, n = batch.compositions, len(self.labels.objects)
-        states, objects = own // n, own % n
-        v_s, _ = self.attend_s(z, tokens)
-        v_o, _ = self.attend_o(z, tokens)
-        crossed_s, apart_s = self.crossed(self.attend_s, z, tokens, states, shared.states)
-        crossed_o, apart_o = self.crossed(self.attend_o, z, tokens, objects, shared.objects)
-        c, s, o = self.logits(v_s, v_o, shared)
+        m, o = own // n, own % n
+        y_s, y_o = partners(m, o), partners(o, m)
+        v_c, _ = self.attend_c(z, tokens)
+        loss_s, near_s = self.crossed(self.attend_s, z, tokens, y_s, m, shared.states)
+        loss_o, near_o = self.crossed(self.attend_o, z, tokens, y_o, o, shared.objects)
+        far_s, far_o = self.apart(self.attend_s, z, tokens, y_o), self.apart(self.attend_o, z, tokens, y_s)
         return {
-            "c": cross_entropy(c, self.columns.places(own)),
-            "s": cross_entropy(s, states),
-            "o": cross_entropy(o, objects),
-            "crossed": crossed_s + crossed_o,
-            "reg": self.options.regulariser * (apart_s + apart_o),
+            "c": cross_entropy(self.options.scale * v_c @ shared.compositions.T, self.columns.places(own)),
+            "s": loss_s,
+            "o": loss_o,
+            "reg": self.options.regulariser * (near_s + near_o - far_s - far_o),
         }
 
     def crossed(
-        self, attend: ConceptAttention, z: Tensor, tokens: Tensor, own: Tensor, words: Tensor
+        self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, own: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of features read off partners, and how far apart the two attentions are."""
-        partner, paired = next_partner(own[:, None] == own)
+        """Cross-entropies of features read off each other, and how far apart the two attentions are."""
         v, there = attend(z, tokens[partner])
-        _, back = attend(z[partner], tokens)
-        terms = cross_entropy(self.options.scale * v @ words.T, own, reduction="none")
-        apart = (there.sort(1).values - back.sort(1).values).abs().mean(1)
-        mine = paired.to(terms) / paired.sum().clamp(min=1)  # a mean over images with a partner
-        return terms @ mine, apart @ mine
+        v_back, back = attend(z[partner], tokens)
+        loss = sum(cross_entropy(self.options.scale * rows @ words.T, own) for rows in (v, v_back))
+        assert isinstance(loss, Tensor)
+        return loss, distance(there, back)
 
-    def logits(self, v_s: Tensor, v_o: Tensor, words: Embedded) -> tuple[Tensor, Tensor, Tensor]:
-        """Scaled cosines with compositions, states and objects."""
-        rows = ((self.joined(v_s, v_o), words.compositions), (v_s, words.states), (v_o, words.objects))
-        c, s, o = (self.options.scale * v @ w.T for v, w in rows)
-        return c, s, o
+    @staticmethod
+    def apart(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
+        """How far apart the attentions to and from partners are."""
+        return distance(attend(z, tokens[partner])[1], attend(z[partner], tokens)[1])
 
     @torch.no_grad()
     def scorer(self, columns: Ints) -> Scorer:
@@ -138,10 +136,25 @@ class Ade(Method[AdeOptions]):
         @torch.no_grad()
         def some(cls: Tensor, patch: Tensor) -> Tensor:
             z, tokens = unit(cls), patch.to(self.words.states.dtype)
-            c, s, o = self.logits(self.attend_s(z, tokens)[0], self.attend_o(z, tokens)[0], words)
-            return c + s[:, asked.states] + o[:, asked.objects]
+            every = ((self.attend_c, words.compositions), (self.attend_s, words.states), (self.attend_o, words.objects))
+            c, s, o = (attend(z, tokens)[0] @ rows.T for attend, rows in every)
+            found: Tensor = c + self.options.product * s[:, asked.states] * o[:, asked.objects]
+            return found
 
         patches, inside = self.setting.inputs["patch"]
         return lambda inputs: in_blocks(
-            some, inputs["cls"], inputs["patch"], patches * (inside + 2 * self.options.width)
+            some, inputs["cls"], inputs["patch"], patches * (inside + 3 * self.options.width)
         )
+
+
+def partners(own: Tensor, other: Tensor) -> Tensor:
+    """Of each image the next one with its `own` primitive and another `other`; else with its own; else itself [B]."""
+    same = own[:, None] == own
+    apart, found = next_partner(same & (other[:, None] != other))
+    near, _ = next_partner(same)
+    return torch.where(found, apart, near)
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Mean absolute difference of sorted attention maps [B, T]."""
+    return (a.sort(1).values - b.sort(1).values).abs().mean()

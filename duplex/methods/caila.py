@@ -7,9 +7,12 @@ layer; over a cache they sit on the features that the frozen towers end with (th
     z^s = normalise(z + a A_s(z)),   z^o = normalise(z + a A_o(z))
     z^c = normalise(z + a (A_s(z) + A_o(z) + A_c(z)) / 3)        the mixture of adapters
 
-and likewise for text features with adapters of their own. `L = L_s + L_o + L_c + L_shift`. The last is primitive
-concept shift: the state side of an image and the object side of the next one of the batch, added and of unit length,
-are an image of the composition of both where that is a seen one. `S = p(c|x) + p(s|x) p(o|x)`.
+and likewise, with adapters of their own, for texts of states and objects; that of a composition is the mean of its own
+prompt's and of its primitives': `t^c = normalise(t_c + a A_c(t_c) + t_s + a A_s(t_s) + t_o + a A_o(t_o))`. The loss is
+`L = L_s + L_o + L_c + L_shift`. The last is primitive concept shift: the state side of an image and the object side of
+the next one of the batch, added and of unit length, are an image of the composition of both where that is a seen one;
+in the paper a tenth of the images are shifted in place of a loss of their own. `S = p(c|x)`; all losses have CLIP's
+scale.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class CailaOptions(Options):
     width: int = 64  # of each adapter's bottleneck
     dropout: float = 0.1
     scale: float = 0.1  # a
-    mixture: bool = True  # composition features mix three adapters; without it they have one
+    mixture: bool = True  # composition features mix three sides; without it they have one
     shift: bool = True  # primitive concept shift
     template: str = TEMPLATE
 
@@ -47,7 +50,7 @@ class CailaOptions(Options):
 
 
 class ConceptAdapters(nn.Module):
-    """Adapters of one modality: `z` to its composition, state and object sides, of unit length."""
+    """Adapters of one modality: features to their composition, state and object sides, of unit length."""
 
     def __init__(self, dim: int, options: CailaOptions) -> None:
         super().__init__()
@@ -55,14 +58,17 @@ class ConceptAdapters(nn.Module):
         self.state, self.object, self.whole = (Adapter(dim, width, rate, scale) for _ in range(3))
         self.mixture = options.mixture
 
-    def composition(self, z: Tensor) -> Tensor:
+    def images(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """An adapter adds `a A(z)` to z, so the mean of three adapted features is the mixture."""
-        if not self.mixture:
-            return unit(self.whole(z))
-        return unit((self.state(z) + self.object(z) + self.whole(z)) / 3)
+        state, object, whole = self.state(z), self.object(z), self.whole(z)
+        return unit(state + object + whole if self.mixture else whole), unit(state), unit(object)
 
-    def forward(self, z_c: Tensor, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.composition(z_c), unit(self.state(z_s)), unit(self.object(z_o))
+    def texts(self, t: Prototypes, columns: Columns) -> Prototypes:
+        whole, states, objects = self.whole(t.compositions), self.state(t.states), self.object(t.objects)
+        if self.mixture:
+            both = states.index_select(0, columns.states) + objects.index_select(0, columns.objects)
+            whole = whole + both
+        return Prototypes(unit(whole), unit(states), unit(objects))
 
 
 class Caila(Method[CailaOptions]):
@@ -83,12 +89,10 @@ class Caila(Method[CailaOptions]):
         return frozenset({"cls", "text"})
 
     def shared(self) -> Prototypes:
-        return Prototypes(*self.texts(*self.prompts(self.labels.pairs["train"])))
+        return self.texts.texts(self.prompts(self.labels.pairs["train"]), self.columns)
 
     def sides(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        z = unit(z)
-        found: tuple[Tensor, Tensor, Tensor] = self.images(z, z, z)
-        return found
+        return self.images.images(unit(z))
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         z_c, z_s, z_o = self.sides(batch.z)
@@ -114,14 +118,12 @@ class Caila(Method[CailaOptions]):
 
     @torch.no_grad()
     def scorer(self, columns: Ints) -> Scorer:
-        t = Prototypes(*self.texts(*self.prompts.encode(columns)))
-        asked = Columns(columns, len(self.labels.objects)).to(t.states.device)
+        asked = Columns(columns, len(self.labels.objects)).to(self.is_seen.device)
+        t = self.texts.texts(self.prompts.encode(columns), asked).compositions
 
         @torch.no_grad()
         def scores(inputs: Inputs) -> Tensor:
-            z_c, z_s, z_o = self.sides(inputs["cls"])
-            p_s, p_o = ((self.scale * z @ rows.T).softmax(-1) for z, rows in ((z_s, t.states), (z_o, t.objects)))
-            whole = (self.scale * z_c @ t.compositions.T).softmax(-1)
-            return whole + p_s[:, asked.states] * p_o[:, asked.objects]
+            z_c, _, _ = self.sides(inputs["cls"])
+            return (self.scale * z_c @ t.T).softmax(-1)
 
         return scores

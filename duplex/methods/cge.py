@@ -2,10 +2,10 @@
 features.
 
 A graph of states, objects and compositions starts at word vectors; two graph convolutions `H' = relu(D^-1 A H W)` give
-every composition its embedding, and an image is scored by a dot product `f(x) . h_c`. The loss is a cross-entropy over
-seen compositions. The graph holds the compositions of the world that training is for; how others get an embedding is
-said in `duplex.parts.composition_graph`. The paper's trained backbone is the cached encoder here, as in its rows with
-a fixed one.
+every composition its embedding h_c, of unit length, and an image is scored by a dot product `f(x) . h_c`. The loss is
+a cross-entropy over seen compositions. The graph holds the compositions of the world that training is for; how others
+get an embedding is said in `duplex.parts.composition_graph`. The paper's trained backbone is the cached encoder here,
+as in its rows with a fixed one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GraphHead(PairHead[Row], Generic[Row]):
         return found
 
     def pairs(self, columns: Columns) -> Tensor:
-        return self.network.pairs(self.network(self.words.states, self.words.objects), columns)
+        return unit(self.network.pairs(self.network(self.words.states, self.words.objects), columns))
 
 
 class Cge(GraphHead[CgeOptions]):

@@ -4,13 +4,15 @@ cached features.
 Three paths, trained towards a feature space in which every primitive is a few clusters. Each state has K prototypes
 among the factors z^s, each object K among z^o; gradients never reach them. In each batch the images of a primitive are
 shared out among its prototypes by optimal transport (Sinkhorn-Knopp), which move by momentum towards the means of
-theirs. Two losses use them:
+theirs (Eq. 9). Two losses use them:
 
-* contrast: an image is drawn to its prototype and away from all those of other primitives, `-log exp(z.p^+ / T) /
-  (exp(z.p^+ / T) + sum_- exp(z.p^- / T))`, for states and for objects;
-* decorrelation: state and object factors become independent of each other, by the Hilbert-Schmidt criterion, here with
-  linear kernels: the squared norm of the batch's cross-covariance of z^s and z^o.
+* contrast (Eq. 10): an image is drawn to its prototype and away from all others, those of its own primitive and of
+  the other kind too: `-log exp(z.p^+ / T) / sum_p exp(z.p / T)` over K (M + N) prototypes, for states and for objects;
+* decorrelation (Eq. 11): `HSIC(z^s, p^o) + HSIC(z^o, p^s)` with the prototypes that the image has been given, by the
+  Hilbert-Schmidt criterion, here with linear kernels: the squared norm of the batch's cross-covariance.
 
+`L = L_c + L_s + L_o + alpha L_contrast + beta L_decorrelation`. The paper's assignment also asks like features for
+like plans (the coherence term of Eq. 7), which plain transport does not.
 Prototypes have no part in inference, as in the paper: scores are the three paths'.
 """
 
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cross_entropy, normalize
 
 from duplex.methods.base import Batch, Setting
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
@@ -34,8 +36,8 @@ class ClusProOptions(ThreePathOptions):
     clusters: int = 5  # K
     momentum: float = 0.99
     temperature: float = 0.1  # T
-    contrast: float = 1.0  # weights of the two losses
-    decorrelation: float = 1.0
+    contrast: float = 0.2  # alpha
+    decorrelation: float = 0.5  # beta
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -71,24 +73,24 @@ class ClusPro(ThreePaths[ClusProOptions]):
         seen = self.seen(batch, shared)
         z_s, z_o = seen.factored.z_s, seen.factored.z_o
         m, n = self.primitives(batch.compositions)
-        contrast = seen.z.new_zeros(())
-        for name, z, own in (("states", z_s, m), ("objects", z_o, n)):
-            rows: Tensor = getattr(self, name)
-            cluster = assign(z.detach(), own, rows)
-            contrast = contrast + self.contrast(z, own, cluster, rows)
-            if self.training:
-                self._moved[name] = moved(rows, z.detach(), own, cluster, self.options.momentum)
-        pull, apart = self.options.contrast, self.options.decorrelation
-        return {**seen.losses, "contrast": pull * contrast, "decorrelation": apart * dependence(z_s, z_o)}
+        k_s, k_o = assign(z_s.detach(), m, self.states), assign(z_o.detach(), n, self.objects)
+        contrast = self.contrast(z_s, z_o, m * self.options.clusters + k_s, n * self.options.clusters + k_o)
+        apart = dependence(z_s, self.objects[n, k_o]) + dependence(z_o, self.states[m, k_s])
+        if self.training:
+            momentum = self.options.momentum
+            self._moved = {
+                "states": moved(self.states, z_s.detach(), m, k_s, momentum),
+                "objects": moved(self.objects, z_o.detach(), n, k_o, momentum),
+            }
+        alpha, beta = self.options.contrast, self.options.decorrelation
+        return {**seen.losses, "contrast": alpha * contrast, "decorrelation": beta * apart}
 
-    def contrast(self, z: Tensor, own: Tensor, cluster: Tensor, rows: Tensor) -> Tensor:
-        count, clusters, dim = rows.shape
-        logits = (z @ rows.reshape(-1, dim).T) / self.options.temperature  # [B, M K]
-        mine = own * clusters + cluster
-        primitive = torch.arange(count, device=z.device).repeat_interleave(clusters)  # [M K]
-        rivals = logits.masked_fill(primitive == own[:, None], -torch.inf)
-        positive = logits.gather(1, mine[:, None])
-        return (torch.cat([positive, rivals], dim=1).logsumexp(1) - positive[:, 0]).mean()
+    def contrast(self, z_s: Tensor, z_o: Tensor, mine_s: Tensor, mine_o: Tensor) -> Tensor:
+        """Of both factors, whose own prototypes are the `mine`-th among the states' and the objects'."""
+        states = self.states.flatten(0, 1)  # [M K, d]
+        every = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
+        of_s, of_o = (z @ every.T / self.options.temperature for z in (z_s, z_o))
+        return cross_entropy(of_s, mine_s) + cross_entropy(of_o, len(states) + mine_o)
 
     @torch.no_grad()
     def after_batch(self) -> None:
@@ -97,8 +99,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
         self._moved = {}
 
 
-def dependence(z_s: Tensor, z_o: Tensor) -> Tensor:
-    """`|cov(z^s, z^o)|^2` over a batch; nothing for a single image."""
-    centred = (z - z.mean(0) for z in (z_s, z_o))
-    a, b = centred
+def dependence(x: Tensor, y: Tensor) -> Tensor:
+    """`|cov(x, y)|^2` over a batch; nothing for a single image."""
+    a, b = (rows - rows.mean(0) for rows in (x, y))
     return ((a.T @ b) / max(len(a) - 1, 1)).square().sum()

@@ -8,7 +8,8 @@ of them, where unseen ones get a margin by how infeasible they are:
             = p(x, c) - alpha rho(c)      c unseen,   rho(s, o) = (rho_o + rho_s) / 2
 
 `rho` is taken from the primitives' vectors as they are after each epoch, and alpha rises to its value over the first
-`margin_epochs`. The paper's ResNet-18 is the cached encoder here; its image head is a perceptron.
+`margin_epochs`; in the first epoch, before any rho, unseen compositions stand aside. The paper's ResNet-18 is the
+cached encoder here; its image head is a perceptron.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class CompCos(PairHead[CompCosOptions]):
         self.head = Mlp(setting.dim, width, width, options.layers, options.dropout)
         self.composer = Composer(self.words.width, width)
         if setting.world == "open":
-            self.margins = torch.zeros(setting.labels.size)  # alpha rho(c) / T
+            self.margins = self.held_back(options.scale)  # alpha rho(c) / T
 
     def image(self, z: Tensor) -> Tensor:
         return unit(self.head(unit(z)))
@@ -67,5 +68,5 @@ class CompCos(PairHead[CompCosOptions]):
     def after_epoch(self, epoch: int) -> None:
         if self.margins is not None:
             alpha = self.options.margin * min(1.0, epoch / self.options.margin_epochs)
-            rho = self.feasible()
+            rho = self.feasible(self.words.states, self.words.objects)
             self.margins.copy_(self.options.scale * alpha * torch.where(rho.isinf(), 0.0, rho))

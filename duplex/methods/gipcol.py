@@ -5,7 +5,8 @@ graph network over states, objects and compositions, whose nodes start at token 
 of its primitives. The frozen text tower encodes the prompts; cross-entropy over seen compositions.
 
 This version adds what the graph says to the vectors it started from, `s' = s + G(s)`, and its last layer starts at
-zero: the frozen tower begins with words that it knows. `edges: false` leaves the vectors as they are, which is CSP
+zero: the frozen tower begins with words that it knows. These vectors are learned too; the published ones stay, and
+what the graph says stands in their place. `edges: false` leaves the vectors as they are, which is CSP
 with a learned prefix. The graph holds the compositions of the world that training is for.
 """
 

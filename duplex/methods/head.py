@@ -15,6 +15,7 @@ from duplex.options import Options
 from duplex.parts.heads import Columns, WordTable
 
 Row = TypeVar("Row", bound=Options)
+ASIDE = 10.0  # a cosine of this much less is none
 
 
 class Pairs(NamedTuple):
@@ -58,10 +59,14 @@ class PairHead(Method[Row], Generic[Row]):
         return image @ pairs.T
 
     @torch.no_grad()
-    def feasible(self) -> Tensor:
-        """`rho` [M*N] of the word vectors as they are, inf for seen compositions."""
-        states, objects = (rows.cpu().numpy() for rows in (self.words.states, self.words.objects))
-        return torch.as_tensor(feasibility(states, objects, self.labels), dtype=torch.float32)
+    def feasible(self, states: Tensor, objects: Tensor) -> Tensor:
+        """`rho` [M*N] of vectors of the primitives, inf for seen compositions."""
+        found = feasibility(states.cpu().numpy(), objects.cpu().numpy(), self.labels)
+        return torch.as_tensor(found, dtype=torch.float32)
+
+    def held_back(self, scale: float) -> Tensor:
+        """Margins [M*N] of compositions that stand aside: 10 for a cosine of an unseen one, nothing for a seen one."""
+        return torch.where(torch.as_tensor(self.labels.seen), 0.0, ASIDE * scale)
 
     def shared(self) -> Pairs:
         return Pairs(self.pairs(self.columns))

@@ -2,8 +2,8 @@
 CVPR 2022), over cached features.
 
 Two independent perceptrons classify states and objects, `L = L_s + L_o`, and `f(x, s, o) = p(s|x) p(o|x)`. The paper
-then masks compositions that ConceptNet holds to be infeasible; here the evaluation's feasibility threshold does that,
-for every method alike, from word vectors (params.yaml, evaluation.word_vectors).
+then masks compositions to which ConceptNet gives less than a threshold; here the evaluation's feasibility threshold
+does that, for every method alike, from word vectors (params.yaml, evaluation.word_vectors).
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ With unit features `u_c` of compositions, LDE (`space: linear`) writes `u_(s,o) 
     u_0 = mean_c u_c,    u_s = mean_o u_(s,o) - u_0,    u_o = mean_s u_(s,o) - u_0
 
 GDE (`space: sphere`) does the same with `v_c = log_mu(u_c)` in the tangent space at the intrinsic mean mu, and
-composes `exp_mu(v_s + v_o)`. Composed vectors, of unit length, stand in for prompts: `p(c|x) = softmax(cos(z, u) /
-tau)`.
+composes `exp_mu(v_s + v_o)`. Composed vectors stand in for prompts, `p(c|x) = softmax(z . u / tau)` with z of unit
+length; LDE's are as long as they come out.
 
-`source: text` takes prompts of all M*N compositions, as LDE does; `source: images` takes the mean feature of each seen
-composition, averaged over those that have the primitive, as GDE does for images.
+`source: text` takes prompts of all M*N compositions, as LDE does; `source: images` takes all training images, of which
+each seen composition's weigh as much as another's, as GDE does with equal weights within a composition. Its weights by
+CLIP's own scores are left out.
 """
 
 from __future__ import annotations
@@ -63,28 +64,29 @@ class Lde(Method[LdeOptions]):
             prompts = Prompts(self.labels, self.setting.tower, paths="c", template=self.options.template)
             self.decompose(prompts.encode(everything).compositions.to(self.centre), torch.as_tensor(everything))
             return
-        present, inverse = train.compositions.unique(return_inverse=True)
-        sums = train.z.new_zeros(len(present), train.z.shape[1]).index_add(0, inverse, unit(train.z))
-        self.decompose(unit(sums), present)
+        _, inverse, counts = train.compositions.unique(return_inverse=True, return_counts=True)
+        self.decompose(unit(train.z), train.compositions, 1 / counts[inverse].to(self.centre))
 
-    def decompose(self, u: Tensor, compositions: Tensor) -> None:
+    def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor | None = None) -> None:
         """Ideal words of unit features `u` [C, d]. A primitive that no composition has adds nothing."""
         n = len(self.labels.objects)
+        weights = u.new_ones(len(u)) if weights is None else weights.to(u)
         compositions = compositions.to(u.device)
         if self.options.space == "linear":
-            self.centre.copy_(u.mean(0))
+            self.centre.copy_(weights @ u / weights.sum())
             v = u - self.centre
         else:
-            self.centre.copy_(intrinsic_mean(u))
+            self.centre.copy_(intrinsic_mean(u, weights))
             v = log_map(self.centre, u)
         for words, group in ((self.states, compositions // n), (self.objects, compositions % n)):
-            sums = torch.zeros_like(words).index_add(0, group, v.to(words))
-            words.copy_(sums / group.bincount(minlength=len(words)).clamp(min=1)[:, None])
+            sums = torch.zeros_like(words).index_add(0, group, (weights[:, None] * v).to(words))
+            masses = words.new_zeros(len(words)).index_add(0, group, weights.to(words))
+            words.copy_(sums / torch.where(masses > 0, masses, 1.0)[:, None])
 
     def composed(self, m: Tensor, n: Tensor) -> Tensor:
-        """Unit vectors that stand for compositions [C, d]."""
+        """Vectors that stand for compositions [C, d]."""
         v = self.states.index_select(0, m) + self.objects.index_select(0, n)
-        return unit(self.centre + v) if self.options.space == "linear" else exp_map(self.centre, v)
+        return self.centre + v if self.options.space == "linear" else exp_map(self.centre, v)
 
     @torch.no_grad()
     def scorer(self, columns: Ints) -> Scorer:

@@ -2,16 +2,21 @@
 cached features.
 
 A composition is a normal distribution of text features. Its mean is the feature of a learned prompt, enriched by what
-descriptions say, `t' = t + CrossAttention(t, D_c)`; its covariance, kept diagonal, is that of the descriptions'
-features D_c. Cross-entropy over class samples has an upper bound in closed form: every rival gains a margin,
+descriptions say, `t' = t + CrossAttention(t, D_c)`; samples of it are `normalise(t' + d)` for the features d of its
+descriptions. Their covariance is kept diagonal in the channels but joins classes, whose j-th descriptions are alike.
+Cross-entropy over class samples has an upper bound in closed form: every rival gains a margin,
 
-    l_k = x.t'_k / tau + (1/2 tau^2) x^2.(sigma^2_k + sigma^2_y)   k != y,      l_y = x.t'_y / tau
+    m_k = (1/2 tau^2) x^2 . (sigma^2_kk + sigma^2_yy - 2 sigma^2_ky),     m_y = 0
 
-Primitives: factors z^s, z^o are compared with the mean of t' over a primitive's seen compositions, and stochastic
-logit mixup trains `(1 - b) l_c + b (l_s + l_o)` with b ~ U(0, 1); inference takes b = 1/2.
+Primitives: factors z^s, z^o are compared with the means of t' over a primitive's seen compositions, whose descriptions
+are means too. Stochastic logit mixup trains `l = (1 - b) l_c + b (l_s + l_o)` with b ~ Beta(1, 9), one for a batch;
+inference takes its mean. With the margins of each,
+
+    L = CE(l + m^c) + w [CE(l_s + m^s) + CE(l_o + m^o)]
 
 The paper's descriptions are sentences that a language model wrote. Here they are `templates` that each composition's
-name is put behind; the paper's enrichment of images by augmented views has no place over cached features.
+name is put behind; the paper's enrichment of images by augmented views has no place over cached features, and its
+attention has a feed-forward part.
 """
 
 from __future__ import annotations
@@ -49,6 +54,8 @@ TEMPLATES = (
 class PlidOptions(Options):
     templates: tuple[str, ...] = TEMPLATES  # descriptions
     margin: bool = True  # the covariance's part of the loss
+    mix: float = 0.1  # the mean of b
+    primitives: float = 0.1  # w
     width: int = 768  # hidden units of each disentangler
     template: str = TEMPLATE  # what the learned context starts from
 
@@ -56,15 +63,15 @@ class PlidOptions(Options):
         yield len(self.templates) >= 2, "templates needs at least two: one has no covariance"
         yield all(text.strip() for text in (*self.templates, self.template)), "a template is empty; give it a word"
         yield self.width > 0, f"width is {self.width}; it is positive"
+        yield 0 < self.mix < 1, f"mix is {self.mix}; it lies between 0 and 1"
+        yield self.primitives >= 0, f"primitives is {self.primitives}; it is at least 0"
 
 
 class Classes(NamedTuple):
-    """Distributions of compositions, and what primitives are compared with."""
+    """Distributions of compositions, states and objects: means of unit length, and how samples deviate from theirs."""
 
-    means: Tensor  # t' [C, d]
-    variances: Tensor  # sigma^2 [C, d]
-    states: Tensor  # [M, d]
-    objects: Tensor  # [N, d]
+    means: tuple[Tensor, Tensor, Tensor]  # [C, d], [M, d], [N, d]
+    deviations: tuple[Tensor, Tensor, Tensor]  # [C, D, d], [M, D, d], [N, D, d]
 
 
 class Enrichment(nn.Module):
@@ -111,64 +118,74 @@ class Plid(Method[PlidOptions]):
         prompts = (Prompts(self.labels, self.setting.tower, paths="c", template=t) for t in self.options.templates)
         return torch.stack([one.encode(compositions).compositions for one in prompts], dim=1)
 
-    def classes(self, t: Tensor, described: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of unit length and variances [C, d]."""
-        return unit(self.enrich(t, described)), described.var(1)
-
     def shared(self) -> Classes:
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions
-        means, variances = self.classes(t, self.described.to(t))
-        return Classes(means, variances, *self.primitives(means))
+        return self.classes(t, self.described.to(t))
 
-    def primitives(self, means: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean of t' over the seen compositions of each primitive, of unit length."""
-        sizes = len(self.labels.states), len(self.labels.objects)
-        groups = zip(sizes, (self.columns.states, self.columns.objects), strict=True)
-        states, objects = (means.new_zeros(k, means.shape[1]).index_add(0, group, means) for k, group in groups)
-        return unit(states), unit(objects)
+    def classes(self, t: Tensor, described: Tensor) -> Classes:
+        """Of the seen compositions [C, d], [C, D, d] and of primitives."""
+        enriched = self.enrich(t, described)
+        rows = ((enriched, described), *zip(self.over(enriched), self.over(described), strict=True))
+        c, s, o = ((unit(mean), deviating(mean, texts)) for mean, texts in rows)
+        return Classes((c[0], s[0], o[0]), (c[1], s[1], o[1]))
 
-    def logits(self, z: Tensor, found: Classes) -> tuple[Tensor, Tensor, Tensor]:
-        """Of compositions, states and objects; `z` of unit length."""
-        z_s, z_o = self.factors(z)
-        rows = ((z, found.means), (z_s, found.states), (z_o, found.objects))
-        c, s, o = (self.scale * f @ t.T for f, t in rows)
-        return c, s, o
+    def over(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Means of rows [C, ...] of the seen compositions over each state and over each object."""
+        return self.columns.means(rows, len(self.labels.states), len(self.labels.objects))
+
+    def logits(self, z: tuple[Tensor, Tensor, Tensor], means: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+        """Of compositions, states and objects."""
+        return [self.scale * f @ t.T for f, t in zip(z, means, strict=True)]
 
     def losses(self, batch: Batch, shared: Classes) -> dict[str, Tensor]:
-        z, own, n = unit(batch.z), batch.compositions, len(self.labels.objects)
-        c, s, o = self.logits(z, shared)
-        place = self.columns.places(own)
-        share = torch.rand(len(z), 1, device=z.device, dtype=z.dtype) if self.training else 0.5
-        bounded = c + self.margins(z, shared.variances, place) if self.options.margin else c
-        mixed = (1 - share) * bounded + share * (s[:, self.columns.states] + o[:, self.columns.objects])
-        return {
-            "c": cross_entropy(bounded, place),
-            "mix": cross_entropy(mixed, place),
-            "s": cross_entropy(s, own // n),
-            "o": cross_entropy(o, own % n),
-        }
+        own, n = batch.compositions, len(self.labels.objects)
+        x = unit(batch.z)
+        z, places = (x, *self.factors(x)), (self.columns.places(own), own // n, own % n)
+        c, s, o = self.logits(z, shared.means)
+        b = self.drawn(x) if self.training else self.options.mix
+        logits = [(1 - b) * c + b * (s[:, self.columns.states] + o[:, self.columns.objects]), s, o]
+        if self.options.margin:
+            rows = zip(z, shared.deviations, places, strict=True)
+            logits = [found + self.margins(*row) for found, row in zip(logits, rows, strict=True)]
+        c, s, o = (cross_entropy(found, place) for found, place in zip(logits, places, strict=True))
+        return {"c": c, "s": self.options.primitives * s, "o": self.options.primitives * o}
 
-    def margins(self, z: Tensor, variances: Tensor, place: Tensor) -> Tensor:
-        """`(1/2 tau^2) x^2.(sigma^2_k + sigma^2_y)`, nothing for y itself [B, C]."""
-        spread = z**2 @ variances.T  # [B, C]
-        margins = self.scale**2 / 2 * (spread + spread.gather(1, place[:, None]))
-        return margins.scatter(1, place[:, None], 0.0)
+    def drawn(self, like: Tensor) -> Tensor:
+        """`b ~ Beta(1, q)` of mean `1 / (1 + q)`, by the inverse of its distribution function."""
+        q = 1 / self.options.mix - 1
+        return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
+
+    def margins(self, x: Tensor, deviations: Tensor, place: Tensor) -> Tensor:
+        """`(1/2 tau^2) x^2 . variance of (sample of k - sample of y)` [B, C]."""
+        squares = x**2
+        spread = squares @ deviations.square().sum(1).T  # [B, C]
+        together = (squares[:, None] * deviations[place]).flatten(1) @ deviations.flatten(1).T  # [B, C]
+        apart = spread + spread.gather(1, place[:, None]) - 2 * together
+        return self.scale**2 / 2 * apart / (deviations.shape[1] - 1)
 
     @torch.no_grad()
     def scorer(self, columns: Ints) -> Scorer:
         asked = Columns(columns, len(self.labels.objects)).to(self.columns.states.device)
         seen = self.prompts.encode(self.labels.pairs["train"]).compositions
-        means, _ = self.classes(seen, self.describe(self.labels.pairs["train"]).to(seen))
-        states, objects = self.primitives(means)
+        enriched = self.enrich(seen, self.describe(self.labels.pairs["train"]).to(seen))
+        states, objects = map(unit, self.over(enriched))
         t = self.prompts.encode(columns).compositions
-        found = Classes(*self.classes(t, self.describe(columns).to(t)), states, objects)
+        means = unit(self.enrich(t, self.describe(columns).to(t))), states, objects
+        b = self.options.mix
 
         @torch.no_grad()
         def scores(inputs: Inputs) -> Tensor:
-            c, s, o = self.logits(unit(inputs["cls"]), found)
-            return (0.5 * c + 0.5 * (s[:, asked.states] + o[:, asked.objects])).softmax(-1)
+            z = unit(inputs["cls"])
+            c, s, o = self.logits((z, *self.factors(z)), means)
+            return ((1 - b) * c + b * (s[:, asked.states] + o[:, asked.objects])).softmax(-1)
 
         return scores
 
     def exhibits(self) -> Exhibits:
         return replace(Exhibits(), features=lambda inputs: unit(inputs["cls"]))
+
+
+def deviating(mean: Tensor, described: Tensor) -> Tensor:
+    """Samples `normalise(mean + d)` less their own mean: [C, d], [C, D, d] -> [C, D, d]."""
+    samples = unit(mean[:, None] + described)
+    return samples - samples.mean(1, keepdim=True)

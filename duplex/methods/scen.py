@@ -7,10 +7,11 @@ round in the object space:
 
     L_ts = -log exp(h_s.h_s^+ / T) / (exp(h_s.h_s^+ / T) + sum_- exp(h_s.h_s^- / T))
 
-Classifiers of states and objects read the two spaces, and a fused embedding is compared with that of the composition's
-words, which is what scores. Positives and negatives are the batch's own, the first positive after an image in the
-batch's order; an image without a positive or a negative has no contrastive term. The paper's State Transition Module,
-a generator of made-up compositions with an adversary, is not part of this version.
+Classifiers of states and objects read the two spaces, with losses that weigh 0.4 and 0.6, and a fused embedding is
+compared with that of the composition's words, which is what scores. Positives and negatives are the batch's own, the
+first positive after an image in the batch's order; an image without a positive or a negative has no contrastive term.
+The paper's State Transition Module, a generator of made-up compositions with an adversary, is not part of this
+version.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from duplex.parts.factors import unit
 from duplex.parts.heads import Columns, Composer, Mlp
 from duplex.parts.partners import next_partner
 
+OF_STATES, OF_OBJECTS = 0.4, 0.6  # weights of L_s and L_o
+
 
 @dataclass(frozen=True)
 class ScenOptions(Options):
     width: int = 512  # of both spaces
     layers: int = 1  # hidden layers of each encoder
     dropout: float = 0.1
-    temperature: float = 0.1  # of the contrastive terms
+    temperature: float = 0.07  # of the contrastive terms
     scale: float = 20.0  # of compared compositions
     contrast: float = 1.0  # weight of L_ts + L_to
 
@@ -79,8 +82,8 @@ class Scen(PairHead[ScenOptions]):
         logits = self.logits(unit(self.fuse(torch.cat([h_s, h_o], dim=-1))), shared.rows)
         return {
             "c": cross_entropy(logits, self.columns.places(own)),
-            "s": cross_entropy(self.classify_s(h_s), states),
-            "o": cross_entropy(self.classify_o(h_o), objects),
+            "s": OF_STATES * cross_entropy(self.classify_s(h_s), states),
+            "o": OF_OBJECTS * cross_entropy(self.classify_o(h_o), objects),
             "ts": self.options.contrast * self.contrast(h_s, states, objects),
             "to": self.options.contrast * self.contrast(h_o, objects, states),
         }

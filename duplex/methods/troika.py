@@ -2,12 +2,13 @@
 over cached features.
 
 Three paths with prompts of their own. Cross-modal traction pulls every prompt's feature towards the image it is
-compared with: with the image's patch tokens X,
+compared with: with the image's normalised patch tokens X, a few layers of cross-attention A and feed-forward F,
 
-    t' = t + lambda (A(t, X) + F(t + A(t, X)))        cross-attention A, feed-forward F, lambda learned
+    h_0 = t,   g = h_(l-1) + A_l(h_(l-1), X),   h_l = g + F_l(norm(g)),       t' = t + lambda * h_N
 
-for compositions, states and objects alike; the module is shared by the paths. `L = L_c + L_s + L_o` and `S = p(c|x) +
-p(s|x) p(o|x)`. The paper's adapters inside the image encoder are the feature's adapter here.
+for compositions, states and objects alike; the layers and `lambda`, one number a channel, are learned and shared by
+the paths. `L = L_c + L_s + L_o` and `S = p(c|x) + p(s|x) p(o|x)`. The paper's adapters inside the image encoder are the
+feature's adapter here, and its dropout in traction and in words is left out.
 """
 
 from __future__ import annotations
@@ -33,29 +34,47 @@ from duplex.parts.prompts import Prototypes
 @dataclass(frozen=True)
 class TroikaOptions(ThreePathOptions):
     traction: bool = True  # without it these are the three paths
+    layers: int = 2  # N
     heads: int = 4
     inner: int = 4  # hidden units of F, in widths of the feature
     start: float = 0.1  # of lambda
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
-        yield self.heads >= 1 and self.inner >= 1, "heads and inner are at least 1"
+        yield min(self.layers, self.heads, self.inner) >= 1, "layers, heads and inner are at least 1"
 
 
-class Traction(nn.Module):
-    """`t' = t + lambda (A(t, X) + F(t + A(t, X)))` for every image."""
+class TractionLayer(nn.Module):
+    """`h -> g + F(norm(g))`, `g = h + A(h, X)`"""
 
     def __init__(self, dim: int, inside: int, options: TroikaOptions) -> None:
         super().__init__()
         hidden = options.inner * dim
         self.attend = CrossAttention(dim, inside, options.heads, quiet=False)
         self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
-        self.strength = nn.Parameter(torch.tensor(options.start))
+
+    def forward(self, h: Tensor, tokens: Tensor) -> Tensor:
+        """[C, d] or [B, C, d], [B, T, w] -> [B, C, d]"""
+        g = h + self.attend(h, tokens)
+        found: Tensor = g + self.forward_part(g)
+        return found
+
+
+class Traction(nn.Module):
+    """`t' = t + lambda * h_N` for every image."""
+
+    def __init__(self, dim: int, inside: int, options: TroikaOptions) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(inside)
+        self.layers = nn.ModuleList(TractionLayer(dim, inside, options) for _ in range(options.layers))
+        self.strength = nn.Parameter(torch.full((dim,), options.start))  # lambda [d]
 
     def forward(self, t: Tensor, tokens: Tensor) -> Tensor:
         """Prototypes `t` [C, d], tokens [B, T, w] -> [B, C, d], of unit length"""
-        a = self.attend(t, tokens)
-        return unit(t + self.strength * (a + self.forward_part(t + a)))
+        h, tokens = t, self.norm(tokens)
+        for layer in self.layers:
+            h = layer(h, tokens)
+        return unit(t + self.strength * h)
 
 
 class Troika(ThreePaths[TroikaOptions]):
@@ -74,20 +93,15 @@ class Troika(ThreePaths[TroikaOptions]):
     def needs(cls, options: Any) -> frozenset[str]:
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
-    def compared(self, z: Tensor, t: Tensor, tokens: Tensor | None) -> Tensor:
-        """`z . t' / tau` [B, C]"""
-        if self.traction is None or tokens is None:
-            return self.paths.logits(z, t)
-        pulled = self.traction(t, tokens.to(t.dtype))
-        found: Tensor = self.paths.scale * (pulled @ z[:, :, None])[..., 0]
-        return found
-
     def three(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of compositions, states and objects."""
+        """Logits of compositions, states and objects [B, C], [B, M], [B, N]."""
         assert self.paths.factors is not None
-        z_s, z_o = self.paths.factors(z)
-        rows = ((z, t.compositions), (z_s, t.states), (z_o, t.objects))
-        c, s, o = (self.compared(f, prototypes, tokens) for f, prototypes in rows)
+        features = (z, *self.paths.factors(z))
+        if self.traction is None or tokens is None:
+            c, s, o = (self.paths.logits(f, rows) for f, rows in zip(features, t, strict=True))
+            return c, s, o
+        pulled = self.traction(torch.cat(tuple(t)), tokens.to(z.dtype)).split([len(rows) for rows in t], dim=1)
+        c, s, o = (self.paths.scale * (rows @ f[:, :, None])[..., 0] for f, rows in zip(features, pulled, strict=True))
         return c, s, o
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
@@ -106,7 +120,7 @@ class Troika(ThreePaths[TroikaOptions]):
             return super().scorer(columns)
         t = self.paths.encode(columns, ("ct", "so"))
         asked = Columns(columns, len(self.labels.objects)).to(self.paths.negatives.device)
-        width = (sum(map(len, t))) * (t.states.shape[1] * (self.options.inner + 2) + self.setting.inputs["patch"][0])
+        width = sum(map(len, t)) * (t.states.shape[1] * (self.options.inner + 2) + self.setting.inputs["patch"][0])
 
         @torch.no_grad()
         def some(cls: Tensor, tokens: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ class Nodes(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Row-normalised means over neighbours. `weights` [C] of compositions weigh their ties (Co-CGE)."""
+    """Row-normalised means over neighbours. `weights` [C] of compositions weigh what primitives hear of them, and of
+    each other by them (Co-CGE); a composition hears its primitives in full."""
 
     weights: Tensor
 
@@ -50,7 +51,7 @@ class CompositionGraph(nn.Module):
         m, n, w = self.columns.states, self.columns.objects, self.weights[:, None]
         states = self._primitives(x.states, m, w * (x.objects.index_select(0, n) + x.pairs), self.sizes[0])
         objects = self._primitives(x.objects, n, w * (x.states.index_select(0, m) + x.pairs), self.sizes[1])
-        return Nodes(states, objects, self.heard(x, x.pairs, self.columns, w))
+        return Nodes(states, objects, self.heard(x, x.pairs, self.columns))
 
     def _primitives(self, own: Tensor, group: Tensor, messages: Tensor, count: int) -> Tensor:
         sums = own + own.new_zeros(count, own.shape[1]).index_add(0, group, messages)
@@ -58,14 +59,14 @@ class CompositionGraph(nn.Module):
         return sums / degrees[:, None]
 
     @staticmethod
-    def heard(x: Nodes, own: Tensor, columns: Columns, weights: Tensor | float = 1.0) -> Tensor:
+    def heard(x: Nodes, own: Tensor, columns: Columns) -> Tensor:
         """Means at compositions, of themselves and of their primitives [C, w]."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
-        return (own + weights * both) / (1 + 2 * weights)
+        return (own + both) / 3
 
 
 class GraphNetwork(nn.Module):
-    """`layers` graph convolutions; relu and dropout stand between them."""
+    """`layers` graph convolutions with relu between them; each drops out of what comes into it."""
 
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class GraphNetwork(nn.Module):
         """The nodes before the first layer and after each."""
         found = [self.graph.start(states, objects)]
         for depth in range(len(self.weights)):
-            means = self.graph.means(found[-1])
+            means = self.graph.means(Nodes(*(dropout(rows, self.rate, self.training) for rows in found[-1])))
             found.append(Nodes(*(self._layer(depth, rows) for rows in means)))
         return found
 
@@ -106,7 +107,7 @@ class GraphNetwork(nn.Module):
 
     def _layer(self, depth: int, rows: Tensor) -> Tensor:
         rows = self.weights[depth](rows)
-        return rows if depth == len(self.weights) - 1 else dropout(relu(rows), self.rate, self.training)
+        return rows if depth == len(self.weights) - 1 else relu(rows)
 
 
 def mean_pairs(states: Tensor, objects: Tensor, columns: Columns) -> Tensor:

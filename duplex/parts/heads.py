@@ -75,3 +75,13 @@ class Columns(nn.Module):
     def places(self, compositions: Tensor) -> Tensor:
         """Columns of compositions that are among them; they are sorted."""
         return torch.searchsorted(self.compositions, compositions)
+
+    def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
+        """Means of rows [C, ...] over the compositions with each state and each object; nothing for one without."""
+        return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
+
+
+def mean_over(rows: Tensor, group: Tensor, count: int) -> Tensor:
+    sums = rows.new_zeros(count, *rows.shape[1:]).index_add(0, group, rows)
+    sizes = rows.new_zeros(count).index_add(0, group, rows.new_ones(len(rows))).clamp(min=1)
+    return sums / sizes.view(-1, *[1] * (rows.ndim - 1))

@@ -23,9 +23,11 @@ def exp_map(mu: Tensor, v: Tensor) -> Tensor:
     return normalize(length.cos() * mu + torch.sinc(length / torch.pi) * v, dim=-1)
 
 
-def intrinsic_mean(u: Tensor, rounds: int = 20) -> Tensor:
-    """The point at which tangent vectors to the rows of `u` cancel [d], by steps along their mean."""
-    mu = normalize(u.mean(0), dim=-1)
+def intrinsic_mean(u: Tensor, weights: Tensor | None = None, rounds: int = 20) -> Tensor:
+    """The point at which tangent vectors to the rows of `u`, weighted, cancel [d], by steps along their mean."""
+    weights = u.new_ones(len(u)) if weights is None else weights
+    shares = weights / weights.sum()
+    mu = normalize(shares @ u, dim=-1)
     for _ in range(rounds):
-        mu = exp_map(mu, log_map(mu, u).mean(0, keepdim=True))[0]
+        mu = exp_map(mu, (shares @ log_map(mu, u))[None])[0]
     return mu

@@ -10,7 +10,7 @@ import torch
 from duplex.methods.ade import Ade
 from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, softmax, unit
 
-ROW: dict[str, Any] = {"width": 5, "scale": 6.0, "regulariser": 0.4}
+ROW: dict[str, Any] = {"width": 5, "scale": 6.0, "regulariser": 0.4, "product": 0.7}
 
 
 def attended(part, z, tokens):
@@ -20,17 +20,17 @@ def attended(part, z, tokens):
     return unit(torch.stack(parts).sum(0)), weights
 
 
-def crossed_by_hand(part, z, tokens, own, words):
-    rows, labels, apart = [], [], []
-    for i in range(len(z)):
-        partners = [(i + k) % len(z) for k in range(1, len(z)) if own[(i + k) % len(z)] == own[i]]
-        if partners:
-            v, there = attended(part, z[i], tokens[partners[0]])
-            _, back = attended(part, z[partners[0]], tokens[i])
-            rows.append([6.0 * dot(v, w) for w in words])
-            labels.append(own[i])
-            apart.append(sum(abs(a - b) for a, b in zip(sorted(there), sorted(back), strict=True)) / len(there))
-    return cross_entropy(rows, labels), sum(apart) / len(apart)
+def partner_by_hand(i, own, other):
+    after = [(i + k) % len(own) for k in range(1, len(own)) if own[(i + k) % len(own)] == own[i]]
+    return ([j for j in after if other[j] != other[i]] + after + [i])[0]
+
+
+def apart_by_hand(part, z, tokens, partner):
+    found = []
+    for i, j in enumerate(partner):
+        there, back = attended(part, z[i], tokens[j])[1], attended(part, z[j], tokens[i])[1]
+        found.append(sum(abs(a - b) for a, b in zip(sorted(there), sorted(back), strict=True)) / len(there))
+    return sum(found) / len(found)
 
 
 def test_losses_and_scores_by_loops():
@@ -43,21 +43,31 @@ def test_losses_and_scores_by_loops():
         first = linear(method.composer.state, method.words.states[c // N])
         return unit(first + linear(method.composer.object, method.words.objects[c % N]))
 
-    v_s = [attended(method.attend_s, *row)[0] for row in zip(z, tokens, strict=True)]
-    v_o = [attended(method.attend_o, *row)[0] for row in zip(z, tokens, strict=True)]
-    v_c = [unit(linear(method.join, torch.cat(row))) for row in zip(v_s, v_o, strict=True)]
-    s, o = ([[6.0 * dot(v, w) for w in words] for v in vs] for vs, words in ((v_s, states), (v_o, objects)))
+    v_c = [attended(method.attend_c, *row)[0] for row in zip(z, tokens, strict=True)]
     losses = method.losses(images, method.shared())
     m, n = [c // N for c in own], [c % N for c in own]
     close(losses["c"].item(), cross_entropy([[6.0 * dot(v, pair(c)) for c in SEEN] for v in v_c], map(SEEN.index, own)))
-    close(losses["s"].item(), cross_entropy(s, m))
-    close(losses["o"].item(), cross_entropy(o, n))
-    crossed_s, apart_s = crossed_by_hand(method.attend_s, z, tokens, m, states)
-    crossed_o, apart_o = crossed_by_hand(method.attend_o, z, tokens, n, objects)
-    close(losses["crossed"].item(), crossed_s + crossed_o)
-    close(losses["reg"].item(), 0.4 * (apart_s + apart_o))
+    y_s = [partner_by_hand(i, m, n) for i in range(6)]
+    y_o = [partner_by_hand(i, n, m) for i in range(6)]
+    assert y_s != list(range(6)) != y_o
+    for name, part, words, labels, y in (
+        ("s", method.attend_s, states, m, y_s),
+        ("o", method.attend_o, objects, n, y_o),
+    ):
+        there = [attended(part, z[i], tokens[j])[0] for i, j in enumerate(y)]
+        back = [attended(part, z[j], tokens[i])[0] for i, j in enumerate(y)]
+        rows = [[[6.0 * dot(v, w) for w in words] for v in vs] for vs in (there, back)]
+        close(losses[name].item(), sum(cross_entropy(way, labels) for way in rows))
+    near = apart_by_hand(method.attend_s, z, tokens, y_s) + apart_by_hand(method.attend_o, z, tokens, y_o)
+    far = apart_by_hand(method.attend_s, z, tokens, y_o) + apart_by_hand(method.attend_o, z, tokens, y_s)
+    close(losses["reg"].item(), 0.4 * (near - far))
     asked = [2, 10]
-    expected = [[6.0 * dot(v_c[i], pair(c)) + s[i][c // N] + o[i][c % N] for c in asked] for i in range(6)]
+    v_s = [attended(method.attend_s, *row)[0] for row in zip(z, tokens, strict=True)]
+    v_o = [attended(method.attend_o, *row)[0] for row in zip(z, tokens, strict=True)]
+    expected = [
+        [dot(c, pair(k)) + 0.7 * dot(s, states[k // N]) * dot(o, objects[k % N]) for k in asked]
+        for c, s, o in zip(v_c, v_s, v_o, strict=True)
+    ]
     close(scores(method, asked, images), expected)
 
 
@@ -67,9 +77,10 @@ def test_partners_that_look_alike_agree():
     twice = type(images)(
         {k: v.repeat(2, *[1] * (v.ndim - 1)) for k, v in images.inputs.items()}, images.compositions.repeat(2)
     )
-    losses = method.losses(twice, method.shared())
+    losses, alone = method.losses(twice, method.shared()), method.losses(images, method.shared())
     assert losses["reg"].abs() < 1e-12
-    close(losses["crossed"].item(), (losses["s"] + losses["o"]).item())
+    for name in "cso":
+        close(losses[name].item(), alone[name].item())
 
 
 def test_the_order_of_tokens_does_not_matter():

@@ -5,37 +5,52 @@ from __future__ import annotations
 import pytest
 import torch
 
+from duplex.methods import canet
 from duplex.methods.canet import Canet
-from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, softmax, unit
+from tests.methods.field import SEEN, WORD, M, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
+
+
+def normed(layer, x):
+    return mlp([layer], x)
 
 
 def cosines(method, z):
-    z = unit(z)
-    objects = [unit(linear(method.embed_o, row)) for row in method.words.objects]
-    to_objects = [dot(unit(mlp(method.see_o, z)), o) for o in objects]
+    z, words = unit(z), method.words
+    objects = [row.detach() for row in words.objects]
+    to_objects = [dot(unit(mlp(method.see_o, z)), unit(o)) for o in objects]
     best = max(range(N), key=to_objects.__getitem__)
-    to_states = []
+    learner, to_states = method.learner, []
+    first, second = torch.ones(5).double(), torch.ones(WORD).double()
+    if method.join is not None:
+        beta = mlp(method.join, torch.cat([objects[best], z])).clamp(min=0)
+        first, second = linear(learner.scale_first, beta), linear(learner.scale_second, beta)
     for m in range(M):
-        hidden = linear(method.first, method.words.states[m])
-        if method.hyper is not None:
-            hidden = (1 + mlp(method.hyper, torch.cat([objects[best], z]))) * hidden
-        state = unit(linear(method.second, hidden.clamp(min=0)))
-        to_states.append(dot(unit(mlp(method.see_s, z)), state))
-    scale = method.options.scale
-    return [scale * v for v in to_states], [scale * v for v in to_objects]
+        hidden = normed(learner.between[0], first * linear(learner.first, words.states[m])).clamp(min=0)
+        to_states.append(dot(unit(mlp(method.see_s, z)), unit(second * linear(learner.second, hidden))))
+    return to_states, to_objects
+
+
+def pair(method, z, c):
+    g = unit(mlp(method.compose, torch.cat([method.words.states[c // N], method.words.objects[c % N]]).detach()))
+    return dot(unit(mlp(method.see_c, unit(z))), g)
 
 
 @pytest.mark.parametrize("conditional", [True, False])
-def test_losses_and_scores_by_loops(conditional):
-    method, images = build(Canet, width=5, scale=4.0, conditional=conditional), batch(4)
+def test_losses_and_scores_by_loops(conditional, monkeypatch):
+    monkeypatch.setattr(canet, "SOME", 2)
+    method, images = build(Canet, width=5, scale=4.0, share=0.3, conditional=conditional), batch(4)
     found = [cosines(method, z) for z in images.z]
-    own, losses = images.compositions.tolist(), method.losses(images, ())
-    close(losses["s"].item(), cross_entropy([s for s, _ in found], [c // N for c in own]))
-    close(losses["o"].item(), cross_entropy([o for _, o in found], [c % N for c in own]))
-    pairs = [[s[c // N] + o[c % N] for c in SEEN] for s, o in found]
-    close(losses["c"].item(), cross_entropy(pairs, map(SEEN.index, own)))
+    own, losses = images.compositions.tolist(), method.losses(images, method.shared())
+    close(losses["s"].item(), cross_entropy([[4 * d for d in s] for s, _ in found], [c // N for c in own]) / 2)
+    close(losses["o"].item(), cross_entropy([[4 * d for d in o] for _, o in found], [c % N for c in own]) / 2)
+    rows = [[4 * pair(method, z, c) for c in SEEN] for z in images.z]
+    close(losses["c"].item(), cross_entropy(rows, map(SEEN.index, own)))
     asked = [1, 10, 6]
-    close(scores(method, asked, images), [[softmax(s)[c // N] * softmax(o)[c % N] for c in asked] for s, o in found])
+    expected = [
+        [0.7 * (1 + pair(method, z, c)) / 2 + 0.3 * (1 + s[c // N]) / 2 * (1 + o[c % N]) / 2 for c in asked]
+        for z, (s, o) in zip(images.z, found, strict=True)
+    ]
+    close(scores(method, asked, images), expected)
 
 
 def test_states_depend_on_the_image_only_where_conditional():
@@ -45,5 +60,5 @@ def test_states_depend_on_the_image_only_where_conditional():
         for layer in method.see_s:
             if hasattr(layer, "weight"):
                 torch.nn.init.zeros_(layer.weight)
-        to_states, _ = method.cosines(batch(2).z)
+        to_states, _ = method.cosines(torch.nn.functional.normalize(batch(2).z, dim=-1))
         assert torch.allclose(to_states[0], to_states[1]) is not conditional

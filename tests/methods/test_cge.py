@@ -14,7 +14,8 @@ ROW: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4
 
 
 def dense(method, layers, target, asked, weights=None):
-    """Embeddings of `asked` from `D^-1 (A + I) H W` over one matrix; those outside of the graph are leaves."""
+    """Embeddings of `asked`, of states and of objects from `D^-1 (A + I) H W` over one matrix; compositions outside of
+    the graph are leaves."""
     outside = [c for c in asked if c not in target]
     pairs = [*target, *outside]
     count = M + N + len(pairs)
@@ -22,7 +23,7 @@ def dense(method, layers, target, asked, weights=None):
     for k, c in enumerate(pairs):
         m, n, node = c // N, M + c % N, M + N + k
         weight = 1.0 if weights is None or c in outside else float(weights[c])
-        A[node, m] = A[node, n] = weight
+        A[node, m] = A[node, n] = 1.0
         if c in target:
             A[m, n] = A[n, m] = A[m, node] = A[n, node] = weight
     A = A / A.sum(1, keepdim=True)
@@ -31,7 +32,7 @@ def dense(method, layers, target, asked, weights=None):
     for depth in range(layers):
         H = torch.stack([linear(method.network.weights[depth], row) for row in (A @ H).detach()])
         H = H if depth == layers - 1 else H.relu()
-    return {c: H[M + N + pairs.index(c)] for c in asked}
+    return {c: unit(H[M + N + pairs.index(c)]) for c in asked}, H[:M], H[M : M + N]
 
 
 @pytest.mark.parametrize("world", ["closed", "open"])
@@ -41,7 +42,7 @@ def test_losses_and_scores_by_a_dense_matrix(world, layers):
     target = LABELS.target(world, "train").tolist()
     learned = SEEN if world == "closed" else list(range(M * N))
     everything = list(range(M * N))
-    h = dense(method, layers, target, everything)
+    h, _, _ = dense(method, layers, target, everything)
     images_of = [mlp(method.head, unit(z)) for z in images.z]
     rows = [[dot(x, h[c]) for c in learned] for x in images_of]
     own = [learned.index(c) for c in images.compositions.tolist()]
@@ -51,10 +52,10 @@ def test_losses_and_scores_by_a_dense_matrix(world, layers):
 
 
 def test_without_its_graph_it_is_a_linear_head():
-    """No convolution and no hidden layer: scores are linear in the image and in the mean of two words."""
+    """No convolution and no hidden layer: scores are linear in the image and in the direction of two words' mean."""
     method, images = build(Cge, layers=0, image_layers=0), batch(5)
     W, b = method.head[0].weight, method.head[0].bias
-    words = [(method.words.states[c // N] + method.words.objects[c % N]) / 2 for c in SEEN]
+    words = [unit(method.words.states[c // N] + method.words.objects[c % N]) for c in SEEN]
     z = torch.stack([unit(row) for row in images.z])
     close(scores(method, SEEN, images), (z @ W.T + b) @ torch.stack(words).T)
 

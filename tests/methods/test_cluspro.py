@@ -41,13 +41,19 @@ def clusters_by_hand(z, own, rows):
     return found
 
 
-def contrast_by_hand(z, own, cluster, rows):
-    terms = []
-    for i, f in enumerate(z):
-        positive = math.exp(dot(f, rows[own[i]][cluster[i]]) / 0.4)
-        rivals = sum(math.exp(dot(f, p) / 0.4) for g, group in enumerate(rows) if g != own[i] for p in group)
-        terms.append(-math.log(positive / (positive + rivals)))
-    return sum(terms) / len(terms)
+def contrast_by_hand(z, mine, every):
+    terms = [
+        dot(f, every[k]) / 0.4 - math.log(sum(math.exp(dot(f, p) / 0.4) for p in every))
+        for f, k in zip(z, mine, strict=True)
+    ]
+    return -sum(terms) / len(terms)
+
+
+def dependence_by_hand(x, y):
+    a, b = (rows - sum(rows) / len(rows) for rows in (x, y))
+    pairs = list(zip(a, b, strict=True))
+    covariance = [sum(float(f[p] * g[q]) for f, g in pairs) / (len(x) - 1) for p in range(8) for q in range(8)]
+    return sum(v * v for v in covariance)
 
 
 def test_losses_and_movement_by_loops():
@@ -60,11 +66,15 @@ def test_losses_and_movement_by_loops():
     for module in method.paths.adapter, *method.paths.factors.children():
         module.eval()
     losses = method.losses(images, method.shared())
-    expected, after = 0.0, {}
+    every = [row for name in sides for group in getattr(method, name) for row in group]
+    expected, given, after, first = 0.0, {}, {}, 0
     for name, (f, group) in sides.items():
         rows = getattr(method, name).clone()
         cluster = clusters_by_hand(f, group, rows)
-        expected += contrast_by_hand(f, group, cluster, rows)
+        mine = [first + g * 3 + k for g, k in zip(group, cluster, strict=True)]
+        given[name] = torch.stack([every[k] for k in mine])
+        expected += contrast_by_hand(f, mine, every)
+        first += 3 * len(rows)
         for g in range(len(rows)):
             for k in range(3):
                 mine = [f[i] for i in range(9) if (group[i], cluster[i]) == (g, k)]
@@ -72,9 +82,8 @@ def test_losses_and_movement_by_loops():
                     rows[g, k] = unit(0.6 * rows[g, k] + 0.4 * sum(mine) / len(mine))
         after[name] = rows
     close(losses["contrast"].item(), 0.7 * expected)
-    a, b = (f - sum(f) / len(f) for f in (z_s, z_o))
-    covariance = [[sum(float(x[p] * y[q]) for x, y in zip(a, b, strict=True)) / 8 for q in range(8)] for p in range(8)]
-    close(losses["decorrelation"].item(), 0.3 * sum(v * v for row in covariance for v in row))
+    apart = dependence_by_hand(z_s, given["objects"]) + dependence_by_hand(z_o, given["states"])
+    close(losses["decorrelation"].item(), 0.3 * apart)
     method.after_batch()
     close(method.states, after["states"])
     close(method.objects, after["objects"])

@@ -14,21 +14,29 @@ from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_e
 from tests.methods.test_cge import ROW, dense
 
 
-@pytest.mark.parametrize("world", ["closed", "open"])
-def test_losses_and_scores_by_a_dense_matrix(world):
-    method, images = build(CoCge, world, scale=9.0, margin=0.5, **ROW), batch(4)
-    found = feasibility(method.words.states.numpy(), method.words.objects.numpy(), LABELS)
-    rho = torch.as_tensor(found, dtype=torch.float32).tolist()  # as it is kept
-    weights = None if world == "closed" else [1.0 if math.isinf(r) else max(0.0, r) for r in rho]
-    learned = SEEN if world == "closed" else list(range(M * N))
-    h = dense(method, 2, LABELS.target(world, "train").tolist(), range(M * N), weights)
+@pytest.mark.parametrize(("world", "epoch"), [("closed", 0), ("open", 0), ("open", 2)])
+def test_losses_and_scores_by_a_dense_matrix(world, epoch):
+    method, images = build(CoCge, world, scale=9.0, margin=0.5, margin_epochs=4, **ROW), batch(4)
+    target, everything = LABELS.target(world, "train").tolist(), range(M * N)
+    weights = None if world == "closed" else [float(c in SEEN) for c in everything]
+    margins = [0.0 if c in SEEN else 10.0 for c in everything]
+    if epoch:
+        method.after_epoch(epoch)
+        _, states, objects = dense(method, 2, target, everything, weights)
+        rho = torch.as_tensor(feasibility(states.numpy(), objects.numpy(), LABELS), dtype=torch.float32).tolist()
+        weights = [1.0 if math.isinf(r) else max(0.0, r) for r in rho]
+        margins = [0.0 if math.isinf(r) else 0.5 * epoch / 4 * r for r in rho]
+        torch.testing.assert_close(method.margins.tolist(), [9.0 * v for v in margins], rtol=1e-5, atol=1e-6)
+        margins = (method.margins / 9.0).tolist()  # as they are kept
+        weights = method.network.graph.weights.tolist()
+    learned = SEEN if world == "closed" else list(everything)
+    h, _, _ = dense(method, 2, target, everything, weights)
     f = [unit(mlp(method.head, unit(z))) for z in images.z]
-    margins = [0.0 if c in SEEN else 0.5 * rho[c] for c in learned]
-    rows = [[9.0 * (dot(x, unit(h[c])) - margin) for c, margin in zip(learned, margins, strict=True)] for x in f]
+    rows = [[9.0 * (dot(x, h[c]) - margins[c]) for c in learned] for x in f]
     own = [learned.index(c) for c in images.compositions.tolist()]
     close(method.losses(images, method.shared())["c"].item(), cross_entropy(rows, own))
     asked = [5, 0, 11]
-    close(scores(method, asked, images), [[9.0 * dot(x, unit(h[c])) for c in asked] for x in f])
+    close(scores(method, asked, images), [[9.0 * dot(x, h[c]) for c in asked] for x in f])
 
 
 def test_with_ties_of_one_it_is_cge_on_the_sphere():

@@ -11,26 +11,40 @@ from duplex.errors import UsageError
 from duplex.methods.dfsp import Dfsp
 from duplex.methods.prompts import PromptMethod
 from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, setting, unit
-from tests.methods.test_troika import attend_by_hand
+from tests.methods.test_troika import attend_by_hand, normed
 
-ROW: dict[str, Any] = {"heads": 2, "primitives": 0.2, "plain": 0.3}
+ROW: dict[str, Any] = {"heads": 2, "primitives": 0.2, "plain": 0.3, "keep": 0.7}
 FUSIONS = ["t2i", "i2t", "bif", "none"]
 SOFT: dict[str, Any] = {"paths": "c", "adapter": "none", "losses": ("ct",), "inference": ("ct",)}
 
 
 def decomposed_by_hand(t):
-    states = [unit(sum(row for row, c in zip(t, SEEN, strict=True) if c // N == m)) for m in range(M)]
-    return states, [unit(sum(row for row, c in zip(t, SEEN, strict=True) if c % N == n)) for n in range(N)]
+    def mean(chosen):
+        return sum(chosen) / len(chosen)
+
+    states = [mean([row for row, c in zip(t, SEEN, strict=True) if c // N == m]) for m in range(M)]
+    return states, [mean([row for row, c in zip(t, SEEN, strict=True) if c % N == n]) for n in range(N)]
 
 
-def fused_by_hand(method, images, t, states, objects):
+def block_by_hand(block, x, y):
+    norm, first, gelu, second = block.forward_part
+    g = x + attend_by_hand(block.attend, normed(block.norm_x, x), [normed(block.norm_y, row) for row in y])
+    return g + linear(second, gelu(linear(first, normed(norm, g))))
+
+
+def fused_by_hand(method, images, columns, t, states, objects):
     fusion, rows = method.options.fusion, []
     for image, tokens in zip(images.z, images.inputs["patch"], strict=True):
         x = z = unit(image)
         if fusion in ("t2i", "bif"):
-            read = sum(linear(method.project, y) for y in tokens) / len(tokens)
-            x = unit(z + attend_by_hand(method.to_image, (z + read) / 2, [*states, *objects]))
-        pulled = [unit(r + attend_by_hand(method.to_text, r, tokens)) for r in t] if fusion in ("i2t", "bif") else t
+            whole = [z, *(linear(method.project, y) for y in tokens)]
+            h = [block_by_hand(method.to_image, row, [*states, *objects]) for row in whole]
+            x = unit(0.7 * z + 0.3 * block_by_hand(method.to_itself, h[0], h))
+        pulled = t
+        if fusion in ("i2t", "bif"):
+            s, o = ([block_by_hand(method.to_text, row, tokens) for row in part] for part in (states, objects))
+            made = [linear(method.compose, s[c // N] * o[c % N]) for c in columns]
+            pulled = [unit(0.7 * row + 0.3 * new) for row, new in zip(t, made, strict=True)]
         rows.append([method.scale * dot(x, r) for r in pulled])
     return rows
 
@@ -43,7 +57,8 @@ def test_losses_and_scores_by_loops(fusion):
     states, objects = decomposed_by_hand(t)
     own = images.compositions.tolist()
     losses = method.losses(images, shared)
-    close(losses["dfm"].item(), cross_entropy(fused_by_hand(method, images, t, states, objects), map(SEEN.index, own)))
+    fused = fused_by_hand(method, images, SEEN, t, states, objects)
+    close(losses["dfm"].item(), cross_entropy(fused, map(SEEN.index, own)))
     z = [unit(row) for row in images.z]
 
     def plain(rows):
@@ -58,13 +73,13 @@ def test_losses_and_scores_by_loops(fusion):
     t = list(method.prompts.encode(torch.tensor(asked).numpy()).compositions)
     close(
         scores(method, asked, images),
-        torch.tensor(fused_by_hand(method, images, t, states, objects), dtype=torch.float64).softmax(-1),
+        torch.tensor(fused_by_hand(method, images, asked, t, states, objects), dtype=torch.float64).softmax(-1),
     )
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_with_identity_fusion_it_is_its_backbone(fusion):
-    """Attention starts at nothing: one learned prefix and vocabulary, in any of the fusions."""
+    """Fusion starts at nothing: one learned prefix and vocabulary, in any of the fusions."""
     method, soft, images = build(Dfsp, fusion=fusion, shaken=False, **ROW), build(PromptMethod, **SOFT), batch(4)
     with torch.no_grad():
         method.prompts.learned_rows.copy_(soft.paths.prompts.learned_rows)

@@ -29,24 +29,26 @@ def exp_by_hand(mu, v):
 
 
 def composed_by_hand(u, space):
-    """`u` {composition: unit vector} -> {composition: what stands for it}."""
-    rows = list(u.values())
-    if space == "linear":
-        centre = sum(rows) / len(rows)
-        v = {c: row - centre for c, row in u.items()}
-    else:
-        centre = unit(sum(rows))
-        for _ in range(20):
-            centre = unit(exp_by_hand(centre, sum(log_by_hand(centre, row) for row in rows) / len(rows)))
-        v = {c: log_by_hand(centre, row) for c, row in u.items()}
+    """`u` {composition: unit vectors} -> {composition: what stands for it}; compositions weigh alike."""
 
     def mean(chosen):
         return sum(chosen) / len(chosen)
 
+    def over(function):
+        return mean([mean([function(row) for row in rows]) for rows in u.values()])
+
+    if space == "linear":
+        centre = over(lambda row: row)
+        v = {c: mean(rows) - centre for c, rows in u.items()}
+    else:
+        centre = unit(over(lambda row: row))
+        for _ in range(20):
+            centre = unit(exp_by_hand(centre, over(lambda row, at=centre: log_by_hand(at, row))))
+        v = {c: mean([log_by_hand(centre, row) for row in rows]) for c, rows in u.items()}
     states = [mean([v[c] for c in v if c // N == m]) for m in range(M)]
     objects = [mean([v[c] for c in v if c % N == n]) for n in range(N)]
     parts = {c: states[c // N] + objects[c % N] for c in range(M * N)}
-    return {c: unit(centre + p) if space == "linear" else exp_by_hand(centre, p) for c, p in parts.items()}
+    return {c: centre + p if space == "linear" else exp_by_hand(centre, p) for c, p in parts.items()}
 
 
 @pytest.mark.parametrize("space", ["linear", "sphere"])
@@ -56,11 +58,10 @@ def test_scores_by_loops(space, source):
     images, train = batch(3), batch(30, 7, [LABELS.pairs["train"][k % 7] for k in range(30)])
     if source == "text":
         t = Prompts(LABELS, small_tower(), paths="c").encode(torch.arange(M * N).numpy()).compositions
-        u = {c: t[c] for c in range(M * N)}
+        u = {c: [t[c]] for c in range(M * N)}
     else:
         own = train.compositions.tolist()
-        of_each = {c: [unit(z) for z, k in zip(train.z, own, strict=True) if k == c] for c in sorted(set(own))}
-        u = {c: unit(torch.stack(found).sum(0)) for c, found in of_each.items()}
+        u = {c: [unit(z) for z, k in zip(train.z, own, strict=True) if k == c] for c in sorted(set(own))}
     rows = composed_by_hand(u, space)
     asked = [4, 0, 11]
     expected = [softmax([method.scale * dot(unit(z), rows[c]) for c in asked]) for z in images.z]
@@ -75,7 +76,7 @@ def test_exactly_additive_features_come_back():
     method.decompose(additive, torch.arange(M * N))
     m, n = torch.arange(M * N) // N, torch.arange(M * N) % N
     close(method.centre + method.states[m] + method.objects[n], additive)
-    close(method.composed(m, n), units(additive))
+    close(method.composed(m, n), additive)
 
 
 def test_geodesically_additive_features_come_back():

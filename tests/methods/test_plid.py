@@ -1,4 +1,4 @@
-"""PLID by loops; its bound against samples; with no spread and no margin it is a plain softmax."""
+"""PLID by loops; its bound against samples; classes without spread, or that vary alike, have no margin."""
 
 from __future__ import annotations
 
@@ -12,58 +12,70 @@ from duplex.parts.prompts import Prompts
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, unit
 from tests.methods.world import DIM, small_tower
 
-ROW: dict[str, Any] = {"width": 5, "templates": ("a photo of", "this is", "one more")}
+ROW: dict[str, Any] = {"width": 5, "templates": ("a photo of", "this is", "one more"), "mix": 0.2, "primitives": 0.3}
 
 
-def classes_by_hand(method, columns):
+def mean(rows):
+    return sum(rows) / len(rows)
+
+
+def described_by_hand(columns):
+    asked = torch.tensor(columns).numpy()
+    texts = [Prompts(LABELS, small_tower(), paths="c", template=t).encode(asked).compositions for t in ROW["templates"]]
+    return [[rows[k] for rows in texts] for k in range(len(columns))]
+
+
+def enriched_by_hand(method, columns):
     t = method.prompts.encode(torch.tensor(columns).numpy()).compositions
-    texts = [
-        Prompts(LABELS, small_tower(), paths="c", template=template).encode(torch.tensor(columns).numpy()).compositions
-        for template in ROW["templates"]
-    ]
-    e, means, variances = method.enrich, [], []
-    for k in range(len(columns)):
-        described = [rows[k] for rows in texts]
+    e, found = method.enrich, []
+    for k, described in enumerate(described_by_hand(columns)):
         weights = [math.exp(dot(linear(e.key, d), linear(e.query, t[k])) / math.sqrt(DIM)) for d in described]
         parts = [w / sum(weights) * linear(e.value, d) for w, d in zip(weights, described, strict=True)]
-        mixed = torch.stack(parts).sum(0)
-        means.append(unit(t[k] + linear(e.out, mixed)))
-        centre = sum(described) / 3
-        variances.append(sum((d - centre) ** 2 for d in described) / 2)
-    return means, variances
+        found.append(t[k] + linear(e.out, torch.stack(parts).sum(0)))
+    return found
+
+
+def bounded_by_hand(scale, x, row, means, texts, y):
+    """A row of logits with the margins of each class against y, whose samples are paired."""
+    samples = [[unit(t + d) for d in described] for t, described in zip(means, texts, strict=True)]
+    found = []
+    for k, logit in enumerate(row):
+        apart = [a - b for a, b in zip(samples[k], samples[y], strict=True)]
+        variance = sum((d - mean(apart)) ** 2 for d in apart) / (len(apart) - 1)
+        found.append(float(logit) + scale**2 / 2 * dot(x**2, variance))
+    return found
 
 
 def test_losses_and_scores_by_loops():
     method, images = build(Plid, **ROW), batch(4)
-    means, variances = classes_by_hand(method, SEEN)
-    states = [unit(sum(t for t, c in zip(means, SEEN, strict=True) if c // N == m)) for m in range(M)]
-    objects = [unit(sum(t for t, c in zip(means, SEEN, strict=True) if c % N == n)) for n in range(N)]
+    t, texts = enriched_by_hand(method, SEEN), described_by_hand(SEEN)
+
+    def grouped(key, count, rows):
+        return [mean([row for row, c in zip(rows, SEEN, strict=True) if key(c) == g]) for g in range(count)]
+
+    def over(rows):
+        return grouped(lambda c: c // N, M, rows), grouped(lambda c: c % N, N, rows)
+
+    stacked = [torch.stack(described) for described in texts]
+    means, descriptions = (t, *over(t)), (texts, *(map(list, part) for part in map(list, over(stacked))))
     own, scale = images.compositions.tolist(), method.scale
-    place = [SEEN.index(c) for c in own]
-    z = [unit(row) for row in images.z]
-    z_s, z_o = (part.detach() for part in method.factors(torch.stack(z)))
-    bounded = [
-        [
-            scale * dot(x, t) + (0.0 if k == y else scale**2 / 2 * dot(x**2, variances[k] + variances[y]))
-            for k, t in enumerate(means)
-        ]
-        for x, y in zip(z, place, strict=True)
-    ]
-    s = [[scale * dot(x, t) for t in states] for x in z_s]
-    o = [[scale * dot(x, t) for t in objects] for x in z_o]
-    mixed = [
-        [0.5 * b[k] + 0.5 * (s[i][c // N] + o[i][c % N]) for k, c in enumerate(SEEN)] for i, b in enumerate(bounded)
-    ]
+    places = [[SEEN.index(c) for c in own], [c // N for c in own], [c % N for c in own]]
+    x = [unit(row) for row in images.z]
+    z = (x, *(part.detach() for part in method.factors(torch.stack(x))))
+    c, s, o = ([[scale * dot(f, unit(row)) for row in rows] for f in fs] for fs, rows in zip(z, means, strict=True))
+    mixed = [[0.8 * r[k] + 0.2 * (s[i][p // N] + o[i][p % N]) for k, p in enumerate(SEEN)] for i, r in enumerate(c)]
     losses = method.losses(images, method.shared())
-    close(losses["c"].item(), cross_entropy(bounded, place))
-    close(losses["mix"].item(), cross_entropy(mixed, place))
-    close(losses["s"].item(), cross_entropy(s, [c // N for c in own]))
-    close(losses["o"].item(), cross_entropy(o, [c % N for c in own]))
+    every = zip("cso", (1.0, 0.3, 0.3), z, (mixed, s, o), means, map(list, descriptions), places, strict=True)
+    for name, weight, fs, rows, classes, described, place in every:
+        bounded = [
+            bounded_by_hand(scale, f, row, classes, described, y) for f, row, y in zip(fs, rows, place, strict=True)
+        ]
+        close(losses[name].item(), weight * cross_entropy(bounded, place))
     asked = [11, 2, 5]
-    t, _ = classes_by_hand(method, asked)
+    t = [unit(row) for row in enriched_by_hand(method, asked)]
     logits = [
-        [0.5 * scale * dot(x, t[k]) + 0.5 * (s[i][c // N] + o[i][c % N]) for k, c in enumerate(asked)]
-        for i, x in enumerate(z)
+        [0.8 * scale * dot(f, t[k]) + 0.2 * (s[i][p // N] + o[i][p % N]) for k, p in enumerate(asked)]
+        for i, f in enumerate(x)
     ]
     close(scores(method, asked, images), torch.tensor(logits, dtype=torch.float64).softmax(-1))
 
@@ -74,12 +86,14 @@ def test_the_bound_is_above_the_loss_of_sampled_classes():
     random = torch.Generator().manual_seed(4)
     x = unit(torch.randn(DIM, generator=random, dtype=torch.float64))
     means = torch.nn.functional.normalize(torch.randn(5, DIM, generator=random, dtype=torch.float64), dim=-1)
-    variances = 0.01 * torch.rand(5, DIM, generator=random, dtype=torch.float64)
+    samples = 0.1 * torch.randn(5, 6, DIM, generator=random, dtype=torch.float64)
+    deviations = samples - samples.mean(1, keepdim=True)
     y = torch.tensor([2])
-    bound = torch.nn.functional.cross_entropy(
-        method.scale * (x @ means.T)[None] + method.margins(x[None], variances, y), y
-    )
-    drawn = means + variances.sqrt() * torch.randn(20000, 5, DIM, generator=random, dtype=torch.float64)
+    margins = method.margins(x[None], deviations, y)
+    bound = torch.nn.functional.cross_entropy(method.scale * (x @ means.T)[None] + margins, y)
+    # of each channel, classes that vary together as the samples do
+    draws = torch.randn(20000, 6, DIM, generator=random, dtype=torch.float64) / math.sqrt(5)
+    drawn = means + torch.einsum("njd,kjd->nkd", draws, deviations)
     sampled = torch.nn.functional.cross_entropy(method.scale * drawn @ x, y.expand(20000))
     assert bound >= sampled
 
@@ -87,8 +101,24 @@ def test_the_bound_is_above_the_loss_of_sampled_classes():
 def test_margins_grow_with_spread_and_spare_the_own_class():
     method = build(Plid, **ROW)
     z, y = torch.nn.functional.normalize(torch.randn(2, DIM, dtype=torch.float64), dim=-1), torch.tensor([0, 3])
-    flat = method.margins(z, torch.zeros(4, DIM, dtype=torch.float64), y)
-    close(flat, torch.zeros(2, 4))
-    wide = method.margins(z, torch.ones(4, DIM, dtype=torch.float64), y)
-    assert wide[0, 0] == wide[1, 3] == 0
+    close(method.margins(z, torch.zeros(4, 3, DIM, dtype=torch.float64), y), torch.zeros(2, 4))
+    samples = torch.randn(4, 3, DIM, dtype=torch.float64)
+    wide = method.margins(z, samples - samples.mean(1, keepdim=True), y)
+    assert wide[0, 0].abs() < 1e-8 and wide[1, 3].abs() < 1e-8
     assert (wide[0, 1:] > 0).all()
+
+
+def test_classes_that_vary_alike_have_no_margin():
+    method = build(Plid, **ROW)
+    z, y = torch.nn.functional.normalize(torch.randn(2, DIM, dtype=torch.float64), dim=-1), torch.tensor([0, 3])
+    one = torch.randn(1, 3, DIM, dtype=torch.float64)
+    same = (one - one.mean(1, keepdim=True)).expand(4, 3, DIM)
+    assert method.margins(z, same, y).abs().max() < 1e-8
+
+
+def test_the_share_of_primitives_is_drawn_about_its_mean():
+    method, like = build(Plid, **ROW).train(), torch.zeros(1, dtype=torch.float64)
+    torch.manual_seed(5)
+    drawn = torch.stack([method.drawn(like) for _ in range(4000)])
+    assert drawn.min() >= 0 and drawn.max() < 1
+    assert abs(drawn.mean() - 0.2) < 0.01

@@ -39,8 +39,8 @@ def test_losses_and_scores_by_loops():
     losses = method.losses(images, method.shared())
     states, objects = [c // N for c in own], [c % N for c in own]
     close(losses["c"].item(), cross_entropy([[6 * dot(f, pair(c)) for c in SEEN] for f in fused], map(SEEN.index, own)))
-    close(losses["s"].item(), cross_entropy([linear(method.classify_s, h) for h in h_s], states))
-    close(losses["o"].item(), cross_entropy([linear(method.classify_o, h) for h in h_o], objects))
+    close(losses["s"].item(), 0.4 * cross_entropy([linear(method.classify_s, h) for h in h_s], states))
+    close(losses["o"].item(), 0.6 * cross_entropy([linear(method.classify_o, h) for h in h_o], objects))
     close(losses["ts"].item(), 0.7 * contrast(h_s, states, objects, 0.5))
     close(losses["to"].item(), 0.7 * contrast(h_o, objects, states, 0.5))
     assert losses["ts"] > 0 or losses["to"] > 0

@@ -27,7 +27,7 @@ from tests.methods.field import (
     unit,
 )
 
-ROW: dict[str, Any] = {"width": 5, "heads": 2, "inner": 2, "start": 0.4}
+ROW: dict[str, Any] = {"width": 5, "layers": 2, "heads": 2, "inner": 2, "start": 0.4}
 
 
 def attend_by_hand(part, x, tokens):
@@ -42,14 +42,19 @@ def attend_by_hand(part, x, tokens):
     return linear(part.out, torch.cat(parts))
 
 
-def pulled_by_hand(traction, t, tokens):
-    a = attend_by_hand(traction.attend, t, tokens)
-    norm, first, gelu, second = traction.forward_part
-    x = t + a
+def normed(layer, x):
     mean = sum(x.tolist()) / len(x)
-    x = (x - mean) / math.sqrt(sum((v - mean) ** 2 for v in x.tolist()) / len(x) + norm.eps)
-    x = x * norm.weight.detach() + norm.bias.detach()
-    return unit(t + traction.strength.item() * (a + linear(second, gelu(linear(first, x)))))
+    x = (x - mean) / math.sqrt(sum((v - mean) ** 2 for v in x.tolist()) / len(x) + layer.eps)
+    return x * layer.weight.detach() + layer.bias.detach()
+
+
+def pulled_by_hand(traction, t, tokens):
+    h, tokens = t, [normed(traction.norm, y) for y in tokens]
+    for layer in traction.layers:
+        norm, first, gelu, second = layer.forward_part
+        g = h + attend_by_hand(layer.attend, h, tokens)
+        h = g + linear(second, gelu(linear(first, normed(norm, g))))
+    return unit(t + traction.strength.detach() * h)
 
 
 def logits_by_hand(method, images, t):
@@ -92,7 +97,8 @@ def test_no_strength_is_no_traction():
     method, images = build(Troika, **ROW), batch(4)
     torch.nn.init.zeros_(method.traction.strength)
     z, t = method.paths.features(images.z), method.shared()
-    close(method.compared(z, t.states, images.inputs["patch"]), method.paths.logits(z, t.states))
+    for pulled, plain in zip(method.three(z, t, images.inputs["patch"]), method.three(z, t, None), strict=True):
+        close(pulled, plain)
 
 
 def test_blocks_of_images_change_nothing(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from duplex.methods.vp_cmjl import VpCmjl
@@ -16,11 +18,26 @@ from tests.methods.field import (
     close,
     cross_entropy,
     dot,
+    linear,
     scores,
     softmax,
     unit,
 )
+from tests.methods.test_dfsp import block_by_hand
+from tests.methods.test_troika import normed
 from tests.methods.world import small_labels, small_tower
+
+
+def read_by_hand(block, x, y):
+    """A block's output for one query, and its attention as a mean over heads."""
+    part, query, rows = block.attend, normed(block.norm_x, x), [normed(block.norm_y, row) for row in y]
+    q, keys, width = linear(part.query, query), [linear(part.key, row) for row in rows], len(x) // part.heads
+    weights = [0.0] * len(rows)
+    for h in range(part.heads):
+        cut = slice(h * width, (h + 1) * width)
+        for k, weight in enumerate(softmax([dot(q[cut], key[cut]) / math.sqrt(width) for key in keys])):
+            weights[k] += weight / part.heads
+    return block_by_hand(block, x, y), weights
 
 
 def parts(method, images, columns):
@@ -28,7 +45,7 @@ def parts(method, images, columns):
     z = method.paths.features(images.z)
     z_s, z_o = method.paths.factors(z)
     t, scale = method.paths.prompts.encode(torch.as_tensor(columns).numpy()), method.paths.scale
-    states, objects = ([unit(row.detach()) for row in rows] for rows in (method.states, method.objects))
+    states, objects = (list(rows.detach()) for rows in (method.states, method.objects))
 
     def proxy(c):
         A, B = method.from_state.detach(), method.from_object.detach()
@@ -36,36 +53,43 @@ def parts(method, images, columns):
         return unit(torch.tensor([dot(a, s) + dot(b, o) for a, b in zip(A, B, strict=True)], dtype=torch.float64))
 
     def rows(features, prototypes):
+        prototypes = list(prototypes)
         return [[scale * dot(f.detach(), p) for p in prototypes] for f in features]
+
+    def read(block, prototypes):
+        found = []
+        for f in z.detach():
+            x, weights = read_by_hand(block, f, prototypes)
+            found.append([scale * (dot(unit(x), p) + w) for p, w in zip(prototypes, weights, strict=True)])
+        return found
 
     return {
         "c": (rows(z, t.compositions), rows(z, [proxy(c) for c in columns])),
-        "s": (rows(z_s, t.states), rows(z_s, states)),
-        "o": (rows(z_o, t.objects), rows(z_o, objects)),
+        "s": (read(method.read_s, t.states), rows(z_s, map(unit, states))),
+        "o": (read(method.read_o, t.objects), rows(z_o, map(unit, objects))),
     }
 
 
 def test_losses_and_scores_by_loops():
-    method, images = build(VpCmjl, width=5), batch(4)
+    method, images = build(VpCmjl, width=5, blend=0.2, heads=2), batch(4)
     found, own = parts(method, images, SEEN), images.compositions.tolist()
     target = {"c": [SEEN.index(c) for c in own], "s": [c // N for c in own], "o": [c % N for c in own]}
     losses = method.losses(images, method.shared())
     for name, (text, visual) in found.items():
-        both = [[(a + b) / 2 for a, b in zip(*rows, strict=True)] for rows in zip(text, visual, strict=True)]
         close(losses[{"c": "ct"}.get(name, name)].item(), cross_entropy(text, target[name]))
         close(losses[f"v{name}"].item(), cross_entropy(visual, target[name]))
-        close(losses[f"j{name}"].item(), cross_entropy(both, target[name]))
+    pairs = [zip(softmax(text), softmax(visual), strict=True) for text, visual in zip(*found["c"], strict=True)]
+    close(losses["joint"].item(), sum(p * math.log(p / q) for row in pairs for p, q in row) / 4)
     asked = [3, 11, 6]
     found = parts(method, images, asked)
     expected = []
     for i in range(4):
-        p = {name: [softmax(rows[i]) for rows in pair] for name, pair in found.items()}
-        expected.append(
-            [
-                sum(p["c"][way][k] + p["s"][way][c // N] * p["o"][way][c % N] for way in (0, 1))
-                for k, c in enumerate(asked)
-            ]
-        )
+        blended = {
+            name: [0.8 * a + 0.2 * b for a, b in zip(text[i], visual[i], strict=True)]
+            for name, (text, visual) in found.items()
+        }
+        p = {name: softmax(row) for name, row in blended.items()}
+        expected.append([p["c"][k] + p["s"][c // N] * p["o"][c % N] for k, c in enumerate(asked)])
     close(scores(method, asked, images), expected)
 
 
