@@ -236,6 +236,14 @@ def test_answers_do_not_wait_for_acknowledgements():
             assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
+def test_an_answer_leaves_whole(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
+        for _ in range(3):
+            line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            head, _, body = line.recv(65536).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["status"] == "ok"
+
+
 def test_a_port_that_is_taken(trained):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = duplex("serve", trained.run(), "--port", taken.getsockname()[1])
