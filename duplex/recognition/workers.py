@@ -85,10 +85,13 @@ class Worker:
         self._restart()
         return self._answered(batch)
 
-    def stop(self) -> None:
-        """A batch that is under way is finished, for so long."""
+    def dismiss(self) -> None:
+        """Nothing more is asked of it; a batch that is under way is finished."""
         self._stopped = True
         self._line.close()
+
+    def stop(self) -> None:
+        """Wait for its end, for so long."""
         self._process.join(LEAVE)
         if self._process.is_alive():
             self._process.kill()
@@ -135,6 +138,8 @@ def staff(job: Job, count: int) -> Iterator[list[Worker]]:
             worker.ready()
         yield hands
     finally:
+        for worker in hands:
+            worker.dismiss()
         for worker in hands:
             worker.stop()
 
