@@ -1,7 +1,8 @@
 """What serving costs: python -m benchmarks.serving [--json] [--model RUN]
 
-A server in a process of its own answers 1,000 requests from 16 clients; beside it a loop without any server answers the
-same pictures one by one, and one client sends them one after the other. Then `duplex predict` over 4,000 pictures
+A server answers 1,000 requests from 16 clients, which are sockets in one process (benchmarks/clients.py) and share the
+cores with it; beside it a loop without any server answers the same pictures one by one, and one client sends them one
+after the other. Then `duplex predict` over 4,000 pictures
 against an extraction of the same ones. What is compared takes turns. `steps_ms` is processor time a picture of what a
 request is made of, in one thread; `vit_b_32` is an encoder of that size with random weights. `--steps` measures these
 alone.
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import io
+import json
 import os
 import signal
 import statistics
@@ -21,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ import torch
 from PIL import Image
 from starlette.requests import Request
 
+from benchmarks.clients import BOUNDARY, form
 from benchmarks.measure import emit, memory, say
 from duplex import Recognizer
 from duplex.encoders.vision_ops import ensure_torchvision
@@ -38,7 +39,6 @@ from duplex.recognition.limits import Limits
 
 REQUESTS, CLIENTS, PICTURES, ROUNDS = 1000, 16, 4000, 3
 TOGETHER = 16  # pictures encoded at once
-BOUNDARY = "between"
 
 
 def main() -> None:
@@ -69,19 +69,18 @@ def served(model: str, pictures: list[Path]) -> dict[str, Any]:
     one_by_one, one_client, rates, times, errors, growth = [], [], [], [], 0, 0
     server, port = start(model)
     try:
-        bodies = [form(path.read_bytes()) for path in pictures]
-        fire(port, bodies[:200])
-        held = memory("VmRSS", f"/proc/{server.pid}/status")
+        fire(port, pictures[:200])
+        held = family("VmRSS", server.pid)
         for _ in range(ROUNDS):
-            seconds, latencies, bad = fire(port, bodies)
-            rates.append(len(bodies) / seconds)
+            seconds, latencies, bad = fire(port, pictures)
+            rates.append(len(pictures) / seconds)
             times += latencies
             errors += bad
             one_by_one.append(loop(model, pictures[:200]))
-            seconds, _, bad = fire(port, bodies[:200], clients=1)
+            seconds, _, bad = fire(port, pictures[:200], clients=1)
             one_client.append(200 / seconds)
             errors += bad
-            growth = max(growth, memory("VmHWM", f"/proc/{server.pid}/status") - held)
+            growth = max(growth, family("VmHWM", server.pid) - held)
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
@@ -167,29 +166,24 @@ def start(model: str) -> tuple[subprocess.Popen[str], int]:
     return server, int(line.strip().strip("/").rsplit(":", 1)[1])
 
 
-def form(data: bytes) -> bytes:
-    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n\r\n'.encode()
-    return head + data + f"\r\n--{BOUNDARY}--\r\n".encode()
-
-
-def fire(port: int, bodies: list[bytes], clients: int = CLIENTS) -> tuple[float, list[float], int]:
+def fire(port: int, pictures: list[Path], clients: int = CLIENTS) -> tuple[float, list[float], int]:
     """Wall-clock seconds, each request's seconds, and how many were not answered well."""
+    given = "\n".join(map(str, pictures))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.clients", str(port), str(clients)],
+        input=given,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    said = json.loads(done.stdout)
+    return said["seconds"], said["latencies"], said["bad"]
 
-    def client(own: list[bytes]) -> list[tuple[float, bool]]:
-        line, found = http.client.HTTPConnection("127.0.0.1", port, timeout=120), []
-        for body in own:
-            began = time.perf_counter()
-            line.request("POST", "/predict", body, {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"})
-            reply = line.getresponse()
-            good = reply.status == 200 and b'"top"' in reply.read()
-            found.append((time.perf_counter() - began, good))
-        line.close()
-        return found
 
-    began = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
-        found = [one for many in pool.map(client, [bodies[k::clients] for k in range(clients)]) for one in many]
-    return time.perf_counter() - began, [seconds for seconds, _ in found], sum(not good for _, good in found)
+def family(name: str, server: int) -> int:
+    """Bytes of the server and its workers, as `memory` has them; what they share counts in each."""
+    children = Path(f"/proc/{server}/task/{server}/children").read_text(encoding="ascii").split()
+    return sum(memory(name, f"/proc/{pid}/status") for pid in (server, *children))
 
 
 LOOP = """

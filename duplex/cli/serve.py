@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ import typer
 from duplex.errors import DuplexError, UsageError
 
 if TYPE_CHECKING:
+    import torch
     from uvicorn import Server
 
     from duplex.recognition.neighbours import Neighbours
@@ -36,43 +38,56 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     max_megabytes: Annotated[int, typer.Option(min=1, help="Of a request.")] = 32,
     max_pictures: Annotated[int, typer.Option(min=1, help="Of a request.")] = 32,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Processes with the model; default: 2, or 1 with a GPU or a single core."),
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="For a request to arrive, and for its answer.")] = 20.0,
 ) -> None:
     """Answer by HTTP until it is stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
     from duplex.cli.predict import load_model
 
     try:
-        import torch
         import uvicorn
 
         from duplex.recognition.limits import Limits, protocol
         from duplex.recognition.server import application
-        from duplex.threads import threads
+        from duplex.recognition.workers import Job, staff
     except ImportError as error:
         raise UsageError(f"the server needs further packages ({error.name}); pip install 'duplex[serve]'") from error
     recognizer = load_model(model, world, device, add or [], words, exact=False)
     limits = Limits(body=max_megabytes * 2**20, pictures=max_pictures, seconds=seconds)
     near = _neighbours(Path(recognizer.trained.where))
-    app = application(recognizer, limits, near, world)  # type: ignore[arg-type]
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        http=protocol(limits.seconds),
-        ws="none",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=limits.connections,
-        timeout_graceful_shutdown=round(limits.seconds),
-    )
-    server = uvicorn.Server(config)
-    with _listening(host, port) as line:
+    load = partial(load_model, recognizer.trained.where, world, device, add or [], words, exact=False)
+    count, threads = _shared(workers, recognizer.device)
+    job = Job(load, world, limits.pixels, threads)  # type: ignore[arg-type]
+    stopped = suppress(KeyboardInterrupt)  # uvicorn has finished what was under way, and passes it on
+    with _listening(host, port) as line, stopped, staff(job, count) as hands:
+        config = uvicorn.Config(
+            application(recognizer, hands, limits, near, world),  # type: ignore[arg-type]
+            host=host,
+            port=port,
+            http=protocol(limits.seconds),
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=limits.connections,
+            timeout_graceful_shutdown=round(limits.seconds),
+        )
+        server = uvicorn.Server(config)
         _announce(server, host, line.getsockname()[1])
-        spare = max(1, torch.get_num_threads() - 1)  # a core is left for what decodes pictures and speaks HTTP
-        with threads(spare), suppress(KeyboardInterrupt):  # uvicorn has finished what was under way, and passes it on
-            server.run(sockets=[line])
+        server.run(sockets=[line])
     typer.echo("stopped", err=True)
+
+
+def _shared(workers: int | None, device: torch.device) -> tuple[int, int]:
+    """How many workers there are, and threads of torch in each. Two overlap what one would do in turns."""
+    import torch
+
+    cores = torch.get_num_threads()
+    count = workers or (min(2, cores) if device.type == "cpu" else 1)
+    return count, max(1, cores // count if count > 1 else cores - 1)  # one leaves a core for HTTP
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -1,105 +1,120 @@
-"""Requests that arrive together are encoded together: one worker thread, fed with what has gathered meanwhile."""
+"""Pictures that are asked about together are encoded together: whatever worker is free takes its share of them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor
+from duplex.recognition.workers import Asked, Told, Worker
 
-from duplex.recognition.answers import Answer
-from duplex.recognition.panel import Panel
-from duplex.recognition.recognizer import Recognizer
+HEAVY = 16 * 2**20  # bytes of files after which a batch takes no further one
 
 
 @dataclass
 class Waiting:
     """One picture on its way."""
 
-    pixels: Tensor
-    top: int
-    done: asyncio.Future[tuple[Answer, Any]]
+    asked: Asked
+    done: asyncio.Future[Told]
 
 
 class Batcher:
-    """`await batcher.ask(pixels, top)` gives the answer and the feature. At most `size` pictures are encoded at once;
-    the first of them waits for others that are being decoded, for `wait` seconds at most."""
+    """`await batcher.ask(asked)` gives the picture's record and feature. At most `size` pictures are encoded at once.
 
-    def __init__(
-        self, recognizer: Recognizer, panel: Panel, size: int = 32, wait: float = 0.01, room: int = 512
-    ) -> None:
-        self._recognizer, self._panel, self._size, self._wait = recognizer, panel, size, wait
-        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(room)
-        self._worker = ThreadPoolExecutor(1, "encoder")
-        self._task: asyncio.Task[None] | None = None
-        self.batches = self.pictures = self.coming = 0
+    The pictures under way are shared out evenly: a free worker waits until its share has come, for `wait` seconds at
+    most. Who was answered together asks again together, so clients that take turns fill batches; whoever asks alone
+    is a whole share and does not wait.
+    """
+
+    def __init__(self, workers: Sequence[Worker], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
+        self._workers, self._size, self._wait, self._room = workers, size, wait, room
+        self._queue: deque[Waiting] = deque()
+        self._under_way: set[asyncio.Future[Told]] = set()
+        self._most = 0  # pictures that were lately under way at once
+        self._some, self._enough, self._turn = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._threads = ThreadPoolExecutor(len(workers), "worker")
+        self._tasks: list[asyncio.Task[None]] = []
+        self.batches = self.pictures = 0
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._serve())
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._serve(worker)) for worker in self._workers]
 
     async def stop(self) -> None:
         """What has been asked is answered first."""
-        await self._queue.join()
-        if self._task is not None:
-            self._task.cancel()
-        self._worker.shutdown()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+        for task in self._tasks:
+            task.cancel()
+        self._threads.shutdown()
 
     @property
     def full(self) -> bool:
-        return self._queue.full()
+        return len(self._queue) >= self._room
 
-    @contextmanager
-    def decoding(self) -> Iterator[None]:
-        """Around the work before `ask`: a batch is worth waiting for what is on its way."""
-        self.coming += 1
+    async def ask(self, asked: Asked) -> Told:
+        done: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
+        self._under_way.add(done)
+        self._most = max(self._most, len(self._under_way))
+        self._queue.append(Waiting(asked, done))
+        self._some.set()
+        if len(self._queue) >= self._share:
+            self._enough.set()
         try:
-            yield
+            return await done
         finally:
-            self.coming -= 1
+            self._under_way.discard(done)
 
-    async def ask(self, pixels: Tensor, top: int) -> tuple[Answer, Any]:
-        waiting = Waiting(pixels, top, asyncio.get_running_loop().create_future())
-        await self._queue.put(waiting)
-        return await waiting.done
+    @property
+    def _share(self) -> int:
+        """ceil(pictures / workers), within what is encoded at once; 1 where those that are left have gone."""
+        return max(1, min(self._size, -(-self._most // len(self._workers))))
 
-    async def _serve(self) -> None:
+    async def _serve(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            batch = await self._gathered(loop)
+            async with self._turn:  # one fills its batch, then the next
+                batch = await self._gathered(loop)
             try:
-                found = await loop.run_in_executor(self._worker, self._answer, batch)
-                for one, answer in zip(batch, found, strict=True):
+                found = await loop.run_in_executor(self._threads, worker.answer, [one.asked for one in batch])
+                self.batches, self.pictures = self.batches + 1, self.pictures + len(batch)
+                for one, told in zip(batch, found, strict=True):
                     if not one.done.done():  # whoever asked may have gone
-                        one.done.set_result(answer)
+                        one.done.set_result(told)
             except Exception as error:  # told to those who asked; the next batch is served
                 for one in batch:
                     if not one.done.done():
                         one.done.set_exception(error)
-            finally:
-                for _ in batch:
-                    self._queue.task_done()
 
     async def _gathered(self, loop: asyncio.AbstractEventLoop) -> list[Waiting]:
-        batch = [await self._queue.get()]
-        end = loop.time() + self._wait
-        while len(batch) < self._size and (self.coming or not self._queue.empty()):
-            try:
-                batch.append(await asyncio.wait_for(self._queue.get(), max(0.0, end - loop.time())))
-            except asyncio.TimeoutError:
-                break
+        batch: list[Waiting] = []
+        while not batch:
+            self._some.clear()
+            if not self._queue:
+                await self._some.wait()
+            if len(self._queue) < self._share:
+                await self._patience(loop)
+            batch = self._taken()
         return batch
 
-    def _answer(self, batch: Sequence[Waiting]) -> list[tuple[Answer, Any]]:
-        inputs = self._recognizer.encode([one.pixels for one in batch])
-        top = max(one.top for one in batch)
-        answers = self._panel.answers(inputs, top)
-        features = inputs["cls"].cpu().numpy()
-        self.batches, self.pictures = self.batches + 1, self.pictures + len(batch)
-        return [
-            (Answer(answer.top[: one.top], answer.states, answer.objects), feature)
-            for one, answer, feature in zip(batch, answers, features, strict=True)
-        ]
+    async def _patience(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait for the whole share; when it does not come, fewer ask than did before."""
+        self._enough.clear()
+        timer = loop.call_later(self._wait, self._enough.set)
+        await self._enough.wait()
+        timer.cancel()
+        if len(self._queue) < self._share:
+            self._most = len(self._under_way)
+
+    def _taken(self) -> list[Waiting]:
+        batch: list[Waiting] = []
+        share, weight = self._share, 0
+        while self._queue and len(batch) < share and weight < HEAVY:
+            one = self._queue.popleft()
+            if not one.done.done():
+                batch.append(one)
+                weight += len(one.asked.data)
+        return batch

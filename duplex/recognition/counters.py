@@ -21,7 +21,7 @@ class Counters:
         for place, bound in enumerate(BOUNDS):
             self.buckets[place] += seconds <= bound
 
-    def text(self, pictures: int, batches: int) -> str:
+    def text(self, pictures: int, batches: int, restarts: int, held: int) -> str:
         lines = ["# TYPE duplex_requests_total counter"]
         for (path, status), count in sorted(self.answers.items()):
             lines.append(f'duplex_requests_total{{path="{path}",status="{status}"}} {count}')
@@ -35,16 +35,17 @@ class Counters:
             "duplex_batches_total counter": batches,
             "duplex_bad_pictures_total counter": self.bad_pictures,
             "duplex_requests_running gauge": self.running,
-            "duplex_resident_bytes gauge": resident(),
+            "duplex_worker_restarts_total counter": restarts,
+            "duplex_resident_bytes gauge": held,
         }
         for name, value in plain.items():
             lines += [f"# TYPE {name}", f"{name.split()[0]} {value}"]
         return "\n".join(lines) + "\n"
 
 
-def resident() -> int:
-    """Bytes of memory that this process holds; 0 where the system does not say."""
+def resident(process: int | str) -> int:
+    """Bytes of memory that a process holds; 0 where the system does not say, or it has just ended."""
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
+        return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * 4096
     except OSError:
         return 0

@@ -117,12 +117,36 @@ async def refuse(send: Send, error: Refused) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+class Joined:
+    """A transport on which an answer's head and body leave together: each write by itself would wake the client."""
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop, self._held = transport, loop, list[bytes]()
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._flush)
+        self._held.append(data)
+
+    def _flush(self) -> None:
+        if self._held:
+            self._transport.write(b"".join(self._held))
+            self._held.clear()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 def protocol(seconds: float) -> type[H11Protocol]:
     """HTTP whose heads have to arrive in time: a connection that says nothing whole is told so and closed."""
 
     class Punctual(H11Protocol):
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            super().connection_made(Joined(transport, self.loop))  # type: ignore[arg-type]
             self._late = self.loop.call_later(seconds, self._too_late)
 
         def handle_events(self) -> None:

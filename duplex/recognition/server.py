@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from PIL import Image
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from torch import Tensor
 
 from duplex import __version__
-from duplex.features.pictures import BadPicture, decode_picture
 from duplex.labels import World
 from duplex.recognition.batching import Batcher
-from duplex.recognition.counters import Counters
+from duplex.recognition.counters import Counters, resident
 from duplex.recognition.limits import Gate, Limits, Refused
 from duplex.recognition.neighbours import Neighbours
 from duplex.recognition.panel import Panel
 from duplex.recognition.recognizer import Recognizer
+from duplex.recognition.workers import Asked, Gone, Worker
 
-DECODERS = 2  # pictures that are held as pixels at once
 POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src blob:; style-src 'self' 'unsafe-inline'; "
 HEADERS = {
     "Content-Security-Policy": POLICY + "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'",
@@ -52,13 +47,14 @@ UPLOAD = {
 
 def application(
     recognizer: Recognizer,
+    workers: Sequence[Worker],
     limits: Limits | None = None,
     neighbours: Neighbours | None = None,
     world: World | None = None,
 ) -> Gate:
-    """An ASGI application that answers for one world."""
-    panel = recognizer.panel(world)  # what fails, fails before the first request
-    limits, counters, batcher = limits or Limits(), Counters(), Batcher(recognizer, panel)
+    """An ASGI application that answers for one world. The workers, which do so too, are those of the caller."""
+    limits, counters = limits or Limits(), Counters()
+    batcher = Batcher(workers)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -67,7 +63,7 @@ def application(
         await batcher.stop()
 
     app = FastAPI(title="duplex", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    service = Service(recognizer, panel, limits, counters, batcher, neighbours)
+    service = Service(recognizer, recognizer.panel(world), limits, counters, workers, batcher, neighbours)
     app.add_exception_handler(HTTPException, _told)  # type: ignore[arg-type]
     app.add_exception_handler(Refused, _refused)  # type: ignore[arg-type]
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
@@ -88,13 +84,12 @@ class Service:
         panel: Panel,
         limits: Limits,
         counters: Counters,
+        workers: Sequence[Worker],
         batcher: Batcher,
         neighbours: Neighbours | None,
     ) -> None:
         self._trained, self._panel, self._limits, self._counters = recognizer.trained, panel, limits, counters
-        self._batcher, self._neighbours = batcher, neighbours
-        self._transform = recognizer.encoder.image_transform
-        self._decoders = ThreadPoolExecutor(DECODERS, "decoder")
+        self._workers, self._batcher, self._neighbours = workers, batcher, neighbours
 
     async def predict(self, request: Request, top: int = 3, similar: int = 0) -> JSONResponse:
         """One answer for each picture of the form, in order. `similar` adds the nearest training pictures."""
@@ -106,6 +101,8 @@ class Service:
             answers = await asyncio.wait_for(self._answers(request, top, similar), self._limits.seconds)
         except asyncio.TimeoutError:
             raise HTTPException(408, f"there was no answer within {self._limits.seconds:g} s") from None
+        except Gone as error:
+            raise HTTPException(503, str(error)) from None
         bad = sum("error" in answer for answer in answers)
         self._counters.bad_pictures += bad
         return JSONResponse({"answers": answers}, status_code=422 if bad == len(answers) else 200)
@@ -116,28 +113,12 @@ class Service:
 
     async def _one(self, file: UploadFile, top: int, similar: int) -> dict[str, Any]:
         name = (file.filename or "")[:200]
-        data = await file.read()
-        loop = asyncio.get_running_loop()
-        try:
-            with self._batcher.decoding():
-                pixels = await loop.run_in_executor(self._decoders, self._decoded, data)
-        except BadPicture as error:
-            return {"image": name, "error": error.reason}
-        answer, feature = await self._batcher.ask(pixels, top)
-        record = {"image": name, **answer.to_dict(top)}
-        if similar and self._neighbours is not None:
-            record["similar"] = await asyncio.to_thread(self._neighbours.of_feature, feature, similar)
+        near = self._neighbours if similar else None
+        record, feature = await self._batcher.ask(Asked(await file.read(), top, near is not None))
+        record = {"image": name, **record}
+        if near is not None and feature is not None:
+            record["similar"] = await asyncio.to_thread(near.of_feature, feature, similar)
         return record
-
-    def _decoded(self, data: bytes) -> Tensor:
-        if not data:
-            raise BadPicture("empty")
-        picture: Image.Image = decode_picture(io.BytesIO(data), self._limits.pixels)
-        try:
-            pixels: Tensor = self._transform(picture)
-            return pixels
-        except (ValueError, ZeroDivisionError, MemoryError) as error:
-            raise BadPicture("cannot be resized") from error
 
     def labels(self) -> dict[str, Any]:
         panel = self._panel
@@ -148,7 +129,12 @@ class Service:
         return {"status": "ok", "kind": self._trained.kind, "compositions": len(self._panel), "version": __version__}
 
     def metrics(self) -> str:
-        return self._counters.text(self._batcher.pictures, self._batcher.batches)
+        return self._counters.text(
+            self._batcher.pictures,
+            self._batcher.batches,
+            sum(worker.restarts for worker in self._workers),
+            resident("self") + sum(resident(worker.pid) for worker in self._workers),
+        )
 
 
 @asynccontextmanager

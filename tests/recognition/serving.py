@@ -63,8 +63,24 @@ class Served:
             return int(said.split()[1]) if said.startswith(b"HTTP/") else 0
 
     @property
+    def workers(self) -> list[int]:
+        """Its processes that look at pictures."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+    @property
     def resident(self) -> int:
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        """Bytes of it and of them."""
+        pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in (self.process.pid, *self.workers)]
+        return sum(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What it counts."""
+        status, text = self.ask("GET", "/metrics")
+        assert status == 200
+        lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in lines}
 
 
 def form(*files: tuple[str, bytes]) -> bytes:

@@ -1,71 +1,127 @@
-"""Pictures that come together are encoded together; nobody waits for nobody."""
+"""Pictures that come together are encoded together, shared out evenly; nobody waits for nobody."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
-import torch
+import pytest
 
-from duplex.recognition.answers import Answer
 from duplex.recognition.batching import Batcher
+from duplex.recognition.workers import Asked
 
 LONG = 600.0  # seconds that no test would live through
 
 
-class Encoder:
-    """Notes how many pictures came at once."""
+class Noting:
+    """Notes how many pictures came at once; the record of a picture is its bytes."""
 
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
+    def __init__(self, sizes: list[int], slow: float = 0.0) -> None:
+        self.sizes, self.slow = sizes, slow
 
-    def encode(self, pixels):
-        self.sizes.append(len(pixels))
-        return {"cls": torch.stack(list(pixels))}
+    def answer(self, batch):
+        self.sizes.append(len(batch))
+        time.sleep(self.slow)
+        if any(one.data == b"broken" for one in batch):
+            raise ValueError("broken")
+        return [({"data": one.data, "top": one.top}, None) for one in batch]
 
-    def answers(self, inputs, top):
-        return [Answer((), {str(float(row[0])): 1.0}, {}) for row in inputs["cls"]]
 
-
-def served(talk: Any, **options: Any) -> list[int]:
+def served(talk: Any, workers: int = 1, slow: float = 0.0, **options: Any) -> list[int]:
     async def run() -> list[int]:
-        encoder: Any = Encoder()
-        batcher = Batcher(encoder, encoder, **options)
+        sizes: list[int] = []
+        hands: list[Any] = [Noting(sizes, slow) for _ in range(workers)]
+        batcher = Batcher(hands, **options)
         batcher.start()
         await asyncio.wait_for(talk(batcher), 60)
         await batcher.stop()
-        return encoder.sizes
+        return sizes
 
     return asyncio.run(run())
 
 
-def test_who_asks_alone_does_not_wait():
+def asked(batcher: Batcher, count: int) -> Any:
+    return asyncio.gather(*(batcher.ask(Asked(b"%d" % k, k)) for k in range(count)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_asks_alone_does_not_wait(workers):
     async def talk(batcher):
-        answer, feature = await batcher.ask(torch.full((2,), 3.0), 1)
-        assert answer.states == {"3.0": 1.0} and feature.tolist() == [3.0, 3.0]
+        for _ in range(3):
+            record, feature = await batcher.ask(Asked(b"a", 3))
+            assert record == {"data": b"a", "top": 3} and feature is None
 
-    assert served(talk, wait=LONG) == [1]
+    assert served(talk, workers, wait=LONG) == [1, 1, 1]
 
 
-def test_a_batch_waits_for_what_is_being_decoded_but_not_for_ever():
+def test_a_batch_waits_for_as_many_as_asked_before_but_not_for_ever():
+    async def together(batcher):
+        await asked(batcher, 4)
+        first = asyncio.create_task(batcher.ask(Asked(b"a", 1)))
+        await asyncio.sleep(0.05)
+        await asyncio.gather(first, asked(batcher, 3))
+
+    assert served(together, wait=LONG) == [4, 4]
+
+    async def fewer(batcher):
+        await asked(batcher, 4)
+        await batcher.ask(Asked(b"a", 1))
+        await batcher.ask(Asked(b"a", 1))
+
+    assert served(fewer, wait=0.01) == [4, 1, 1]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_each_gets_its_own_and_the_shares_are_even(workers):
     async def talk(batcher):
-        with batcher.decoding():
-            first = asyncio.create_task(batcher.ask(torch.zeros(2), 1))
-            await asyncio.sleep(0.05)
-        await asyncio.gather(first, batcher.ask(torch.ones(2), 1))
+        found = await asked(batcher, 12)
+        assert [record for record, _ in found] == [{"data": b"%d" % k, "top": k} for k in range(12)]
 
-    assert served(talk, wait=LONG) == [2]
-
-    async def slow(batcher):
-        with batcher.decoding():
-            await batcher.ask(torch.zeros(2), 1)
-
-    assert served(slow, wait=0.01) == [1]
+    assert served(talk, workers, slow=0.05) == [12 // workers] * workers
 
 
-def test_each_gets_its_own_and_batches_have_a_size():
+def test_batches_have_a_size():
     async def talk(batcher):
-        found = await asyncio.gather(*(batcher.ask(torch.full((2,), float(k)), 1) for k in range(10)))
-        assert [answer.states for answer, _ in found] == [{str(float(k)): 1.0} for k in range(10)]
+        await asked(batcher, 10)
 
     assert sum(sizes := served(talk, size=4)) == 10 and max(sizes) == 4
+
+
+def test_heavy_files_go_apart():
+    async def talk(batcher):
+        await asyncio.gather(*(batcher.ask(Asked(bytes(12 * 2**20), 1)) for _ in range(4)))
+
+    assert served(talk) == [2, 2]
+
+
+def test_what_breaks_is_told_to_those_who_asked():
+    async def talk(batcher):
+        with pytest.raises(ValueError, match="broken"):
+            await batcher.ask(Asked(b"broken", 1))
+        await batcher.ask(Asked(b"whole", 1))
+
+    assert served(talk) == [1, 1]
+
+
+def test_who_has_gone_is_not_looked_at():
+    async def talk(batcher):
+        first = asyncio.create_task(batcher.ask(Asked(b"slow", 1)))
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(batcher.ask(Asked(b"gone", 1)))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        await first
+        await asyncio.sleep(0.1)
+        assert not batcher.full
+
+    assert served(talk, slow=0.3, room=1) == [1]
+
+
+def test_what_has_been_asked_is_answered_before_the_end():
+    async def talk(batcher):
+        talk.asked = [asyncio.create_task(batcher.ask(Asked(b"a", 1))) for _ in range(5)]
+        await asyncio.sleep(0)
+
+    assert sum(served(talk, slow=0.05, size=2)) == 5
+    assert all(one.result()[0]["data"] == b"a" for one in talk.asked)

@@ -50,22 +50,15 @@ def test_answers_are_the_librarys(trained, server):
 def test_requests_at_once_are_answered_each_with_its_own(trained, server):
     pictures = trained.pictures()[:16]
     own = Recognizer.load(trained.run(), device="cpu")(pictures)
-    before = numbers(server)
+    before = server.numbers
     with ThreadPoolExecutor(16) as clients:
         found = list(clients.map(lambda path: server.predict((path.name, path.read_bytes())), pictures))
     for (status, said), answer, path in zip(found, own, pictures, strict=True):
         assert status == 200 and said["answers"][0]["image"] == path.name
         assert said["answers"][0]["top"][0]["score"] == pytest.approx(answer.best.score, abs=5e-3)
-    after = numbers(server)
+    after = server.numbers
     assert after["duplex_pictures_total"] - before["duplex_pictures_total"] == 16
     assert after["duplex_batches_total"] - before["duplex_batches_total"] < 16, "they were encoded together"
-
-
-def numbers(server) -> dict[str, float]:
-    status, text = server.ask("GET", "/metrics")
-    assert status == 200
-    lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, value in lines}
 
 
 def test_what_it_tells_of_itself(trained, server):
@@ -241,6 +234,14 @@ def test_answers_do_not_wait_for_acknowledgements():
         taken, _ = line.accept()
         with taken:
             assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
+def test_an_answer_leaves_whole(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
+        for _ in range(3):
+            line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            head, _, body = line.recv(65536).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["status"] == "ok"
 
 
 def test_a_port_that_is_taken(trained):
