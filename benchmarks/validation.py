@@ -128,7 +128,7 @@ def main() -> None:
     else:
         rows = {name: (name, None) for name in wanted.rows.split(",")}
     needs = set().union(*(find(params.row(n).kind).needs(params.method(n, wanted.dataset)) for n, _ in rows.values()))
-    inputs = load_inputs(params, wanted.dataset, ArtifactPaths(), needs, wanted.precision)
+    inputs = load_inputs(params, wanted.dataset, ArtifactPaths(), needs, wanted.precision, views=True)
     found: dict[str, Any] = {}
     for name, (of, variation) in rows.items():
         written = params.row(of)

@@ -195,7 +195,7 @@ def assess_sums(
         return found
     target, seen = np.searchsorted(columns, own), labels.is_seen(columns)
     for rows, some in _cut(examples.inputs, BLOCK_SCORES // (8 * len(columns))):  # all parts and a sum are held at once
-        terms = dict(parts(some))
+        terms = {name: scores for name, scores in parts(some) if scores.any()}  # a part of weight 0 says nothing
         if len(terms) < 2:
             break
         for size in range(1, len(terms)):

@@ -14,6 +14,7 @@ from duplex.artifacts import RESERVED
 from duplex.data.shares import SplitOptions
 from duplex.errors import UsageError, require
 from duplex.features.augmentation import MOST, Augmentation
+from duplex.features.identity import IMPORTED
 from duplex.labels import World
 from duplex.methods import registry
 from duplex.options import OptionError, Options, TailOptions, TrainingOptions
@@ -88,13 +89,13 @@ class EncoderParams(Section):
     weights: str | None = None
     precision: Precision = "fp32"
     depth: Annotated[int, Field(ge=0)] | None = None  # of its cache; None: extraction.depth
-    views: Annotated[int, Field(ge=0, le=MOST)] | None = None  # of each training picture; None: extraction.views
-    flip: bool = False  # whether views may be mirrored: not where left and right matter
 
 
 class DatasetParams(Section):
     source: SourceParams
     encoder: EncoderParams
+    views: Annotated[int, Field(ge=0, le=MOST)] | None = None  # of each training picture; None: extraction.views
+    flip: bool = False  # whether views may be mirrored: not where left and right matter
     training: Annotated[
         TrainingOptions, PlainValidator(TrainingOptions.from_dict), PlainSerializer(TrainingOptions.to_dict)
     ]
@@ -141,10 +142,10 @@ class Params(Section):
         return self.extraction.depth if own is None else own
 
     def augmentation(self, dataset: str) -> Augmentation | None:
-        """The views of a data set's training pictures; None for the plain ones alone."""
-        encoder = self.dataset(dataset).encoder
-        count = self.extraction.views if encoder.views is None else encoder.views
-        return Augmentation(count, encoder.flip) if count else None
+        """The views of a data set's training pictures; None for the plain ones alone, as of features brought along."""
+        entry = self.dataset(dataset)
+        count = self.extraction.views if entry.views is None else entry.views
+        return Augmentation(count, entry.flip) if count and entry.encoder.name != IMPORTED else None
 
     def row(self, name: str) -> Row:
         """A method or an ablation as it is written."""

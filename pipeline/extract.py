@@ -5,12 +5,9 @@ from duplex.cli import arguments, guarded
 
 def work(dataset: str) -> None:
     from duplex.params import load_params
-    from duplex.stages.extract import extract, extract_views
+    from duplex.stages.extract import extract
 
-    params = load_params()
-    for report in (extract(params, dataset), extract_views(params, dataset)):
-        if report is not None:
-            print("\n".join(report.lines()))
+    print("\n".join(extract(load_params(), dataset).lines()))
 
 
 if __name__ == "__main__":

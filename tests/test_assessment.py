@@ -167,6 +167,15 @@ def test_every_sum_of_parts_is_the_model_asked_for_these_alone(monkeypatch):
         assert numbers(found) == numbers(alone)
 
 
+def test_a_part_of_weight_nought_is_not_asked():
+    labels, columns, examples = small_labels(), small_labels().target("closed", "test"), eight("test")
+    train = batch_of(features(40, 5), np.resize(labels.pairs["train"], 40))
+    for weights, sums in (((0.0, 0.25, 2.0), 2), ((0.0, 0.0, 1.0), 0)):
+        method = ClosedFormMethod(small_setting(), ClosedFormOptions(width=5, weights=weights)).double()
+        method.start(train)
+        assert len(assess_sums(method, columns, examples, labels)) == sums
+
+
 def test_parts_of_a_product_are_added_as_weighted_logarithms():
     labels, columns, examples = small_labels(), small_labels().target("closed", "test"), eight("test")
     torch.manual_seed(0)

@@ -48,7 +48,6 @@ def extract(
     max_bad: Annotated[float | None, typer.Option(min=0, max=1, help="Share of bad pictures allowed.")] = None,
     tokens: Annotated[str | None, typer.Option(help="none, or patch to keep patch tokens too.")] = None,
     depth: Annotated[int | None, typer.Option(min=0, help="Keep what enters the image tower's last blocks.")] = None,
-    views: Annotated[int | None, typer.Option(min=0, help="Keep as many views of training pictures too.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     shard: Annotated[str | None, typer.Option(help="k/N: only this piece, counted from 0.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the cache goes.")] = None,
@@ -67,12 +66,13 @@ def extract(
         raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
     wanted = {"name": encoder, "weights": weights if encoder is None or weights else "", "precision": precision}
     workers = None if num_workers is None else _parse_workers(num_workers)
-    settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, "tokens": tokens}
-    settings |= {"depth": depth, "views": views}
+    settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, "tokens": tokens, "depth": depth}
     params = _override(load_params(), dataset, wanted, settings, device)
     _refuse_slow(params, dataset)
     options: dict[str, Any] = {"limit": limit, "fresh": fresh, **({"shard": _parse_shard(shard)} if shard else {})}
     own = out is None and limit is None  # the data set's own cache, and the views that belong to it
+    if own and shard is not None:
+        _refuse_few_views(params, dataset, _parse_shard(shard))
     if engine == "ray":
         reports = _extract_on_ray(params, dataset, out, shards, options, views=own)
     else:
@@ -203,14 +203,25 @@ def _override(
     encoder = record["datasets"][dataset]["encoder"]
     encoder.update({key: value or None for key, value in wanted.items() if value is not None})
     record["extraction"].update({key: value for key, value in settings.items() if value is not None})
-    for own in ("depth", "views"):
-        encoder[own] = settings[own] if settings.get(own) is not None else encoder[own]
+    encoder["depth"] = settings["depth"] if settings.get("depth") is not None else encoder["depth"]
     record["device"] = device or record["device"]
     try:
         return type(params).model_validate_json(json.dumps(record))
     except ValidationError as error:
         fault = error.errors()[0]
         raise UsageError(f"--{str(fault['loc'][-1]).replace('_', '-')} {fault['input']!r}: {fault['msg']}") from error
+
+
+def _refuse_few_views(params: Params, dataset: str, shard: tuple[int, int]) -> None:
+    """Before anything is encoded: there may be fewer batches of views than of pictures."""
+    from duplex.artifacts import ArtifactPaths
+    from duplex.features.shards import extent
+    from duplex.stages.extract import views_of
+
+    augmentation = params.augmentation(dataset)
+    if augmentation is not None:
+        images, settings = views_of(params, dataset, ArtifactPaths())
+        extent(augmentation.count * len(images), settings["batch_size"], shard, ArtifactPaths().views(dataset))
 
 
 def _refuse_slow(params: Params, dataset: str) -> None:

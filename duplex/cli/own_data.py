@@ -141,10 +141,12 @@ def remove(
     paths = ArtifactPaths()
     shutil.rmtree(paths.inventory(name), ignore_errors=True)
     paths.maps(name).unlink(missing_ok=True)
-    own = paths.manifest(name).parent
+    own = [place for place in (paths.manifest(name).parent, paths.views(name).parent) if place.exists()]
     if results:
-        shutil.rmtree(own, ignore_errors=True)
-    kept = f"; {own} is kept (--results deletes it)" if own.exists() else ""
+        for place in own:
+            shutil.rmtree(place, ignore_errors=True)
+    left = [str(place) for place in own if place.exists()]
+    kept = f"; kept: {', '.join(left)} (--results deletes them)" if left else ""
     typer.echo(f"params.yaml and dvc.lock are without {name} ({stages} stages){kept}", err=True)
 
 

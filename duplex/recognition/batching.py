@@ -49,7 +49,7 @@ class Batcher:
             await asyncio.wait(self._under_way)
         for task in self._tasks:
             task.cancel()
-        self._threads.shutdown()
+        self._threads.shutdown(wait=False)  # a worker that never answers is ended by whoever started it
 
     @property
     def full(self) -> bool:

@@ -69,7 +69,9 @@ class Worker:
 
     def ready(self) -> None:
         """Wait until it has loaded its model."""
-        self._received()
+        found = self._received()
+        if found is not None:
+            raise DuplexError(found)
 
     @property
     def pid(self) -> int:
@@ -149,8 +151,12 @@ def work(line: Connection, job: Job) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # these reach the whole group; the server says when it is over
         signal.signal(number, signal.SIG_IGN)
     keep_freed_memory()
-    look = Look(job)
     with suppress(EOFError, OSError):
+        try:
+            look = Look(job)
+        except Exception as error:
+            line.send(f"a worker cannot begin: {type(error).__name__}: {error}; try fewer --workers")
+            return
         line.send(None)
         while True:
             batch = line.recv()

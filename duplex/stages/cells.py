@@ -66,7 +66,9 @@ def keys_of(record: dict[str, Any], inputs: dict[str, Any], params: Params, data
     settings = params.evaluation.model_dump(mode="json")
     known = {"inputs": inputs, "encoder": params.dataset(dataset).encoder.model_dump(), "torch": torch.__version__}
     chosen = {key: settings[key] for key in ("thresholds", "feasibility", "word_vectors")}
-    trained = {**known, "plan": record["train"], **chosen}
+    augmentation = params.augmentation(dataset)
+    shown = {} if augmentation is None else augmentation.identity
+    trained = {**known, "plan": record["train"], "views": shown, **chosen}
     evaluated = {**trained, "evaluate": record["evaluate"], "evaluation": settings}
     return {"train": _digest(trained), "evaluate": _digest(evaluated)}
 

@@ -118,9 +118,9 @@ def _dataset(params: Params, name: str) -> Iterator[Finding]:
         name, f"pictures in {source.root}: " + ("there" if there else "drawn when needed" if drawn else "absent"), mend
     )
     if wanted or ArtifactPaths().features(name).exists():
-        yield _cache(name, ArtifactPaths().features(name))
+        yield _cache("extract", name, ArtifactPaths().features(name))
     if params.augmentation(name) is not None and (wanted or ArtifactPaths().views(name).exists()):
-        yield _cache(name, ArtifactPaths().views(name))
+        yield _cache("views", name, ArtifactPaths().views(name))
 
 
 def _weights(name: str, entry: DatasetParams, wanted: bool) -> Iterator[Finding]:
@@ -140,11 +140,11 @@ def _weights(name: str, entry: DatasetParams, wanted: bool) -> Iterator[Finding]
     )
 
 
-def _cache(name: str, path: Path) -> Finding:
+def _cache(stage: str, name: str, path: Path) -> Finding:
     if not path.exists():
         begun = partial_path(path).exists()
         return Finding(
-            name, f"{path}: " + ("begun, not finished" if begun else "not made yet"), f"`dvc repro extract@{name}`"
+            name, f"{path}: " + ("begun, not finished" if begun else "not made yet"), f"`dvc repro {stage}@{name}`"
         )
     try:
         features = open_features(path)

@@ -77,6 +77,7 @@ class LoadInputs(Protocol):
         precision: str,
         tail: TailOptions | None = None,
         memory: float = MEMORY,
+        views: bool = False,
     ) -> Inputs: ...
 
 
@@ -85,7 +86,7 @@ class Loaded:
 
     def __init__(self) -> None:
         self._dataset = ""
-        self._held: dict[tuple[bool, str, TailOptions | None, float], Inputs] = {}
+        self._held: dict[tuple[bool, str, TailOptions | None, float, bool], Inputs] = {}
 
     def __call__(
         self,
@@ -96,13 +97,15 @@ class Loaded:
         precision: str,
         tail: TailOptions | None = None,
         memory: float = MEMORY,
+        views: bool = False,
     ) -> Inputs:
         if dataset != self._dataset:
             self._held.clear()  # before the next ones come
             self._dataset = dataset
-        key = ("patch" in needs, precision, tail, memory)  # all that inputs of one data set differ by
+        views = views and params.augmentation(dataset) is not None
+        key = ("patch" in needs, precision, tail, memory, views)  # all that inputs of one data set differ by
         if key not in self._held:
-            self._held[key] = load_inputs(params, dataset, paths, needs, precision, tail, memory)
+            self._held[key] = load_inputs(params, dataset, paths, needs, precision, tail, memory, views)
         return self._held[key]
 
 
@@ -121,10 +124,11 @@ def load_inputs(
     precision: str = "fp32",
     tail: TailOptions | None = None,
     memory: float = MEMORY,
+    views: bool = False,
 ) -> Inputs:
     """Everything about a data set that a method with these `needs`, and a `tail` where it has one, asks for; tokens in
-    memory up to so many GiB. The text tower has the `precision` of training, in training and evaluation alike: what
-    validation selected is what is evaluated."""
+    memory up to so many GiB. Training asks for `views`, where there are any. The text tower has the `precision` of
+    training, in training and evaluation alike: what validation selected is what is evaluated."""
     entry, manifest_path = params.dataset(dataset), paths.manifest(dataset)
     manifest, labels = read_manifest(manifest_path), LabelSpace.load(paths.labels(dataset))
     tower, made_by = _encoder(entry, params.device, precision)
@@ -135,7 +139,7 @@ def load_inputs(
     features = open_features(paths.features(dataset), expect=expected)
     identity = {key: str(value) for key, value in features.identity.items()}
     read = partial(_arrays, dataset=dataset, needs=needs, tail=tail, limit=int(memory * 2**30))
-    viewed, augmentation = None, params.augmentation(dataset)
+    viewed, augmentation = None, params.augmentation(dataset) if views else None
     if augmentation is not None:
         shown = open_features(paths.views(dataset), expect={**expected, **augmentation.identity})
         viewed = Viewed(augmentation.count, read(shown), shown.bad)

@@ -132,11 +132,12 @@ def _changed(project: Project, params: Params, cells: Sequence[Cell], paths: Art
     """The stages that DVC would run, once what cells stand on is there: features that are absent, and the plan. Cells
     made of features that DVC does not know it would make again."""
     datasets = dict.fromkeys(cell.dataset for cell in cells)
-    absent = [name for name in datasets if not paths.features(name).exists()]
+    absent = [f"extract@{name}" for name in datasets if not paths.features(name).exists()]
+    absent += [f"views@{name}" for name in datasets if not paths.views(name).parent.exists()]
     if absent:
-        project.make(f"extract@{name}" for name in absent)
+        project.make(absent)
     plan.run(params, paths)
-    before = [f"{stage}@{name}" for name in datasets for stage in ("prepare", "extract")]
+    before = [f"{stage}@{name}" for name in datasets for stage in ("prepare", "extract", "views")]
     changed = project.changed(["plan", *before, "train", "evaluate"])
     stale = [name for name in before if name in changed]
     if stale:

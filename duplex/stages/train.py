@@ -43,7 +43,8 @@ def run(
     tail = params.tail(method, dataset)
     out = out or paths.run(dataset, method, seed)
     with threads(settings.threads):
-        inputs = load(params, dataset, paths, find(row.kind).needs(options), settings.precision, tail, settings.memory)
+        needs = find(row.kind).needs(options)
+        inputs = load(params, dataset, paths, needs, settings.precision, tail, settings.memory, views=True)
         with sole_writer(out.checkpoint, "training"):
             return _run(params, dataset, method, seed, inputs, out)
 

@@ -177,6 +177,19 @@ def test_remove_takes_the_comment_above_and_nothing_else(project: Path, command:
     assert set(load_params().datasets) == {"shapes", "mit-states", "cgqa"}
 
 
+def test_results_stay_until_they_are_named(project: Path, command: Command) -> None:
+    places = [project / "artifacts" / name for name in ("cgqa", "views/cgqa")]
+    for place in places:
+        place.mkdir(parents=True)
+        (place / "features.h5").write_bytes(b"rows")
+    text = (project / "params.yaml").read_text()
+    said = command("data", "remove", "cgqa").err
+    assert "kept: artifacts/cgqa, artifacts/views/cgqa (--results deletes them)" in " ".join(said.split())
+    (project / "params.yaml").write_text(text)
+    assert command("data", "remove", "cgqa", "--results").code == 0
+    assert not any(place.exists() for place in places)
+
+
 def test_the_last_one_of_a_run_is_not_removed(project: Path, command: Command) -> None:
     before = Path("params.yaml").read_bytes()
     assert command("data", "remove", "shapes").refused("names only shapes")
@@ -242,7 +255,7 @@ def test_remove_clears_the_lock_the_inventory_and_the_maps(project: Path, comman
     make_folder(project / "pictures", "nested")
     assert command("data", "add", "mine", "pictures", "--encoder", "tiny").code == 0
     answer = command("data", "remove", "mine")
-    assert answer.code == 0 and "artifacts/mine is kept" in answer.err
+    assert answer.code == 0 and "kept: artifacts/mine (--results" in answer.err
     left = (project / "dvc.lock").read_text()
     assert "mine" not in left and left.count("prepare@shapes-duplex:") == 1 and left.count("prepare@shapes:") == 1
     assert not (project / "artifacts/inventory/mine").exists() and not (project / "artifacts/maps/mine.csv").exists()

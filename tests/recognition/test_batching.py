@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from duplex.recognition.batching import Batcher
 from duplex.recognition.workers import Asked
 
 LONG = 600.0  # seconds that no test would live through
+LEAVE = 30.0  # seconds after which a stuck worker gives up
 
 
 class Noting:
@@ -116,6 +118,29 @@ def test_who_has_gone_is_not_looked_at():
         assert not batcher.full
 
     assert served(talk, slow=0.3, room=1) == [1]
+
+
+def test_one_that_never_answers_does_not_keep_the_server():
+    let_go, released = threading.Event(), []
+
+    class Stuck:
+        def answer(self, batch):
+            released.append(let_go.wait(LEAVE))
+            return [({}, None) for _ in batch]
+
+    async def run() -> None:
+        batcher = Batcher([cast(Any, Stuck())])
+        batcher.start()
+        impatient = asyncio.ensure_future(batcher.ask(Asked(b"a", 1)))
+        while not batcher._under_way or batcher._queue:  # until the worker has it
+            await asyncio.sleep(0.01)
+        impatient.cancel()
+        await asyncio.wait({impatient})
+        await batcher.stop()
+        let_go.set()
+
+    asyncio.run(run())
+    assert released == [True], "the end did not wait for its answer"
 
 
 def test_what_has_been_asked_is_answered_before_the_end():

@@ -50,7 +50,7 @@ def test_problems_come_with_what_mends_them(trained, tmp_path):
         text = (tmp_path / "params.yaml").read_text()
         (tmp_path / "params.yaml").write_text(text.replace("views: 0", "views: 2"))
         of_views = [one for one in findings(duplex("doctor", "--json"))["own"] if "views/own" in one["says"]]
-        assert [one["mend"] for one in of_views] == ["`dvc repro extract@own`"]
+        assert [one["mend"] for one in of_views] == ["`dvc repro views@own`"]
         (tmp_path / "params.yaml").write_text("run: 3\n")
         broken = findings(duplex("doctor", "--json"))
         assert broken["project"][0]["mend"] == "correct params.yaml"

@@ -102,6 +102,12 @@ def test_one_that_cannot_begin_is_told_of(tmp_path):
         pass
 
 
+def test_why_one_cannot_begin_is_said(tmp_path):
+    absent: Any = partial(Recognizer.load, tmp_path / "absent")
+    with pytest.raises(DuplexError, match=r"a worker cannot begin: .*absent"), staff(Job(absent, None, PIXELS, 1), 1):
+        pass
+
+
 def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"

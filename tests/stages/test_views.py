@@ -36,7 +36,8 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("viewed")
 
     def rows(record: dict) -> None:
-        record["datasets"]["own"]["encoder"] |= {"depth": 1, "views": VIEWS, "flip": True}
+        record["datasets"]["own"] |= {"views": VIEWS, "flip": True}
+        record["datasets"]["own"]["encoder"]["depth"] = 1
         record["methods"]["deep"] = {"of": "cso", "tail": TAIL.to_dict()}
 
     draw_project(folder, ["csp", "deep"], scale=0.05, changes=rows, epochs=EPOCHS, threads=1)
@@ -58,8 +59,7 @@ def paths(folder: Path) -> ArtifactPaths:
 
 
 def without(params: Params) -> Params:
-    entry = params.dataset("own")
-    plain = entry.model_copy(update={"encoder": entry.encoder.model_copy(update={"views": 0})})
+    plain = params.dataset("own").model_copy(update={"views": 0})
     return params.model_copy(update={"datasets": {**params.datasets, "own": plain}})
 
 
@@ -85,7 +85,7 @@ def held(views: Views | None, name: str) -> torch.Tensor:
 
 
 def test_an_image_is_joined_with_its_own_views(params, paths) -> None:
-    inputs = load_inputs(params, "own", paths, tail=TAIL)
+    inputs = load_inputs(params, "own", paths, tail=TAIL, views=True)
     images, cache = inputs.examples["train"], open_features(paths.views("own"))
     assert {split for split, found in inputs.examples.items() if found.views} == {"train"}
     assert torch.equal(held(images.views, "cls"), torch.from_numpy(cache.cls))
@@ -101,7 +101,7 @@ def test_a_bad_view_takes_its_image_out_of_training_and_none_other(params, paths
     there = ArtifactPaths(tmp_path / "artifacts")
     with h5py.File(there.views("own"), "a") as file:
         file["mark"][VIEWS * 4 + 1] = 10  # features not finite
-    before, after = (load_inputs(params, "own", one) for one in (paths, there))
+    before, after = (load_inputs(params, "own", one, views=True) for one in (paths, there))
     assert (
         after.bad == 1 and np.delete(before.examples["train"].rows, 4).tolist() == after.examples["train"].rows.tolist()
     )
@@ -118,7 +118,7 @@ def test_an_epoch_reads_one_view_an_image_and_what_comes_before_it_the_plain_pic
         training, "_epoch", lambda state, images, *rest: seen.append(images) or epoch(state, images, *rest)
     )
     train.run(params, "own", "csp", 0, paths)
-    images = load_inputs(params, "own", paths).examples["train"]
+    images = load_inputs(params, "own", paths, views=True).examples["train"]
     everything = held(images.views, "cls").view(len(images), VIEWS, -1)
     assert len(seen) == EPOCHS
     for one in seen:
@@ -129,7 +129,7 @@ def test_an_epoch_reads_one_view_an_image_and_what_comes_before_it_the_plain_pic
     metrics = paths.run("own", "csp", 0).metrics.read_bytes()
     paths.views("own").rename(paths.views("own").with_name("away.h5"))
     try:
-        evaluate.run(without(params), "own", "csp", 0, paths)
+        evaluate.run(params, "own", "csp", 0, paths)
     finally:
         paths.views("own").with_name("away.h5").rename(paths.views("own"))
     assert paths.run("own", "csp", 0).metrics.read_bytes() == metrics
@@ -159,7 +159,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(params, paths, method: str, monk
 
 def test_views_on_the_disk_train_too(params, paths) -> None:
     """The tokens of the views are streamed where they exceed the budget."""
-    inputs = load_inputs(params, "own", paths, tail=TAIL, memory=0)
+    inputs = load_inputs(params, "own", paths, tail=TAIL, memory=0, views=True)
     images, row = inputs.examples["train"], params.row("deep")
     assert isinstance(images.views.inputs["deep"], Streamed)
     options, settings = params.method("deep", "own"), params.training("own", "deep")
@@ -171,8 +171,7 @@ def test_views_on_the_disk_train_too(params, paths) -> None:
 
 
 def test_another_number_of_views_asks_for_an_extraction(params, paths) -> None:
-    entry = params.dataset("own")
-    more = entry.model_copy(update={"encoder": entry.encoder.model_copy(update={"views": 5})})
+    more = params.dataset("own").model_copy(update={"views": 5})
     wish = params.model_copy(update={"datasets": {**params.datasets, "own": more}})
     with pytest.raises(DuplexError, match=r"another number of views \(3, not 5\); `duplex extract --dataset own`"):
-        load_inputs(wish, "own", paths)
+        load_inputs(wish, "own", paths, views=True)
