@@ -124,6 +124,7 @@ def server(trained):
         yield running
 
 
+@pytest.mark.slow
 def test_both_take_part_and_are_counted_together(trained, server):
     def used() -> list[int]:
         stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in server.workers]
@@ -142,6 +143,7 @@ def test_both_take_part_and_are_counted_together(trained, server):
     assert after["duplex_resident_bytes"] == pytest.approx(server.resident, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_killed_one_is_replaced(trained, server):
     """Idle, and while it looks at a picture: whoever asked gets the answer all the same."""
     good, before = ("good.png", trained.pictures()[0].read_bytes()), server.numbers["duplex_worker_restarts_total"]
@@ -171,6 +173,7 @@ def best(said: tuple[int, dict]) -> tuple[str, str]:
     return found["answers"][0]["top"][0]["state"], found["answers"][0]["top"][0]["object"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_none_is_left(trained, end):
     with Served(trained.run(), trained.folder, "--workers", "2") as server:
