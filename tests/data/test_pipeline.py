@@ -60,8 +60,8 @@ def test_every_layout_reaches_metrics(tmp_path: Path) -> None:
     project.mkdir()
     copy_project(project)
     paths = make_all(tmp_path / "pictures")
+    program = "from duplex.cli import main; main()"
     for name, path in paths.items():
-        program = "from duplex.cli import main; main()"
         run(project, sys.executable, "-c", program, "data", "add", name, str(path), "--encoder", "tiny")
     yaml = YAML()
     params = yaml.load(project / "params.yaml")
@@ -69,6 +69,7 @@ def test_every_layout_reaches_metrics(tmp_path: Path) -> None:
     for name in paths:
         params["datasets"][name]["training"]["epochs"] = 2
     yaml.dump(params, project / "params.yaml")
+    run(project, sys.executable, "-c", program, "sweep")  # as `make repro` does
     run(project, sys.executable, "-m", "dvc", "repro")
     for name in paths:
         metrics = json.loads((project / f"artifacts/{name}/cso/0/metrics.json").read_text())

@@ -173,8 +173,14 @@ def best(said: tuple[int, dict]) -> tuple[str, str]:
     return found["answers"][0]["top"][0]["state"], found["answers"][0]["top"][0]["object"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.long),
+    ],
+)
 def test_none_is_left(trained, end):
     with Served(trained.run(), trained.folder, "--workers", "2") as server:
         workers = server.workers
