@@ -145,6 +145,11 @@ def read_record(path: Path) -> Record:
     return _record(path, _metadata(path))
 
 
+def fingerprint(path: Path) -> str:
+    """What tells a checkpoint from another: its tensors' digest, labels, options and calibration."""
+    return hashlib.sha256(json.dumps(_metadata(path), sort_keys=True).encode()).hexdigest()
+
+
 def load_checkpoint(path: Path, setting: Setting, encoder: Mapping[str, str]) -> Method[Any]:
     """The trained method, after checking encoder, labels, names, shapes, types and values of its tensors."""
     meta = _metadata(path)

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
     from duplex.recognition.neighbours import Neighbours
+    from duplex.recognition.recognizer import Recognizer
 
 
 def register(app: typer.Typer) -> None:
@@ -58,7 +59,7 @@ def serve(
     recognizer = load_model(model, world, device, add or [], words, exact=False)
     limits = Limits(body=max_megabytes * 2**20, pictures=max_pictures, seconds=seconds)
     near = _neighbours(Path(recognizer.trained.where))
-    load = partial(load_model, recognizer.trained.where, world, device, add or [], words, exact=False)
+    load = partial(_the_same, recognizer.trained.fingerprint, recognizer.trained.where, world, device, add or [], words)
     count, threads = _shared(workers, recognizer.device)
     job = Job(load, world, limits.pixels, threads)  # type: ignore[arg-type]
     stopped = suppress(KeyboardInterrupt)  # uvicorn has finished what was under way, and passes it on
@@ -79,6 +80,16 @@ def serve(
         _announce(server, host, line.getsockname()[1])
         server.run(sockets=[line])
     typer.echo("stopped", err=True)
+
+
+def _the_same(fingerprint: str, where: str, *rest: Any) -> Recognizer:
+    """The model for a worker, which may be started long after the server."""
+    from duplex.cli.predict import load_model
+
+    found = load_model(where, *rest, exact=False)
+    if found.trained.fingerprint != fingerprint:
+        raise DuplexError(f"{where} holds another model than it did when the server started; start the server again")
+    return found
 
 
 def _shared(workers: int | None, device: torch.device) -> tuple[int, int]:

@@ -45,8 +45,8 @@ class Examples:
 def join(
     manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray, viewed: Viewed | None = None
 ) -> dict[str, Examples]:
-    """Examples of each split. Pictures that could not be read, or one of whose views could not be encoded, are left
-    out; the evaluation reports their number."""
+    """Examples of each split. Pictures that could not be read are left out, and reported by the evaluation; so are, of
+    training's, those that have a view that could not be encoded."""
     if len(manifest) != len(bad):
         raise DuplexError(f"the manifest has {len(manifest)} rows, the cache {len(bad)}; `dvc repro extract` mends it")
     compositions = torch.from_numpy(labels.index(manifest["state"].tolist(), manifest["object"].tolist()))
@@ -57,14 +57,14 @@ def join(
         places = np.searchsorted(np.flatnonzero(splits == "train"), rows["train"])  # among the training pictures
         whole = viewed.whole[places]
         rows["train"], places = rows["train"][whole], places[whole]
-        views = Views(viewed.count, pick(viewed.inputs, viewed.rows(places)))
+        views = Views(viewed.count, _of(viewed.inputs, viewed.rows(places)))
     return {
-        split: Examples(chosen, pick(inputs, chosen), compositions[chosen], views if split == "train" else None)
+        split: Examples(chosen, _of(inputs, chosen), compositions[chosen], views if split == "train" else None)
         for split, chosen in rows.items()
     }
 
 
-def pick(inputs: Arrays, rows: Ints) -> dict[str, Any]:
+def _of(inputs: Arrays, rows: Ints) -> dict[str, Any]:
     """CLS features in float32, tokens as they are cached: they are large, and may stay on the disk."""
     chosen: dict[str, Any] = {
         name: values.at(rows) if isinstance(values, Streamed) else torch.from_numpy(values[rows])

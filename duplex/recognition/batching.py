@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from duplex.errors import DuplexError
 from duplex.recognition.workers import Asked, Told, Worker
 
 HEAVY = 16 * 2**20  # bytes of files after which a batch takes no further one
@@ -82,7 +83,11 @@ class Batcher:
                 found = await loop.run_in_executor(self._threads, worker.answer, [one.asked for one in batch])
                 self.batches, self.pictures = self.batches + 1, self.pictures + len(batch)
                 for one, told in zip(batch, found, strict=True):
-                    if not one.done.done():  # whoever asked may have gone
+                    if one.done.done():  # whoever asked may have gone
+                        continue
+                    if isinstance(told, str):
+                        one.done.set_exception(DuplexError(told))
+                    else:
                         one.done.set_result(told)
             except Exception as error:  # told to those who asked; the next batch is served
                 for one in batch:

@@ -14,6 +14,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from duplex import __version__
+from duplex.errors import DuplexError
 from duplex.labels import World
 from duplex.recognition.batching import Batcher
 from duplex.recognition.counters import Counters, resident
@@ -101,8 +102,8 @@ class Service:
             answers = await asyncio.wait_for(self._answers(request, top, similar), self._limits.seconds)
         except asyncio.TimeoutError:
             raise HTTPException(408, f"there was no answer within {self._limits.seconds:g} s") from None
-        except Gone as error:
-            raise HTTPException(503, str(error)) from None
+        except DuplexError as error:
+            raise HTTPException(503 if isinstance(error, Gone) else 500, str(error)) from error
         bad = sum("error" in answer for answer in answers)
         self._counters.bad_pictures += bad
         return JSONResponse({"answers": answers}, status_code=422 if bad == len(answers) else 200)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from duplex.calibration import Calibration, passing
-from duplex.checkpoint import Record, load_checkpoint, read_record
+from duplex.checkpoint import Record, fingerprint, load_checkpoint, read_record
 from duplex.encoders import Encoder, load_encoder
 from duplex.encoders.tail import entering_shape
 from duplex.errors import UsageError
@@ -72,6 +74,7 @@ class Trained(ABC):
 
     where: str
     kind: str
+    fingerprint: str  # of the model: the same place may hold another one later
     labels: LabelSpace
     backbone: Backbone
     calibration: Mapping[str, Calibration]
@@ -109,6 +112,7 @@ class Run(Trained):
         if record.encoder.get("encoder") == IMPORTED:
             raise UsageError(f"{path} was trained on imported features: there is no encoder that pictures could take")
         self.record: Record = record
+        self.fingerprint = fingerprint(path)
         self.where, self.kind, self.labels = str(path.parent), record.kind, record.labels
         self.calibration = record.calibration or {}
         self.needs = find(record.kind).needs(record.options)
@@ -164,6 +168,7 @@ class Exported(Trained):
 
     def __init__(self, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device):
         self.where, self.kind = str(folder), config["kind"]
+        self.fingerprint = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
         self.labels = LabelSpace.from_dict(config["labels"])
         self.calibration = {config["world"]: Calibration.from_dict(config["calibration"])}
         self.needs = frozenset({"cls"})

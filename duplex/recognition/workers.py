@@ -29,6 +29,7 @@ SPAWN = get_context("spawn")  # a fork would copy locks that torch's threads hol
 LEAVE = 10.0  # seconds that a process has to end by itself
 
 Told = tuple[dict[str, Any], NDArray[Any] | None]  # a picture's record, and its feature where it was asked for
+Failed = str  # why a picture was not looked at, through no fault of its own
 
 
 class Gone(DuplexError):
@@ -77,7 +78,7 @@ class Worker:
     def pid(self) -> int:
         return cast(int, self._process.pid)
 
-    def answer(self, batch: Sequence[Asked]) -> list[Told]:
+    def answer(self, batch: Sequence[Asked]) -> list[Told | Failed]:
         """One for each picture. Where the process has died, another one is asked; where that dies too, `Gone`."""
         try:
             return self._answered(batch)
@@ -99,15 +100,12 @@ class Worker:
             self._process.kill()
             self._process.join()
 
-    def _answered(self, batch: Sequence[Asked]) -> list[Told]:
+    def _answered(self, batch: Sequence[Asked]) -> list[Told | Failed]:
         try:
             self._line.send(batch)
         except OSError as error:
             raise self._gone() from error
-        found = self._received()
-        if isinstance(found, str):
-            raise DuplexError(found)
-        return cast("list[Told]", found)
+        return cast("list[Told | Failed]", self._received())
 
     def _received(self) -> Any:
         try:
@@ -126,7 +124,10 @@ class Worker:
         self._process.join()
         self.restarts += 1
         self._start()
-        self.ready()
+        try:
+            self.ready()
+        except DuplexError as error:
+            raise Gone(str(error)) from error
 
 
 @contextmanager
@@ -154,17 +155,25 @@ def work(line: Connection, job: Job) -> None:
     with suppress(EOFError, OSError):
         try:
             look = Look(job)
+        except DuplexError as error:
+            line.send(f"a worker cannot begin: {error}")
+            return
         except Exception as error:
             line.send(f"a worker cannot begin: {type(error).__name__}: {error}; try fewer --workers")
             return
         line.send(None)
         while True:
-            batch = line.recv()
-            try:
-                found: Any = look(batch)
-            except Exception as error:  # one batch's; the next is answered
-                found = f"{type(error).__name__}: {error}"
-            line.send(found)
+            line.send(_looked(look, line.recv()))
+
+
+def _looked(look: Look, batch: Sequence[Asked]) -> list[Told | Failed]:
+    """What breaks over one picture is told to who sent it; the others are looked at alone."""
+    try:
+        return [*look(batch)]
+    except Exception as error:
+        if len(batch) == 1:
+            return [f"{type(error).__name__}: {error}"]
+    return [_looked(look, [one])[0] for one in batch]
 
 
 class Look:

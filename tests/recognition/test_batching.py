@@ -9,15 +9,17 @@ from typing import Any, cast
 
 import pytest
 
+from duplex.errors import DuplexError
 from duplex.recognition.batching import Batcher
 from duplex.recognition.workers import Asked
+from tests.recognition.serving import wait_until
 
 LONG = 600.0  # seconds that no test would live through
 LEAVE = 30.0  # seconds after which a stuck worker gives up
 
 
 class Noting:
-    """Notes how many pictures came at once; the record of a picture is its bytes."""
+    """Notes how many pictures came at once; the record of a picture is its bytes. One breaks a batch, one itself."""
 
     def __init__(self, sizes: list[int], slow: float = 0.0) -> None:
         self.sizes, self.slow = sizes, slow
@@ -27,7 +29,7 @@ class Noting:
         time.sleep(self.slow)
         if any(one.data == b"broken" for one in batch):
             raise ValueError("broken")
-        return [({"data": one.data, "top": one.top}, None) for one in batch]
+        return ["odd" if one.data == b"odd" else ({"data": one.data, "top": one.top}, None) for one in batch]
 
 
 def served(talk: Any, workers: int = 1, slow: float = 0.0, **options: Any) -> list[int]:
@@ -106,6 +108,17 @@ def test_what_breaks_is_told_to_those_who_asked():
     assert served(talk) == [1, 1]
 
 
+def test_a_picture_that_fails_alone_is_told_to_who_sent_it_alone():
+    async def talk(batcher):
+        await asked(batcher, 3)  # three come together from then on
+        asking = (batcher.ask(Asked(data, 1)) for data in (b"a", b"odd", b"b"))
+        first, odd, last = await asyncio.gather(*asking, return_exceptions=True)
+        assert isinstance(odd, DuplexError) and str(odd) == "odd"
+        assert (first[0]["data"], last[0]["data"]) == (b"a", b"b")
+
+    assert served(talk, wait=LONG) == [3, 3]
+
+
 def test_who_has_gone_is_not_looked_at():
     async def talk(batcher):
         first = asyncio.create_task(batcher.ask(Asked(b"slow", 1)))
@@ -137,10 +150,11 @@ def test_one_that_never_answers_does_not_keep_the_server():
         impatient.cancel()
         await asyncio.wait({impatient})
         await batcher.stop()
-        let_go.set()
+        assert not released, "the end waited for its answer"
 
     asyncio.run(run())
-    assert released == [True], "the end did not wait for its answer"
+    let_go.set()
+    wait_until(lambda: released == [True])
 
 
 def test_what_has_been_asked_is_answered_before_the_end():

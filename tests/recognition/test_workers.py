@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import threading
 import time
@@ -35,8 +36,9 @@ def test_answers_are_the_recognisers(trained):
     batch = [Asked(path.read_bytes(), top, top == 2) for path, top in zip(pictures, tops, strict=True)]
     with staff(job, 1) as (worker,):
         found = worker.answer([Asked(b"", 1), *batch[:3], Asked(b"none", 1), *batch[3:]])
-    assert [found[place][0] for place in (0, 4)] == [{"error": "empty"}, {"error": "not a picture"}]
-    good = [*found[1:4], *found[5:]]
+    assert [found[place] for place in (0, 4)] == [({"error": "empty"}, None), ({"error": "not a picture"}, None)]
+    good = [one for one in [*found[1:4], *found[5:]] if not isinstance(one, str)]
+    assert len(good) == len(pictures)
     for (record, feature), path, top in zip(good, pictures, tops, strict=True):
         answer = own(path, top=top)[0].to_dict(top)
         assert [guess["score"] for guess in record["top"]] == pytest.approx(
@@ -84,9 +86,10 @@ def flat(value: int) -> list[Asked]:
 def test_how_a_worker_breaks_and_dies(tmp_path):
     load: Any = partial(Odd, tmp_path)
     with staff(Job(load, None, PIXELS, 1), 1) as (worker,):
-        with pytest.raises(DuplexError, match="ValueError: an odd picture"):
-            worker.answer(flat(1))
+        assert worker.answer(flat(1)) == ["ValueError: an odd picture"]
         before = worker.pid
+        mixed = worker.answer([*flat(1), *flat(0), *flat(1), *flat(0)])
+        assert mixed == ["ValueError: an odd picture", ({"top": [before]}, None)] * 2, "only who sent it is told"
         assert worker.answer(flat(0))[0][0] == {"top": [before]} and worker.restarts == 0
         assert worker.answer(flat(3))[0][0]["top"] != [before], "it was looked at once more, by another"
         assert worker.restarts == 1
@@ -95,6 +98,23 @@ def test_how_a_worker_breaks_and_dies(tmp_path):
         assert worker.answer(flat(0))[0][0] == {"top": [worker.pid]} and worker.restarts == 3
         last = worker.pid
     assert gone(last)
+
+
+def refuse_again(folder: Path) -> Odd:
+    """Loads once."""
+    if (folder / "loaded").exists():
+        raise DuplexError("another model lies here")
+    (folder / "loaded").touch()
+    return Odd(folder)
+
+
+def test_one_that_cannot_be_started_again_is_told_of(tmp_path):
+    load: Any = partial(refuse_again, tmp_path)
+    with staff(Job(load, None, PIXELS, 1), 1) as (worker,):
+        os.kill(worker.pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(Gone, match=r"^a worker cannot begin: another model lies here$"):
+                worker.answer(flat(0))
 
 
 def test_one_that_cannot_begin_is_told_of(tmp_path):
@@ -164,6 +184,21 @@ def test_a_killed_one_is_replaced(trained, server):
     asking.join(60)
     assert best(answers[0]) and best(server.predict(good)) == first
     assert server.numbers["duplex_worker_restarts_total"] > before
+
+
+@pytest.mark.slow
+def test_another_model_is_not_taken_for_the_first(trained, tmp_path):
+    """A run that was trained again while the server ran: labels and scores would mix."""
+    run = tmp_path / "run"
+    shutil.copytree(trained.run(), run)
+    with Served(run, trained.folder, "--workers", "1") as server:
+        good = ("good.png", trained.pictures()[0].read_bytes())
+        first = best(server.predict(good))
+        shutil.copy(trained.run("closed_form") / "checkpoint.safetensors", run / "checkpoint.safetensors")
+        assert best(server.predict(good)) == first
+        os.kill(server.workers[0], signal.SIGKILL)
+        status, found = server.predict(good)
+    assert status == 503 and "holds another model than it did when the server started" in found["error"]
 
 
 def best(said: tuple[int, dict]) -> tuple[str, str]:
