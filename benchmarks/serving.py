@@ -1,11 +1,11 @@
 """What serving costs: python -m benchmarks.serving [--json] [--model RUN]
 
 A server answers 1,000 requests from 16 clients, which are sockets in one process (benchmarks/clients.py) and share the
-cores with it; beside it a loop without any server answers the same pictures one by one, and one client sends them one
-after the other. Then `duplex predict` over 4,000 pictures
-against an extraction of the same ones. What is compared takes turns. `steps_ms` is processor time a picture of what a
-request is made of, in one thread; `vit_b_32` is an encoder of that size with random weights. `--steps` measures these
-alone.
+cores with it. Beside it a loop without any server answers the same pictures one by one, one client sends them one after
+the other, and the server's workers get batches of eight without HTTP or clients, which bounds what any server could
+answer with them on these cores (`times_bound`). Then `duplex predict` over 4,000 pictures against an extraction of the
+same ones. What is compared takes turns. `steps_ms` is processor time a picture of what a request is made of, in one
+thread; `vit_b_32` is an encoder of that size with random weights. `--steps` measures these alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from duplex import Recognizer
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.features.pictures import decode_picture
 from duplex.recognition.limits import Limits
+from duplex.recognition.workers import Asked, Job, staff
 
 REQUESTS, CLIENTS, PICTURES, ROUNDS = 1000, 16, 4000, 3
 TOGETHER = 16  # pictures encoded at once
@@ -66,7 +69,7 @@ def write_pictures(folder: Path, count: int) -> list[Path]:
 
 def served(model: str, pictures: list[Path]) -> dict[str, Any]:
     """Requests a second, in turns with a loop over single pictures and with one client."""
-    one_by_one, one_client, rates, times, errors, growth = [], [], [], [], 0, 0
+    one_by_one, one_client, bare, rates, times, errors, growth = [], [], [], [], [], 0, 0
     server, port = start(model)
     try:
         fire(port, pictures[:200])
@@ -77,6 +80,7 @@ def served(model: str, pictures: list[Path]) -> dict[str, Any]:
             times += latencies
             errors += bad
             one_by_one.append(loop(model, pictures[:200]))
+            bare.append(without_http(model, pictures))
             seconds, _, bad = fire(port, pictures[:200], clients=1)
             one_client.append(200 / seconds)
             errors += bad
@@ -91,6 +95,8 @@ def served(model: str, pictures: list[Path]) -> dict[str, Any]:
         "requests_per_second": round(statistics.median(rates), 1),
         "one_by_one_per_second": round(statistics.median(one_by_one), 1),
         "times_one_by_one": round(statistics.median(a / b for a, b in zip(rates, one_by_one, strict=True)), 2),
+        "workers_per_second": round(statistics.median(bare), 1),
+        "times_bound": round(statistics.median(a / b for a, b in zip(bare, one_by_one, strict=True)), 2),
         "one_client_per_second": round(statistics.median(one_client), 1),
         "times_one_client": round(statistics.median(a / b for a, b in zip(rates, one_client, strict=True)), 2),
         "p50_ms": round(1000 * float(np.percentile(times, 50)), 1),
@@ -184,6 +190,24 @@ def family(name: str, server: int) -> int:
     """Bytes of the server and its workers, as `memory` has them; what they share counts in each."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text(encoding="ascii").split()
     return sum(memory(name, f"/proc/{pid}/status") for pid in (server, *children))
+
+
+def without_http(model: str, pictures: list[Path]) -> float:
+    """Pictures a second that two workers answer when batches of half the clients' number wait for them."""
+    size = CLIENTS // 2
+    job = Job(partial(Recognizer.load, model, exact=False), None, Limits().pixels, max(1, torch.get_num_threads() // 2))
+    asked = parts([Asked(path.read_bytes(), 3) for path in pictures], size)
+    with staff(job, 2) as hands, ThreadPoolExecutor(2) as threads:
+        shares = [asked[place::2] for place in range(2)]
+
+        def answered(place: int, batches: list[list[Asked]]) -> int:
+            return sum(len(hands[place].answer(batch)) for batch in batches)
+
+        for place in range(2):
+            answered(place, shares[place][:4])
+        began = time.perf_counter()
+        count = sum(threads.map(answered, range(2), shares))
+        return count / (time.perf_counter() - began)
 
 
 LOOP = """
