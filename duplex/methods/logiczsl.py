@@ -1,4 +1,5 @@
-"""LOGICZSL (2025), over cached features: rules of logic between primitives and compositions, as losses.
+"""LOGICZSL (Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Zero-shot Learning", CVPR
+2025), over cached features: rules of logic between primitives and compositions, as losses.
 
 Three paths give posteriors of compositions, states and objects; rules say how they hang together, and losses ask
 images for their truth. With the product t-norm and its implication `a -> b  =  1 - a + a b`, what a rule lacks to be
