@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from typer.core import TyperGroup
 from duplex import __version__
 from duplex.cli.guard import DEBUG, guarded, sentences
 from duplex.cli.usage import arguments
+from duplex.errors import UsageError
 
 __all__ = ["app", "arguments", "guarded", "main"]
 
@@ -73,4 +75,10 @@ def _common(
 
 def main() -> None:
     """The console script."""
-    guarded(app)
+    guarded(_answer)
+
+
+def _answer() -> None:
+    if "" in sys.argv[1:]:  # an empty path would be the current folder
+        raise UsageError("an argument is empty, perhaps a variable that is not set; name something or leave it out")
+    app()

@@ -16,7 +16,7 @@ import torch
 from duplex import __version__
 from duplex.cli.guard import Terminated, guarded
 from duplex.errors import DuplexError, UsageError
-from tests.subprocesses import ENVIRONMENT, ROOT
+from tests.subprocesses import ENVIRONMENT, ROOT, duplex
 
 DUPLEX = [sys.executable, "-c", "from duplex.cli import main; main()"]
 
@@ -117,3 +117,14 @@ def test_scripts_import_what_takes_time_only_under_the_guard(script: str) -> Non
     code = f"import runpy, sys; runpy.run_path({str(path)!r}); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["init", ""], ["predict", ""], ["data", "add", "own", ""], ["extract", "-d", "shapes", "--out", ""]]
+)
+def test_an_empty_word_is_not_the_current_folder(tmp_path, words):
+    """`duplex init "$WHERE"` with nothing in it."""
+    (tmp_path / "picture.png").write_bytes(b"mine")
+    done = duplex(*words, cwd=tmp_path)
+    assert done.returncode == 2 and "an argument is empty" in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
