@@ -33,7 +33,7 @@ def test_the_shipped_file_is_right():
 def test_a_default_row_asks_for_no_depth_that_its_data_set_does_not_keep():
     """Another data set's cache is no larger, and its runs do not fail, for a row that is about this one."""
     params = load_params(SHIPPED)
-    assert params.depth("shapes") == params.tail("duplex_deep", "shapes").depth == 2
+    assert params.depth("shapes") == params.tail("duplex_deep", "shapes").depth == 4
     for dataset in set(params.datasets) - {"shapes"}:
         assert params.depth(dataset) == 0
         assert all(params.tail(name, dataset) is None for name in params.run.methods)
@@ -41,15 +41,15 @@ def test_a_default_row_asks_for_no_depth_that_its_data_set_does_not_keep():
 
 def test_a_data_sets_own_depth_goes_before_that_of_all(tmp_path):
     params = load_params(changed(tmp_path, "  depth: 0 #", "  depth: 1 #"))
-    assert (params.depth("shapes"), params.depth("cgqa")) == (2, 1)
-    params = load_params(changed(tmp_path, "{name: tiny, depth: 2}", "{name: tiny, depth: 0}"))
+    assert (params.depth("shapes"), params.depth("cgqa")) == (4, 1)
+    params = load_params(changed(tmp_path, "{name: tiny, depth: 4}", "{name: tiny, depth: 0}"))
     assert params.depth("shapes") == 0
 
 
 def test_the_command_lines_depth_goes_before_the_data_sets():
     asked = _override(load_params(SHIPPED), "shapes", {}, {"depth": 3, "batch_size": None}, None)
     assert (asked.depth("shapes"), asked.depth("cgqa")) == (3, 3)
-    assert _override(load_params(SHIPPED), "shapes", {}, {"depth": None}, None).depth("shapes") == 2
+    assert _override(load_params(SHIPPED), "shapes", {}, {"depth": None}, None).depth("shapes") == 4
 
 
 def test_the_papers_settings_are_stated():
