@@ -289,7 +289,7 @@ def test_a_device_is_no_list(pics: Path, command: Command, device: str) -> None:
         read_words(Path(device))
 
 
-@pytest.mark.parametrize("licence", ["", "mit\nbase_model: somebody/else", "[evil]", "a b"])
+@pytest.mark.parametrize("licence", [" ", "mit\nbase_model: somebody/else", "[evil]", "a b"])
 def test_a_licence_is_no_way_into_the_cards_head(pics: Path, command: Command, licence: str) -> None:
     assert command("export", "run", "out", "--licence", licence).refused("is no name of one", "cc-by-4.0")
     assert not Path("out").exists()
