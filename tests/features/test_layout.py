@@ -157,7 +157,10 @@ def test_nothing_stays_open(cache: Path) -> None:
     assert not other
 
 
-@pytest.mark.parametrize(("error", "says"), [(OSError("read\n  failed"), "read failed"), (RuntimeError(), "RuntimeError")])
+FAILURES = [(OSError("read\n  failed"), "read failed"), (RuntimeError(), "RuntimeError")]
+
+
+@pytest.mark.parametrize(("error", "says"), FAILURES)
 def test_what_fails_while_it_is_read_is_damage_in_one_line(cache: Path, error: Exception, says: str) -> None:
     with pytest.raises(DuplexError, match=rf"features\.h5 is damaged: {says}; `duplex"), open_file(cache):
         raise error
