@@ -11,6 +11,7 @@ import argparse
 import ast
 import contextlib
 import copy
+import gc
 import importlib.abc
 import importlib.util
 import os
@@ -227,7 +228,9 @@ def _run_tests(mutant: Mutant | None, tests: list[str]) -> None:
             sys.meta_path.insert(0, _Changed(mutant))
         import pytest
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", f"--basetemp={scratch}/t"]
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other people's take longer to import than most tests
+        plugins = ["-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"]
+        options = ["-x", "-q", *plugins, "--hypothesis-seed=0", f"--basetemp={scratch}/t"]
         code = int(pytest.main([*options, *tests]))
     os._exit(code)
 
@@ -265,8 +268,10 @@ def _import_heavy() -> None:
 
     ensure_torchvision()
     for name in ("torch", "pandas", "h5py", "hypothesis", "pytest", "PIL.Image", "typer", "pydantic", "rich.progress",
-                 "open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml"):  # fmt: skip
+                 "open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml", "_hypothesis_pytestplugin",
+                 "numpy.testing", "torch.utils.data", "fastapi", "uvicorn"):  # fmt: skip
         importlib.import_module(name)
+    gc.freeze()  # what is there already is no child's garbage
 
 
 def main() -> None:
