@@ -109,7 +109,7 @@ class PartialCache:
             self.marks: Marks = file["mark"][...]
             self._offset = {name: file[name].id.get_offset() for name in file if name != "identity"}
             self._shape = {name: file[name].shape[1:] for name in self._offset}
-        self._file = self.partial.open("r+b", buffering=0)
+        self._file = self.partial.open("r+b")
         self._waiting: list[tuple[int, Marks]] = []
 
     @property
