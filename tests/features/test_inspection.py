@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -102,7 +103,8 @@ def test_a_sample_is_that_many_rows_drawn_by_its_seed(run, images, encoder, tmp_
     monkeypatch.setattr(Pictures, "read", lambda self, row: (read.append(row), seen(self, row))[1])
     where = path, encoder, images, tmp_path / "pictures", "m" * 64
     drawn = []
-    for options in ({"sample": 5, "seed": 1}, {"sample": 5, "seed": 1}, {"sample": 5, "seed": 2}, {}, {"seed": 0}):
+    choices: list[dict[str, Any]] = [{"sample": 5, "seed": seed} for seed in (1, 1, 2)] + [{}, {"seed": 0}]
+    for options in choices:
         read.clear()
         found = verify(*where, **options)
         assert found == {"path": str(path), "checked": len(read), "worst_cosine": pytest.approx(1, abs=1e-5)}
@@ -148,8 +150,8 @@ def test_another_row_does_not_verify_however_short(run, images, encoder, tmp_pat
 
 
 def test_a_cosine_has_no_unit() -> None:
-    a, b = np.float32([3, 4]), np.float32([4, 3])
-    for scale in (np.float32(1e-3), np.float32(1), np.float32(1e3)):
+    a, b = np.array([3, 4], np.float32), np.array([4, 3], np.float32)
+    for scale in np.array([[1e-3], [1], [1e3]], np.float32):
         assert inspection._cosine(scale * a, b * scale) == pytest.approx(0.96)
     assert inspection._cosine(a, 0 * a) == 0
 
@@ -163,3 +165,10 @@ def test_the_worst_of_all_rows_is_told(run, images, encoder, tmp_path: Path) -> 
         file["cls"][5] = row + 0.03 * across * np.linalg.norm(row) / np.linalg.norm(across)  # tan = 0.03
     found = verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
     assert found["worst_cosine"] == pytest.approx((1 + 0.03**2) ** -0.5, abs=3e-5)
+
+
+def test_where_no_picture_can_be_compared_none_differs(run, images, encoder, tmp_path: Path) -> None:
+    for image in images:
+        (tmp_path / "pictures" / image).unlink()
+    found = verify(run(max_bad=1.0).path, encoder, images, tmp_path / "pictures", "m" * 64, sample=3)
+    assert found["checked"] == 3 and found["worst_cosine"] == 1.0

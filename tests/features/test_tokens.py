@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +188,22 @@ def test_what_streams_closes_its_file_with_itself(cache, tmp_path):
     assert len(opened_in(tmp_path)) == len(before) + 3
     del streamed, parts
     assert opened_in(tmp_path) == before
+
+
+@pytest.mark.parametrize(("size", "held"), [(2**30, True), (2**30 + 1, False)])
+def test_two_gibibytes_are_held_and_no_more(monkeypatch, size: int, held: bool) -> None:
+    """As docs/methods.md says."""
+
+    class Large:
+        """Claims to be so many numbers and has three."""
+
+        def __init__(self) -> None:
+            self.size = size
+
+        def __getitem__(self, _: object) -> np.ndarray:
+            return TOKENS[:3]
+
+    monkeypatch.setattr(tokens, "open_file", lambda path: nullcontext({"patch": Large()}))
+    monkeypatch.setattr(tokens, "Streamed", lambda path, name: (path, name))
+    found = read_tokens(Path("f.h5"))
+    assert np.array_equal(found, TOKENS[:3]) if held else found == (Path("f.h5"), "patch")
