@@ -41,8 +41,8 @@ TESTS = {  # module -> what mirrors it
     "duplex/evaluation/evidence.py": ["tests/evaluation/test_evidence.py"],
     "duplex/evaluation/feasibility.py": ["tests/evaluation/test_feasibility.py"],
     "duplex/evaluation/groups.py": ["tests/evaluation/test_groups.py"],
-    "duplex/evaluation/metrics.py": ["tests/evaluation/test_curve.py", "tests/cli/test_score.py"],
-    "duplex/evaluation/reduction.py": ["tests/evaluation/test_evidence.py"],
+    "duplex/evaluation/metrics.py": ["tests/evaluation/test_metrics.py", "tests/evaluation/test_curve.py"],
+    "duplex/evaluation/reduction.py": ["tests/evaluation/test_reduction.py"],
     "duplex/evaluation/retrieval.py": ["tests/evaluation/test_retrieval.py"],
     "duplex/evaluation/sampled.py": ["tests/evaluation/test_sampled.py"],
     "duplex/evaluation/scores.py": ["tests/cli/test_score.py", "tests/hostile/test_score_files.py"],
@@ -105,9 +105,9 @@ class Mutant:
 def mutants(path: Path) -> Iterator[Mutant]:
     """Every change of one operator, number, truth value, condition or call whose value nobody takes."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    types = set(_types(tree))
+    silent = set(_silent(tree))
     for number, node in enumerate(ast.walk(tree)):
-        for change in range(0 if node in types else _changes(node)):
+        for change in range(0 if node in silent else _changes(node)):
             changed = copy.deepcopy(tree)
             target = next(found for place, found in enumerate(ast.walk(changed)) if place == number)
             before = _statement(tree, node)
@@ -117,11 +117,16 @@ def mutants(path: Path) -> Iterator[Mutant]:
                 yield Mutant(path.relative_to(ROOT).as_posix(), before.lineno, *texts, ast.unparse(changed))
 
 
-def _types(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node of the types of arguments and results, which say nothing when a test runs."""
+def _silent(tree: ast.AST) -> Iterator[ast.AST]:
+    """What says nothing when a test runs: types of arguments and results, imports for types alone, and `strict` of a
+    `zip`, an assertion of what holds anyway."""
     for node in ast.walk(tree):
         said = getattr(node, "annotation", None) or getattr(node, "returns", None)
         yield from ast.walk(said) if said is not None else ()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield node
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            yield node.value
 
 
 def _changes(node: ast.AST) -> int:
@@ -133,7 +138,7 @@ def _changes(node: ast.AST) -> int:
     if isinstance(node, ast.Constant):
         return int(isinstance(node.value, bool | int | float))
     if isinstance(node, ast.If | ast.IfExp):
-        return 0 if ast.unparse(node.test) == "TYPE_CHECKING" else 2  # what is imported for types says nothing as well
+        return 2
     return int(isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
 
 

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from pydantic import ValidationError
 
 from duplex.features.augmentation import Augmentation, Box, box
+from duplex.params import ExtractionParams
 
 
 class Stated:
@@ -101,3 +103,9 @@ def test_rows_are_all_views_of_one_picture_after_those_of_another() -> None:
     assert Augmentation(2, False).rows(["a", "b"]) == ["a", "a", "b", "b"]
     assert Augmentation(2, False).identity == {"views": "2", "flip": "false"}
     assert Augmentation(3, True).identity == {"views": "3", "flip": "true"}
+
+
+def test_a_picture_has_a_hundred_views_at_most() -> None:
+    assert ExtractionParams(views=100).views == 100
+    with pytest.raises(ValidationError):
+        ExtractionParams(views=101)
