@@ -35,7 +35,7 @@ TESTS = {  # module -> what mirrors it
     "duplex/checkpoint.py": ["tests/test_checkpoint.py"],
     "duplex/calibration.py": ["tests/test_calibration.py"],
     "duplex/assessment.py": ["tests/test_assessment.py", "tests/test_calibration.py"],
-    "duplex/resume.py": ["tests/test_training.py", "tests/hostile/test_faults.py"],
+    "duplex/resume.py": ["tests/test_resume.py"],
     "duplex/evaluation/archives.py": ["tests/cli/test_score.py", "tests/hostile/test_score_files.py"],
     "duplex/evaluation/curve.py": ["tests/evaluation/test_curve.py"],
     "duplex/evaluation/evidence.py": ["tests/evaluation/test_evidence.py"],
