@@ -233,6 +233,7 @@ def test_a_method_chooses_by_the_validation_auc_of_its_scores():
     assert inputs is examples.inputs and (given == columns).all()
     scores = torch.randn(8, len(columns), generator=torch.Generator().manual_seed(3))
     target = np.searchsorted(columns, examples.compositions.numpy())
+    scores[torch.arange(8), torch.from_numpy(target)] += 2
     expected = measure(Evidence(target, labels.seen[columns]).add(scores).rivals(), rounds=0).auc
     assert 0 < auc(scores) == pytest.approx(expected)
     seen = labels.pairs["val"][labels.seen[labels.pairs["val"]]]
