@@ -137,3 +137,18 @@ def test_blocks_that_do_not_fit_are_refused(shape: tuple[int, ...], first: int) 
 def test_impossible_requests_are_refused(target: list[int], seen: list[bool], k: int) -> None:
     with pytest.raises(UsageError):
         Evidence(target, seen, k=k)
+
+
+@pytest.mark.parametrize("most", [1, 125, 126, 127, 128, 129, 300])
+def test_any_number_of_buckets_is_kept_apart(most: int) -> None:
+    """Also where one more than their number just fills, or just crosses, a byte."""
+    bucket = np.arange(most + 1)
+    seen, target = np.zeros(most + 1, bool), np.array([most, 0, most])
+    scores = np.random.default_rng(0).standard_normal((3, most + 1))
+    evidence = Evidence(target, seen, bucket=bucket).add(scores)
+    assert evidence.groups.tolist() == (bucket + 1).tolist()
+    assert evidence.groups.dtype.itemsize == (1 if most + 1 <= 127 else 2)
+    for upto in (0, most, most + 1):
+        masked = Evidence(target, seen, live=bucket < upto).add(scores) if upto else None
+        if masked is not None:
+            same(evidence.rivals(upto), masked.rivals())
