@@ -232,7 +232,10 @@ def _run_tests(mutant: Mutant | None, tests: list[str]) -> None:
         if mutant is not None:
             sys.meta_path.insert(0, _Changed(mutant))
         import pytest
+        from hypothesis import Phase, settings
 
+        settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate))  # nobody reads a smaller failure
+        settings.load_profile("mutants")
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other people's take longer to import than most tests
         plugins = ["-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"]
         options = ["-x", "-q", *plugins, "--hypothesis-seed=0", f"--basetemp={scratch}/t"]

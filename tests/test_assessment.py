@@ -260,3 +260,21 @@ def test_a_bias_and_what_is_not_live_shift_the_columns_asked_for():
     assert shifts(0, 2).tolist() == [0.0, 0.5] and shifts(1, 2).tolist() == [0.5, -np.inf]
     assert shifts(0, 2).dtype == torch.float32
     assert assessment.Shifts(seen, None, -1.0, torch.device("cpu"))(1, 3).tolist() == [-1.0, 0.0, -1.0]
+
+
+def test_the_best_are_ranked_as_they_are_unless_a_bias_is_asked_for():
+    labels = small_labels()
+    field = Field.of(small_method(Options(width=5)), labels.target("open", "test"))
+    scores = field.scorer(eight("test").inputs)
+    found = assess(field, eight("test"), labels, top=3)
+    assert (found.top == scores.topk(3, dim=1).indices.numpy()).all() and found.evidence.k == 1
+
+
+def test_eight_times_the_scores_of_a_sum_are_held_at_once(monkeypatch):
+    asked: list[int] = []
+    cut = assessment._cut
+    monkeypatch.setattr(assessment, "_cut", lambda inputs, most: (asked.append(most), cut(inputs, most))[1])
+    columns = small_labels().target("closed", "test")
+    monkeypatch.setattr(assessment, "BLOCK_SCORES", 16 * len(columns))
+    assess_sums(small_method(Options(width=5)), columns, eight("test"), small_labels())
+    assert asked == [2]
