@@ -277,7 +277,7 @@ def _import_heavy() -> None:
     ensure_torchvision()
     for name in ("torch", "pandas", "h5py", "hypothesis", "pytest", "PIL.Image", "typer", "pydantic", "rich.progress",
                  "open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml", "_hypothesis_pytestplugin",
-                 "numpy.testing", "torch.utils.data", "fastapi", "uvicorn"):  # fmt: skip
+                 "numpy.testing", "torch.utils.data"):  # fmt: skip
         importlib.import_module(name)
     gc.freeze()  # what is there already is no child's garbage
 
