@@ -14,6 +14,7 @@ from duplex import assessment
 from duplex.assessment import Field, assess, assess_sums, tune, validation_auc
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.evidence import Evidence
+from duplex.evaluation.feasibility import Threshold
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.features.examples import Examples
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
@@ -278,3 +279,15 @@ def test_eight_times_the_scores_of_a_sum_are_held_at_once(monkeypatch):
     monkeypatch.setattr(assessment, "BLOCK_SCORES", 16 * len(columns))
     assess_sums(small_method(Options(width=5)), columns, eight("test"), small_labels())
     assert asked == [2]
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, 6])
+def test_what_passes_is_as_feasible_as_the_threshold_or_more(monkeypatch, place: int):
+    """Whichever candidate is chosen; those that fall just short of it do not pass."""
+    labels, examples = small_labels(), eight("val")
+    feasible = np.where(labels.seen, np.inf, np.arange(labels.size) / 4)
+    monkeypatch.setattr(assessment, "choose_threshold", lambda evidence, steps: Threshold(steps[place], steps, steps))
+    field = Field.of(small_method(Options(width=5)), labels.target("open", "val"))
+    chosen, live = assessment.choose_feasible(field, examples, labels, feasible, 7)
+    assert (live == (feasible >= chosen.value)).all()
+    assert live[~labels.seen].sum() < (~labels.seen).sum() or place == 0
