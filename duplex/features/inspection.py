@@ -105,7 +105,7 @@ def _chunks(data: Any) -> Iterator[tuple[int, NDArray[np.float16]]]:
 
 
 def _flat(values: Tensor) -> NDArray[np.float32]:
-    return values.float().cpu().numpy().reshape(-1)
+    return values.float().cpu().numpy().ravel()
 
 
 def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

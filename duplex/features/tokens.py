@@ -92,7 +92,7 @@ class Streamed:
                 self._joined = self._kept.enter_context(open_file(self.path))
             return np.asarray(self._joined[self.name][first : first + count], dtype=np.float16)
         block = np.empty((count, *self._row), dtype=np.float16)
-        view, place = block.view(np.uint8).reshape(-1).data, self._offset + first * block[:1].nbytes
+        view, place = block.view(np.uint8).ravel().data, self._offset + first * block[:1].nbytes
         while view:
             got = os.preadv(self._descriptor, [view], place)
             if not got:

@@ -172,3 +172,8 @@ def test_where_no_picture_can_be_compared_none_differs(run, images, encoder, tmp
         (tmp_path / "pictures" / image).unlink()
     found = verify(run(max_bad=1.0).path, encoder, images, tmp_path / "pictures", "m" * 64, sample=3)
     assert found["checked"] == 3 and found["worst_cosine"] == 1.0
+
+
+def test_what_lies_beside_the_features_is_told_by_its_shape(run, encoder) -> None:
+    found = inspect(run(tokens="patch", depth=1).path)
+    assert found["patch"] == list(encoder.patches) and found["deep"] == [5, 32]
