@@ -159,3 +159,12 @@ def test_a_gpu_has_a_block_more_than_has_been_written(monkeypatch, device: str, 
     assert seen[: len(first)] == first and sorted(seen) == sorted(
         f"{what} {n}" for n in range(3) for what in ("of", "result")
     )
+
+
+@pytest.mark.parametrize(("patches", "depth"), [(False, 0), (True, 0), (False, 1), (True, 1)])
+def test_each_block_holds_what_was_asked_for_by_its_name(encoder, patches: bool, depth: int) -> None:
+    pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    ((_, _, values),) = encoded_blocks(encoder, [(0, pixels, marks())], patches=patches, depth=depth)
+    shapes = {"cls": (8, 16), "patch": (8, *encoder.patches), "deep": (8, 5, 32)}
+    wanted = {"cls", *(["patch"] if patches else []), *(["deep"] if depth else [])}
+    assert {name: value.shape for name, value in values.items()} == {name: shapes[name] for name in wanted}
