@@ -224,3 +224,12 @@ def test_no_more_workers_than_blocks_and_pinned_memory_for_a_gpu_alone(run, monk
     monkeypatch.setattr(extraction_module, "decoded_blocks", noted)
     run(num_workers=workers, batch_size=16)
     assert asked == {"blocks": [(0, 16), (16, 32), (32, 40)], "workers": min(workers, 3), "pinned": False}
+
+
+@pytest.mark.parametrize("name", ["features.h5", "features.h5.partial"])
+def test_somebodys_file_is_not_written_over(run, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("a letter")
+    for options in ({}, {"fresh": True}):
+        with pytest.raises(DuplexError, match="is not a feature cache, so it is left alone"):
+            run(**options)
+    assert (tmp_path / name).read_text() == "a letter"

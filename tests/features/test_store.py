@@ -199,3 +199,13 @@ def opened_in(folder: Path) -> list[str]:
     """The files of a folder that this process has open."""
     found = (os.path.realpath(one.path) for one in os.scandir("/proc/self/fd"))
     return sorted(Path(path).name for path in found if path.startswith(str(folder)))
+
+
+@pytest.mark.parametrize("span", [Span(0, 2, 4), Span(2, 4, 4), Span(1, 3, 4)])
+def test_a_part_is_not_taken_for_the_whole(tmp_path: Path, span: Span) -> None:
+    cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, span, 3)
+    cache.write(0, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
+    cache.finish()
+    says = f"holds rows {span.start} to {span.stop} of 4; `duplex cache join` joins shards"
+    with pytest.raises(DuplexError, match=says):
+        open_features(tmp_path / "f.h5")

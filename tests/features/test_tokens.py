@@ -207,3 +207,18 @@ def test_two_gibibytes_are_held_and_no_more(monkeypatch, size: int, held: bool) 
     monkeypatch.setattr(tokens, "Streamed", lambda path, name: (path, name))
     found = read_tokens(Path("f.h5"))
     assert isinstance(found, np.ndarray) if held else found == (Path("f.h5"), "patch")  # type: ignore[comparison-overlap]
+
+
+def test_a_view_of_shards_is_opened_once_however_often_it_is_read(tmp_path):
+    for k in range(2):
+        write(shard_path(tmp_path / "whole.h5", k, 2), Span(20 * k, 20 * k + 20, ROWS))
+    join_shards(tmp_path / "whole.h5")
+    streamed = Streamed(tmp_path / "whole.h5")
+    assert opened_in(tmp_path) == []
+    seen = []
+    for row in (0, 39, 25):
+        assert torch.equal(streamed[torch.tensor([row])][0], torch.from_numpy(TOKENS)[row])
+        seen.append(opened_in(tmp_path).count("whole.h5"))
+    assert seen == [1, 1, 1]
+    del streamed
+    assert opened_in(tmp_path) == []
