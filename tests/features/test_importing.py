@@ -1,3 +1,4 @@
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +87,10 @@ def test_somebodys_file_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(DuplexError, match="is not a feature cache, so it is left alone"):
         import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
     assert (tmp_path / "features.h5").read_text() == "a letter"
+
+
+def test_a_pickle_is_not_loaded(tmp_path: Path) -> None:
+    """Whatever it holds: loading one runs what its maker wrote."""
+    (tmp_path / "f.npy").write_bytes(pickle.dumps(np.ones((7, 5))))
+    with pytest.raises(DuplexError, match="is not an array that numpy saved"):
+        import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")

@@ -209,3 +209,16 @@ def test_a_part_is_not_taken_for_the_whole(tmp_path: Path, span: Span) -> None:
     says = f"holds rows {span.start} to {span.stop} of 4; `duplex cache join` joins shards"
     with pytest.raises(DuplexError, match=says):
         open_features(tmp_path / "f.h5")
+
+
+def test_a_finished_cache_is_taken_up_as_a_copy(tmp_path: Path) -> None:
+    path = finished(tmp_path / "f.h5")
+    store.unfinish(path)
+    assert (tmp_path / "f.h5.partial").read_bytes() == path.read_bytes()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["f.h5", "f.h5.partial"]
+
+
+def test_a_megabyte_is_a_million_bytes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=500_050_100))
+    with pytest.raises(DuplexError, match=r"has 500\.1 MB free"):
+        PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 2**30, 2**30), 3)

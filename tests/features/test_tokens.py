@@ -175,9 +175,11 @@ def test_neighbours_up_to_four_mebibytes_come_in_one_block_and_sixty_four_blocks
     assert len(set(drawn)) == 64
 
 
-def test_a_row_larger_than_a_block_is_one(cache):
+def test_a_row_larger_than_a_block_is_one(cache, monkeypatch):
+    asked, randperm = [], torch.randperm
+    monkeypatch.setattr(tokens.torch, "randperm", lambda n, **options: (asked.append(n), randperm(n, **options))[1])
     order = of_size(cache, 66, 2**22).shuffled(torch.Generator().manual_seed(0)).tolist()
-    assert sorted(order) == list(range(66))
+    assert sorted(order) == list(range(66)) and asked == [66, 64, 2]  # blocks, and the rows of two windows
     assert len(of_size(cache, 0, 2**22).shuffled(torch.Generator())) == 0
 
 
