@@ -11,6 +11,7 @@ import argparse
 import ast
 import contextlib
 import copy
+import gc
 import importlib.abc
 import importlib.util
 import os
@@ -34,38 +35,38 @@ TESTS = {  # module -> what mirrors it
     "duplex/checkpoint.py": ["tests/test_checkpoint.py"],
     "duplex/calibration.py": ["tests/test_calibration.py"],
     "duplex/assessment.py": ["tests/test_assessment.py", "tests/test_calibration.py"],
-    "duplex/resume.py": ["tests/test_training.py", "tests/hostile/test_faults.py"],
-    "duplex/evaluation/archives.py": ["tests/cli/test_score.py", "tests/hostile/test_score_files.py"],
+    "duplex/resume.py": ["tests/test_resume.py"],
+    "duplex/evaluation/archives.py": ["tests/evaluation/test_archives.py", "tests/hostile/test_score_files.py"],
     "duplex/evaluation/curve.py": ["tests/evaluation/test_curve.py"],
     "duplex/evaluation/evidence.py": ["tests/evaluation/test_evidence.py"],
     "duplex/evaluation/feasibility.py": ["tests/evaluation/test_feasibility.py"],
     "duplex/evaluation/groups.py": ["tests/evaluation/test_groups.py"],
-    "duplex/evaluation/metrics.py": ["tests/evaluation/test_curve.py", "tests/cli/test_score.py"],
-    "duplex/evaluation/reduction.py": ["tests/evaluation/test_evidence.py"],
+    "duplex/evaluation/metrics.py": ["tests/evaluation/test_metrics.py", "tests/evaluation/test_curve.py"],
+    "duplex/evaluation/reduction.py": ["tests/evaluation/test_reduction.py"],
     "duplex/evaluation/retrieval.py": ["tests/evaluation/test_retrieval.py"],
     "duplex/evaluation/sampled.py": ["tests/evaluation/test_sampled.py"],
-    "duplex/evaluation/scores.py": ["tests/cli/test_score.py", "tests/hostile/test_score_files.py"],
+    "duplex/evaluation/scores.py": ["tests/evaluation/test_scores.py", "tests/cli/test_score.py"],
     "duplex/evaluation/seeds.py": ["tests/evaluation/test_seeds.py"],
     "duplex/evaluation/splits.py": ["tests/evaluation/test_splits.py"],
     "duplex/evaluation/uncertainty.py": ["tests/evaluation/test_uncertainty.py"],
     "duplex/evaluation/words.py": ["tests/evaluation/test_words.py"],
     "duplex/data/split.py": ["tests/data/test_split.py"],
-    "duplex/features/augmentation.py": ["tests/features/test_views.py"],
-    "duplex/features/decoding.py": ["tests/features/test_pictures.py", "tests/features/test_extraction.py"],
-    "duplex/features/encoding.py": ["tests/features/test_encoding.py", "tests/features/test_extraction.py"],
-    "duplex/features/examples.py": ["tests/features/test_tokens.py", "tests/features/test_store.py"],
-    "duplex/features/extraction.py": ["tests/features/test_extraction.py", "tests/hostile/test_faults.py"],
-    "duplex/features/identity.py": ["tests/features/test_store.py", "tests/features/test_extraction.py"],
+    "duplex/features/augmentation.py": ["tests/features/test_augmentation.py", "tests/features/test_views.py"],
+    "duplex/features/decoding.py": ["tests/features/test_decoding.py", "tests/features/test_pictures.py"],
+    "duplex/features/encoding.py": ["tests/features/test_encoding.py"],
+    "duplex/features/examples.py": ["tests/features/test_examples.py"],
+    "duplex/features/extraction.py": [f"tests/features/test_{name}.py" for name in ("course", "extraction", "deep")],
+    "duplex/features/identity.py": ["tests/features/test_identity.py"],
     "duplex/features/importing.py": ["tests/features/test_importing.py"],
-    "duplex/features/inspection.py": ["tests/features/test_inspection.py", "tests/hostile/test_faults.py"],
-    "duplex/features/layout.py": ["tests/features/test_store.py", "tests/hostile/test_faults.py"],
+    "duplex/features/inspection.py": ["tests/features/test_inspection.py"],
+    "duplex/features/layout.py": ["tests/features/test_layout.py", "tests/features/test_deep.py"],
     "duplex/features/pictures.py": ["tests/features/test_pictures.py"],
     "duplex/features/reuse.py": ["tests/features/test_reuse.py"],
     "duplex/features/shards.py": ["tests/features/test_shards.py"],
-    "duplex/features/store.py": ["tests/features/test_store.py", "tests/hostile/test_faults.py"],
+    "duplex/features/store.py": ["tests/features/test_store.py", "tests/features/test_layout.py"],
     "duplex/features/tokens.py": ["tests/features/test_tokens.py"],
     "duplex/features/views.py": ["tests/features/test_views.py"],
-    "duplex/features/watching.py": ["tests/features/test_interruption.py", "tests/features/test_deep.py"],
+    "duplex/features/watching.py": ["tests/features/test_watching.py", "tests/features/test_interruption.py"],
     "duplex/methods/base.py": ["tests/methods/test_head.py", "tests/methods/test_registry.py", "tests/test_testing.py"],
     "duplex/methods/exhibits.py": ["tests/methods/test_tailed.py", "tests/test_life_cycle.py"],
     "duplex/methods/head.py": ["tests/methods/test_head.py", "tests/methods/test_cge.py", "tests/methods/test_scen.py"],
@@ -104,9 +105,9 @@ class Mutant:
 def mutants(path: Path) -> Iterator[Mutant]:
     """Every change of one operator, number, truth value, condition or call whose value nobody takes."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    types = set(_types(tree))
+    silent = set(_silent(tree))
     for number, node in enumerate(ast.walk(tree)):
-        for change in range(0 if node in types else _changes(node)):
+        for change in range(0 if node in silent else _changes(node)):
             changed = copy.deepcopy(tree)
             target = next(found for place, found in enumerate(ast.walk(changed)) if place == number)
             before = _statement(tree, node)
@@ -116,11 +117,16 @@ def mutants(path: Path) -> Iterator[Mutant]:
                 yield Mutant(path.relative_to(ROOT).as_posix(), before.lineno, *texts, ast.unparse(changed))
 
 
-def _types(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node of the types of arguments and results, which say nothing when a test runs."""
+def _silent(tree: ast.AST) -> Iterator[ast.AST]:
+    """What says nothing when a test runs: types of arguments and results, imports for types alone, and `strict` of a
+    `zip`, an assertion of what holds anyway."""
     for node in ast.walk(tree):
         said = getattr(node, "annotation", None) or getattr(node, "returns", None)
         yield from ast.walk(said) if said is not None else ()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield node
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            yield node.value
 
 
 def _changes(node: ast.AST) -> int:
@@ -226,8 +232,13 @@ def _run_tests(mutant: Mutant | None, tests: list[str]) -> None:
         if mutant is not None:
             sys.meta_path.insert(0, _Changed(mutant))
         import pytest
+        from hypothesis import Phase, settings
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", f"--basetemp={scratch}/t"]
+        settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate))  # nobody reads a smaller failure
+        settings.load_profile("mutants")
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other people's take longer to import than most tests
+        plugins = ["-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"]
+        options = ["-x", "-q", *plugins, "--hypothesis-seed=0", f"--basetemp={scratch}/t"]
         code = int(pytest.main([*options, *tests]))
     os._exit(code)
 
@@ -265,8 +276,10 @@ def _import_heavy() -> None:
 
     ensure_torchvision()
     for name in ("torch", "pandas", "h5py", "hypothesis", "pytest", "PIL.Image", "typer", "pydantic", "rich.progress",
-                 "open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml"):  # fmt: skip
+                 "open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml", "_hypothesis_pytestplugin",
+                 "numpy.testing", "torch.utils.data"):  # fmt: skip
         importlib.import_module(name)
+    gc.freeze()  # what is there already is no child's garbage
 
 
 def main() -> None:

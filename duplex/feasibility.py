@@ -83,8 +83,7 @@ def _nearest(cosines: Floats, there: Ints, others: int) -> Floats:
     primitives, rising.
     """
     found = np.full((len(cosines), others), NO_NEIGHBOUR)
-    if len(there):
-        partners, starts = np.unique(there, return_index=True)
-        nearest = np.maximum.reduceat(cosines, starts, axis=1)  # [A, partners]
-        found[:, partners] = np.maximum(nearest, NO_NEIGHBOUR)
+    partners, starts = np.unique(there, return_index=True)
+    nearest = np.maximum.reduceat(cosines, starts, axis=1)  # [A, partners]
+    found[:, partners] = np.maximum(nearest, NO_NEIGHBOUR)
     return found

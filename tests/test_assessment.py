@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from duplex import assessment
-from duplex.assessment import Field, assess, assess_sums, validation_auc
+from duplex.assessment import Field, assess, assess_sums, tune, validation_auc
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.evidence import Evidence
+from duplex.evaluation.feasibility import Threshold
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.features.examples import Examples
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
@@ -196,3 +197,97 @@ def test_a_score_that_is_no_sum_has_no_parts():
     labels = small_labels()
     method = Plid(small_setting(), PlidOptions())
     assert assess_sums(method, labels.target("closed", "test"), eight("test"), labels) == {}
+
+
+def test_whatever_is_asked_of_a_method_it_is_not_training():
+    """Dropout would move every score."""
+    labels, method = small_labels(), small_method(Options(width=5))
+    columns = labels.target("closed", "test")
+    for ask in (
+        lambda: Field.of(method, columns),
+        lambda: assess_sums(method, columns, eight("test"), labels),
+        lambda: tune(method, eight("val"), labels),
+        lambda: validation_auc(method, eight("val"), labels),
+    ):
+        method.train()
+        ask()
+        assert not method.training
+
+
+class Choosing:
+    """A method that asks what its validation AUC would be."""
+
+    asked: Any = None
+
+    def eval(self) -> None:
+        pass
+
+    def tune(self, inputs: Any, columns: np.ndarray, auc: Any) -> None:
+        self.asked = inputs, columns, auc
+
+
+def test_a_method_chooses_by_the_validation_auc_of_its_scores():
+    labels = small_labels()
+    columns, examples, method = labels.target("closed", "val"), eight("val"), Choosing()
+    tune(method, examples, labels)  # type: ignore[arg-type]
+    inputs, given, auc = method.asked
+    assert inputs is examples.inputs and (given == columns).all()
+    scores = torch.randn(8, len(columns), generator=torch.Generator().manual_seed(3))
+    target = np.searchsorted(columns, examples.compositions.numpy())
+    scores[torch.arange(8), torch.from_numpy(target)] += 2
+    expected = measure(Evidence(target, labels.seen[columns]).add(scores).rivals(), rounds=0).auc
+    assert 0 < auc(scores) == pytest.approx(expected)
+    seen = labels.pairs["val"][labels.seen[labels.pairs["val"]]]
+    tune(method, eight("val", seen), labels)  # type: ignore[arg-type]
+    assert method.asked[2](scores) == 0.0  # undefined: nothing is better than anything
+
+
+@pytest.mark.parametrize("widths", [(6, 6), (2, 3, 7), (12,), (1,) * 12])
+@pytest.mark.parametrize("top", [1, 3, 12])
+def test_the_best_over_blocks_of_columns_are_the_best_of_all(widths: tuple[int, ...], top: int):
+    scores = torch.randn(5, 12, generator=torch.Generator().manual_seed(1))
+    best, first = assessment.Best(5, top, torch.device("cpu")), 0
+    for width in widths:
+        for rows in (slice(0, 2), slice(2, 5)):
+            best.add(scores[rows, first : first + width], rows, first)
+        first += width
+    assert torch.equal(best.columns, scores.topk(top, dim=1).indices)
+
+
+def test_a_bias_and_what_is_not_live_shift_the_columns_asked_for():
+    seen, live = np.array([True, False, True, False]), np.array([True, True, False, False])
+    shifts = assessment.Shifts(seen, live, 0.5, torch.device("cpu"))
+    assert shifts(0, 4).tolist() == [0.0, 0.5, -np.inf, -np.inf]
+    assert shifts(0, 2).tolist() == [0.0, 0.5] and shifts(1, 2).tolist() == [0.5, -np.inf]
+    assert shifts(0, 2).dtype == torch.float32
+    assert assessment.Shifts(seen, None, -1.0, torch.device("cpu"))(1, 3).tolist() == [-1.0, 0.0, -1.0]
+
+
+def test_the_best_are_ranked_as_they_are_unless_a_bias_is_asked_for():
+    labels = small_labels()
+    field = Field.of(small_method(Options(width=5)), labels.target("open", "test"))
+    scores = field.scorer(eight("test").inputs)
+    found = assess(field, eight("test"), labels, top=3)
+    assert (found.top == scores.topk(3, dim=1).indices.numpy()).all() and found.evidence.k == 1
+
+
+def test_eight_times_the_scores_of_a_sum_are_held_at_once(monkeypatch):
+    asked: list[int] = []
+    cut = assessment._cut
+    monkeypatch.setattr(assessment, "_cut", lambda inputs, most: (asked.append(most), cut(inputs, most))[1])
+    columns = small_labels().target("closed", "test")
+    monkeypatch.setattr(assessment, "BLOCK_SCORES", 16 * len(columns))
+    assess_sums(small_method(Options(width=5)), columns, eight("test"), small_labels())
+    assert asked == [2]
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, 6])
+def test_what_passes_is_as_feasible_as_the_threshold_or_more(monkeypatch, place: int):
+    """Whichever candidate is chosen; those that fall just short of it do not pass."""
+    labels, examples = small_labels(), eight("val")
+    feasible = np.where(labels.seen, np.inf, np.arange(labels.size) / 4)
+    monkeypatch.setattr(assessment, "choose_threshold", lambda evidence, steps: Threshold(steps[place], steps, steps))
+    field = Field.of(small_method(Options(width=5)), labels.target("open", "val"))
+    chosen, live = assessment.choose_feasible(field, examples, labels, feasible, 7)
+    assert (live == (feasible >= chosen.value)).all()
+    assert live[~labels.seen].sum() < (~labels.seen).sum() or place == 0

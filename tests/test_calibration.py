@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,6 +101,8 @@ def test_nothing_unseen_leaves_nothing_to_judge() -> None:
     every = LabelSpace.from_pairs({"train": [(s, o) for s in LABELS.states for o in LABELS.objects]})
     assert plausible(every, words()) is None
     assert likely(small_method(Options(width=5))) is None  # and a method need not judge
+    judge = SimpleNamespace(labels=every, likelihood=lambda: torch.zeros(every.size))
+    assert likely(judge) is None  # type: ignore[arg-type]
 
 
 def test_a_calibration_by_blocks_is_that_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

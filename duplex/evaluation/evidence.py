@@ -181,13 +181,13 @@ class Evidence:
 
     def _take(self, group: int, where: Ints, best: Floats, column: Ints) -> None:
         """The best `k` [b, k] of some of a group's columns, and where the first of them lies."""
-        self._refuse_nan(where, best[:, 0] + 0 * _finite(self._label[where]))
+        self._refuse_nan(where, np.isnan(best[:, 0]) | np.isnan(self._label[where]))
         column = np.where(best[:, 0] > -np.inf, column, -1)
         old, old_column = self._best[group], self._column[group]
         old[where], old_column[where] = _merged(old[where], old_column[where], best, column)
 
-    def _refuse_nan(self, where: Ints, values: Floats) -> None:
-        bad = np.flatnonzero(np.isnan(values))
+    def _refuse_nan(self, where: Ints, found: Bools) -> None:
+        bad = np.flatnonzero(found)
         if bad.size:
             raise DuplexError(
                 f"the scores of image {where[bad[0]]} contain NaN; mend the model or leave that image out"
@@ -259,11 +259,6 @@ def _merged(best: Floats, column: Ints, other: Floats, other_column: Ints) -> tu
     k = best.shape[1]
     both = np.maximum(best, other) if k == 1 else -np.sort(-np.concatenate([best, other], axis=1), axis=1)[:, :k]
     return both, np.where(first, other_column, column)
-
-
-def _finite(values: Floats) -> Floats:
-    """Infinite scores as 0, so that only NaN survives a sum."""
-    return np.where(np.isinf(values), 0.0, values)
 
 
 def _chunks(rows: int, width: int, most: int = CHUNK) -> Iterator[slice]:

@@ -41,7 +41,7 @@ def reduced(scores: Tensor, plan: Plan, own: Ints, k: int) -> Reduced:
         places.append(place)
     whole = torch.cat([*values, *places], dim=1).cpu().numpy()  # in double precision: a place is a whole number
     runs = len(plan.runs)
-    of_runs = whole[:, 1 : 1 + runs * k].reshape(-1, runs, k).transpose(1, 0, 2)
+    of_runs = whole[:, 1 : 1 + runs * k].reshape(len(whole), runs, k).transpose(1, 0, 2)
     return whole[:, 0], of_runs, whole[:, 1 + runs * k :].T.astype(np.int64)
 
 

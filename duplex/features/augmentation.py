@@ -50,7 +50,7 @@ def box(random: np.random.Generator, width: int, height: int) -> Box:
         area = width * height * random.uniform(*AREA)
         aspect = math.exp(random.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < w <= width and 0 < h <= height:
+        if w <= width and h <= height:
             left, upper = int(random.integers(width - w + 1)), int(random.integers(height - h + 1))
             return left, upper, left + w, upper + h
     w = min(width, max(1, round(height * ASPECT[1])))

@@ -68,7 +68,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
     def _pixels(self, row: int) -> Tensor:
         path = self.root / self.images[row]
-        picture = read_picture(path) if self.augmentation is None else self._once(self.images[row], path)
+        picture = self._once(self.images[row], path)
         try:
             return self.transform(self._shown(row, picture))
         except (ValueError, ZeroDivisionError, MemoryError) as error:

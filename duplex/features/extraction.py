@@ -228,9 +228,8 @@ def _mended(path: Path, marks: Marks, job: Job) -> bool:
 def _readable(marks: Marks, job: Job) -> Iterator[int]:
     """Rows that were bad for their picture's sake, which can be had today."""
     bad = (marks >= FIRST_BAD) & (marks != mark_of(NOT_FINITE))
-    if bad.any():
-        pictures = job.pictures
-        yield from (row for row in np.flatnonzero(bad).tolist() if pictures[row][1] == ENCODED)
+    pictures = job.pictures
+    yield from (row for row in np.flatnonzero(bad).tolist() if pictures[row][1] == ENCODED)
 
 
 def _encode_pending(cache: PartialCache, job: Job) -> None:

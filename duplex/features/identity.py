@@ -34,7 +34,7 @@ def check_identity(stored: Mapping[str, str], expect: Mapping[str, str], path: P
         if key in expect and stored.get(key) != expect[key]:
             differs = f"another {SPOKEN.get(key, key)} ({_short(stored.get(key))}, not {_short(expect[key])})"
             raise DuplexError(f"{path} was made with {differs}; {repair(path)}")
-    if "views" in stored and "views" not in expect and not imported:
+    if "views" in stored and "views" not in expect:
         raise DuplexError(f"{path} holds views of training pictures, not the pictures; {repair(path)}")
     if "limit" in stored and "limit" not in expect:
         raise DuplexError(f"{path} holds only the first {stored['limit']} rows; {repair(path)}")

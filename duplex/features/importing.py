@@ -38,7 +38,7 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
                 block = np.asarray(values[start : start + CHUNK], dtype=np.float64)
                 finite = np.asarray(np.isfinite(block).all(axis=1))
                 block = np.where(finite[:, None], block, 0)
-                if np.abs(block).max(initial=0) > LARGEST:
+                if np.abs(block).max() > LARGEST:
                     raise UsageError(
                         f"{source} has values above {LARGEST:g}, which float16 cannot hold; scale them down"
                     )

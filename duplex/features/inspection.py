@@ -31,12 +31,12 @@ def inspect(path: Path) -> dict[str, Any]:
     with open_file(path) as file:
         identity, span, marks = read_identity(file), read_span(file), file["mark"][...]
         good = marks == ENCODED
-        norms, keys, nan = np.empty(len(marks)), np.empty(len(marks), np.uint64), 0
+        norms, keys, nan = np.empty(len(marks)), np.empty(len(marks), np.int64), 0
         for start, values in _chunks(file["cls"]):
             rows = slice(start, start + len(values))
             nan += int((np.isnan(values).any(axis=1) & good[rows]).sum())
             norms[rows] = np.linalg.norm(values.astype(np.float32), axis=1)
-            keys[rows] = _row_keys(values)
+            keys[rows] = [hash(row.tobytes()) for row in values]  # two others share one with chance 2^-64 or so
         beside = {name: list(file[name].shape[1:]) if name in file else None for name in OPTIONAL}
     finite = norms[good & np.isfinite(norms) & (norms > 0)]
     return {
@@ -104,19 +104,8 @@ def _chunks(data: Any) -> Iterator[tuple[int, NDArray[np.float16]]]:
         yield start, data[start : start + CHUNK]
 
 
-def _row_keys(values: NDArray[np.float16]) -> NDArray[np.uint64]:
-    """[n, d] -> [n]: one number a row, equal for equal bytes; two different rows share one with chance 2^-64 or so."""
-    weights = np.random.default_rng(0).integers(1, 2**63, values.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(
-        1
-    )
-    found: NDArray[np.uint64] = (np.ascontiguousarray(values).view(np.uint16).astype(np.uint64) * weights).sum(
-        axis=1, dtype=np.uint64
-    )
-    return found
-
-
 def _flat(values: Tensor) -> NDArray[np.float32]:
-    return values.float().cpu().numpy().reshape(-1)
+    return values.float().cpu().numpy().ravel()
 
 
 def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

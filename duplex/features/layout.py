@@ -138,7 +138,7 @@ def read_identity(file: Any) -> Identity:
 def read_span(file: Any) -> Span:
     numbers = [read_attribute(file, key) for key in ("start", "stop", "total")]
     if not all(isinstance(number, int | np.integer) for number in numbers):
-        raise Unfit(f"its rows are {numbers[0]!r:.40} to {numbers[1]!r:.40} of {numbers[2]!r:.40}")
+        raise Unfit("its start, stop or total is no whole number")
     start, stop, total = map(int, numbers)
     if not 0 <= start < stop <= total:
         raise Unfit(f"its rows are {start} to {stop} of {total}")
@@ -156,7 +156,7 @@ def check_values(file: Any, path: Path) -> None:
             raise DuplexError(f"{path} is damaged: row {row} holds what is not a number; {repair(path)}")
 
 
-def check_form(file: Any, path: Path, *, virtual: bool = True, unfinished: bool = False) -> None:
+def check_form(file: Any, path: Path, *, virtual: bool, unfinished: bool = False) -> None:
     """The parts there must be, their types and shapes, and marks that mean something; `virtual`: a view of shards will
     do. Raises `Unfit`."""
     try:
@@ -197,7 +197,7 @@ def _check_joined(file: Any, path: Path) -> None:
     if not all(file[name].is_virtual for name in file if name != "identity"):
         raise Unfit("it is partly a view of other files")
     for name in (name for name in file if name != "identity"):
-        for source in file[name].virtual_sources() if file[name].is_virtual else ():
+        for source in file[name].virtual_sources():
             if source.dset_name != name or Path(source.file_name).name != source.file_name or source.file_name == ".":
                 raise Unfit(f"{name!r} is a view of {source.file_name!r}, which no shard is called")
             if not (path.parent / source.file_name).is_file():  # HDF5 itself would read zeros

@@ -8,7 +8,6 @@ file takes its name in one rename. Nothing in the file depends on when or in how
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -37,7 +36,7 @@ from duplex.features.layout import (
     read_span,
     reason,
 )
-from duplex.files import replaced, unwritable
+from duplex.files import FULL, replaced, unwritable
 from duplex.hdf5 import DAMAGED, Unfit
 
 EXTRACTION = ("extraction", "or give this one another --out")  # what writers of a cache do (`duplex.lock`)
@@ -110,7 +109,7 @@ class PartialCache:
             self.marks: Marks = file["mark"][...]
             self._offset = {name: file[name].id.get_offset() for name in file if name != "identity"}
             self._shape = {name: file[name].shape[1:] for name in self._offset}
-        self._descriptor = os.open(self.partial, os.O_RDWR)
+        self._file = self.partial.open("r+b")
         self._waiting: list[tuple[int, Marks]] = []
 
     @property
@@ -162,7 +161,7 @@ class PartialCache:
         if not self._waiting:
             return
         try:
-            os.fsync(self._descriptor)
+            os.fsync(self._file.fileno())
         except OSError as error:
             raise self._failed(error) from error
         for row, marks in self._waiting:
@@ -174,28 +173,26 @@ class PartialCache:
         """Everything to the disk, then the cache takes its name."""
         self.commit()
         try:
-            os.fsync(self._descriptor)
+            os.fsync(self._file.fileno())
         except OSError as error:
             raise self._failed(error) from error
         self.close()
         os.replace(self.partial, self.path)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
     def _put(self, data: bytes, offset: int) -> None:
         view = memoryview(data)
         try:
             while view:
-                written = os.pwrite(self._descriptor, view, offset)
+                written = os.pwrite(self._file.fileno(), view, offset)
                 view, offset = view[written:], offset + written
         except OSError as error:
             raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> DuplexError:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = error.errno in FULL
         what = "the disk is full" if full else str(error.strerror or error)
         return DuplexError(
             f"{self.partial} could not be written: {what}; its {self.done} finished rows are kept: "

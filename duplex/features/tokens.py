@@ -42,21 +42,20 @@ class Streamed:
         self, path: Path, rows: Ints | None = None, device: torch.device | str = "cpu", name: str = "patch"
     ) -> None:
         """`rows` are the cache's rows that this stands for; all of them by default."""
+        self._kept = ExitStack()  # what stays open for as long as this lives
         self.path, self.name, self.device = path, name, torch.device(device)
         with open_file(path) as file:
             data = file[name]
             self._row: tuple[int, ...] = tuple(data.shape[1:])
             self._offset: int | None = None if data.is_virtual else data.id.get_offset()
             self.rows = np.arange(len(data)) if rows is None else rows
-        self._descriptor = os.open(path, os.O_RDONLY) if self._offset is not None else -1
         self._joined: Any = None
-        self._kept = ExitStack()  # a view of shards stays open for as long as this lives
+        if self._offset is not None:
+            self._descriptor = os.open(path, os.O_RDONLY)
+            self._kept.callback(os.close, self._descriptor)
 
     def __del__(self) -> None:
-        if getattr(self, "_descriptor", -1) >= 0:
-            os.close(self._descriptor)
-        if hasattr(self, "_kept"):
-            self._kept.close()
+        self._kept.close()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -93,7 +92,7 @@ class Streamed:
                 self._joined = self._kept.enter_context(open_file(self.path))
             return np.asarray(self._joined[self.name][first : first + count], dtype=np.float16)
         block = np.empty((count, *self._row), dtype=np.float16)
-        view, place = block.view(np.uint8).reshape(-1).data, self._offset + first * block[:1].nbytes
+        view, place = block.view(np.uint8).ravel().data, self._offset + first * block[:1].nbytes
         while view:
             got = os.preadv(self._descriptor, [view], place)
             if not got:

@@ -34,7 +34,7 @@ class Viewed:
 
     def rows(self, pictures: Ints) -> Ints:
         """Of all views of some pictures."""
-        return (pictures[:, None] * self.count + np.arange(self.count)).reshape(-1)
+        return (pictures[:, None] * self.count + np.arange(self.count)).ravel()
 
 
 @dataclass(frozen=True)

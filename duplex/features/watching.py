@@ -16,21 +16,20 @@ def stop_requests() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    caught = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in caught]
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def request(signalled: int, frame: object) -> None:
         stop.set()
-        for number, handler in zip(caught, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
         say("stopping after this batch")
 
-    for number in caught:
+    for number in before:
         signal.signal(number, request)
     try:
         yield stop
     finally:
-        for number, handler in zip(caught, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 

@@ -135,3 +135,10 @@ def test_each_share_begins_with_one_image_and_loses_none() -> None:
     sizes = [((f"s{i}", "o"), 8) for i in range(5)]
     given = _divide(sizes, SplitOptions(0, 0.1, 0.1, 0.25, 0.25))
     assert list(given.values()) == [(3, 3), (2, 2), (2, 2), (2, 2), (2, 2)]
+
+
+def test_what_small_pairs_could_not_give_is_not_taken_from_a_large_one() -> None:
+    """Ten pairs of one image give none; a pair of eight then gives its own share and what one image adds."""
+    sizes = [((f"s{i}", "o"), 1 if i < 10 else 8) for i in range(11)]
+    given = list(_divide(sizes, SplitOptions(0, 0.1, 0.1, 0.4, 0.4)).values())
+    assert given == [(0, 0)] * 10 + [(4, 3)]  # int(1 + 0.4 * 8), and what is left but for one

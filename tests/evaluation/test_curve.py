@@ -191,3 +191,44 @@ def test_state_and_object_accuracy() -> None:
     assert rivals.prediction(bias=5.0).tolist() == [3, 3, 3]
     found = measure(rivals, states=[0, 0, 1, 1], objects=[0, 1, 0, 1], rounds=0)
     assert found.state_accuracy == pytest.approx(2 / 3) and found.object_accuracy == pytest.approx(2 / 3)
+
+
+def test_a_bias_lies_in_the_middle_of_its_interval_and_beyond_the_ends() -> None:
+    def turning(*turns: float) -> Curve:
+        return Curve.of(Margins(np.array(turns), np.array([np.nan]), np.arange(len(turns) + 1) < len(turns)))
+
+    def biases(*turns: float) -> list[float]:
+        return [turning(*turns).bias(point) for point in range(turning(*turns).breakpoints.size + 1)]
+
+    assert biases() == [0.0] == biases(np.inf, np.nan)
+    assert biases(0.25, -0.5) == [-1.5, -0.125, 1.25]
+    assert biases(3.0, 5.0, 9.0) == [0.0, 4.0, 7.0, 18.0]
+    assert turning(1e308, 1.5e308).bias(1) == 1.25e308  # whose sum is infinite
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 10, 47, 48])
+def test_a_table_has_no_more_rows_than_asked_for_but_for_its_ends_and_the_best(limit: int) -> None:
+    seen = np.array([*range(2, 40), 41.5, 42.5])  # the best harmonic mean is near the right end
+    curve = Curve.of(Margins(seen, np.array([*range(-4, 2), 41.0]), np.arange(47) < 40))
+    full, found = curve.table(limit=None), curve.table(limit)
+    assert len(full) == 48 and len(found) <= max(limit, 3) and (limit < 48 or len(found) == 48)
+    assert limit < 10 or len(found) > limit / 2
+    for place in (0, int(full["hm"].argmax()), 47):
+        assert full.iloc[place].tolist() in found.to_numpy().tolist()
+    assert len(curve.table()) == 48
+
+
+def test_a_long_table_is_thinned_to_five_hundred_rows() -> None:
+    curve = Curve.of(Margins(np.arange(400.0), np.arange(400.0) + 0.5, np.arange(800) < 400))
+    assert 480 < len(curve.table()) <= 500
+    one_sided = Curve.of(Margins(np.arange(900.0), np.array([]), np.ones(900, bool))).table()
+    assert len(one_sided) <= 500 and one_sided["unseen"].isna().all() and one_sided["seen"].iloc[0] == 1.0
+
+
+def test_a_label_that_ties_beyond_the_last_place_is_never_right() -> None:
+    """`k` rivals of its own group as good as the label, whatever the bias; one fewer, and the bias decides."""
+    scores = np.array([[4.0, 4, 4, 1], [4, 4, 3, 1]])
+    rivals = Evidence([0, 0], [True, True, True, False], k=2).add(scores).rivals()
+    assert np.isnan(Margins.of(rivals, 2).seen[0]) and Margins.of(rivals, 2).seen[1] == 3.0
+    with pytest.raises(UsageError, match="top-0 was asked of evidence that keeps the best 2"):
+        Margins.of(rivals, 0)

@@ -86,3 +86,12 @@ def test_a_composition_as_feasible_as_the_threshold_passes_it() -> None:
     for place, step in enumerate(steps):
         passing = steps.size - place  # buckets 0 .. that pass it
         assert ((bucket < passing) == (feasible >= step)).all()
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1), (126, 1), (127, 1), (128, 2), (129, 2), (200, 2)])
+def test_numbers_of_buckets_are_as_narrow_as_they_may_be_and_no_narrower(count: int, size: int) -> None:
+    steps = np.arange(float(count))
+    feasible = np.concatenate([steps, [-1.0, count]])
+    found = buckets(feasible, steps)
+    assert found.tolist() == [count - 1 - place for place in range(count)] + [count, 0]
+    assert found.dtype.itemsize == size

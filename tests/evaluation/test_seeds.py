@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from duplex.errors import UsageError
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.seeds import NAMES, compare_seeds, quantities
+from duplex.evaluation.seeds import NAMES, compare_seeds, mean_change, quantities, redrawn, whole
 from duplex.evaluation.uncertainty import Components, compare
 
 IMAGES = 200
@@ -92,3 +92,29 @@ def test_other_numbers_of_seeds_are_refused():
         compare_seeds([drawn(0)], [drawn(0), drawn(1)])
     with pytest.raises(UsageError):
         compare_seeds([], [])
+
+
+def test_all_runs_and_images_are_there_once_and_a_draw_has_as_many():
+    one = Margins(np.arange(5.0), np.arange(3.0), np.arange(8) < 5)
+    for runs in ([one], [one] * 4):
+        assert [found.tolist() for found in whole(runs)] == [list(range(n)) for n in (len(runs), 5, 3)]
+        assert [found.size for found in redrawn(runs, np.random.default_rng(0))] == [len(runs), 5, 3]
+    none = Margins(np.arange(5.0), np.empty(0), np.ones(5, dtype=bool))
+    assert [found.size for found in redrawn([none], np.random.default_rng(0))] == [1, 5, 0]
+
+
+def test_a_run_that_is_drawn_twice_counts_twice():
+    runs = [[Curve.of(drawn(s + 10 * side)) for s in range(3)] for side in range(2)]
+    images = np.arange(100), np.arange(100)
+    each = [quantities(runs[1][s], *images) - quantities(runs[0][s], *images) for s in range(3)]
+    found = mean_change(runs, np.array([2, 0, 2, 2]), *images)
+    np.testing.assert_allclose(found, (each[0] + 3 * each[2]) / 4)
+
+
+def test_the_area_begins_with_what_is_right_at_every_bias():
+    """Three of four unseen images are right wherever one looks; seen ones stop at 1, 2, and never begin."""
+    one = Margins(np.array([1.0, 2.0, np.nan]), np.array([-np.inf] * 3 + [1.5]), np.arange(7) < 3)
+    found = quantities(Curve.of(one), np.arange(3), np.arange(4))
+    assert found[[0, 1]].tolist() == pytest.approx([2 / 3, 1.0])
+    assert found[3] == pytest.approx(0.75 * 2 / 3 + 0.25 * 1 / 3)
+    assert found[2] == pytest.approx(2 * (2 / 3) * 0.75 / (2 / 3 + 0.75))

@@ -117,3 +117,9 @@ def test_what_cannot_be_paired_is_refused() -> None:
         compare_splits(two, [[drawn(0)], [drawn(1), drawn(2)]])
     with pytest.raises(UsageError, match="same seeds"):
         compare_splits([[drawn(0)], []], [[drawn(0)], []])
+
+
+def test_the_rounds_are_the_same_each_time_unless_another_seed_is_asked_for() -> None:
+    first, second = ([[drawn(10 * p + shift, shift / 9)] for p in range(3)] for shift in (0, 1))
+    assert compare_splits(first, second, 30) == compare_splits(first, second, 30, 0)
+    assert compare_splits(first, second, 30) != compare_splits(first, second, 30, 1)

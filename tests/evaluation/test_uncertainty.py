@@ -168,3 +168,47 @@ def test_a_tie_is_counted_at_the_k_asked_for() -> None:
     evidence = Evidence([0], [True, True, True, False], k=2).add(np.array([[1.0, 5.0, 1.0, 0.0]]))
     assert measure(evidence.rivals(), 1, rounds=0).tied == 0.0
     assert measure(evidence.rivals(), 2, rounds=0).tied == 1.0
+
+
+def test_an_interval_ends_where_an_area_does() -> None:
+    """Two images out of order of eight: the normal approximation goes beyond 1, or below 0 the other way round."""
+    high = Components.of(margins_of(np.array([5.0, 6, 7, 0.5]), np.array([0.0, 1, 2, 0.25])))
+    low = Components.of(margins_of(np.array([0.0, 1, 2, 0.25]), np.array([5.0, 6, 7, 0.5])))
+    assert high.interval is not None and low.interval is not None
+    assert 0.5 < high.interval[0] < high.interval[1] == 1.0 and 0.0 == low.interval[0] < low.interval[1] < 0.5
+
+
+def test_two_images_of_each_kind_are_enough_for_an_error() -> None:
+    two, one = np.array([0.0, 2.0]), np.array([1.0])
+    assert Components.of(margins_of(two, two + 0.5)).standard_error is not None
+    assert (
+        Components.of(margins_of(two, one)).standard_error is None is Components.of(margins_of(one, two)).standard_error
+    )
+    assert Components.of(margins_of(np.empty(0), two)).auc is None is Components.of(margins_of(two, np.empty(0))).auc
+
+
+def test_a_side_without_images_is_drawn_as_undefined() -> None:
+    drawn_seen = bootstrap([margins_of(np.array([1.0, np.nan]), np.empty(0))], 20, 0)[0]
+    assert np.isnan(drawn_seen[:, 1:]).all() and set(drawn_seen[:, 0]) == {0.0, 0.5, 1.0}
+    drawn_unseen = bootstrap([margins_of(np.empty(0), np.array([1.0, np.nan]))], 20, 0)[0]
+    assert np.isnan(drawn_unseen[:, [0, 2]]).all() and set(drawn_unseen[:, 1]) == {0.0, 0.5, 1.0}
+    assert percentiles(np.empty(0)) is None is percentiles(np.array([0.5, np.nan]))
+
+
+def test_a_comparison_is_the_second_less_the_first() -> None:
+    """Number by number, against the two curves and their joint draws."""
+    rng = np.random.default_rng(5)
+    first, second = (
+        margins_of(drawn(rng, 30, 0.3, shift), drawn(rng, 20, 0.3, -shift, always=-np.inf)) for shift in (0.0, 0.4)
+    )
+    found, draws = compare(first, second, 80, 3), bootstrap([first, second], 80, 3)
+    for column, name in enumerate(("seen", "unseen", "hm")):
+        ends = [
+            (curve.seen_accuracy[0], curve.unseen_accuracy[-1], curve.harmonic.max())[column]
+            for curve in map(Curve.of, (first, second))
+        ]
+        change = draws[1, :, column] - draws[0, :, column]
+        assert found[name].value == pytest.approx(ends[1] - ends[0])
+        assert found[name].interval == pytest.approx(tuple(np.percentile(change, [2.5, 97.5])))
+        assert found[name].p == bootstrap_p(change)
+    assert compare(first, second, 80) == compare(first, second, 80, 0) != compare(first, second, 80, 1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from duplex.errors import DuplexError
+from duplex.evaluation import words
 from duplex.evaluation.words import read_word_vectors
 
 GLOVE = "the 0 0 0\nfaux 1 0 0\nfur 0 1 0\nmid 0 0 2\ncalf 0 0 4\ndry-erase 5 5 5\nboard 1 1 1\nçava 9 9 9\n"
@@ -42,3 +43,32 @@ def test_broken_files(glove: Path, line: str, message: str) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DuplexError, match="cannot be read"):
         read_word_vectors(tmp_path / "none.txt", ["fur"])
+
+
+@pytest.mark.parametrize("count", [10, 11, 13])
+def test_a_long_list_of_names_is_cut(glove: Path, count: int) -> None:
+    names = [f"gnu{number}" for number in range(count)]
+    listed = ", ".join(map(repr, names[:10])) + (f" and {count - 10} more;" if count > 10 else ";")
+    with pytest.raises(DuplexError) as refused:
+        read_word_vectors(glove, [*names, "fur"])
+    assert f"any word of {listed}" in str(refused.value)
+
+
+def test_the_first_of_two_lines_of_a_word_counts_and_one_without_numbers_does_not(glove: Path) -> None:
+    glove.write_text("fur\nfur \nfur 1 2\nfur 3 4\nother x\n", encoding="utf-8")
+    assert read_word_vectors(glove, ["fur"]).vectors.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_shows_on_a_terminal_alone_and_never_on_stdout(glove: Path, monkeypatch, terminal: bool) -> None:
+    asked: dict[str, object] = {}
+    real = words.rich.progress.open
+
+    def noted(*places, console, disable: bool, **options):
+        asked.update(stderr=console.stderr, disable=disable)
+        return real(*places, console=console, disable=True, **options)
+
+    monkeypatch.setattr(words.rich.progress, "open", noted)
+    monkeypatch.setattr(words.Console, "is_terminal", terminal)
+    read_word_vectors(glove, ["fur"])
+    assert asked == {"stderr": True, "disable": not terminal}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 
 from duplex.encoders import Encoder, load_encoder
 from duplex.errors import DuplexError
-from duplex.features.encoding import encoded_blocks, one_behind
+from duplex.features import encoding
+from duplex.features.encoding import Launched, encoded_blocks, one_behind
 from duplex.features.layout import ENCODED, FIRST_BAD, NOT_FINITE, mark_of
 from tests.pretended import Pretended
 
@@ -129,3 +131,40 @@ def test_a_run_on_the_cpu_never_wakes_the_gpu(
     cpu = load_encoder(encoder_name, device="cpu")
     cpu.text.encode_plain([[0, 1]], torch.zeros(2, cpu.text.width))
     assert run(encoder=cpu, num_workers=1).rows == 40
+
+
+def test_a_block_is_waited_for_before_it_is_read() -> None:
+    """What a GPU copies lies there once its event has happened, and not before."""
+    finite = torch.zeros(2, dtype=torch.bool)
+    done = SimpleNamespace(synchronize=lambda: finite.fill_(True))
+    marks = torch.full((2,), ENCODED, dtype=torch.uint8)
+    launched = Launched(7, marks, finite, {"cls": torch.ones(2, 3).half()}, done)  # type: ignore[arg-type]
+    start, found, values = launched.result()
+    assert (start, found.tolist(), values["cls"].sum()) == (7, [ENCODED] * 2, 6)
+    assert Launched(0, marks, finite, {}, None).result()[1].tolist() == [ENCODED] * 2
+
+
+@pytest.mark.parametrize(("device", "first"), [("cuda", ["of 0", "of 1", "result 0"]), ("cpu", ["of 0", "result 0"])])
+def test_a_gpu_has_a_block_more_than_has_been_written(monkeypatch, device: str, first: list[str]) -> None:
+    seen: list[str] = []
+
+    def launch(encoder, start: int, *_: object) -> SimpleNamespace:
+        seen.append(f"of {start}")
+        return SimpleNamespace(result=lambda: seen.append(f"result {start}"))
+
+    monkeypatch.setattr(encoding.Launched, "of", launch)
+    there = cast(Encoder, SimpleNamespace(device=torch.device(device)))
+    given = ((n, torch.empty(0), torch.empty(0)) for n in range(3))
+    assert len(list(encoded_blocks(there, given, patches=False))) == 3
+    assert seen[: len(first)] == first and sorted(seen) == sorted(
+        f"{what} {n}" for n in range(3) for what in ("of", "result")
+    )
+
+
+@pytest.mark.parametrize(("patches", "depth"), [(False, 0), (True, 0), (False, 1), (True, 1)])
+def test_each_block_holds_what_was_asked_for_by_its_name(encoder, patches: bool, depth: int) -> None:
+    pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    ((_, _, values),) = encoded_blocks(encoder, [(0, pixels, marks())], patches=patches, depth=depth)
+    shapes = {"cls": (8, 16), "patch": (8, *encoder.patches), "deep": (8, 5, 32)}
+    wanted = {"cls", *(["patch"] if patches else []), *(["deep"] if depth else [])}
+    assert {name: value.shape for name, value in values.items()} == {name: shapes[name] for name in wanted}

@@ -1,11 +1,14 @@
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from duplex.errors import DuplexError, UsageError
+from duplex.features import importing
 from duplex.features.importing import import_features
 from duplex.features.store import open_features
+from tests.features.test_store import opened_in
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -17,6 +20,7 @@ def test_own_features_become_a_cache(tmp_path: Path, dtype: type) -> None:
     found = open_features(tmp_path / "features.h5", {"encoder": "ViT", "weights": "w", "manifest": "m", "dim": "5"})
     good = np.arange(7) != 3
     assert np.allclose(found.cls[good], values[good], atol=2e-3) and found.reasons == ["features not finite"]
+    assert not found.cls[3].any() and found.identity["precision"] == np.dtype(dtype).name
     for expect in ({"manifest": "n"}, {"manifest": "m", "dim": "6"}):
         with pytest.raises(DuplexError, match=r"another (manifest|feature width)"):
             open_features(tmp_path / "features.h5", expect)
@@ -29,7 +33,10 @@ def test_own_features_become_a_cache(tmp_path: Path, dtype: type) -> None:
         (np.zeros((7, 5), np.int64), "must hold one array"),
         (np.zeros(7, np.float32), "must hold one array"),
         (np.full((7, 5), 1e6, np.float32), "above 65504"),
+        (np.full((7, 5), -65_505, np.float32), "above 65504"),
         (np.array([None] * 7), "not an array"),
+        (np.zeros((7, 0), np.float32), r"must hold one array of numbers \[rows, width\]; it has \(7, 0\) float32"),
+        (np.zeros((7, 5, 1), np.float32), "must hold one array"),
     ],
 )
 def test_what_cannot_be_features_is_said(tmp_path: Path, values: np.ndarray, message: str) -> None:
@@ -41,4 +48,49 @@ def test_what_cannot_be_features_is_said(tmp_path: Path, values: np.ndarray, mes
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
+        import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 99])
+def test_rows_are_the_same_however_many_are_read_at_a_time(tmp_path: Path, monkeypatch, chunk: int) -> None:
+    monkeypatch.setattr(importing, "CHUNK", chunk)
+    values = np.random.default_rng(1).standard_normal((7, 5)).astype(np.float32)
+    values[4, 0], values[6, 2], values[5, 0], values[5, 1] = np.inf, np.nan, 65_504, -65_504  # what float16 holds
+    np.save(tmp_path / "f.npy", values)
+    import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
+    found = open_features(tmp_path / "features.h5")
+    assert np.flatnonzero(found.bad).tolist() == [4, 6] and not found.cls[found.bad].any()
+    assert np.array_equal(found.cls[~found.bad], values[~found.bad].astype(np.float16))
+
+
+def test_several_arrays_or_no_array_are_not_one(tmp_path: Path) -> None:
+    np.savez(tmp_path / "f.npz", a=np.zeros((7, 5)))
+    with pytest.raises(UsageError, match=r"must hold one array of numbers .*; it has several arrays"):
+        import_features(tmp_path / "f.npz", 7, "m", tmp_path / "features.h5")
+    (tmp_path / "f.npy").write_bytes(b"")
+    with pytest.raises(DuplexError, match="is not an array that numpy saved"):
+        import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
+
+
+def test_a_failure_leaves_nothing_and_holds_nothing_open(tmp_path: Path) -> None:
+    np.save(tmp_path / "f.npy", np.full((7, 5), 1e6))
+    with pytest.raises(UsageError) as refused:
+        import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
+    assert refused.traceback  # which holds on to what failed
+    assert [name for name in opened_in(tmp_path) if name != "f.npy"] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["f.npy"]
+
+
+def test_somebodys_file_is_left_alone(tmp_path: Path) -> None:
+    np.save(tmp_path / "f.npy", np.ones((7, 5)))
+    (tmp_path / "features.h5").write_text("a letter")
+    with pytest.raises(DuplexError, match="is not a feature cache, so it is left alone"):
+        import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
+    assert (tmp_path / "features.h5").read_text() == "a letter"
+
+
+def test_a_pickle_is_not_loaded(tmp_path: Path) -> None:
+    """Whatever it holds: loading one runs what its maker wrote."""
+    (tmp_path / "f.npy").write_bytes(pickle.dumps(np.ones((7, 5))))
+    with pytest.raises(DuplexError, match="is not an array that numpy saved"):
         import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")

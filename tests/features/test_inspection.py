@@ -1,12 +1,15 @@
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
+from duplex.features import inspection
+from duplex.features.decoding import Pictures
 from duplex.features.inspection import inspect, verify
-from duplex.features.layout import ENCODED, Span, mark_of, open_file
+from duplex.features.layout import ENCODED, PENDING, Span, mark_of, open_file
 from duplex.features.store import PartialCache
 from tests.features.pictures import write_pictures
 
@@ -59,3 +62,118 @@ def test_a_row_of_nan_does_not_verify(run, images, encoder, tmp_path: Path) -> N
 def test_the_first_rows_alone_verify_as_well(run, images, encoder, tmp_path: Path) -> None:
     path = run(limit=9).path
     assert verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)["checked"] == 9
+
+
+def written(path: Path, values: np.ndarray, marks: np.ndarray) -> Path:
+    rows, dim = values.shape
+    cache = PartialCache.create(path, {"dim": str(dim), "encoder": "e"}, Span(0, rows, rows), dim)
+    cache.write(0, marks.astype(np.uint8), cls=values)
+    cache.finish()
+    return path
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 99])
+def test_the_numbers_do_not_depend_on_how_many_rows_are_read_at_a_time(tmp_path: Path, monkeypatch, chunk) -> None:
+    """Against the plain sums, over rows of every kind: 11, 12 and 13 are bad, 14 is pending."""
+    monkeypatch.setattr(inspection, "CHUNK", chunk)
+    values = np.random.default_rng(1).standard_normal((15, 4)).astype(np.float16)
+    values[2], values[3], values[9], values[10] = np.nan, 0, values[8], values[8]
+    values[11], values[12], values[14] = values[8], np.nan, 0
+    marks = np.full(15, ENCODED)
+    marks[11], marks[12], marks[13], marks[14] = mark_of("empty"), mark_of("damaged"), mark_of("empty"), PENDING
+    found = inspect(written(tmp_path / "f.h5", values, marks))
+    norms = np.linalg.norm(values[[0, 1, 4, 5, 6, 7, 8, 9, 10]].astype(np.float32), axis=1)
+    assert found["bad"] == {"damaged": 1, "empty": 2} and found["pending"] == 1
+    assert (found["rows"], found["of"], found["dim"]) == (15, 15, 4)
+    assert (found["nan_rows"], found["zero_rows"], found["duplicate_rows"]) == (1, 1, 2)
+    assert found["norm"] == pytest.approx(
+        {"min": norms.min(), "mean": norms.mean(), "max": norms.max(), "std": norms.std()}
+    )
+    assert (found["patch"], found["deep"]) == (None, None)
+
+
+def test_a_cache_without_a_single_feature_has_no_norms(tmp_path: Path) -> None:
+    found = inspect(written(tmp_path / "f.h5", np.zeros((3, 2), np.float16), np.full(3, mark_of("empty"))))
+    assert (found["norm"], found["zero_rows"], found["duplicate_rows"]) == ({}, 0, 0)
+
+
+def test_a_sample_is_that_many_rows_drawn_by_its_seed(run, images, encoder, tmp_path: Path, monkeypatch) -> None:
+    path, read = run().path, []
+    seen = Pictures.read
+    monkeypatch.setattr(Pictures, "read", lambda self, row: (read.append(row), seen(self, row))[1])
+    where = path, encoder, images, tmp_path / "pictures", "m" * 64
+    drawn = []
+    choices: list[dict[str, Any]] = [{"sample": 5, "seed": seed} for seed in (1, 1, 2)] + [{}, {"seed": 0}]
+    for options in choices:
+        read.clear()
+        found = verify(*where, **options)
+        assert found == {"path": str(path), "checked": len(read), "worst_cosine": pytest.approx(1, abs=1e-5)}
+        assert read == sorted(set(read))
+        drawn.append(list(read))
+    assert drawn[0] == drawn[1] != drawn[2] and len(drawn[0]) == 5
+    assert drawn[3] == drawn[4] and len(drawn[3]) == 32
+
+
+def test_rows_of_a_shard_are_their_own_pictures(run, images, encoder, tmp_path: Path) -> None:
+    path = run(shard=(1, 2)).path
+    where = path, encoder, images, tmp_path / "pictures", "m" * 64
+    assert verify(*where, sample=40)["checked"] == 24
+    with h5py.File(path, "r+") as file:
+        file["cls"][2] = file["cls"][3]
+    with pytest.raises(DuplexError, match=rf"row 2 is not {images[18]} \(cosine"):
+        verify(*where, sample=40)
+
+
+def test_a_picture_that_was_mended_since_is_told(run, images, encoder, tmp_path: Path) -> None:
+    kept = (tmp_path / "pictures" / images[7]).read_bytes()
+    (tmp_path / "pictures" / images[7]).unlink()
+    path = run(max_bad=1.0).path
+    assert verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)["checked"] == 40
+    (tmp_path / "pictures" / images[7]).write_bytes(kept)
+    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is readable, in the cache missing"):
+        verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
+
+
+def test_a_manifest_of_fewer_pictures_is_not_this_caches(run, images, encoder, tmp_path: Path) -> None:
+    path = run().path
+    with pytest.raises(UsageError, match="has 40 rows and the manifest 39"):
+        verify(path, encoder, images[:-1], tmp_path / "pictures", "m" * 64)
+
+
+@pytest.mark.parametrize("change", [lambda row: 0 * row, lambda row: -row, lambda row: row[::-1]])
+def test_another_row_does_not_verify_however_short(run, images, encoder, tmp_path: Path, change) -> None:
+    path = run().path
+    with h5py.File(path, "r+") as file:
+        file["cls"][39] = change(file["cls"][39]) * np.float16(0.01)
+    with pytest.raises(DuplexError, match=r"row 39 is not 00039\.jpg"):
+        verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
+
+
+def test_a_cosine_has_no_unit() -> None:
+    a, b = np.array([3, 4], np.float32), np.array([4, 3], np.float32)
+    for scale in np.array([[1e-3], [1], [1e3]], np.float32):
+        assert inspection._cosine(scale * a, b * scale) == pytest.approx(0.96)
+    assert inspection._cosine(a, 0 * a) == 0
+
+
+def test_the_worst_of_all_rows_is_told(run, images, encoder, tmp_path: Path) -> None:
+    path = run().path
+    with h5py.File(path, "r+") as file:
+        row = file["cls"][5].astype(np.float32)
+        across = np.random.default_rng(0).standard_normal(16)
+        across -= row * (across @ row) / (row @ row)
+        file["cls"][5] = row + 0.03 * across * np.linalg.norm(row) / np.linalg.norm(across)  # tan = 0.03
+    found = verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
+    assert found["worst_cosine"] == pytest.approx((1 + 0.03**2) ** -0.5, abs=3e-5)
+
+
+def test_where_no_picture_can_be_compared_none_differs(run, images, encoder, tmp_path: Path) -> None:
+    for image in images:
+        (tmp_path / "pictures" / image).unlink()
+    found = verify(run(max_bad=1.0).path, encoder, images, tmp_path / "pictures", "m" * 64, sample=3)
+    assert found["checked"] == 3 and found["worst_cosine"] == 1.0
+
+
+def test_what_lies_beside_the_features_is_told_by_its_shape(run, encoder) -> None:
+    found = inspect(run(tokens="patch", depth=1).path)
+    assert found["patch"] == list(encoder.patches) and found["deep"] == [5, 32]

@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from PIL import Image
 
 from benchmarks.measure import begin_peak, memory
 from duplex.features.layout import REASONS
-from duplex.features.pictures import BadPicture, read_picture
+from duplex.features.pictures import MAX_PIXELS, BadPicture, decode_picture, read_picture
 from duplex.features.store import open_features
 from tests.subprocesses import ENVIRONMENT, ROOT
 
@@ -121,6 +122,39 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         with pytest.raises(BadPicture) as bad:
             read_picture(tmp_path / name)
         assert bad.value.reason == reason
+
+
+def test_a_picture_may_be_as_large_as_pillow_lets_it_and_no_larger(tmp_path: Path) -> None:
+    assert MAX_PIXELS == Image.MAX_IMAGE_PIXELS
+    data = saved(noise(30, 20), "PNG")
+    assert decode_picture(io.BytesIO(data), max_pixels=600).size == (30, 20)
+    with pytest.raises(BadPicture, match="too large"):
+        decode_picture(io.BytesIO(data), max_pixels=599)
+
+
+def test_warnings_about_a_picture_are_nobodys_business(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(bomb(10_000, 10_000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(BadPicture, match="too large"):
+            read_picture(tmp_path / "a.png")
+
+
+def test_a_picture_that_may_not_be_read_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(saved(noise(), "PNG"))
+    monkeypatch.setattr(os, "access", lambda path, how: how != os.R_OK)
+    with pytest.raises(BadPicture, match="unreadable"):
+        read_picture(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 65_535), (-1, 65_535), (0, 65_536), (-9, 70_000)])
+def test_wide_grey_is_that_of_sixteen_bits_or_none(tmp_path: Path, low: int, high: int) -> None:
+    Image.fromarray(np.array([[low, 128, 129, high]], np.int32)).save(tmp_path / "a.tif")
+    if (low, high) == (0, 65_535):
+        assert np.asarray(read_picture(tmp_path / "a.tif"))[0, :, 0].tolist() == [0, 0, 1, 255]  # rounded
+    else:
+        with pytest.raises(BadPicture, match="pixel type"):
+            read_picture(tmp_path / "a.tif")
 
 
 @settings(max_examples=60, deadline=None)

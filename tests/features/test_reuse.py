@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
-from duplex.features.layout import partial_path
+from duplex.errors import DuplexError
+from duplex.features.layout import PENDING, partial_path
 from duplex.features.reuse import reuse
 from duplex.features.store import open_features
 
@@ -50,3 +52,20 @@ def test_a_part_or_a_damaged_file_is_no_source(run, tmp_path: Path) -> None:
     assert not reuse(tmp_path / "broken.h5", identity, tmp_path / "copy.h5", identity)
     assert not reuse(tmp_path / "absent.h5", identity, tmp_path / "copy.h5", identity)
     assert not (tmp_path / "copy.h5").exists()
+
+
+def test_a_source_that_lacks_a_row_is_none(run, tmp_path: Path) -> None:
+    base = run(tmp_path / "base.h5").path
+    identity = open_features(base).identity
+    with h5py.File(base, "r+") as file:
+        file["mark"][7] = PENDING
+    assert not reuse(base, identity, tmp_path / "copy.h5", identity)
+    assert not (tmp_path / "copy.h5").exists()
+
+
+def test_a_link_to_nowhere_is_somebodys(run, tmp_path: Path) -> None:
+    base = run(tmp_path / "base.h5").path
+    identity = open_features(base).identity
+    (tmp_path / "copy.h5").symlink_to("nowhere")
+    with pytest.raises(DuplexError, match="is not a feature cache, so it is left alone"):
+        reuse(base, identity, tmp_path / "copy.h5", identity)

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.features.shards import extent, join_shards, shard_path
-from duplex.features.store import open_features
+from duplex.features.store import PartialCache, open_features
+from tests.features.test_store import opened_in
 
 
 @settings(max_examples=60, deadline=None)
@@ -92,3 +93,57 @@ def test_a_shard_made_again_otherwise_is_not_read_through_the_old_view(run, tmp_
     run(out, shard=(1, 2), **change)
     with pytest.raises(DuplexError, match=rf"features.shard-1-of-2.h5, which was made again with {says}"):
         open_features(out)
+
+
+def test_a_shard_is_one_of_as_many_as_there_are_blocks() -> None:
+    for k, n in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(UsageError, match=f"shard {k}/{n} does not exist"):
+            extent(10, 4, (k, n), Path("f.h5"))
+    assert extent(10, 4, (2, 3), Path("f.h5"))[0].rows == 2
+    with pytest.raises(UsageError, match="10 pictures make 3 batches, too few for 4 shards; ask for at most 3"):
+        extent(10, 4, (0, 4), Path("f.h5"))
+    with pytest.raises(UsageError, match="no picture to extract"):
+        extent(0, 4, None, Path("f.h5"))
+    span, path = extent(10, 4, None, Path("f.h5"))
+    assert (span.start, span.stop, span.total, path) == (0, 10, 10, Path("f.h5"))
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("n", [1, 4])
+def test_one_shard_is_joined_as_many_are(run, tmp_path: Path, n: int, copy: bool) -> None:
+    whole = open_features(run(tmp_path / "whole.h5").path)
+    for k in range(n):
+        run(tmp_path / "parts.h5", shard=(k, n))
+    assert join_shards(tmp_path / "parts.h5", copy=copy) == 40
+    assert np.array_equal(open_features(tmp_path / "parts.h5").cls, whole.cls)
+
+
+def test_shards_that_end_early_or_lack_a_row_are_not_joined(run, tmp_path: Path) -> None:
+    out = tmp_path / "features.h5"
+    for k in range(2):
+        run(out, shard=(k, 3)).path.rename(tmp_path / f"short.shard-{k}-of-2.h5")
+    with pytest.raises(DuplexError, match=r"short\.shard-1-of-2\.h5 is not the end of its data set"):
+        join_shards(tmp_path / "short.h5")
+    for k in range(2):
+        run(out, shard=(k, 2))
+    with h5py.File(shard_path(out, 0, 2), "r+") as file:
+        file["mark"][3] = 0
+    with pytest.raises(DuplexError, match=r"features\.shard-0-of-2\.h5 does not follow"):
+        join_shards(out)
+
+
+def test_joining_leaves_somebodys_file_alone_and_nothing_open(run, tmp_path: Path, monkeypatch) -> None:
+    for k in range(2):
+        run(tmp_path / "features.h5", shard=(k, 2))
+    (tmp_path / "features.h5").write_text("a letter")
+    with pytest.raises(DuplexError, match="is not a feature cache, so it is left alone"):
+        join_shards(tmp_path / "features.h5")
+    (tmp_path / "features.h5").unlink()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("anything")
+
+    monkeypatch.setattr(PartialCache, "write", refuse)
+    with pytest.raises(DuplexError) as refused:
+        join_shards(tmp_path / "features.h5", copy=True)
+    assert refused.traceback and opened_in(tmp_path) == []

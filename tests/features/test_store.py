@@ -1,13 +1,20 @@
+import errno
+import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError
+from duplex.features import store
 from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, REASONS, Span
 from duplex.features.store import PartialCache, open_features
+from duplex.hdf5 import Unfit
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
 IDENTITY["torch"] = "2"
@@ -63,8 +70,6 @@ def test_rows_come_back_whatever_the_order_of_writing(tmp_path_factory, order: l
 
 
 def test_what_is_no_cache_is_said(tmp_path: Path) -> None:
-    import h5py
-
     with pytest.raises(DuplexError, match="does not exist"):
         open_features(tmp_path / "absent.h5")
     PartialCache.create(tmp_path / "begun.h5", IDENTITY, Span(0, 4, 4), 3).close()
@@ -88,8 +93,6 @@ def test_a_limited_cache_is_never_taken_for_a_whole_one(tmp_path: Path) -> None:
 
 def test_rows_reach_the_disk_before_their_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut between the two leaves a row without a mark, never a mark without its row."""
-    from duplex.features import store
-
     happened: list[str] = []
     cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3)
     marks_at = cache._offset["mark"]
@@ -104,6 +107,8 @@ def test_rows_reach_the_disk_before_their_marks(tmp_path: Path, monkeypatch: pyt
     assert marks_at > cache._offset["cls"]
     cache.write(0, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
     cache.commit()
+    assert happened == ["rows", "disk", "marks"] and cache.done == 2
+    cache.commit()  # nothing waits
     assert happened == ["rows", "disk", "marks"]
     cache.write(2, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
     cache.finish()
@@ -117,3 +122,103 @@ def test_a_large_cache_begins_as_holes(tmp_path: Path) -> None:
     again = PartialCache(tmp_path / "f.h5")
     assert (again.done, again.span.rows) == (0, rows)
     again.close()
+
+
+def test_a_disk_that_takes_a_few_bytes_at_a_time_holds_all_of_them(tmp_path: Path, monkeypatch) -> None:
+    pwrite = os.pwrite
+    monkeypatch.setattr(store.os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:5], offset))
+    assert np.array_equal(open_features(finished(tmp_path / "f.h5")).cls, np.arange(12).reshape(4, 3))
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS])
+def test_what_the_disk_refuses_is_one_sentence(tmp_path: Path, monkeypatch, call: str, code: int) -> None:
+    cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3)
+    cache.write(0, np.full(3, ENCODED, np.uint8), cls=np.ones((3, 3), np.float16))
+    cache.commit()
+
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(store.os, call, refuse)
+    full = code not in (errno.EIO, errno.EROFS)
+    what = "the disk is full" if full else os.strerror(code)
+    goes_on = f"{'make room and ' if full else ''}run the same command again to go on"
+    with pytest.raises(DuplexError) as refused:
+        cache.write(3, np.full(1, ENCODED, np.uint8), cls=np.ones((1, 3), np.float16))
+        cache.finish()
+    place = tmp_path / "f.h5.partial"
+    assert str(refused.value) == f"{place} could not be written: {what}; its 3 finished rows are kept: {goes_on}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "free", "says"),
+    [(2**21, 10**7, "needs 14.7 MB and .* has 10.0 MB free"), (2**30, 10**9, r"needs 7.5 GB and .* has 1.0 GB free")],
+)
+def test_the_room_that_lacks_is_said_in_a_handy_unit(tmp_path: Path, monkeypatch, rows, free: int, says: str) -> None:
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(DuplexError, match=says):
+        PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, rows, rows), 3)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("beside", [{}, {"patch": (5, 4)}])
+def test_room_is_asked_for_to_the_byte(tmp_path: Path, monkeypatch, beside: dict[str, tuple[int, ...]]) -> None:
+    """Two bytes a number, one a mark, and 64 KiB for what HDF5 writes around them."""
+    needed = 4 * (3 + (20 if beside else 0)) * 2 + 4 + 65_536
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 1))
+    with pytest.raises(DuplexError, match="make room or choose --out"):
+        PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3, beside)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=needed))
+    PartialCache.create(tmp_path / "deep" / "down" / "f.h5", IDENTITY, Span(0, 4, 4), 3, beside).close()
+
+
+def test_the_file_says_nothing_of_when_it_was_made(tmp_path: Path) -> None:
+    first = finished(tmp_path / "f.h5").read_bytes()
+    time.sleep(1.1)  # HDF5 counts whole seconds
+    assert finished(tmp_path / "g.h5").read_bytes() == first
+
+
+def test_what_the_system_says_of_opening_an_unfinished_file_is_not_its_damage(tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(FileNotFoundError):
+        PartialCache(tmp_path / "f.h5")
+    (tmp_path / "f.h5.partial").write_bytes(b"\x89HDF not really")
+    with pytest.raises(Unfit, match="file signature not found"):
+        PartialCache(tmp_path / "f.h5")
+
+
+def test_a_closed_cache_may_be_closed_again_and_holds_nothing(tmp_path: Path) -> None:
+    cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3)
+    assert opened_in(tmp_path) == ["f.h5.partial"]
+    cache.close()
+    cache.close()
+    assert opened_in(tmp_path) == []
+
+
+def opened_in(folder: Path) -> list[str]:
+    """The files of a folder that this process has open."""
+    found = (os.path.realpath(one.path) for one in os.scandir("/proc/self/fd"))
+    return sorted(Path(path).name for path in found if path.startswith(str(folder)))
+
+
+@pytest.mark.parametrize("span", [Span(0, 2, 4), Span(2, 4, 4), Span(1, 3, 4)])
+def test_a_part_is_not_taken_for_the_whole(tmp_path: Path, span: Span) -> None:
+    cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, span, 3)
+    cache.write(0, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
+    cache.finish()
+    says = f"holds rows {span.start} to {span.stop} of 4; `duplex cache join` joins shards"
+    with pytest.raises(DuplexError, match=says):
+        open_features(tmp_path / "f.h5")
+
+
+def test_a_finished_cache_is_taken_up_as_a_copy(tmp_path: Path) -> None:
+    path = finished(tmp_path / "f.h5")
+    store.unfinish(path)
+    assert (tmp_path / "f.h5.partial").read_bytes() == path.read_bytes()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["f.h5", "f.h5.partial"]
+
+
+def test_a_megabyte_is_a_million_bytes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=500_050_100))
+    with pytest.raises(DuplexError, match=r"has 500\.1 MB free"):
+        PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 2**30, 2**30), 3)

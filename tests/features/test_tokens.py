@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from duplex.features.store import PartialCache
 from duplex.features.tokens import Streamed, read_tokens
 from duplex.labels import Target
 from duplex.methods.base import Batch
+from tests.features.test_store import opened_in
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
 ROWS, SHAPE = 40, (5, 4)
@@ -135,3 +137,90 @@ def test_scores_come_in_blocks_that_fit(cache, monkeypatch):
     assert max(len(scores) for _, scores in found) == 6
     whole = torch.cat([scores for _, scores in found])
     torch.testing.assert_close(whole[:, 0], torch.from_numpy(TOKENS).float().sum((1, 2)))
+
+
+def test_just_as_many_as_may_be_held_are_held(cache):
+    assert isinstance(read_tokens(cache, limit=ROWS * 5 * 4 * 2), np.ndarray)
+    assert read_tokens(cache, "deep") is None
+
+
+def test_a_disk_that_gives_a_few_bytes_at_a_time_gives_all_of_them(cache, monkeypatch):
+    preadv = tokens.os.preadv
+    monkeypatch.setattr(tokens.os, "preadv", lambda descriptor, views, place: preadv(descriptor, [views[0][:7]], place))
+    rows = torch.tensor([3, 4, 5, 30])
+    assert torch.equal(Streamed(cache)[rows], torch.from_numpy(TOKENS)[rows])
+
+
+def of_size(cache: Path, rows: int, numbers: int) -> Streamed:
+    """As if each of so many rows held so many numbers."""
+    streamed = Streamed(cache, np.arange(rows) % ROWS)
+    streamed._row = (numbers,)
+    return streamed
+
+
+def runs(order: list[int], size: int) -> int:
+    """How many of the blocks that begin at multiples of `size` lie side by side and in order."""
+    found = [order[place : place + size] for place in range(0, len(order), size)]
+    return sum(one == list(range(one[0], one[0] + len(one))) and one[0] % size == 0 for one in found)
+
+
+def test_neighbours_up_to_four_mebibytes_come_in_one_block_and_sixty_four_blocks_are_mixed(cache):
+    """Rows of a mebibyte: 65 blocks of four. All but the last one are mixed with one another."""
+    order = of_size(cache, 260, 2**19).shuffled(torch.Generator().manual_seed(0)).tolist()
+    assert sorted(order) == list(range(260))
+    apart = set(order[-4:])
+    assert apart == set(range(min(apart), min(apart) + 4)) and min(apart) % 4 == 0
+    assert runs(order[:-4], 4) < 8
+    drawn = [row // 4 for row in order[:256]]
+    assert len(set(drawn)) == 64
+
+
+def test_a_row_larger_than_a_block_is_one(cache, monkeypatch):
+    asked, randperm = [], torch.randperm
+    monkeypatch.setattr(tokens.torch, "randperm", lambda n, **options: (asked.append(n), randperm(n, **options))[1])
+    order = of_size(cache, 66, 2**22).shuffled(torch.Generator().manual_seed(0)).tolist()
+    assert sorted(order) == list(range(66)) and asked == [66, 64, 2]  # blocks, and the rows of two windows
+    assert len(of_size(cache, 0, 2**22).shuffled(torch.Generator())) == 0
+
+
+def test_what_streams_closes_its_file_with_itself(cache, tmp_path):
+    before = opened_in(tmp_path)
+    streamed = Streamed(cache)
+    parts = [streamed.at(np.arange(3)), streamed.to(torch.device("cpu"))]
+    assert len(opened_in(tmp_path)) == len(before) + 3
+    del streamed, parts
+    assert opened_in(tmp_path) == before
+
+
+@pytest.mark.parametrize(("size", "held"), [(2**30, True), (2**30 + 1, False)])
+def test_two_gibibytes_are_held_and_no_more(monkeypatch, size: int, held: bool) -> None:
+    """As docs/methods.md says."""
+
+    class Large:
+        """Claims to be so many numbers and has three."""
+
+        def __init__(self) -> None:
+            self.size = size
+
+        def __getitem__(self, _: object) -> np.ndarray:
+            return TOKENS[:3]
+
+    monkeypatch.setattr(tokens, "open_file", lambda path: nullcontext({"patch": Large()}))
+    monkeypatch.setattr(tokens, "Streamed", lambda path, name: (path, name))
+    found = read_tokens(Path("f.h5"))
+    assert isinstance(found, np.ndarray) if held else found == (Path("f.h5"), "patch")  # type: ignore[comparison-overlap]
+
+
+def test_a_view_of_shards_is_opened_once_however_often_it_is_read(tmp_path):
+    for k in range(2):
+        write(shard_path(tmp_path / "whole.h5", k, 2), Span(20 * k, 20 * k + 20, ROWS))
+    join_shards(tmp_path / "whole.h5")
+    streamed = Streamed(tmp_path / "whole.h5")
+    assert opened_in(tmp_path) == []
+    seen = []
+    for row in (0, 39, 25):
+        assert torch.equal(streamed[torch.tensor([row])][0], torch.from_numpy(TOKENS)[row])
+        seen.append(opened_in(tmp_path).count("whole.h5"))
+    assert seen == [1, 1, 1]
+    del streamed
+    assert opened_in(tmp_path) == []

@@ -149,6 +149,7 @@ def test_what_is_streamed_is_drawn_as_what_is_held(run, encoder) -> None:
         Views(2, {"cls": cls, "deep": deep}).drawn(torch.Generator().manual_seed(4))
         for deep in (torch.from_numpy(held), streamed)
     )
+    assert isinstance(other["deep"], Streamed), "nothing is read before it is asked for"
     assert torch.equal(one["deep"], other["deep"][torch.arange(40)]) and torch.equal(one["cls"], other["cls"])
     mixed = Views(2, {"cls": cls, "deep": streamed}).to(torch.device("cpu")).inputs["deep"]
     assert isinstance(mixed, Streamed) and len(mixed) == 80

@@ -1,0 +1,74 @@
+"""Cached rows joined with labels: each split its readable images, and their views for training alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from duplex.errors import DuplexError
+from duplex.features.examples import Examples, join
+from duplex.features.views import Viewed, Views
+from duplex.labels import SPLITS, LabelSpace
+
+ROWS = 12
+PLACES = [SPLITS[row % len(SPLITS)] for row in range(ROWS)]
+MANIFEST = pd.DataFrame(
+    {
+        "image": [f"{row}.jpg" for row in range(ROWS)],
+        "state": ["red", "blue", "blue", "red"] * 3,
+        "object": ["star", "star", "heart", "heart"] * 3,
+        "split": PLACES,
+    }
+)
+PAIRS = {str(split): list(zip(part["state"], part["object"], strict=True)) for split, part in MANIFEST.groupby("split")}
+LABELS = LabelSpace.from_pairs(PAIRS)
+INPUTS = {
+    "cls": np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float16),
+    "patch": np.random.default_rng(1).normal(size=(ROWS, 2, 3)).astype(np.float16),
+}
+BAD = np.isin(np.arange(ROWS), [0, 4, 5])
+
+
+def test_a_split_is_its_readable_rows_in_the_manifests_order() -> None:
+    found = join(MANIFEST, LABELS, INPUTS, BAD)
+    assert tuple(found) == SPLITS
+    for split, examples in found.items():
+        rows = [row for row in range(ROWS) if PLACES[row] == split and not BAD[row]]
+        assert examples.rows.tolist() == rows and len(examples) == len(rows) > 0
+        pairs = MANIFEST.iloc[rows]
+        assert (
+            examples.compositions.tolist() == LABELS.index(pairs["state"].tolist(), pairs["object"].tolist()).tolist()
+        )
+        assert examples.z.dtype == torch.float32 and examples.inputs["patch"].dtype == torch.float16
+        assert np.array_equal(examples.z.numpy(), INPUTS["cls"][rows].astype(np.float32))
+        assert np.array_equal(examples.inputs["patch"].numpy(), INPUTS["patch"][rows])
+        assert examples.views is None
+
+
+def test_rows_that_do_not_correspond_are_refused() -> None:
+    with pytest.raises(DuplexError, match=r"the manifest has 12 rows, the cache 11; `dvc repro extract` mends it"):
+        join(MANIFEST, LABELS, INPUTS, BAD[1:])
+
+
+def test_training_pictures_come_with_their_views_and_without_those_that_lack_one() -> None:
+    training = [row for row in range(ROWS) if PLACES[row] == "train"]
+    count = 2
+    of = np.repeat(training, count).astype(np.float32)  # whose view a row is
+    lacking = training.index(9) * count + 1
+    viewed = Viewed(count, {"cls": of[:, None]}, np.arange(len(of)) == lacking)
+    found = join(MANIFEST, LABELS, INPUTS, BAD, viewed)
+    rows = [row for row in training if not BAD[row] and row != 9]
+    assert found["train"].rows.tolist() == rows and rows
+    views = found["train"].views
+    assert views is not None and views.inputs["cls"][:, 0].tolist() == np.repeat(rows, count).tolist()
+    assert all(found[split].views is None for split in SPLITS if split != "train")
+
+
+def test_everything_goes_to_a_device_together() -> None:
+    views = Views(1, {"cls": torch.ones(2, 3)})
+    there = Examples(np.arange(2), {"cls": torch.ones(2, 3)}, torch.zeros(2), views).to(torch.device("meta"))
+    assert there.views is not None and there.rows.tolist() == [0, 1]
+    assert {one.device.type for one in (there.z, there.compositions, there.views.inputs["cls"])} == {"meta"}
+    assert Examples(np.arange(2), {}, torch.zeros(2)).to(torch.device("meta")).views is None
