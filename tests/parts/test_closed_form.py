@@ -129,13 +129,34 @@ def test_shards_added_are_the_whole(seed: int, cuts: list[int]) -> None:
     equal(total, Statistics.of(z, own, m, n))
 
 
-def test_what_was_added_can_be_taken_out_again() -> None:
-    z, own, m, n = world()
-    fold = torch.arange(len(z)) % 5 == 0
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(8, 20))
+def test_what_was_added_can_be_taken_out_again(seed: int, images: int) -> None:
+    """Pairs that lose all their images among them, and pairs that keep a single one."""
+    z, own, m, n = world(seed, images=images)
+    fold = torch.from_numpy(np.random.default_rng(seed).random(len(z)) < 0.5)
     whole, part = Statistics.of(z, own, m, n), Statistics.of(z[fold], own[fold], m, n)
     equal(whole - part, Statistics.of(z[~fold], own[~fold], m, n))
-    with pytest.raises(DuplexError, match="add them first"):
-        part - whole
+    if fold.any():
+        with pytest.raises(DuplexError, match="add them first"):
+            part - (whole + whole)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(4, 20))
+def test_means_are_those_of_each_groups_images(seed: int, images: int) -> None:
+    """Of one image or several; nothing where a state or an object has none."""
+    z, own, m, n = world(seed, images=images, pairs=4)
+    statistics = Statistics.of(z, own, m, n)
+    for groups, labels, names in (
+        (statistics.by_pair(), own, statistics.pairs.tolist()),
+        (statistics.by_state(), own // n, range(m)),
+        (statistics.by_object(), own % n, range(n)),
+    ):
+        for mean, count, name in zip(groups.means, groups.counts.tolist(), names, strict=True):
+            mine = z[labels == name]
+            assert count == len(mine)
+            close(mean, mine.mean(0) if len(mine) else torch.zeros(z.shape[1]))
 
 
 def test_statistics_of_other_labels_do_not_join() -> None:
@@ -155,8 +176,11 @@ def test_labels_must_fit() -> None:
     z, own, m, n = world()
     with pytest.raises(DuplexError, match="give one label a feature"):
         Statistics.of(z, own[1:], m, n)
-    with pytest.raises(DuplexError, match="outside of the 4 x 2"):
-        Statistics.of(z, own, m, n - 1)
+    for beyond in (m * n, -1):
+        with pytest.raises(DuplexError, match="outside of the 4 x 3"):
+            Statistics.of(z, torch.cat([own[1:], torch.tensor([beyond])]), m, n)
+    for last in (0, m * n - 1):
+        assert Statistics.of(z[:1], torch.tensor([last]), m, n).pairs.tolist() == [last]
 
 
 # -- the fit --------------------------------------------------------------------------------------------------------
@@ -246,13 +270,32 @@ def test_oas_nears_scikit_learns_where_dimensions_are_many() -> None:
 
 def test_a_round_sample_is_taken_for_round() -> None:
     assert oas(torch.eye(4, dtype=torch.float64), 50) == 1.0
+    nearly = torch.diag(torch.tensor([1.0, 1.0, 1.0, 1.001], dtype=torch.float64))
+    assert oas(nearly, 50) == 1.0
 
 
-def test_whitening_makes_the_spread_round() -> None:
-    z, own, m, n = world(images=400)
+@pytest.mark.parametrize("images", [400, 12, 10, 9, 8, 5, 3], ids=lambda images: f"{images} images of 8 pairs")
+def test_whitening_makes_the_spread_round(images: int) -> None:
+    """About each pair's mean while any pair has two images, else about the mean of all."""
+    z, own, m, n = world(images=images, pairs=min(images, 8))
     found = spread(Statistics.of(z, own, m, n).by_pair())
     close(found.covariance, twin.covariance(z.numpy(), own.numpy()))
-    close(found.whitening.T @ found.covariance @ found.whitening, np.eye(5))
+    close(found.whitening.T @ found.covariance @ found.whitening, np.eye(5), 1e-7)
+
+
+@pytest.mark.parametrize("images", [1, 20])
+def test_pictures_that_are_all_the_same_spread_as_far_as_unit_features_can(images: int) -> None:
+    z, own, m, n = world(images=images, pairs=1)
+    found = spread(Statistics.of(z[:1].expand(images, -1), own, m, n).by_pair())
+    close(found.covariance, np.eye(5) / 5)
+    close(found.whitening.T @ found.whitening, 5 * np.eye(5))
+
+
+def test_the_spread_of_features_of_any_length_is_found() -> None:
+    """Features a thousand times as short have a millionth of the spread; nothing is taken for no spread at all."""
+    z, own, m, n = world(images=100)
+    plain, short = (spread(Statistics.of(x, own, m, n).by_pair()).covariance for x in (z, z / 1000))
+    close(short * 1e6, plain, 1e-7)
 
 
 # -- where data run out ---------------------------------------------------------------------------------------------
