@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import gc
 import importlib.abc
 import importlib.util
 import os
@@ -260,7 +261,8 @@ def _run_tests(mutant: Mutant | None, tests: list[str]) -> None:
             sys.meta_path.insert(0, _Changed(mutant))
         import pytest
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", f"--basetemp={scratch}/t"]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin", "--hypothesis-seed=0",
+                   f"--basetemp={scratch}/t"]  # fmt: skip
         code = int(pytest.main([*options, *tests]))
     os._exit(code)
 
@@ -300,6 +302,7 @@ def _import_heavy() -> None:
     for name in ("torch", "pandas", "h5py", "hypothesis", "pytest", "PIL.Image", "typer", "pydantic", "rich.progress",
                  "open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml"):  # fmt: skip
         importlib.import_module(name)
+    gc.freeze()  # no child looks through all of that
 
 
 def main() -> None:
@@ -311,8 +314,11 @@ def main() -> None:
     asked = parser.parse_args()
     os.chdir(ROOT)
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other distributions' plugins take longer than most tests
     _import_heavy()
-    share = survey(asked.modules, asked.sample, asked.seed)
+    with tempfile.TemporaryDirectory() as compiled:  # of what is not changed, once for all children
+        sys.pycache_prefix, sys.dont_write_bytecode = compiled, False
+        share = survey(asked.modules, asked.sample, asked.seed)
     print(f"{100 * share:.1f} % killed", file=sys.stderr)
     sys.exit(share < asked.at_least)
 
