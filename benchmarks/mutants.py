@@ -138,9 +138,9 @@ def mutants(path: Path) -> Iterator[Mutant]:
     """Every change of one operator, number, truth value, condition or call whose value nobody takes."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
-    types = set(_types(tree))
+    idle = {*_types(tree), *_idle(tree)}
     for number, node in enumerate(ast.walk(tree)):
-        for change in range(0 if node in types else _changes(node)):
+        for change in range(0 if node in idle else _changes(node)):
             changed = ast.parse(text)  # sooner done than a copy
             target = next(found for place, found in enumerate(ast.walk(changed)) if place == number)
             before = _statement(tree, node)
@@ -155,6 +155,17 @@ def _types(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.walk(tree):
         said = getattr(node, "annotation", None) or getattr(node, "returns", None)
         yield from ast.walk(said) if said is not None else ()
+
+
+def _idle(tree: ast.AST) -> Iterator[ast.AST]:
+    """What can be changed and means the same: `strict` of a zip, which only lists that a mistake made unequal ever
+    meet, and the sign of a -1, by which the last of two dimensions is named as well as by 1 (its number is changed on
+    its own)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            yield node.value
+        elif isinstance(node, ast.UnaryOp) and ast.unparse(node) == "-1":
+            yield node
 
 
 def _changes(node: ast.AST) -> int:
