@@ -27,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
+FIELD = ["tests/methods/test_ranges.py", "tests/methods/test_modes.py"]  # that meet every kind of method
 TESTS = {  # module -> what mirrors it
     "duplex/labels.py": ["tests/test_labels.py"],
     "duplex/feasibility.py": ["tests/test_feasibility.py"],
@@ -68,7 +69,9 @@ TESTS = {  # module -> what mirrors it
     "duplex/features/watching.py": ["tests/features/test_interruption.py", "tests/features/test_deep.py"],
     "duplex/methods/base.py": ["tests/methods/test_head.py", "tests/methods/test_registry.py", "tests/test_testing.py"],
     "duplex/methods/exhibits.py": ["tests/methods/test_tailed.py", "tests/test_life_cycle.py"],
-    "duplex/methods/head.py": ["tests/methods/test_head.py", "tests/methods/test_cge.py", "tests/methods/test_scen.py"],
+    "duplex/methods/head.py": [
+        "tests/methods/test_head.py", "tests/methods/test_cge.py", "tests/methods/test_compcos.py",
+    ],
     "duplex/methods/tailed.py": ["tests/methods/test_tailed.py"],
     "duplex/methods/three_paths.py": [
         "tests/methods/test_cds.py", "tests/methods/test_troika.py", "tests/methods/test_ranges.py",
@@ -105,7 +108,7 @@ TESTS = {  # module -> what mirrors it
     "duplex/parts/tail.py": ["tests/methods/test_tailed.py", "tests/encoders/test_tail.py"],
     "duplex/parts/trained_codebook.py": ["tests/parts/test_codebook.py", "tests/methods/test_duplex_rows.py"],
     "duplex/parts/words.py": ["tests/methods/test_vp_cmjl.py"],
-    **{f"duplex/methods/{kind}.py": [f"tests/methods/test_{kind}.py", "tests/methods/test_ranges.py"] for kind in (
+    **{f"duplex/methods/{kind}.py": [f"tests/methods/test_{kind}.py", *FIELD] for kind in (
         "ade", "caila", "canet", "cds", "cge", "cge_visual", "closed_form", "cluspro", "co_cge", "compcos", "dfsp",
         "gipcol", "ivr", "kg_sp", "lde", "logiczsl", "plid", "prompts", "registry", "scen", "troika", "vp_cmjl",
     )},

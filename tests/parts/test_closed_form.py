@@ -81,6 +81,20 @@ def test_any_list_of_columns_scores_as_all_do(seed: int, m: int, n: int, d: int,
     close(model.scorer(columns)(new), whole[:, columns], 1e-8)
 
 
+@pytest.mark.parametrize("prior", [True, False])
+def test_rows_and_offsets_are_the_score(prior: bool) -> None:
+    """`g_c(z) = (z W - mu) . h_c + offset_c`: what an export holds of it."""
+    z, own, m, n = world()
+    model = ClosedForm.fit(Statistics.of(z, own, m, n), Settings(prior=prior))
+    new, columns = world(seed=1)[0][:7], torch.tensor([11, 0, 5, 3])
+    rows, offset = model.linear(columns)
+    close((new @ model.whitening - model.additive.mean) @ rows.T + offset, model.scorer(columns)(new))
+    wanted = twin.scores(z.numpy(), own.numpy(), new.numpy(), m, n, 1 / model.shrinkage, 0.1, False)
+    share = np.array([np.log((own == c).sum().item()) if c in own and not prior else 0 for c in columns.tolist()])
+    apart = model.scorer(columns)(new).numpy() - (wanted[:, columns.numpy()] - share)
+    close(torch.from_numpy(apart - apart[:, :1]), np.zeros_like(apart), 1e-8)
+
+
 def test_outer_sums_in_single_precision_are_the_dense_twins_to_1e_5() -> None:
     z, own, m, n = world(3, m=9, n=7, d=24, images=900, pairs=40)
     model = ClosedForm.fit(Statistics.of(z, own, m, n), Settings(shrinkage=20.0)).to(torch.float32)
