@@ -67,8 +67,8 @@ TESTS = {  # module -> what mirrors it
     "duplex/features/tokens.py": ["tests/features/test_tokens.py"],
     "duplex/features/views.py": ["tests/features/test_views.py"],
     "duplex/features/watching.py": ["tests/features/test_interruption.py", "tests/features/test_deep.py"],
-    "duplex/methods/base.py": ["tests/methods/test_head.py", "tests/methods/test_registry.py", "tests/test_testing.py"],
-    "duplex/methods/exhibits.py": ["tests/methods/test_tailed.py", "tests/test_life_cycle.py"],
+    "duplex/methods/base.py": ["tests/methods/test_base.py", "tests/methods/test_registry.py"],
+    "duplex/methods/exhibits.py": ["tests/methods/test_prompts.py", "tests/methods/test_base.py"],
     "duplex/methods/head.py": [
         "tests/methods/test_head.py", "tests/methods/test_cge.py", "tests/methods/test_compcos.py",
     ],
