@@ -233,6 +233,27 @@ def test_likelihood_is_the_dense_gaussians() -> None:
     assert max(difference) - min(difference) < 1e-8
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_no_step_of_an_eighth_of_a_decade_is_likelier_than_what_is_found(seed: int) -> None:
+    z, own, m, n = world(seed, images=int(30 + 200 * seed))
+    statistics = Statistics.of(z, own, m, n)
+    groups = statistics.by_pair()
+    seen = Observations(statistics.state_of, statistics.object_of, groups.counts, groups.means * 3**seed, (m, n))
+    v = additive.interaction_variance(seen, 0.1)
+    height = additive.log_likelihood(seen, v, 0.1)
+    for step in (0.125, 0.25, 0.5, 1.0):
+        for moved in (v * 10**step, v / 10**step):
+            assert not 10**-4.9 < moved < 10**1.9 or additive.log_likelihood(seen, moved, 0.1) <= height
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (5, 5, 5)])
+def test_interactions_that_moments_do_not_find_are_next_to_none(counts: tuple[int, ...]) -> None:
+    """Residuals no larger than the noise of the means; fewer pairs than effects among them."""
+    tensors: Any = [torch.tensor(x) for x in ([0, 1, 2], [0, 1, 0], counts)]
+    seen = Observations(tensors[0], tensors[1], tensors[2].double(), torch.ones(3, 4).double(), (3, 2))
+    assert additive.interaction_variance(seen, 0.1, direct=0) == 1e-4
+
+
 @pytest.mark.parametrize("direct", [additive.DIRECT, 0], ids=["likelihood", "moments"])
 @pytest.mark.parametrize("v", [0.02, 0.5])
 def test_the_variance_of_interactions_is_found(v: float, direct: int) -> None:
