@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -137,20 +138,27 @@ class Mutant:
         return f"{self.module}: `{self.before}` -> `{self.after}`"
 
 
-def mutants(path: Path) -> Iterator[Mutant]:
-    """Every change of one operator, number, truth value, condition or call whose value nobody takes."""
+def mutants(path: Path, order: random.Random | None = None) -> Iterator[Mutant]:
+    """Every change of one operator, number, truth value, condition or call whose value nobody takes; in a random
+    `order`, or as they stand."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     idle = {*_types(tree), *_idle(tree)}
-    for number, node in enumerate(ast.walk(tree)):
-        for change in range(0 if node in idle else _changes(node)):
-            changed = ast.parse(text)  # sooner done than a copy
-            target = next(found for place, found in enumerate(ast.walk(changed)) if place == number)
-            before = _statement(tree, node)
-            _apply(changed, target, change)
-            after = _statement(changed, target)
-            if before is not None and after is not None and (texts := (_text(before), _text(after)))[0] != texts[1]:
-                yield Mutant(path.relative_to(ROOT).as_posix(), before.lineno, *texts, ast.unparse(changed))
+    places = [
+        (number, node, change)
+        for number, node in enumerate(ast.walk(tree))
+        for change in range(0 if node in idle else _changes(node))
+    ]
+    if order is not None:
+        order.shuffle(places)
+    for number, node, change in places:
+        changed = ast.parse(text)  # sooner done than a copy
+        target = next(found for place, found in enumerate(ast.walk(changed)) if place == number)
+        before = _statement(tree, node)
+        _apply(changed, target, change)
+        after = _statement(changed, target)
+        if before is not None and after is not None and (texts := (_text(before), _text(after)))[0] != texts[1]:
+            yield Mutant(path.relative_to(ROOT).as_posix(), before.lineno, *texts, ast.unparse(changed))
 
 
 def _types(tree: ast.AST) -> Iterator[ast.AST]:
@@ -291,9 +299,8 @@ def survey(modules: list[str], sample: int, seed: int) -> float:
     """Print survivors; the share of mutants killed, known survivors aside."""
     tried, survived, known = 0, 0, known_survivors()
     for module in modules:
-        found = list(mutants(ROOT / module))
-        if sample and len(found) > sample:
-            found = sorted(random.Random(seed).sample(found, sample), key=lambda mutant: mutant.line)
+        drawn = mutants(ROOT / module, random.Random(seed) if sample else None)
+        found = sorted(islice(drawn, sample or None), key=lambda mutant: mutant.line)
         began = time.monotonic()
         unchanged = Mutant(module, 0, "", "", (ROOT / module).read_text(encoding="utf-8"))
         if killed(unchanged, 600):
