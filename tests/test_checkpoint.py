@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from duplex.calibration import Calibration
-from duplex.checkpoint import _check_fit, _check_sizes, Record, digest, load_checkpoint, read_record, save_checkpoint
+from duplex.checkpoint import Record, _check_fit, _check_sizes, digest, load_checkpoint, read_record, save_checkpoint
 from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
 from duplex.methods.duplex import DuplexOptions as Options

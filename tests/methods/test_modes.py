@@ -16,8 +16,9 @@ NARROW = {"width": 6, "image_width": 6, "out": 5, "factor_width": 6, "context_wi
 
 def made(kind: str, rate: float) -> Any:
     spoken = find(kind).Options.spoken_types()
-    row: dict[str, Any] = {name: value for name, value in NARROW.items() if name in spoken}
-    return build(find(kind), **row, **{name: rate for name in ("dropout", "adapter_dropout") if name in spoken})
+    rates = dict.fromkeys(("dropout", "adapter_dropout"), rate)
+    row: dict[str, Any] = {name: value for name, value in {**NARROW, **rates}.items() if name in spoken}
+    return build(find(kind), **row)
 
 
 def losses_of(method: Any, seed: int) -> torch.Tensor:
@@ -59,7 +60,7 @@ def test_every_parameter_is_trained(kind):
 @pytest.mark.parametrize("kind", ["compcos", "co_cge"])
 def test_a_margin_grows_up_to_its_value(kind):
     spoken = find(kind).Options.spoken_types()
-    row = {name: value for name, value in NARROW.items() if name in spoken}
+    row: dict[str, Any] = {name: value for name, value in NARROW.items() if name in spoken}
 
     def margins(epoch: int, train: bool = False) -> torch.Tensor:
         method = build(find(kind), "open", margin=0.4, margin_epochs=4, dropout=0.6, **row).train(train)

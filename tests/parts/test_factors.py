@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from tests.methods.field import close, linear
 from tests.methods.world import DIM, features
 
 
-def stirred(module: torch.nn.Module) -> torch.nn.Module:
+def stirred(module: Any) -> Any:
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.double().parameters():
@@ -44,12 +46,12 @@ def test_fusion_joins_two_projections(rectified: bool, rank: int | None) -> None
     fusion = stirred(Fusion(DIM, rectified=rectified, rank=rank))
     z_s, z_o = features(4, 0), features(4, 1)
 
-    def product(projection: torch.nn.Module) -> Tensor:
+    def product(projection: Any) -> Tensor:
         if rank is None:
-            return projection.weight
+            return cast(Tensor, projection.weight)
         first, second = projection
         assert first.weight.shape == (rank, DIM)
-        return second.weight @ first.weight
+        return cast(Tensor, second.weight @ first.weight)
 
     joined = z_s @ product(fusion.state).T + z_o @ product(fusion.object).T
     joined = joined.relu() if rectified else joined
