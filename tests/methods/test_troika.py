@@ -101,6 +101,13 @@ def test_no_strength_is_no_traction():
         close(pulled, plain)
 
 
+def test_traction_pulls_from_the_first_step():
+    method, images = build(Troika, shaken=False, **ROW), batch(4)
+    z, t = method.paths.features(images.z), method.shared()
+    for pulled, plain in zip(method.three(z, t, images.inputs["patch"]), method.three(z, t, None), strict=True):
+        assert (pulled - plain).abs().max() > 1e-3
+
+
 def test_blocks_of_images_change_nothing(monkeypatch):
     method, images = build(Troika, **ROW), batch(5)
     whole = scores(method, range(12), images)
