@@ -95,7 +95,7 @@ TESTS = {  # module -> what mirrors it
     "duplex/parts/factors.py": ["tests/parts/test_factors.py", "tests/methods/test_duplex.py"],
     "duplex/parts/graph.py": ["tests/methods/test_duplex_rows.py", "tests/methods/test_duplex.py"],
     "duplex/parts/heads.py": ["tests/parts/test_heads.py", "tests/methods/test_compcos.py"],
-    "duplex/parts/indices.py": ["tests/parts/test_codebook.py"],
+    "duplex/parts/indices.py": ["tests/parts/test_indices.py", "tests/parts/test_codebook.py"],
     "duplex/parts/interactions.py": ["tests/parts/test_interactions.py"],
     "duplex/parts/partners.py": ["tests/methods/test_ivr.py", "tests/methods/test_ade.py"],
     "duplex/parts/paths.py": [

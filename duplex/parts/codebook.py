@@ -43,7 +43,6 @@ class Codebook(nn.Module):
     composition: `known [K]` and `rows [K, d]`. In memory they lie in `_stored` in the order in which they came.
     """
 
-    trainable = False
     grows = ("known", "rows")
     mean_s: Tensor  # [M, d]
     mean_o: Tensor  # [N, d]
