@@ -90,7 +90,7 @@ TESTS = {  # module -> what mirrors it
     ],
     "duplex/parts/composition_graph.py": ["tests/methods/test_cge.py", "tests/methods/test_gipcol.py"],
     "duplex/parts/counterfactual.py": ["tests/methods/test_duplex.py", "tests/methods/test_duplex_rows.py"],
-    "duplex/parts/covariance.py": ["tests/parts/test_closed_form.py"],
+    "duplex/parts/covariance.py": ["tests/parts/test_covariance.py"],
     "duplex/parts/draws.py": ["tests/parts/test_codebook.py"],
     "duplex/parts/factors.py": ["tests/parts/test_factors.py", "tests/methods/test_duplex.py"],
     "duplex/parts/graph.py": ["tests/methods/test_duplex_rows.py", "tests/methods/test_duplex.py"],
