@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import copy
 import gc
 import importlib.abc
 import importlib.util
@@ -24,10 +23,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
+FIELD = ["tests/methods/test_ranges.py", "tests/methods/test_modes.py"]  # that meet every kind of method
 TESTS = {  # module -> what mirrors it
     "duplex/labels.py": ["tests/test_labels.py"],
     "duplex/feasibility.py": ["tests/test_feasibility.py"],
@@ -67,13 +68,48 @@ TESTS = {  # module -> what mirrors it
     "duplex/features/tokens.py": ["tests/features/test_tokens.py"],
     "duplex/features/views.py": ["tests/features/test_views.py"],
     "duplex/features/watching.py": ["tests/features/test_watching.py", "tests/features/test_interruption.py"],
-    "duplex/methods/base.py": ["tests/methods/test_head.py", "tests/methods/test_registry.py", "tests/test_testing.py"],
-    "duplex/methods/exhibits.py": ["tests/methods/test_tailed.py", "tests/test_life_cycle.py"],
-    "duplex/methods/head.py": ["tests/methods/test_head.py", "tests/methods/test_cge.py", "tests/methods/test_scen.py"],
+    "duplex/methods/base.py": ["tests/methods/test_base.py", "tests/methods/test_registry.py"],
+    "duplex/methods/exhibits.py": ["tests/methods/test_prompts.py", "tests/methods/test_base.py"],
+    "duplex/methods/head.py": [
+        "tests/methods/test_head.py", "tests/methods/test_cge.py", "tests/methods/test_compcos.py",
+    ],
     "duplex/methods/tailed.py": ["tests/methods/test_tailed.py"],
-    "duplex/methods/three_paths.py": ["tests/methods/test_cds.py", "tests/methods/test_troika.py"],
-    "duplex/methods/duplex.py": ["tests/methods/test_duplex.py", "tests/methods/test_duplex_rows.py"],
-    **{f"duplex/methods/{kind}.py": [f"tests/methods/test_{kind}.py"] for kind in (
+    "duplex/methods/three_paths.py": [
+        "tests/methods/test_cds.py", "tests/methods/test_troika.py", "tests/methods/test_ranges.py",
+    ],
+    "duplex/methods/duplex.py": [
+        "tests/methods/test_ranges.py", "tests/methods/test_following.py", "tests/methods/test_readings.py",
+        "tests/methods/test_duplex_scores.py", "tests/methods/test_duplex_rows.py", "tests/methods/test_duplex.py",
+    ],
+    "duplex/parts/additive.py": ["tests/parts/test_closed_form.py", "tests/parts/test_interactions.py"],
+    "duplex/parts/attention.py": ["tests/methods/test_troika.py", "tests/methods/test_dfsp.py"],
+    "duplex/parts/closed_form.py": ["tests/parts/test_closed_form.py", "tests/parts/test_interactions.py"],
+    "duplex/parts/clusters.py": ["tests/methods/test_cluspro.py"],
+    "duplex/parts/codebook.py": [
+        "tests/parts/test_codebook.py", "tests/methods/test_following.py", "tests/methods/test_readings.py",
+    ],
+    "duplex/parts/composition_graph.py": ["tests/methods/test_cge.py", "tests/methods/test_gipcol.py"],
+    "duplex/parts/counterfactual.py": ["tests/methods/test_duplex.py", "tests/methods/test_duplex_rows.py"],
+    "duplex/parts/covariance.py": ["tests/parts/test_covariance.py"],
+    "duplex/parts/draws.py": ["tests/parts/test_codebook.py"],
+    "duplex/parts/factors.py": ["tests/parts/test_factors.py", "tests/methods/test_duplex.py"],
+    "duplex/parts/graph.py": ["tests/methods/test_duplex_rows.py", "tests/methods/test_duplex.py"],
+    "duplex/parts/heads.py": ["tests/parts/test_heads.py", "tests/methods/test_compcos.py"],
+    "duplex/parts/indices.py": ["tests/parts/test_indices.py", "tests/parts/test_codebook.py"],
+    "duplex/parts/interactions.py": ["tests/parts/test_interactions.py"],
+    "duplex/parts/partners.py": ["tests/methods/test_ivr.py", "tests/methods/test_ade.py"],
+    "duplex/parts/paths.py": [
+        "tests/methods/test_ranges.py", "tests/methods/test_prompts.py", "tests/methods/test_duplex.py",
+    ],
+    "duplex/parts/portable.py": ["tests/parts/test_portable.py", "tests/methods/test_closed_form.py"],
+    "duplex/parts/prompts.py": ["tests/methods/test_prompts.py", "tests/methods/test_duplex.py"],
+    "duplex/parts/rules.py": ["tests/methods/test_logiczsl.py"],
+    "duplex/parts/sphere.py": ["tests/methods/test_lde.py"],
+    "duplex/parts/statistics.py": ["tests/parts/test_closed_form.py"],
+    "duplex/parts/tail.py": ["tests/methods/test_tailed.py", "tests/encoders/test_tail.py"],
+    "duplex/parts/trained_codebook.py": ["tests/parts/test_codebook.py", "tests/methods/test_duplex_rows.py"],
+    "duplex/parts/words.py": ["tests/methods/test_vp_cmjl.py"],
+    **{f"duplex/methods/{kind}.py": [f"tests/methods/test_{kind}.py", *FIELD] for kind in (
         "ade", "caila", "canet", "cds", "cge", "cge_visual", "closed_form", "cluspro", "co_cge", "compcos", "dfsp",
         "gipcol", "ivr", "kg_sp", "lde", "logiczsl", "plid", "prompts", "registry", "scen", "troika", "vp_cmjl",
     )},
@@ -102,31 +138,41 @@ class Mutant:
         return f"{self.module}: `{self.before}` -> `{self.after}`"
 
 
-def mutants(path: Path) -> Iterator[Mutant]:
-    """Every change of one operator, number, truth value, condition or call whose value nobody takes."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def mutants(path: Path, order: random.Random | None = None) -> Iterator[Mutant]:
+    """Every change of one operator, number, truth value, condition or call whose value nobody takes; in a random
+    `order`, or as they stand."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
     silent = set(_silent(tree))
-    for number, node in enumerate(ast.walk(tree)):
-        for change in range(0 if node in silent else _changes(node)):
-            changed = copy.deepcopy(tree)
-            target = next(found for place, found in enumerate(ast.walk(changed)) if place == number)
-            before = _statement(tree, node)
-            _apply(changed, target, change)
-            after = _statement(changed, target)
-            if before is not None and after is not None and (texts := (_text(before), _text(after)))[0] != texts[1]:
-                yield Mutant(path.relative_to(ROOT).as_posix(), before.lineno, *texts, ast.unparse(changed))
+    places = [
+        (number, node, change)
+        for number, node in enumerate(ast.walk(tree))
+        for change in range(0 if node in silent else _changes(node))
+    ]
+    if order is not None:
+        order.shuffle(places)
+    for number, node, change in places:
+        changed = ast.parse(text)  # sooner done than a copy
+        target = next(found for place, found in enumerate(ast.walk(changed)) if place == number)
+        before = _statement(tree, node)
+        _apply(changed, target, change)
+        after = _statement(changed, target)
+        if before is not None and after is not None and (texts := (_text(before), _text(after)))[0] != texts[1]:
+            yield Mutant(path.relative_to(ROOT).as_posix(), before.lineno, *texts, ast.unparse(changed))
 
 
 def _silent(tree: ast.AST) -> Iterator[ast.AST]:
-    """What says nothing when a test runs: types of arguments and results, imports for types alone, and `strict` of a
-    `zip`, an assertion of what holds anyway."""
+    """What says nothing when a test runs: types of arguments and results, imports for types alone, `strict` of a `zip`,
+    an assertion of what holds anyway, and the sign of `dim=-1`, which names the last of two dimensions as 1 does."""
     for node in ast.walk(tree):
         said = getattr(node, "annotation", None) or getattr(node, "returns", None)
         yield from ast.walk(said) if said is not None else ()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             yield node
-        if isinstance(node, ast.keyword) and node.arg == "strict":
+        if isinstance(node, ast.keyword) and (node.arg == "strict" or ast.unparse(node) in ("dim=-1", "axis=-1")):
             yield node.value
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("softmax", "logsumexp")):
+            yield from (argument for argument in node.args if ast.unparse(argument) == "-1")
 
 
 def _changes(node: ast.AST) -> int:
@@ -253,9 +299,8 @@ def survey(modules: list[str], sample: int, seed: int) -> float:
     """Print survivors; the share of mutants killed, known survivors aside."""
     tried, survived, known = 0, 0, known_survivors()
     for module in modules:
-        found = list(mutants(ROOT / module))
-        if sample and len(found) > sample:
-            found = sorted(random.Random(seed).sample(found, sample), key=lambda mutant: mutant.line)
+        drawn = mutants(ROOT / module, random.Random(seed) if sample else None)
+        found = sorted(islice(drawn, sample or None), key=lambda mutant: mutant.line)
         began = time.monotonic()
         unchanged = Mutant(module, 0, "", "", (ROOT / module).read_text(encoding="utf-8"))
         if killed(unchanged, 600):
@@ -291,8 +336,11 @@ def main() -> None:
     asked = parser.parse_args()
     os.chdir(ROOT)
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other distributions' plugins take longer than most tests
     _import_heavy()
-    share = survey(asked.modules, asked.sample, asked.seed)
+    with tempfile.TemporaryDirectory() as compiled:  # of what is not changed, once for all children
+        sys.pycache_prefix, sys.dont_write_bytecode = compiled, False
+        share = survey(asked.modules, asked.sample, asked.seed)
     print(f"{100 * share:.1f} % killed", file=sys.stderr)
     sys.exit(share < asked.at_least)
 

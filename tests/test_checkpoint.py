@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from duplex.calibration import Calibration
-from duplex.checkpoint import Record, digest, load_checkpoint, read_record, save_checkpoint
+from duplex.checkpoint import Record, _check_fit, _check_sizes, digest, load_checkpoint, read_record, save_checkpoint
 from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
 from duplex.methods.duplex import DuplexOptions as Options
@@ -141,6 +141,38 @@ def test_tensors_of_another_type_or_name_are_refused(saved):
     save_checkpoint(path, network.float(), dataclasses.replace(RECORD, options=Options(width=5, adapter="none")))
     with pytest.raises(DuplexError, match=r"holds a strange tensor 'paths\.adapter"):
         load_checkpoint(path, small_setting(dtype=torch.float32), ENCODER)
+
+
+def test_each_way_not_to_fit_is_named(saved):
+    """By the first name that is odd; of tensors that grow, the number of rows alone is free."""
+    path, method = saved
+    whole = method.state_dict()
+
+    def fit(without: str = "", **more: torch.Tensor) -> None:
+        tensors = {name: value for name, value in whole.items() if name != without}
+        _check_fit(path, {**tensors, **{name.replace("__", "."): value for name, value in more.items()}}, method)
+
+    fit()
+    rows, mean = whole["codebook.rows"], whole["codebook.mean_s"]
+    fit(codebook__rows=torch.cat([rows, rows]))
+    for without, more, said in (
+        ("codebook.known", {"zzz": rows}, "lacks tensor 'codebook.known'"),
+        ("codebook.known", {"aaa": rows}, "holds a strange tensor 'aaa'"),
+        ("", {"codebook__mean_s": torch.cat([mean, mean])}, r"codebook.mean_s is \(8, 8\)"),
+        ("", {"codebook__rows": rows[:, 1:]}, r"codebook.rows is \(7, 7\)"),
+        ("", {"codebook__rows": rows[None]}, r"codebook.rows is \(1, 7, 8\)"),
+        ("", {"codebook__rows": rows[0]}, r"codebook.rows is \(8,\)"),
+    ):
+        with pytest.raises(DuplexError, match=said):
+            fit(without, **more)
+
+
+def test_a_width_is_plausible_up_to_what_the_file_holds(tmp_path):
+    path, most = tmp_path / "checkpoint.safetensors", {"a": torch.zeros(100, 2000)}
+    for width, tensors in ((100_000, {}), (200_000, most)):
+        _check_sizes(path, Options(width=width), tensors)
+        with pytest.raises(DuplexError, match=f"width is {width + 1:,}"):
+            _check_sizes(path, Options(width=width + 1), tensors)
 
 
 def test_another_preprocessing_precision_or_architecture_is_refused(saved):

@@ -218,3 +218,4 @@ def test_a_target_set_is_its_list(m, n, seed):
         assert (target.listed is None) == (world == "open") and len(target) == len(listed)
         assert (target.holds(every) == np.isin(every, listed)).all()
         assert (target.places(listed) == np.arange(len(listed))).all()
+        assert (target.at(np.arange(len(listed))) == listed).all() and (target.columns == listed).all()

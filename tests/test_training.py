@@ -27,7 +27,7 @@ from duplex.methods.prompts import PromptOptions
 from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
 from duplex.resume import State
-from duplex.training import Run, make_optimiser, optimiser_step, train
+from duplex.training import Run, make_optimiser, optimiser_step, rate_share, train
 from tests.methods.world import features, small_labels, small_method, small_setting, step_of
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4)
@@ -288,6 +288,9 @@ def test_a_loss_is_the_mean_over_images_not_over_batches():
         ({"schedule": "constant"}, [1, 1, 1, 1]),
         ({"schedule": "cosine"}, [1, 0.85355, 0.5, 0.14645]),
         ({"warm_up": 2, "schedule": "constant"}, [1 / 3, 2 / 3, 1, 1]),
+        ({"warm_up": 1, "schedule": "cosine", "epochs": 5}, [0.5, 1, 0.85355, 0.5, 0.14645]),
+        ({"warm_up": 3}, [0.25, 0.5, 0.75, 0.5]),
+        ({"decay": 0.25, "decay_every": 1}, [1, 0.25, 0.0625, 0.015625]),
     ],
 )
 def test_the_rate_follows_its_schedule(monkeypatch, more, rates):
@@ -300,6 +303,37 @@ def test_the_rate_follows_its_schedule(monkeypatch, more, rates):
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self, closure=None: note(self))
     recorded(settings)
     assert found == pytest.approx([0.125 * rate for rate in rates], abs=1e-5)
+
+
+def test_a_rate_after_the_last_epoch_of_a_cosine_is_nothing():
+    """A schedule is asked once more when an epoch ends, and a state may be gone on with for fewer epochs."""
+    settings = dataclasses.replace(FOUR, schedule="cosine", warm_up=1)
+    assert [rate_share(epoch, settings) for epoch in (4, 5, 9)] == pytest.approx([0, 0, 0])
+
+
+def test_progress_counts_the_steps_of_all_epochs(monkeypatch):
+    shown, totals = [], []
+
+    class Noted:
+        def __init__(self, label, total):
+            totals.append((label, total))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def show(self, done, values):
+            shown.append((done, values["val AUC"], sorted(values)))
+
+    monkeypatch.setattr("duplex.training.Bar", Noted)
+    aucs = iter([0.1, 0.2, 0.3])
+    recorded(dataclasses.replace(FOUR, epochs=2), validate=lambda _: next(aucs))
+    assert totals == [("training, steps", 6)]
+    assert [done for done, _, _ in shown] == [0, 1, 2, 3, 3, 4, 5, 6, 6]
+    assert [auc for _, auc, _ in shown] == [0.1] * 4 + [0.2] * 4 + [0.3]
+    assert shown[0][2] == ["val AUC"] and shown[-1][2] == sorted(["val AUC", "loss_a", "loss_b"])
 
 
 def test_the_optimiser_and_its_decay_are_those_asked_for():

@@ -143,7 +143,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     def _words(self) -> tuple[Tensor, Tensor] | None:
         words = self.setting.words
-        if self.options.interactions == 0 or words is None:
+        if words is None:
             return None
         return words.states.to(self.counts.device), words.objects.to(self.counts.device)
 

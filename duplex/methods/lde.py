@@ -18,6 +18,7 @@ CLIP's own scores are left out.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,6 +39,9 @@ class LdeOptions(Options):
     space: Literal["linear", "sphere"] = "linear"
     source: Literal["text", "images"] = "text"
     template: str = TEMPLATE
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        yield self.template.strip(), "template is empty; give at least one word such as 'a photo of'"
 
 
 class Lde(Method[LdeOptions]):

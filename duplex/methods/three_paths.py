@@ -61,7 +61,7 @@ class ThreePaths(Method[Row], Generic[Row]):
     def seen(self, batch: Batch, t: Prototypes) -> Seen:
         """A batch's features, factors and the three losses."""
         z = self.paths.features(batch.z)
-        losses, factored = self.paths.losses(z, batch.compositions, t, TERMS, ask=True)
+        losses, factored = self.paths.losses(z, batch.compositions, t, TERMS)
         assert factored is not None
         return Seen(z, factored, losses)
 

@@ -43,7 +43,6 @@ class Codebook(nn.Module):
     composition: `known [K]` and `rows [K, d]`. In memory they lie in `_stored` in the order in which they came.
     """
 
-    trainable = False
     grows = ("known", "rows")
     mean_s: Tensor  # [M, d]
     mean_o: Tensor  # [N, d]
@@ -141,7 +140,7 @@ class Codebook(nn.Module):
         """Rows of a batch's own compositions towards the mean of their images, `h_c <- normalise(l h_c + (1 - l) x_c)`,
         once a batch; every other row stays."""
         present, inverse, sizes = np.unique(compositions, return_inverse=True, return_counts=True)
-        group, count = send(z.device, inverse.reshape(-1), sizes)
+        group, count = send(z.device, inverse, sizes)
         means = z.new_zeros(len(present), z.shape[1]).index_add_(0, group, z) / count[:, None]
         mixed = momentum * self.rows_of(present) + (1 - momentum) * means.to(self._stored)
         self.commit(present, normalize(mixed, dim=-1))

@@ -47,7 +47,7 @@ class Nodes:
 def _means(labels: Ints, *rows: Tensor) -> tuple[Tensor, ...]:
     """Means of `rows` [B, k] over each label [G, k], and the labels [G]."""
     distinct, group, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    there, places, counts = send(rows[0].device, distinct, group.reshape(-1), sizes)
+    there, places, counts = send(rows[0].device, distinct, group, sizes)
     zeros = (values.new_zeros(len(distinct), values.shape[1]) for values in rows)
     sums = [zero.index_add(0, places, values) for zero, values in zip(zeros, rows, strict=True)]
     return *(total / counts[:, None] for total in sums), there
@@ -79,7 +79,7 @@ class Candidates:
         row, column = np.nonzero(kept)
         place = np.full(kept.shape, -1, dtype=np.int64)
         place[row, column] = np.arange(len(row))
-        of_pair = place[state_of.reshape(-1)][:, object_of.reshape(-1)]  # [B_s, B_o]
+        of_pair = place[state_of][:, object_of]  # [B_s, B_o]
         i, j = np.nonzero(of_pair >= 0)
         partners = (kept.sum(axis).clip(min=1) for axis in (1, 0))
         there = send(device, states, objects, *partners, row, column, i, j, of_pair[i, j])

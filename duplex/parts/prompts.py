@@ -151,8 +151,9 @@ class Prompts(nn.Module):
         return Prototypes(empty, empty, empty)
 
     def _split(self, encoded: Tensor, count: int) -> Prototypes:
-        states = len(self.labels.states) if "s" in self.paths else 0
-        return Prototypes(encoded[:count], encoded[count : count + states], encoded[count + states :])
+        """The compositions come first; without state and object paths nothing follows them."""
+        states = count + len(self.labels.states)
+        return Prototypes(encoded[:count], encoded[count:states], encoded[states:])
 
 
 def _close(body: Ints, end: int) -> Ints:

@@ -100,7 +100,7 @@ class Statistics:
 
     @property
     def dim(self) -> int:
-        return int(self.moment.shape[0])
+        return len(self.moment)
 
     @property
     def state_of(self) -> Tensor:

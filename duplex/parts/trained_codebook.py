@@ -16,8 +16,6 @@ from duplex.parts.indices import send
 class TrainedCodebook(nn.Module):
     """`H [M*N, d]`, moved by gradients, and by write-back too. Rows are random until `start`."""
 
-    trainable = True
-
     def __init__(
         self, labels: LabelSpace, dim: int, *, unseen: Unseen, random_seen: bool, anchored: bool = False
     ) -> None:

@@ -162,9 +162,25 @@ def test_any_number_of_pictures_without_gradients(monkeypatch: pytest.MonkeyPatc
     whole, entered = halves(encoder, pictures, 2)
     tail = Tail(cut(encoder, 2), TailOptions(1), tuple(entered.shape[1:])).eval()
     monkeypatch.setattr("duplex.parts.tail.IMAGES", 2)
+    at_once, plain = list[int](), Tail.features
+    monkeypatch.setattr(Tail, "features", lambda self, some: at_once.append(len(some)) or plain(self, some))
     with torch.no_grad():
         torch.testing.assert_close(tail(entered), whole)
+        assert at_once == [2, 1]
         assert tail(entered[:0]).shape == (0, whole.shape[1])
+    tail(entered)
+    assert at_once[3:] == [3], "where gradients are asked for, they need all of it"
+
+
+def test_frozen_blocks_stay_frozen_whatever_the_tower_is() -> None:
+    encoder, pictures = tower("ResNet")
+    whole, entered = halves(encoder, pictures, 2)
+    encoder.visual.train().requires_grad_(True)
+    tail = Tail(cut(encoder, 2), TailOptions(1), tuple(entered.shape[1:]))
+    frozen = [parameter for block in tail._blocks for parameter in block.parameters()]
+    assert not any(parameter.requires_grad for parameter in frozen)
+    encoder.visual.eval().requires_grad_(False)
+    torch.testing.assert_close(tail(entered), whole)
 
 
 def test_bfloat16_is_close() -> None:

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from duplex.methods.cge import Cge
-from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
+from duplex.parts.composition_graph import CompositionGraph, GraphNetwork
+from duplex.parts.heads import Columns
+from tests.methods.field import (
+    LABELS,
+    SEEN,
+    M,
+    N,
+    batch,
+    build,
+    close,
+    cross_entropy,
+    dot,
+    linear,
+    mlp,
+    scores,
+    setting,
+    unit,
+)
 
 ROW: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4}
 
@@ -64,3 +82,12 @@ def test_an_embedding_does_not_depend_on_what_else_is_asked_for():
     method, images = build(Cge, **ROW), batch(3)
     alone = torch.cat([scores(method, [c], images) for c in range(M * N)], dim=1)
     close(scores(method, list(range(M * N)), images), alone)
+
+
+def test_a_composition_behind_all_of_the_graphs_is_embedded():
+    words = setting().words
+    network = GraphNetwork(CompositionGraph(np.array([0, 4, 5]), M, N), 6, 5, 4, 2, 0.0).double().eval()
+    found = network(words.states, words.objects)
+    both, alone = (network.pairs(found, Columns(np.array(asked), N)).detach() for asked in ([4, 11], [11]))
+    close(both[1:], alone)
+    close(both[0], found[-1].pairs[1].detach())

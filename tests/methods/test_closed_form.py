@@ -41,9 +41,9 @@ def begun(seed: int = 0, **row) -> ClosedFormMethod:
     return method
 
 
-def model(settings: Settings = Settings()) -> ClosedForm:
+def model(settings: Settings = Settings(), few: Batch = TRAIN) -> ClosedForm:
     shape = len(LABELS.states), len(LABELS.objects)
-    return ClosedForm.fit(Statistics.of(unit(TRAIN.z), TRAIN.compositions, *shape), settings)
+    return ClosedForm.fit(Statistics.of(unit(few.z), few.compositions, *shape), settings)
 
 
 @pytest.mark.parametrize("world", ["closed", "open"])
@@ -134,27 +134,50 @@ def test_words_are_needed_for_interactions_alone():
     assert "words" not in ClosedFormMethod.needs(ClosedFormOptions())
     assert "words" in ClosedFormMethod.needs(ClosedFormOptions(interactions=None))
     words = Words(features(len(LABELS.states), 7), features(len(LABELS.objects), 8))
-    method = ClosedFormMethod(small_setting(words=words), ClosedFormOptions(**ALONE, interactions=0.5)).double()
+    method = ClosedFormMethod(small_setting(words=words), ClosedFormOptions(**ALONE, interactions=1.0)).double()
     method.start(TRAIN)
     columns, z = LABELS.target("open", "test"), features(4, 1)
     assert not torch.allclose(scores_of(method, columns, z), scores_of(begun(**ALONE), columns, z))
 
 
-def test_a_pair_without_a_readable_image_is_composed():
-    kept = TRAIN.compositions != int(LABELS.pairs["train"][2])
-    method = ClosedFormMethod(small_setting(), ClosedFormOptions(**ALONE)).double()
-    method.start(Batch({"cls": TRAIN.z[kept]}, TRAIN.compositions[kept]))
-    assert (method.counts == 0).sum() == 1
-    assert torch.isfinite(scores_of(method, LABELS.target("closed", "test"), features(3, 0))).all()
+@pytest.mark.parametrize("images", [0, 1])
+def test_a_pair_of_no_readable_image_is_composed_and_one_of_a_single_image_is_not(images):
+    own = int(LABELS.pairs["train"][2])
+    kept = (TRAIN.compositions != own) | ((TRAIN.compositions == own).cumsum(0) <= images)
+    few = Batch({"cls": TRAIN.z[kept]}, TRAIN.compositions[kept])
+    method = ClosedFormMethod(small_setting(), ClosedFormOptions(**ALONE, weights=(1.0,))).double()
+    method.start(few)
+    assert method.counts[2] == images and method.fitted().pairs.tolist().count(own) == images
+    columns, z = LABELS.target("closed", "test"), features(3, 0)
+    expected = model(few=few).scorer(torch.as_tensor(columns))(unit(z)).log_softmax(-1)
+    torch.testing.assert_close(scores_of(method, columns, z).double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_are_those_with_the_best_validation_auc():
+def test_a_new_start_leaves_nothing_of_the_one_before():
+    method = begun(**ALONE)
+    few = Batch({"cls": TRAIN.z[:5]}, TRAIN.compositions[:5])
+    method.start(few)
+    fresh = ClosedFormMethod(small_setting(), ClosedFormOptions(**ALONE)).double()
+    fresh.start(few)
+    assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in method.state_dict().items())
+
+
+def test_statistics_stay_where_features_do():
+    """Nothing moves the features of a method without a tail; it need not read them again."""
+    method = begun(**ALONE)
+    before = {name: value.clone() for name, value in method.state_dict().items()}
+    method.follow(Batch({"cls": TRAIN.z * 1.5 + 0.5}, TRAIN.compositions))
+    assert all(torch.equal(value, before[name]) for name, value in method.state_dict().items())
+
+
+@pytest.mark.parametrize("liked", [2.0, 8.0, 0.02, 0.7])
+def test_weights_are_those_with_the_best_validation_auc(liked):
     """A measure that only one weight pleases: the search ends there, and a row that names its weights keeps them."""
     z, columns = features(6, 0), LABELS.target("closed", "val")
     method = begun(**FREE)
 
     def likes(scores: torch.Tensor) -> float:
-        return -abs(float(method_weight(scores)) - 2.0)
+        return -abs(float(method_weight(scores).log()) - float(np.log(liked)))
 
     def method_weight(scores: torch.Tensor) -> torch.Tensor:
         """The share of `ct` in scores made of known terms, by least squares."""
@@ -162,10 +185,30 @@ def test_weights_are_those_with_the_best_validation_auc():
         return torch.linalg.lstsq(torch.stack([ct, g], 1).double(), scores.flatten().double()[:, None]).solution[0, 0]
 
     method.tune({"cls": z}, columns, likes)
-    assert method.weights.tolist() == pytest.approx([2.0, 0.25], abs=0.3)
+    assert method.weights.tolist() == pytest.approx([liked, 0.25], rel=0.2)
     named = begun(**FREE, weights=(0.75, 0.5))
     named.tune({"cls": z}, columns, likes)
     assert named.weights.tolist() == [0.75, 0.5]
+
+
+def test_a_search_without_end_ends():
+    """The larger the better: a weight stays below 64, the last one, which sets the scale, as it is."""
+    method, columns = begun(**FREE), LABELS.target("closed", "val")
+    method.tune({"cls": features(6, 0)}, columns, lambda scores: float(-scores.sum()))
+    assert method.weights.tolist() == pytest.approx([32 * 2**0.5, 0.25])
+    asked = []
+    alone = begun(**ALONE)
+    alone.tune({"cls": features(6, 0)}, columns, lambda scores: asked.append(scores) or 0.0)
+    assert not asked and alone.weights.tolist() == [0.25]
+
+
+def test_what_is_trained_is_what_losses_reach():
+    method = begun(width=5)
+    (group,) = method.groups()
+    assert {id(part) for part in group["params"]} == {id(part) for part in method.parameters()} != set()
+    assert begun(width=5, losses=()).groups() == []
+    assert method.summary()["codebook_rows"] == len(LABELS.pairs["train"])
+    assert len(method.shared().compositions) == len(LABELS.pairs["train"]) and begun(**ALONE).shared() == ()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from duplex.methods.ivr import Ivr
+from duplex.parts.partners import next_partner
 from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, softmax, unit
 
 ROW: dict[str, Any] = {"width": 6, "scale": 5.0, "discard": 0.34, "again": 0.7, "penalty": 0.5}
@@ -94,3 +95,8 @@ def test_images_without_partners_are_classified_alone():
     of_state = linear(method.of_states.classify, mlp(method.of_states.head, f))
     close(losses["s"].item(), cross_entropy([of_state], [own // N]))
     assert losses["again"] == losses["grad"] == 0
+
+
+def test_no_images_have_no_partners():
+    place, found = next_partner(torch.zeros(0, 0, dtype=torch.bool))
+    assert place.shape == found.shape == (0,)

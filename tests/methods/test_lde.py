@@ -11,7 +11,7 @@ from duplex.methods.lde import Lde
 from duplex.parts.prompts import Prompts
 from duplex.parts.sphere import exp_map, intrinsic_mean, log_map
 from tests.methods.field import LABELS, M, N, batch, build, close, dot, scores, softmax, unit
-from tests.methods.world import DIM, small_tower
+from tests.methods.world import DIM, features, small_tower
 
 
 def units(rows):
@@ -99,3 +99,16 @@ def test_the_sphere_s_maps_are_inverse():
     close(exp_map(mu, log_map(mu, u)), u)
     close(log_map(mu, mu[None]), torch.zeros(1, DIM, dtype=torch.float64))
     close(log_map(mu, u[:3]).mean(0), torch.zeros(DIM, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("space", ["linear", "sphere"])
+def test_weights_count_as_they_are_to_each_other(space):
+    u, compositions = units(features(6, 4)), torch.tensor([0, 0, 1, 5, 7, 9])
+    weights = torch.tensor([0.3, 0.2, 0.4, 0.1, 0.5, 0.6], dtype=torch.float64)
+    found = []
+    for scale in (1.0, 10.0):
+        method = build(Lde, space=space)
+        method.decompose(u, compositions, scale * weights)
+        found.append(torch.cat([method.centre[None], method.states, method.objects]))
+    close(found[0], found[1])
+    assert found[0].norm(dim=1).min() > 1e-3

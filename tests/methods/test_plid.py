@@ -10,7 +10,7 @@ import torch
 from duplex.methods.plid import Plid
 from duplex.parts.prompts import Prompts
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, unit
-from tests.methods.world import DIM, small_tower
+from tests.methods.world import DIM, features, small_tower
 
 ROW: dict[str, Any] = {"width": 5, "templates": ("a photo of", "this is", "one more"), "mix": 0.2, "primitives": 0.3}
 
@@ -122,3 +122,10 @@ def test_the_share_of_primitives_is_drawn_about_its_mean():
     drawn = torch.stack([method.drawn(like) for _ in range(4000)])
     assert drawn.min() >= 0 and drawn.max() < 1
     assert abs(drawn.mean() - 0.2) < 0.01
+
+
+def test_descriptions_that_say_nothing_add_nothing():
+    method, t = build(Plid, width=5), features(3, 1)
+    close(method.enrich(t, torch.zeros(3, 4, DIM, dtype=torch.float64)).detach(), t)
+    moved = method.enrich(t, features(12, 2).reshape(3, 4, DIM)).detach()
+    assert (moved - t).norm(dim=1).min() > 1e-3

@@ -8,6 +8,7 @@ from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.examples import Examples
 from duplex.methods.base import Batch, Method, Setting
 from duplex.methods.registry import make, parse, sources
-from duplex.methods.tailed import Tailed
+from duplex.methods.tailed import Moved, Tailed
 from duplex.options import TailOptions, TrainingOptions
 from duplex.parts.factors import unit
 from duplex.parts.statistics import Statistics
@@ -112,6 +113,31 @@ def test_a_likelihood_is_that_of_the_moved_features() -> None:
     method = begun("closed_form")
     torch.testing.assert_close(method.likelihood(), method.method.fitted().support().flatten())
     assert begun("prompts").likelihood() is None
+
+
+def test_an_export_is_the_methods_own_and_what_was_trained_of_the_tail() -> None:
+    method, columns = begun("prompts", width=5), np.arange(4)
+    found, own = method.portable(columns), method.method.portable(columns)
+    state = {f"tail.{name}": value for name, value in method.tail.state_dict().items()}
+    assert state and found.keys() == {*own, *state}
+    assert all(torch.equal(value, {**own, **state}[name]) for name, value in found.items())
+    assert not any(value.requires_grad for value in found.values())
+    assert begun("kg_sp").portable(columns) is None
+    assert begun("kg_sp").evidence(columns) is None
+
+
+def test_what_a_tail_adds_is_counted() -> None:
+    method = begun("prompts", width=5)
+    parts = sum(parameter.numel() for parameter in method.parameters() if parameter.requires_grad)
+    assert method.summary() == {"parameters": parts, "tail_blocks": 1}
+    assert method.method.summary()["parameters"] < parts
+
+
+def test_moved_inputs_are_those_that_are_there_and_are_made_once() -> None:
+    method, batch = begun("prompts", width=5), deep_batch(3)
+    moved = Moved(batch.inputs, method.tail)
+    assert list(moved) == list(batch.inputs) and len(moved) == len(batch.inputs)
+    assert moved["patch"] is batch.inputs["patch"] and moved["cls"] is moved["cls"]
 
 
 @pytest.mark.parametrize("adapter", ["tail", "lora", "trained"])

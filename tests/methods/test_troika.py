@@ -101,6 +101,13 @@ def test_no_strength_is_no_traction():
         close(pulled, plain)
 
 
+def test_traction_pulls_by_the_tokens_from_the_first_step():
+    method, images = build(Troika, shaken=False, **ROW), batch(4)
+    z, t, tokens = method.paths.features(images.z), method.shared(), images.inputs["patch"]
+    for ours, others in zip(method.three(z, t, tokens), method.three(z, t, tokens.flip(0)), strict=True):
+        assert (ours - others).abs().max() > 1e-4
+
+
 def test_blocks_of_images_change_nothing(monkeypatch):
     method, images = build(Troika, **ROW), batch(5)
     whole = scores(method, range(12), images)

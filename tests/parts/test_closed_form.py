@@ -16,7 +16,6 @@ from duplex.errors import DuplexError
 from duplex.parts import additive
 from duplex.parts.additive import Normal, Observations
 from duplex.parts.closed_form import ClosedForm, Posterior, Settings
-from duplex.parts.covariance import oas, spread
 from duplex.parts.statistics import Statistics
 from tests.parts import twin_closed_form as twin
 from tests.pretended import Pretended
@@ -81,6 +80,20 @@ def test_any_list_of_columns_scores_as_all_do(seed: int, m: int, n: int, d: int,
     close(model.scorer(columns)(new), whole[:, columns], 1e-8)
 
 
+@pytest.mark.parametrize("prior", [True, False])
+def test_rows_and_offsets_are_the_score(prior: bool) -> None:
+    """`g_c(z) = (z W - mu) . h_c + offset_c`: what an export holds of it."""
+    z, own, m, n = world()
+    model = ClosedForm.fit(Statistics.of(z, own, m, n), Settings(prior=prior))
+    new, columns = world(seed=1)[0][:7], torch.tensor([11, 0, 5, 3])
+    rows, offset = model.linear(columns)
+    close((new @ model.whitening - model.additive.mean) @ rows.T + offset, model.scorer(columns)(new))
+    wanted = twin.scores(z.numpy(), own.numpy(), new.numpy(), m, n, 1 / model.shrinkage, 0.1, False)
+    share = np.array([np.log((own == c).sum().item()) if c in own and not prior else 0 for c in columns.tolist()])
+    apart = model.scorer(columns)(new).numpy() - (wanted[:, columns.numpy()] - share)
+    close(torch.from_numpy(apart - apart[:, :1]), np.zeros_like(apart), 1e-8)
+
+
 def test_outer_sums_in_single_precision_are_the_dense_twins_to_1e_5() -> None:
     z, own, m, n = world(3, m=9, n=7, d=24, images=900, pairs=40)
     model = ClosedForm.fit(Statistics.of(z, own, m, n), Settings(shrinkage=20.0)).to(torch.float32)
@@ -129,13 +142,34 @@ def test_shards_added_are_the_whole(seed: int, cuts: list[int]) -> None:
     equal(total, Statistics.of(z, own, m, n))
 
 
-def test_what_was_added_can_be_taken_out_again() -> None:
-    z, own, m, n = world()
-    fold = torch.arange(len(z)) % 5 == 0
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(8, 20))
+def test_what_was_added_can_be_taken_out_again(seed: int, images: int) -> None:
+    """Pairs that lose all their images among them, and pairs that keep a single one."""
+    z, own, m, n = world(seed, images=images)
+    fold = torch.from_numpy(np.random.default_rng(seed).random(len(z)) < 0.5)
     whole, part = Statistics.of(z, own, m, n), Statistics.of(z[fold], own[fold], m, n)
     equal(whole - part, Statistics.of(z[~fold], own[~fold], m, n))
-    with pytest.raises(DuplexError, match="add them first"):
-        part - whole
+    if fold.any():
+        with pytest.raises(DuplexError, match="add them first"):
+            part - (whole + whole)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(4, 20))
+def test_means_are_those_of_each_groups_images(seed: int, images: int) -> None:
+    """Of one image or several; nothing where a state or an object has none."""
+    z, own, m, n = world(seed, images=images, pairs=4)
+    statistics = Statistics.of(z, own, m, n)
+    for groups, labels, names in (
+        (statistics.by_pair(), own, statistics.pairs.tolist()),
+        (statistics.by_state(), own // n, range(m)),
+        (statistics.by_object(), own % n, range(n)),
+    ):
+        for mean, count, name in zip(groups.means, groups.counts.tolist(), names, strict=True):
+            mine = z[labels == name]
+            assert count == len(mine)
+            close(mean, mine.mean(0) if len(mine) else torch.zeros(z.shape[1]))
 
 
 def test_statistics_of_other_labels_do_not_join() -> None:
@@ -155,8 +189,11 @@ def test_labels_must_fit() -> None:
     z, own, m, n = world()
     with pytest.raises(DuplexError, match="give one label a feature"):
         Statistics.of(z, own[1:], m, n)
-    with pytest.raises(DuplexError, match="outside of the 4 x 2"):
-        Statistics.of(z, own, m, n - 1)
+    for beyond in (m * n, -1):
+        with pytest.raises(DuplexError, match="outside of the 4 x 3"):
+            Statistics.of(z, torch.cat([own[1:], torch.tensor([beyond])]), m, n)
+    for last in (0, m * n - 1):
+        assert Statistics.of(z[:1], torch.tensor([last]), m, n).pairs.tolist() == [last]
 
 
 # -- the fit --------------------------------------------------------------------------------------------------------
@@ -195,6 +232,27 @@ def test_likelihood_is_the_dense_gaussians() -> None:
     assert max(difference) - min(difference) < 1e-8
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_no_step_of_an_eighth_of_a_decade_is_likelier_than_what_is_found(seed: int) -> None:
+    z, own, m, n = world(seed, images=int(30 + 200 * seed))
+    statistics = Statistics.of(z, own, m, n)
+    groups = statistics.by_pair()
+    seen = Observations(statistics.state_of, statistics.object_of, groups.counts, groups.means * 3**seed, (m, n))
+    v = additive.interaction_variance(seen, 0.1)
+    height = additive.log_likelihood(seen, v, 0.1)
+    for step in (0.125, 0.25, 0.5, 1.0):
+        for moved in (v * 10**step, v / 10**step):
+            assert not 10**-4.9 < moved < 10**1.9 or additive.log_likelihood(seen, moved, 0.1) <= height
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (5, 5, 5)])
+def test_interactions_that_moments_do_not_find_are_next_to_none(counts: tuple[int, ...]) -> None:
+    """Residuals no larger than the noise of the means; fewer pairs than effects among them."""
+    tensors: Any = [torch.tensor(x) for x in ([0, 1, 2], [0, 1, 0], counts)]
+    seen = Observations(tensors[0], tensors[1], tensors[2].double(), torch.ones(3, 4).double(), (3, 2))
+    assert additive.interaction_variance(seen, 0.1, direct=0) == 1e-4
+
+
 @pytest.mark.parametrize("direct", [additive.DIRECT, 0], ids=["likelihood", "moments"])
 @pytest.mark.parametrize("v", [0.02, 0.5])
 def test_the_variance_of_interactions_is_found(v: float, direct: int) -> None:
@@ -230,29 +288,6 @@ def test_rows_move_from_the_fit_to_their_own_mean_as_images_come() -> None:
     loose, tight = (ClosedForm.fit(statistics, Settings(shrinkage=k)) for k in (1e-6, 1e6))
     close(loose.rows, statistics.by_pair().means @ loose.whitening, 1e-5)
     close(tight.rows, tight.additive.at(statistics.state_of, statistics.object_of), 1e-3)
-
-
-# -- covariance -----------------------------------------------------------------------------------------------------
-
-
-def test_oas_nears_scikit_learns_where_dimensions_are_many() -> None:
-    """scikit-learn drops the `2 / d` of Eq. 23, which matters where d is small."""
-    from sklearn.covariance import oas as theirs
-
-    x = np.random.default_rng(0).standard_normal((150, 100)) * np.linspace(0.2, 2, 100)
-    sample = torch.from_numpy(x.T @ x / len(x))
-    assert oas(sample, len(x)) == pytest.approx(theirs(x, assume_centered=True)[1], abs=0.005)
-
-
-def test_a_round_sample_is_taken_for_round() -> None:
-    assert oas(torch.eye(4, dtype=torch.float64), 50) == 1.0
-
-
-def test_whitening_makes_the_spread_round() -> None:
-    z, own, m, n = world(images=400)
-    found = spread(Statistics.of(z, own, m, n).by_pair())
-    close(found.covariance, twin.covariance(z.numpy(), own.numpy()))
-    close(found.whitening.T @ found.covariance @ found.whitening, np.eye(5))
 
 
 # -- where data run out ---------------------------------------------------------------------------------------------

@@ -175,3 +175,11 @@ def test_rows_from_a_seed_are_random_directions():
     some = torch.tensor([1999, 3, 3])
     assert torch.equal(rows_at(torch.tensor(5), some, 32), rows[some])
     assert (rows_at(torch.tensor(6), some, 32) - rows[some]).norm(dim=1).min() > 0.5
+
+
+def test_a_seed_means_the_same_rows_in_every_version():
+    """A checkpoint keeps the seed and not the rows."""
+    expected = torch.tensor(
+        [[-0.3835311, -0.2894181, 0.6796253, 0.5543019], [0.1490310, -0.3558224, 0.2306685, 0.8932930]]
+    )
+    torch.testing.assert_close(rows_at(torch.tensor(5), torch.tensor([0, 7]), 4), expected, rtol=0, atol=1e-5)

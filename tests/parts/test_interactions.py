@@ -58,6 +58,59 @@ def test_the_kernel_is_the_formulas() -> None:
     np.testing.assert_allclose((u @ u.T).numpy(), kernel(states), atol=1e-9)
 
 
+def test_words_at_the_median_distance_share_a_third_of_a_departure() -> None:
+    """`exp(-1)` of it: the kernel's length is half of what two words are apart."""
+    states, _ = words(6, 4)
+    u = interactions.factor(states)
+    apart = torch.cdist(*2 * (torch.nn.functional.normalize(states.double(), dim=1),))
+    median = (apart[apart > 1e-6] ** 2).median()
+    closest = (apart**2 - median).abs().flatten().argmin()
+    assert float((u @ u.T).flatten()[closest]) == pytest.approx(np.exp(-1))
+    assert (u @ u.T).diagonal().tolist() == pytest.approx([1.0] * 6)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 6, 9])
+def test_a_kernel_of_low_rank_is_the_nearest_one(rank: int) -> None:
+    states, _ = words(6, 4)
+    values, vectors = np.linalg.eigh(kernel(states))
+    nearest = (vectors[:, -rank:] * values[-rank:]) @ vectors[:, -rank:].T
+    u = interactions.factor(states, rank)
+    assert u.shape == (6, min(rank, 6))
+    np.testing.assert_allclose((u @ u.T).numpy(), nearest, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_step_of_an_eighth_of_a_decade_is_likelier_than_what_is_chosen(seed: int) -> None:
+    seen, kernels = seen_pairs(), Kernels.of(*words(5, 4, seed))
+
+    def height(v: float, tau: float) -> float:
+        return Joint(seen, kernels, v, tau, RIDGE).log_likelihood()
+
+    v, tau = interactions.choose(seen, kernels, RIDGE)
+    for step in (10**0.125, 10**-0.125):
+        for moved in ((v * step, tau), (v, tau * step)):
+            inside = all(1e-6 <= part <= 1e2 for part in moved)
+            assert not inside or height(*moved) <= height(v, tau)
+
+
+@pytest.mark.parametrize("peak", [(-2.0, -1.0), (-6.0, 2.0), (1.25, -5.375), (-9.0, 5.0)])
+def test_a_climb_ends_at_the_top_within_its_bounds(peak: tuple[float, float]) -> None:
+    def height(guess: tuple[float, float]) -> float:
+        return -abs(guess[0] - peak[0]) - abs(guess[1] - peak[1])
+
+    inside = tuple(min(max(part, -6.0), 2.0) for part in peak)
+    assert interactions._climb(height, (-2.0, -1.0)) == pytest.approx(inside, abs=0.0625)
+
+
+def test_the_most_frequent_pairs_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, kernels = seen_pairs(), Kernels.of(*words(5, 4))
+    monkeypatch.setattr(interactions, "PAIRS", 6)
+    often = np.lexsort((np.arange(len(seen.counts)), -seen.counts.numpy()))[:6].copy()
+    some = Observations(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
+    chosen = interactions.choose(seen, kernels, RIDGE)
+    assert chosen == pytest.approx(interactions.choose(some, kernels, RIDGE))
+
+
 def test_means_are_the_gaussian_process() -> None:
     seen = seen_pairs()
     m, n = seen.shape

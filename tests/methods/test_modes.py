@@ -1,0 +1,76 @@
+"""Training and use of every built-in kind: they part by dropout and by what is drawn for a batch, by nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from duplex.methods.registry import find, sources
+from tests.methods.field import batch, build, scores
+
+KINDS = [kind for kind, source in sources().items() if source.module.startswith("duplex.") and kind != "lde"]
+NARROW = {"width": 6, "image_width": 6, "out": 5, "factor_width": 6, "context_width": 6, "heads": 2, "inner": 2}
+
+
+def made(kind: str, rate: float) -> Any:
+    spoken = find(kind).Options.spoken_types()
+    rates = dict.fromkeys(("dropout", "adapter_dropout"), rate)
+    row: dict[str, Any] = {name: value for name, value in {**NARROW, **rates}.items() if name in spoken}
+    return build(find(kind), **row)
+
+
+def losses_of(method: Any, seed: int) -> torch.Tensor:
+    torch.manual_seed(seed)
+    images = batch(6)
+    return torch.stack(list(method.losses(images, method.shared()).values())).detach()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plid"])
+def test_without_dropout_an_image_is_learned_as_it_is_used(kind):
+    method = made(kind, 0.0)
+    used, learned = losses_of(method, 0), losses_of(method.train(), 1)
+    adapter = getattr(getattr(method, "paths", None), "adapter", None)
+    if adapter is not None and adapter.rate > 0:  # three paths whose adapter has a rate of its own
+        adapter.rate = 0.0
+        used, learned = losses_of(method.eval(), 0), losses_of(method.train(), 1)
+    torch.testing.assert_close(learned, used, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "dropout" in find(kind).Options.spoken_types()])
+def test_dropout_is_drawn_anew_in_training_alone(kind):
+    method = made(kind, 0.6)
+    assert torch.equal(losses_of(method, 0), losses_of(method, 1))
+    first, second = (losses_of(method.train(), seed) for seed in (0, 1))
+    assert not torch.allclose(first, second)
+    assert torch.equal(scores(method, range(12), batch(3)), scores(method, range(12), batch(3)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_is_trained(kind):
+    """What an optimiser is given is what there is, once each."""
+    method = made(kind, 0.0)
+    given = [parameter for group in method.groups() for parameter in group["params"]]
+    assert {id(one) for one in given} == {id(one) for one in method.parameters() if one.requires_grad}
+    assert len(given) == len(set(map(id, given))) > 0
+    assert method.summary()["parameters"] == sum(one.numel() for one in given)
+
+
+@pytest.mark.parametrize("kind", ["compcos", "co_cge"])
+def test_a_margin_grows_up_to_its_value(kind):
+    spoken = find(kind).Options.spoken_types()
+    row: dict[str, Any] = {name: value for name, value in NARROW.items() if name in spoken}
+
+    def margins(epoch: int, train: bool = False) -> torch.Tensor:
+        method = build(find(kind), "open", margin=0.4, margin_epochs=4, dropout=0.6, **row).train(train)
+        method.after_epoch(epoch)
+        assert all(part.training is train for part in method.modules())
+        return method.margins
+
+    first, unseen = margins(1), ~torch.as_tensor(build(find(kind)).labels.seen)
+    assert not first[~unseen].any() and first[unseen].any()
+    torch.testing.assert_close(2 * first, margins(2))
+    torch.testing.assert_close(4 * first, margins(4))
+    assert torch.equal(margins(4), margins(5)) and torch.equal(margins(4), margins(20))
+    assert torch.equal(margins(1, train=True), first), "no word is dropped where compositions are compared"
