@@ -89,8 +89,9 @@ def test_a_reader_that_leaves_is_not_an_error() -> None:
 
 
 WAITING = """
-import time
+import signal, time
 from duplex.cli import guarded
+signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf where tests run in the background
 def work():
     print("begun", flush=True)
     time.sleep(60)
