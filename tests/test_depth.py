@@ -154,6 +154,7 @@ def test_onnxruntime_runs_the_tail(project, tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, run.scores(files).numpy(), rtol=0, atol=0.02)  # logarithms; float16 within
 
 
+@pytest.mark.slow
 def test_a_server_answers_with_the_tail(project) -> None:
     """A real one: the same composition, and training pictures that are near in the cache's own features."""
     files = project.pictures()[:3]

@@ -40,6 +40,7 @@ def test_without_a_gpu_it_says_so_and_changes_nothing() -> None:
     assert gpu.PAGE.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_rehearsal_never_writes_the_real_page() -> None:
     for words in (["--device", "cpu"], ["--device", "cpu", "--quick"]):
         done = run(*words)

@@ -202,6 +202,7 @@ def test_a_client_that_leaves_harms_nobody(trained, server):
     assert server.predict(("good.png", data_of(trained)))[0] == 200
 
 
+@pytest.mark.slow
 def test_it_listens_here_alone_and_stops_in_peace(trained):
     """What is under way at SIGTERM is answered; then it leaves with 0."""
     out = io.BytesIO()

@@ -108,6 +108,7 @@ def refuse_again(folder: Path) -> Odd:
     return Odd(folder)
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_started_again_is_told_of(tmp_path):
     load: Any = partial(refuse_again, tmp_path)
     with staff(Job(load, None, PIXELS, 1), 1) as (worker,):

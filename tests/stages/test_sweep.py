@@ -133,6 +133,7 @@ def test_a_mark_that_says_something_else_is_none(tmp_path, mark):
     assert missing_stages(Task(Cell("d", "m", 0), tmp_path, {"train": "t", "evaluate": "e"})) == ("train", "evaluate")
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_is_named_and_stops_no_other(project):
     done = duplex("sweep", "--methods", "dfsp_t2i,csp", "--seeds", "0", "--jobs", "1", "--json")
     assert done.returncode == 2
