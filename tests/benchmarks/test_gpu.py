@@ -19,7 +19,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rehearsal_runs_every_part(tmp_path: Path) -> None:
     done = run("--device", "cpu", "--quick", "--out", str(tmp_path / "page.md"))
     assert done.returncode == 0, done.stderr
