@@ -31,6 +31,7 @@ def test_a_rehearsal_runs_every_part(tmp_path: Path) -> None:
     assert all(f"| ut-zappos, {precision} |" in page for precision in ("fp32", "tf32", "bf16"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_changes_nothing() -> None:
     before = gpu.PAGE.read_bytes()

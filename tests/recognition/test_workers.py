@@ -83,6 +83,7 @@ def flat(value: int) -> list[Asked]:
     return [Asked(out.getvalue(), 1)]
 
 
+@pytest.mark.slow
 def test_how_a_worker_breaks_and_dies(tmp_path):
     load: Any = partial(Odd, tmp_path)
     with staff(Job(load, None, PIXELS, 1), 1) as (worker,):

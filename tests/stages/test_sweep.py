@@ -58,6 +58,7 @@ def start(*words: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_its_files_are_those_of_the_stages_and_a_second_one_makes_nothing(project, params):
     cells = grid(params, None, ["csp", "closed_form", "duplex_open"], [0, 1])  # warm processes mix them
     report = sweep(params, cells, 2, "local")
