@@ -95,18 +95,19 @@ def view_of_nothing(file: h5py.File) -> None:
 
 
 def view_of_itself(file: h5py.File) -> None:
-    for name, shape, kind in (("cls", (12, 128), np.float16), ("mark", (12,), np.uint8)):
-        del file[name]
-        layout = h5py.VirtualLayout(shape, kind)
-        layout[:] = h5py.VirtualSource("features.h5", name, shape)
-        file.create_virtual_dataset(name, layout)
+    _view(file, "features.h5")
 
 
 def view_from_outside(file: h5py.File) -> None:
+    _view(file, "../../whole.h5")
+
+
+def _view(file: h5py.File, source: str) -> None:
+    """Rows and marks become those of another file."""
     for name, shape, kind in (("cls", (12, 128), np.float16), ("mark", (12,), np.uint8)):
         del file[name]
         layout = h5py.VirtualLayout(shape, kind)
-        layout[:] = h5py.VirtualSource("../../whole.h5", name, shape)
+        layout[:] = h5py.VirtualSource(source, name, shape)
         file.create_virtual_dataset(name, layout)
 
 
