@@ -89,6 +89,7 @@ class EncoderParams(Section):
     weights: str | None = None
     precision: Precision = "fp32"
     depth: Annotated[int, Field(ge=0)] | None = None  # of its cache; None: extraction.depth
+    bits: Literal[8, 16] = 16  # that are kept of each number of what enters the last blocks
 
 
 class DatasetParams(Section):

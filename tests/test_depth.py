@@ -21,13 +21,14 @@ from duplex.artifacts import ArtifactPaths
 from duplex.checkpoint import load_checkpoint, read_record
 from duplex.data.manifest import read_manifest
 from duplex.errors import UsageError
+from duplex.features.encoding import Kept
 from duplex.features.tokens import BLOCK, Streamed, read_tokens
 from duplex.methods.tailed import Tailed
 from duplex.options import OptionError, TrainingOptions
 from duplex.params import Params, load_params
 from duplex.recognition import recognize
 from duplex.recognition.export import export
-from duplex.recognition.pictures import open_picture
+from duplex.recognition.pictures import encode, open_picture
 from duplex.recognition.recognizer import Recognizer
 from duplex.stages import evaluate, train
 from duplex.stages import inputs as inputs_module
@@ -111,6 +112,31 @@ def test_pictures_are_answered_as_the_evaluation_has_them(project) -> None:
     assert [one.best.name for one in answers] == [one.best.name for one in recognizer(files)]
     with pytest.raises(UsageError, match="reads what enters the image tower's last blocks too; give it pictures"):
         recognizer.scores(np.zeros((1, 128), np.float32))
+
+
+def test_pictures_are_answered_as_a_cache_in_eight_bits_has_them(project, tmp_path: Path) -> None:
+    """The steps are part of what was trained on; without them the scores are others."""
+    record = YAML(typ="safe").load((project.folder / "params.yaml").read_text())
+    record["datasets"]["own"]["encoder"]["bits"] = 8
+    record["methods"]["eight"] = {"of": "cso", "tail": {"depth": 1}}
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    params, paths = load_params(tmp_path / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths, num_workers=0)
+    train.run(params, "own", "eight", 0, paths)
+    run = paths.run("own", "eight", 0)
+    recognizer, kept = Recognizer.load(run.root, device="cpu"), read_record(run.checkpoint)
+    assert (kept.encoder["depth"], kept.encoder["bits"]) == ("2", "8")
+    inputs = load_inputs(params, "own", paths, {"cls", "text"}, tail=kept.tail)
+    test, method = inputs.examples["test"], recognizer.trained.method
+    files = [project.folder / "pictures" / image for image in inputs.manifest["image"].to_numpy()[test.rows][:20]]
+    cached = {name: values[:20] for name, values in test.inputs.items()}
+    wanted = method.scorer(inputs.labels.target("closed", "test"))(cached)
+    torch.testing.assert_close(recognizer.scores(files, "closed"), wanted, rtol=0, atol=1e-4)
+    pixels = [recognizer.encoder.image_transform(open_picture(file)) for file in files]
+    torch.testing.assert_close(recognizer.encode(pixels)["deep"], cached["deep"], rtol=0, atol=0)
+    assert not torch.equal(encode(recognizer.encoder, torch.stack(pixels), kept=Kept(depth=2))["deep"], cached["deep"])
 
 
 def test_an_exported_folder_has_its_tail(project, tmp_path: Path) -> None:

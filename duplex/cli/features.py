@@ -48,6 +48,7 @@ def extract(
     max_bad: Annotated[float | None, typer.Option(min=0, max=1, help="Share of bad pictures allowed.")] = None,
     tokens: Annotated[str | None, typer.Option(help="none, or patch to keep patch tokens too.")] = None,
     depth: Annotated[int | None, typer.Option(min=0, help="Keep what enters the image tower's last blocks.")] = None,
+    bits: Annotated[int | None, typer.Option(help="16, or 8 to keep it in half the bytes.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     shard: Annotated[str | None, typer.Option(help="k/N: only this piece, counted from 0.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the cache goes.")] = None,
@@ -64,7 +65,8 @@ def extract(
         raise UsageError("--shard is for other launchers; the Ray engine takes --shards N and does them all")
     if limit is not None and out is None:
         raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
-    wanted = {"name": encoder, "weights": weights if encoder is None or weights else "", "precision": precision}
+    tag = weights if encoder is None or weights else ""
+    wanted = {"name": encoder, "weights": tag, "precision": precision, "bits": bits}
     workers = None if num_workers is None else _parse_workers(num_workers)
     settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, "tokens": tokens, "depth": depth}
     params = _override(load_params(), dataset, wanted, settings, device)

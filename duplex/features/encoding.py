@@ -5,21 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.encoders.tail import entering
 from duplex.errors import DuplexError
-from duplex.features.layout import FIRST_BAD, NOT_FINITE, Half, Marks, mark_of
+from duplex.features.eight_bits import coded
+from duplex.features.layout import CODES, FIRST_BAD, NOT_FINITE, STEPS, Marks, mark_of
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
 
+Values = dict[str, NDArray[Any]]  # by the names of `features.layout`
 Given = TypeVar("Given")
 Started = TypeVar("Started")
 SHORTAGES = ("out of memory", "can't allocate memory", "not enough memory")  # as devices and the CPU say it
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a picture beside its CLS feature: patch tokens, and with a depth what enters the tower's last
+    blocks, in so many bits a number."""
+
+    patches: bool = False
+    depth: int = 0
+    bits: int = 16
 
 
 @dataclass(frozen=True)
@@ -29,28 +42,30 @@ class Launched:
     start: int
     decoded: Tensor  # [B] marks, on the CPU
     finite: Tensor  # [B] whether a row's features fit float16, on the CPU once `done` has happened
-    values: dict[str, Tensor]  # [B, ...] float16, as `finite`; a row without a picture or not finite is zero
+    values: dict[str, Tensor]  # [B, ...] as `finite`; a row without a picture or not finite is zero
     done: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, encoder: Encoder, start: int, pixels: Tensor, decoded: Tensor, patches: bool, depth: int) -> Launched:
+    def of(cls, encoder: Encoder, start: int, pixels: Tensor, decoded: Tensor, kept: Kept) -> Launched:
         """Only a GPU of CUDA is left to work by itself; elsewhere the copies wait."""
         device, apart = encoder.device, encoder.device.type == "cuda"
         pixels, readable = (x.to(device, non_blocking=apart) for x in (pixels, decoded < FIRST_BAD))
-        with entering(encoder, depth) as seen:
-            outputs = encoder.encode_patches(pixels) if patches else (encoder.encode_images(pixels),)
-        names = ("cls", *(["patch"] if patches else []), *(["deep"] if depth else []))
+        with entering(encoder, kept.depth) as seen:
+            outputs = encoder.encode_patches(pixels) if kept.patches else (encoder.encode_images(pixels),)
+        names = ("cls", *(["patch"] if kept.patches else []), *(["deep"] if kept.depth else []))
         halves = [output.half() for output in (*outputs, *seen)]
         finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves]).all(0)
         useless = ~(finite & readable)
         halves = [half.masked_fill(useless.view(-1, *[1] * (half.dim() - 1)), 0) for half in halves]
+        if kept.depth and kept.bits == 8:
+            names, halves = (*names[:-1], CODES, STEPS), [*halves[:-1], *coded(halves[-1])]
         finite, *halves = (x.to("cpu", non_blocking=apart) for x in (finite, *halves))
         done = torch.cuda.Event() if apart else None
         if done is not None:
             done.record(torch.cuda.current_stream(device))
         return cls(start, decoded, finite, dict(zip(names, halves, strict=True)), done)
 
-    def result(self) -> tuple[int, Marks, dict[str, Half]]:
+    def result(self) -> tuple[int, Marks, Values]:
         """First row, marks and values, when they are there."""
         if self.done is not None:
             self.done.synchronize()
@@ -60,12 +75,11 @@ class Launched:
 
 
 def encoded_blocks(
-    encoder: Encoder, stream: Iterable[tuple[int, Tensor, Tensor]], *, patches: bool, depth: int = 0
-) -> Iterator[tuple[int, Marks, dict[str, Half]]]:
-    """First row, marks [B] and values [B, ...] of each block of `stream`, in order: features, patch tokens where they
-    are asked for, and with a `depth` what enters the tower's last blocks."""
+    encoder: Encoder, stream: Iterable[tuple[int, Tensor, Tensor]], kept: Kept
+) -> Iterator[tuple[int, Marks, Values]]:
+    """First row, marks [B] and values [B, ...] of each block of `stream`, in order: features, and what is `kept`."""
     behind = int(encoder.device.type == "cuda")
-    launched = one_behind(lambda block: Launched.of(encoder, *block, patches, depth), stream, behind)
+    launched = one_behind(lambda block: Launched.of(encoder, *block, kept), stream, behind)
     return (block.result() for block in launched)
 
 

@@ -17,19 +17,22 @@ from duplex.encoders.tail import entering_shape
 from duplex.errors import DuplexError, UsageError, require
 from duplex.features.augmentation import Augmentation
 from duplex.features.decoding import Pictures, RowRange, decoded_blocks, decoding_workers, worker_deaths
-from duplex.features.encoding import encoded_blocks, memory_shortage
+from duplex.features.encoding import Kept, encoded_blocks, memory_shortage
 from duplex.features.identity import Identity, cache_identity, difference
 from duplex.features.layout import (
+    CODES,
     ENCODED,
     FIRST_BAD,
     NOT_FINITE,
     PENDING,
+    STEPS,
     Marks,
     Span,
     check_values,
     mark_of,
     open_file,
     partial_path,
+    places,
     read_identity,
     read_span,
     reason,
@@ -45,7 +48,7 @@ from duplex.progress import Bar
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
 
-TOKENS = ("none", "patch")
+TOKENS, BITS = ("none", "patch"), ("8", "16")
 COMMIT_SECONDS = 1.0  # a commit waits for the disk; a killed run repeats at most this long
 
 
@@ -58,8 +61,7 @@ class Job:
     augmentation: Augmentation | None
     root: Path
     encoder: Encoder
-    tokens: str
-    depth: int
+    kept: Kept
     batch_size: int
     num_workers: int
     max_bad: float
@@ -119,6 +121,7 @@ def extract(
     num_workers: int | Literal["auto"] = "auto",
     tokens: str = "none",
     depth: int = 0,
+    bits: int = 16,
     augmentation: Augmentation | None = None,
     shard: tuple[int, int] | None = None,
     max_bad: float = 0.01,
@@ -133,6 +136,7 @@ def extract(
     keep their row, marked; more than `max_bad` of them is an error, and the unfinished cache stays for the next try.
     """
     require(tokens, TOKENS, "tokens")
+    require(str(bits), BITS, "bits")
     if not root.is_dir():
         raise UsageError(f"the pictures' folder {root} does not exist; set the data set's root in params.yaml")
     if out.is_dir():
@@ -141,12 +145,14 @@ def extract(
     images = images if augmentation is None else augmentation.rows(images)
     total = len(images) if limit is None else min(limit, len(images))
     span, path = extent(total, batch_size, shard, out)
-    wanted = cache_identity(encoder.identity, manifest_sha256, tokens, total if total < len(images) else None, depth)
+    first = total if total < len(images) else None
+    wanted = cache_identity(encoder.identity, manifest_sha256, tokens, first, depth, bits)
     wanted |= {} if augmentation is None else augmentation.identity
     rows = images[span.start : span.stop]
     workers = decoding_workers(num_workers)
     which = rows, span.start, augmentation
-    job = Job(*which, root, encoder, tokens, depth, batch_size, workers, max_bad, fresh, progress, commit_seconds)
+    kept = Kept(tokens == "patch", depth, bits)
+    job = Job(*which, root, encoder, kept, batch_size, workers, max_bad, fresh, progress, commit_seconds)
     refuse_foreign(path)
     with sole_writer(path, *EXTRACTION):
         marks = None if fresh else finished_marks(path, wanted, span)
@@ -204,10 +210,11 @@ def _open_or_create(path: Path, wanted: Identity, span: Span, job: Job) -> Parti
 def _beside(job: Job) -> dict[str, tuple[int, ...]]:
     """Shapes of what is kept of one picture beside its CLS feature."""
     found: dict[str, tuple[int, ...]] = {}
-    if job.tokens == "patch":
+    if job.kept.patches:
         found["patch"] = job.encoder.patches
-    if job.depth:
-        found["deep"] = entering_shape(job.encoder, job.depth)
+    if job.kept.depth:
+        row = entering_shape(job.encoder, job.kept.depth)
+        found |= {"deep": row} if job.kept.bits == 16 else {CODES: row, STEPS: places(row)}
     return found
 
 
@@ -238,7 +245,7 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     pending = [block for block in _blocks(rows, job.batch_size) if (cache.marks[slice(*block)] == PENDING).any()]
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
     decoded = decoded_blocks(job.pictures, pending, workers, pinned=pinned)
-    stream = encoded_blocks(job.encoder, decoded, patches="patch" in cache.names, depth=job.depth)
+    stream = encoded_blocks(job.encoder, decoded, job.kept)
     bar = Bar("pictures", sum(stop - start for start, stop in pending) if job.progress else 0)
     began = committed = time.monotonic()
     encoded = 0

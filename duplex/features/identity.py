@@ -20,6 +20,7 @@ SPOKEN = {
     "dim": "feature width",
     "tokens": "token choice",
     "depth": "depth",
+    "bits": "number of bits",
     "views": "number of views",
     "flip": "choice of mirrored views",
 }
@@ -41,7 +42,12 @@ def check_identity(stored: Mapping[str, str], expect: Mapping[str, str], path: P
 
 
 def cache_identity(
-    encoder: Identity, manifest_sha256: str, tokens: str = "none", limit: int | None = None, depth: int = 0
+    encoder: Identity,
+    manifest_sha256: str,
+    tokens: str = "none",
+    limit: int | None = None,
+    depth: int = 0,
+    bits: int = 16,
 ) -> Identity:
     """All that a cache's bytes depend on."""
     found = {**encoder, "manifest": manifest_sha256}
@@ -51,6 +57,8 @@ def cache_identity(
         found["limit"] = str(limit)
     if depth:
         found["depth"] = str(depth)
+        if bits != 16:
+            found["bits"] = str(bits)
     return found
 
 

@@ -15,7 +15,8 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.augmentation import Augmentation
 from duplex.features.decoding import Pictures
 from duplex.features.identity import check_identity, repair
-from duplex.features.layout import ENCODED, FIRST_BAD, OPTIONAL, PENDING, open_file, read_identity, read_span, reason
+from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, open_file, read_identity, read_span, reason
+from duplex.features.tokens import stored_as, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +38,8 @@ def inspect(path: Path) -> dict[str, Any]:
             nan += int((np.isnan(values).any(axis=1) & good[rows]).sum())
             norms[rows] = np.linalg.norm(values.astype(np.float32), axis=1)
             keys[rows] = [hash(row.tobytes()) for row in values]  # two others share one with chance 2^-64 or so
-        beside = {name: list(file[name].shape[1:]) if name in file else None for name in OPTIONAL}
+        parts = {name: stored_as(file, name) for name in ("patch", "deep")}
+        beside = {name: list(file[found[0]].shape[1:]) if found else None for name, found in parts.items()}
     finite = norms[good & np.isfinite(norms) & (norms > 0)]
     return {
         "path": str(path),
@@ -78,11 +80,12 @@ def verify(
         if span.total > len(images):
             raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair(path)}")
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
-        names = ["cls", *(["deep"] if "deep" in file else [])]
-        stored = {name: file[name][rows].astype(np.float32).reshape(len(rows), -1) for name in names}
+        parts = {name: stored_as(file, name) for name in ("cls", "deep")}
+        halves = {name: whole(found, lambda part: file[part][rows]) for name, found in parts.items() if found}
+        stored = {name: values.astype(np.float32).reshape(len(rows), -1) for name, values in halves.items()}
     part = images[span.start : span.stop]
     pictures = Pictures(part, root, encoder.image_transform, augmentation, span.start)
-    worst = 1.0
+    worst, off = 1.0, list[float]()
     for index, row in enumerate(rows.tolist()):
         image = images[span.start + row]
         pixels, decoded = pictures.read(row)
@@ -92,11 +95,17 @@ def verify(
         if marks[row] == ENCODED:
             with entering(encoder, int(identity.get("depth", 0))) as seen:
                 again = [encoder.encode_images(pixels[None]), *seen]
-            cosine = min(_cosine(stored[name][index], _flat(one)) for name, one in zip(names, again, strict=True))
+            cosine = min(_cosine(stored[name][index], _flat(one)) for name, one in zip(stored, again, strict=True))
+            off += [_error(stored["deep"][index], _flat(one)) for one in again[1:]]
             worst = min(cosine, worst)
             if not cosine >= AGREE:  # NaN is not
                 raise DuplexError(f"{path}: row {row} is not {image} (cosine {cosine:.4f}); {repair(path)}")
-    return {"path": str(path), "checked": len(rows), "worst_cosine": worst}
+    return {
+        "path": str(path),
+        "checked": len(rows),
+        "worst_cosine": worst,
+        **({"deep_error": float(np.mean(off))} if off else {}),
+    }
 
 
 def _chunks(data: Any) -> Iterator[tuple[int, NDArray[np.float16]]]:
@@ -106,6 +115,11 @@ def _chunks(data: Any) -> Iterator[tuple[int, NDArray[np.float16]]]:
 
 def _flat(values: Tensor) -> NDArray[np.float32]:
     return values.float().cpu().numpy().ravel()
+
+
+def _error(held: NDArray[np.float32], true: NDArray[np.float32]) -> float:
+    """Of what is kept of the last blocks' input, relative to its size: ||held - true|| / ||true||."""
+    return float(np.linalg.norm(held - true) / max(float(np.linalg.norm(true)), 1e-12))
 
 
 def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

@@ -2,7 +2,8 @@
 
 cls    [N, d] float16   the encoder's output, not normalised
 patch  [N, T, w] float16, where patch tokens were asked for
-deep   [N, T, w] or [N, C, H, W] float16, where a depth was: what enters the image tower's last blocks
+deep   [N, T, w] or [N, C, H, W] float16, where a depth was: what enters the image tower's last blocks; or in eight bits
+       deep_codes of that shape in int8 and deep_steps [N, T] or [N, H, W] float16 (`features.eight_bits`)
 mark   [N] uint8        0 pending, 1 encoded, 2 + i bad because of REASONS[i]
 """
 
@@ -28,8 +29,16 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HEAD = 1 << 16  # bytes, in which every cache names its format
 ROWS = 65_536  # read at a time
 HALF = np.dtype(np.float16)
-FORMS = {"cls": ((2,), HALF), "mark": ((1,), np.dtype(np.uint8)), "patch": ((3,), HALF), "deep": ((3, 4), HALF)}
-OPTIONAL = ("patch", "deep")
+CODES, STEPS = "deep_codes", "deep_steps"
+FORMS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+    "cls": ((2,), HALF),
+    "mark": ((1,), np.dtype(np.uint8)),
+    "patch": ((3,), HALF),
+    "deep": ((3, 4), HALF),
+    CODES: ((3, 4), np.dtype(np.int8)),
+    STEPS: ((2, 3), HALF),
+}
+OPTIONAL = ("patch", "deep", CODES, STEPS)
 PENDING, ENCODED, FIRST_BAD = 0, 1, 2
 NOT_FINITE = "features not finite"
 REASONS = (  # append only: their places are in the files
@@ -145,6 +154,11 @@ def read_span(file: Any) -> Span:
     return Span(start, stop, total)
 
 
+def row_bytes(name: str, row: tuple[int, ...]) -> int:
+    """Of one picture's row of this shape."""
+    return int(np.prod(row)) * FORMS[name][1].itemsize
+
+
 def check_values(file: Any, path: Path) -> None:
     """Every encoded row is numbers. Reads all of the features."""
     marks = file["mark"][...]
@@ -182,6 +196,10 @@ def _check_form(file: Any, path: Path, virtual: bool, unfinished: bool) -> None:
             raise Unfit(f"{name!r} is {data.shape} of {data.dtype}, which does not fit its {span.rows} rows")
         if data.id.get_create_plist().get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.VIRTUAL):
             raise Unfit(f"{name!r} is stored in pieces, as no cache is")
+    if (CODES in file and "deep" in file) or (CODES in file) != (STEPS in file):
+        raise Unfit(f"it holds some of 'deep', {CODES!r} and {STEPS!r}; it is the first alone or the others")
+    if CODES in file and places(file[CODES].shape[1:]) != file[STEPS].shape[1:]:
+        raise Unfit(f"{STEPS!r} is {file[STEPS].shape}, which does not fit {CODES!r}")
     if identity.get("dim") != str(file["cls"].shape[1]):
         raise Unfit(f"its rows are {file['cls'].shape[1]} wide, its identity says {identity.get('dim')}")
     if any(file[name].is_virtual for name in names):
@@ -189,6 +207,11 @@ def _check_form(file: Any, path: Path, virtual: bool, unfinished: bool) -> None:
     highest = int(file["mark"][...].max())
     if highest >= FIRST_BAD + len(REASONS):
         raise Unfit(f"the mark {highest} has no meaning")
+
+
+def places(row: tuple[int, ...]) -> tuple[int, ...]:
+    """Of one picture's tokens [T, w] or map [C, H, W]: [T] or [H, W]."""
+    return row[1:] if len(row) == 3 else row[:1]
 
 
 def _check_joined(file: Any, path: Path) -> None:

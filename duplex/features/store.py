@@ -25,8 +25,8 @@ from duplex.features.identity import Identity, check_identity, repair
 from duplex.features.layout import (
     FIRST_BAD,
     FORMAT,
+    FORMS,
     PENDING,
-    Half,
     Marks,
     Span,
     check_form,
@@ -35,6 +35,7 @@ from duplex.features.layout import (
     read_identity,
     read_span,
     reason,
+    row_bytes,
 )
 from duplex.files import FULL, replaced, unwritable
 from duplex.hdf5 import DAMAGED, Unfit
@@ -135,8 +136,8 @@ class PartialCache:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(path, error) from error
-        shapes = {name: (span.rows, *row) for name, row in {"cls": (dim,), **(beside or {})}.items()}
-        needed = sum(int(np.prod(shape)) for shape in shapes.values()) * 2 + span.rows + (1 << 16)
+        shapes = {"cls": (dim,), **(beside or {}), "mark": ()}
+        needed = span.rows * sum(row_bytes(name, row) for name, row in shapes.items()) + (1 << 16)
         free = shutil.disk_usage(path.parent).free
         if needed > free:
             raise DuplexError(
@@ -144,16 +145,15 @@ class PartialCache:
             )
         with replaced(partial_path(path)) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
             describe(file, identity, span)
-            for name, shape in shapes.items():
-                _allocate(file, name, shape, np.float16)
-            _allocate(file, "mark", (span.rows,), np.uint8)
+            for name, row in shapes.items():
+                _allocate(file, name, (span.rows, *row), FORMS[name][1])
         return cls(path)
 
-    def write(self, row: int, marks: Marks, **values: Half) -> None:
+    def write(self, row: int, marks: Marks, **values: NDArray[Any]) -> None:
         """Write a block of rows; they count from the next `commit` on."""
         for name, block in values.items():
-            row_bytes = int(np.prod(self._shape[name])) * 2
-            self._put(np.ascontiguousarray(block, np.float16).tobytes(), self._offset[name] + row * row_bytes)
+            data = np.ascontiguousarray(block, FORMS[name][1]).tobytes()
+            self._put(data, self._offset[name] + row * row_bytes(name, self._shape[name]))
         self._waiting.append((row, marks))
 
     def commit(self) -> None:
@@ -210,14 +210,14 @@ def _opened(partial: Path) -> Any:
         raise Unfit(str(error)) from error
 
 
-def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: Any) -> None:
+def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """A contiguous data set whose place in the file is fixed at once. Zeros come from the file system."""
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plist.set_obj_track_times(False)
     space = h5py.h5s.create_simple(shape)
-    h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(np.dtype(dtype)), space, plist)
+    h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(dtype), space, plist)
 
 
 def _size(count: int) -> str:

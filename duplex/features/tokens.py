@@ -9,15 +9,20 @@ and reads ahead (`duplex.ahead`).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from duplex.features.layout import Half, open_file
+from duplex.features.eight_bits import restored
+from duplex.features.layout import CODES, STEPS, Half, open_file
 from duplex.labels import Ints
 
 IN_MEMORY = 2**31  # bytes of tokens up to which they are held; more are streamed, on any machine
@@ -28,11 +33,38 @@ WINDOW = 64  # blocks whose rows are mixed
 def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half | Streamed | None:
     """[N, ...] float16, zero where the picture is bad, in memory up to `limit` bytes; None where there are none."""
     with open_file(path) as file:
-        if name not in file:
+        names = stored_as(file, name)
+        if not names:
             return None
-        if file[name].size * 2 <= limit:
-            return np.asarray(file[name][...], dtype=np.float16)
+        if file[names[0]].size * 2 <= limit:
+            return whole(names, lambda part: file[part][...])
     return Streamed(path, name=name)
+
+
+def stored_as(file: Any, name: str) -> tuple[str, ...]:
+    """The data sets of a cache that hold its tokens of that name: one in float16, two in eight bits, or none."""
+    if name in file:
+        return (name,)
+    return (CODES, STEPS) if name == "deep" and CODES in file else ()
+
+
+def whole(names: tuple[str, ...], read: Callable[[str], NDArray[Any]]) -> Half:
+    """Rows in float16 from what `read` gives of each of those data sets."""
+    first, *steps = map(read, names)
+    return restored(first, *steps) if steps else np.asarray(first, dtype=np.float16)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A data set: the shape and type of a row, and where the first lies in the file; None in a view of shards."""
+
+    row: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int | None
+
+    @classmethod
+    def of(cls, data: Any) -> Part:
+        return cls(tuple(data.shape[1:]), data.dtype, None if data.is_virtual else data.id.get_offset())
 
 
 class Streamed:
@@ -45,12 +77,12 @@ class Streamed:
         self._kept = ExitStack()  # what stays open for as long as this lives
         self.path, self.name, self.device = path, name, torch.device(device)
         with open_file(path) as file:
-            data = file[name]
-            self._row: tuple[int, ...] = tuple(data.shape[1:])
-            self._offset: int | None = None if data.is_virtual else data.id.get_offset()
-            self.rows = np.arange(len(data)) if rows is None else rows
+            self._names = stored_as(file, name)
+            self._parts = {part: Part.of(file[part]) for part in self._names}
+            self._row = self._parts[self._names[0]].row
+            self.rows = np.arange(len(file[self._names[0]])) if rows is None else rows
         self._joined: Any = None
-        if self._offset is not None:
+        if self._parts[self._names[0]].offset is not None:
             self._descriptor = os.open(path, os.O_RDONLY)
             self._kept.callback(os.close, self._descriptor)
 
@@ -83,16 +115,18 @@ class Streamed:
         runs = np.split(order, np.flatnonzero(np.diff(wanted[order]) != 1) + 1) if len(order) else []
         for run in runs:
             first, count = int(wanted[run[0]]), len(run)
-            out[run] = self._run(first, count)
+            out[run] = whole(self._names, partial(self._run, first, count))
         return out
 
-    def _run(self, first: int, count: int) -> Half:
-        if self._offset is None:  # a view of shards
+    def _run(self, first: int, count: int, name: str) -> NDArray[Any]:
+        part = self._parts[name]
+        if part.offset is None:  # a view of shards
             if self._joined is None:
                 self._joined = self._kept.enter_context(open_file(self.path))
-            return np.asarray(self._joined[self.name][first : first + count], dtype=np.float16)
-        block = np.empty((count, *self._row), dtype=np.float16)
-        view, place = block.view(np.uint8).ravel().data, self._offset + first * block[:1].nbytes
+            found: NDArray[Any] = self._joined[name][first : first + count]
+            return found
+        block = np.empty((count, *part.row), dtype=part.dtype)
+        view, place = block.view(np.uint8).ravel().data, part.offset + first * block[:1].nbytes
         while view:
             got = os.preadv(self._descriptor, [view], place)
             if not got:

@@ -15,8 +15,9 @@ from torch import Tensor
 from duplex.encoders import Encoder
 from duplex.errors import UsageError
 from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers, worker_deaths
-from duplex.features.encoding import encoded_blocks, memory_shortage
-from duplex.features.layout import ENCODED, FIRST_BAD, reason
+from duplex.features.eight_bits import restored
+from duplex.features.encoding import Kept, encoded_blocks, memory_shortage
+from duplex.features.layout import CODES, ENCODED, FIRST_BAD, STEPS, reason
 from duplex.features.pictures import BadPicture, as_rgb, read_picture
 from duplex.features.store import Features
 from duplex.methods.base import Inputs
@@ -37,10 +38,10 @@ def filled(stream: Iterable[tuple[int, Tensor, Tensor]], step: int) -> Iterator[
         )
 
 
-def encode(encoder: Encoder, pixels: Tensor, *, patches: bool, depth: int = 0, step: int = STEP) -> Inputs:
+def encode(encoder: Encoder, pixels: Tensor, *, kept: Kept, step: int = STEP) -> Inputs:
     """[B, 3, R, R] uint8 -> what the cache would hold of it, on the encoder's device."""
     marks = torch.full((len(pixels),), ENCODED, dtype=torch.uint8)
-    ((_, found, values),) = encoded_blocks(encoder, filled([(0, pixels, marks)], step), patches=patches, depth=depth)
+    ((_, found, values),) = encoded_blocks(encoder, filled([(0, pixels, marks)], step), kept)
     bad = np.flatnonzero(found[: len(pixels)] >= FIRST_BAD)
     if bad.size:
         raise UsageError(f"picture {bad[0]}: {reason(found[bad[0]])}")
@@ -53,8 +54,7 @@ def encode_files(
     *,
     batch_size: int,
     num_workers: int | Literal["auto"],
-    patches: bool,
-    depth: int = 0,
+    kept: Kept,
     step: int = STEP,
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
     """Marks [B] and inputs of each block of files, in order; decoding workers run ahead of the encoder."""
@@ -65,14 +65,17 @@ def encode_files(
     stream = decoded_blocks(pictures, blocks, workers, pinned=encoder.device.type == "cuda")
     with worker_deaths(), memory_shortage(batch_size):
         for (start, stop), (_, marks, values) in zip(
-            blocks, encoded_blocks(encoder, filled(stream, step), patches=patches, depth=depth), strict=True
+            blocks, encoded_blocks(encoder, filled(stream, step), kept), strict=True
         ):
             rows = stop - start
             yield marks[:rows], as_inputs({name: value[:rows] for name, value in values.items()}, encoder.device)
 
 
 def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
-    """As training holds them: CLS features in float32, tokens as they are cached."""
+    """As training holds them: CLS features in float32, tokens in float16."""
+    if CODES in values:
+        others = {name: value for name, value in values.items() if name not in (CODES, STEPS)}
+        values = {**others, "deep": restored(values[CODES], values[STEPS])}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in values.items()}
     return {name: (value.float() if name == "cls" else value).to(device) for name, value in tensors.items()}
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.words import read_word_vectors
+from duplex.features.encoding import Kept
 from duplex.features.identity import LIBRARIES, check_identity
 from duplex.features.layout import FIRST_BAD, reason
 from duplex.features.store import Features
@@ -167,7 +168,8 @@ class Recognizer:
     @property
     def _read(self) -> dict[str, Any]:
         """What of a picture is asked for, and how many are encoded at least."""
-        return {"patches": "patch" in self.trained.needs, "depth": self.trained.depth, "step": self._step}
+        trained = self.trained
+        return {"kept": Kept("patch" in trained.needs, trained.depth, trained.bits), "step": self._step}
 
     def check_cache(self, features: Features) -> None:
         """Refuse features of another encoder than the model's."""

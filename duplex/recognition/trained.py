@@ -82,6 +82,11 @@ class Trained(ABC):
     depth = 0  # of what else it reads of a picture: what enters so many last blocks of the image tower
     tail: Tail | None = None  # those blocks, with what was trained in them
 
+    @property
+    def bits(self) -> int:
+        """That the cache kept of each number of it."""
+        return int(self.backbone.record.get("bits", 16))
+
     @abstractmethod
     def panel(self, world: World) -> Panel:
         """The columns of a world and what scores them."""

@@ -127,5 +127,6 @@ def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[l
         "num_workers": settings.num_workers,
         "tokens": settings.tokens,
         "depth": params.depth(dataset),
+        "bits": entry.encoder.bits,
         "max_bad": settings.max_bad,
     }

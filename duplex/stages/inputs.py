@@ -149,7 +149,7 @@ def load_inputs(
     encoder = {**known, "precision": entry.encoder.precision, "text_precision": precision, **_asked(entry)}
     image_tail = None
     if tail is not None:
-        encoder["depth"] = identity["depth"]  # of what the tail is given
+        encoder |= {key: identity[key] for key in ("depth", "bits") if key in identity}  # of what the tail is given
         image_tail = tail_maker(encoder, tail, resolve_device(params.device))
     bad, glove = len(manifest) - sum(map(len, examples.values())), params.evaluation.word_vectors
     return Inputs(manifest, labels, examples, tower, encoder, identity, bad, glove, image_tail)

@@ -14,7 +14,7 @@ import torch
 from duplex.encoders import Encoder, load_encoder
 from duplex.errors import DuplexError
 from duplex.features import encoding
-from duplex.features.encoding import Launched, encoded_blocks, one_behind
+from duplex.features.encoding import Kept, Launched, encoded_blocks, one_behind
 from duplex.features.layout import ENCODED, FIRST_BAD, NOT_FINITE, mark_of
 from tests.pretended import Pretended
 
@@ -56,10 +56,10 @@ def test_another_device_gives_the_same_rows(
     torch.manual_seed(0)
     here = load_encoder(encoder_name, towers="image")
     stream = [(8 * n, torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), marks()) for n in range(3)]
-    expected = list(encoded_blocks(here, stream, patches=patches))
+    expected = list(encoded_blocks(here, stream, Kept(patches)))
     there = load_encoder(encoder_name, towers="image", device=pretended.name)
     pretended.reset()
-    found = list(encoded_blocks(there, stream, patches=patches))
+    found = list(encoded_blocks(there, stream, Kept(patches)))
     for (row, its, values), (other, theirs, rows) in zip(expected, found, strict=True):
         assert row == other
         assert (its == theirs).all()
@@ -90,7 +90,7 @@ def test_what_is_not_finite_is_marked_and_zero(encoder, name: str) -> None:
             return cls, patch
 
     pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
-    ((_, found, values),) = encoded_blocks(cast(Encoder, Broken()), [(0, pixels, marks())], patches=True)
+    ((_, found, values),) = encoded_blocks(cast(Encoder, Broken()), [(0, pixels, marks())], Kept(patches=True))
     wanted = marks().numpy()
     wanted[4] = mark_of(NOT_FINITE)
     assert (found == wanted).all()
@@ -155,7 +155,7 @@ def test_a_gpu_has_a_block_more_than_has_been_written(monkeypatch, device: str, 
     monkeypatch.setattr(encoding.Launched, "of", launch)
     there = cast(Encoder, SimpleNamespace(device=torch.device(device)))
     given = ((n, torch.empty(0), torch.empty(0)) for n in range(3))
-    assert len(list(encoded_blocks(there, given, patches=False))) == 3
+    assert len(list(encoded_blocks(there, given, Kept()))) == 3
     assert seen[: len(first)] == first and sorted(seen) == sorted(
         f"{what} {n}" for n in range(3) for what in ("of", "result")
     )
@@ -164,7 +164,7 @@ def test_a_gpu_has_a_block_more_than_has_been_written(monkeypatch, device: str, 
 @pytest.mark.parametrize(("patches", "depth"), [(False, 0), (True, 0), (False, 1), (True, 1)])
 def test_each_block_holds_what_was_asked_for_by_its_name(encoder, patches: bool, depth: int) -> None:
     pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
-    ((_, _, values),) = encoded_blocks(encoder, [(0, pixels, marks())], patches=patches, depth=depth)
+    ((_, _, values),) = encoded_blocks(encoder, [(0, pixels, marks())], Kept(patches, depth))
     shapes = {"cls": (8, 16), "patch": (8, *encoder.patches), "deep": (8, 5, 32)}
     wanted = {"cls", *(["patch"] if patches else []), *(["deep"] if depth else [])}
     assert {name: value.shape for name, value in values.items()} == {name: shapes[name] for name in wanted}
