@@ -80,7 +80,7 @@ def _agree(paths: list[Path]) -> tuple[Identity, list[Span], dict[str, Shape]]:
     spans: list[Span] = []
     shapes: dict[str, Shape] = {}
     for path in paths:
-        with open_file(path) as file:
+        with open_file(path, joined=False) as file:
             found, span = read_identity(file), read_span(file)
             if identity is not None and (other := difference(identity, found)):
                 raise DuplexError(
