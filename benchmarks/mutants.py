@@ -282,8 +282,8 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def killed(mutant: Mutant | None, seconds: float) -> bool:
-    """Whether the tests of a mutant fail, or take longer than so many seconds. It counts looks, not the clock, so that a
-    run that is stopped for a while (SIGSTOP) goes on as if it had not been. None: the module as it is."""
+    """Whether the tests of a mutant fail, or take longer than so many seconds: it counts looks, not the clock, so that
+    a run that is stopped for a while (SIGSTOP) goes on as if it had not been. None: the module as it is."""
     process = os.fork()
     if process == 0:
         _run_tests(mutant, TESTS[mutant.module] if mutant else [])
