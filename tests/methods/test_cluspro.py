@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from duplex.methods.cluspro import ClusPro, dependence
-from duplex.parts.clusters import assign, moved, transport
-from tests.methods.field import N, batch, build, close, dot, scores, unit
+from duplex.parts.clusters import assign, moved, spread, transport
+from tests.methods.field import N, SEEN, batch, build, close, dot, scores, unit
 
 ROW: dict[str, Any] = {
     "width": 5,
@@ -87,6 +88,25 @@ def test_losses_and_movement_by_loops():
     method.after_batch()
     close(method.states, after["states"])
     close(method.objects, after["objects"])
+
+
+def test_prototypes_start_at_evenly_chosen_images_of_their_own_primitive():
+    z, own = torch.randn(11, 4, dtype=torch.float64), torch.tensor([2, 0, 2, 2, 0, 2, 2, 0, 2, 2, 3])
+    rows = torch.nn.functional.normalize(torch.randn(4, 3, 4, dtype=torch.float64), dim=-1)
+    found = spread(z, own, rows)
+    chosen = {0: (1, 4, 7), 2: (0, 3, 6), 3: (10, 10, 10)}  # of 3 images, of 7 and of one
+    for group, images in chosen.items():
+        close(found[group], torch.stack([unit(z[i]) for i in images]))
+    assert torch.equal(found[1], rows[1])
+
+
+def test_a_fresh_method_has_prototypes_among_the_factors_of_its_images():
+    method, train = build(ClusPro, **ROW, shaken=False), batch(30, 7, np.resize(SEEN, 30))
+    factors = method.paths.factors(method.paths.features(train.z))
+    own = train.compositions // N, train.compositions % N
+    for rows, z, mine in zip((method.states, method.objects), factors, own, strict=True):
+        close(rows, spread(z.detach(), mine, rows))
+        torch.testing.assert_close(rows.norm(dim=-1), torch.ones(rows.shape[:2], dtype=torch.float64))
 
 
 def test_transport_shares_images_out():

@@ -245,6 +245,16 @@ def test_no_step_of_an_eighth_of_a_decade_is_likelier_than_what_is_found(seed: i
             assert not 10**-4.9 < moved < 10**1.9 or additive.log_likelihood(seen, moved, 0.1) <= height
 
 
+@pytest.mark.parametrize(("peak", "found"), [(-2.6, -2.625), (0.3, 0.25), (-9.0, -4.875), (5.0, 1.875)])
+def test_the_variance_of_interactions_stays_within_a_decade_of_its_grid(
+    peak: float, found: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole decades from 1e-4 to 10, and no further from their ends than half, a quarter and an eighth of one."""
+    monkeypatch.setattr(additive, "log_likelihood", lambda seen, v, ridge: -abs(np.log10(v) - peak))
+    seen = Observations(*(torch.ones(1),) * 4, (1, 1))
+    assert np.log10(additive.interaction_variance(seen, 0.1)) == pytest.approx(found)
+
+
 @pytest.mark.parametrize("counts", [(1, 1, 1), (5, 5, 5)])
 def test_interactions_that_moments_do_not_find_are_next_to_none(counts: tuple[int, ...]) -> None:
     """Residuals no larger than the noise of the means; fewer pairs than effects among them."""
