@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
-FIELD = ["tests/methods/test_ranges.py", "tests/methods/test_modes.py"]  # that meet every kind of method
+FIELD = [f"tests/methods/test_{name}.py" for name in ("ranges", "modes", "stored")]  # that meet every kind of method
 TESTS = {  # module -> what mirrors it
     "duplex/labels.py": ["tests/test_labels.py"],
     "duplex/feasibility.py": ["tests/test_feasibility.py"],
