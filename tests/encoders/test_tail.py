@@ -137,10 +137,13 @@ def test_recomputing_blocks_changes_no_gradient(adapter: Any) -> None:
     encoder, pictures = tower("OpenAI ViT")
     _, entered = halves(encoder, pictures, 2)
     tail = stirred(Tail(cut(encoder, 2), TailOptions(2, adapter), tuple(entered.shape[1:])))  # type: ignore[arg-type]
-    grads = []
-    for tail.checkpointing in (False, True):
+    grads, runs = [], list[nn.Module]()
+    tail._blocks[-1].register_forward_pre_hook(lambda block, _: runs.append(block))
+    for tail.checkpointing, passes in (False, 1), (True, 2):
         tail.zero_grad()
+        runs.clear()
         tail(entered).square().sum().backward()
+        assert len(runs) == passes
         grads.append(torch.cat([parameter.grad.flatten() for parameter in tail.parameters()]))
     torch.testing.assert_close(grads[0], grads[1], atol=1e-6, rtol=1e-5)
 

@@ -152,3 +152,9 @@ def test_independent_factors_are_not_punished():
     z_o = torch.tensor([[0.0, 1.0], [0.0, -1.0], [0.0, 1.0], [0.0, -1.0]]).double()
     assert dependence(z_s, z_o) == 0
     assert dependence(z_s, z_s) > 0
+
+
+def test_dependence_is_of_two_images_at_least():
+    x, y = batch(2, 1).z, batch(2, 2).z
+    close(dependence(x, y).item(), dependence_by_hand(x, y))
+    assert dependence(x[:1], y[:1]) == 0
