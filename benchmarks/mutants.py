@@ -124,20 +124,23 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 
 HELD = {  # how much is worked on at a time: another number takes more or less memory and time, and changes no result
     "duplex/assessment.py": {"BLOCK_SCORES", "SWEPT"},
-    "duplex/evaluation/evidence.py": {"CHUNK", "ORDERED"},
-    "duplex/evaluation/retrieval.py": {"BLOCK"},
+    "duplex/evaluation/evidence.py": {"CHUNK", "ORDERED", "step"},
+    "duplex/evaluation/retrieval.py": {"BLOCK", "step"},
     "duplex/evaluation/scores.py": {"BLOCK"},
-    "duplex/feasibility.py": {"BLOCK", "TABLE"},
+    "duplex/feasibility.py": {"BLOCK", "TABLE", "step"},
     "duplex/features/decoding.py": {"AHEAD"},
     "duplex/features/inspection.py": {"CHUNK"},
     "duplex/features/layout.py": {"ROWS"},
-    "duplex/features/shards.py": {"CHUNK"},
+    "duplex/features/shards.py": {"CHUNK", "chunk"},
     "duplex/labels.py": {"MARKS"},  # up to which pairs are marked instead of sorted
+    "duplex/methods/ade.py": {"held"},
     "duplex/methods/canet.py": {"SOME"},
-    "duplex/parts/attention.py": {"HELD"},
-    "duplex/parts/closed_form.py": {"CELLS"},
+    "duplex/methods/dfsp.py": {"held"},
+    "duplex/methods/troika.py": {"held"},
+    "duplex/parts/attention.py": {"HELD", "step"},
+    "duplex/parts/closed_form.py": {"CELLS", "step"},
     "duplex/parts/codebook.py": {"BLOCK"},
-    "duplex/parts/counterfactual.py": {"BLOCK_BYTES"},
+    "duplex/parts/counterfactual.py": {"BLOCK_BYTES", "size"},
     "duplex/parts/draws.py": {"STEP"},
     "duplex/parts/tail.py": {"IMAGES"},
 }
@@ -199,8 +202,8 @@ def _silent(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _held(tree: ast.Module, names: set[str]) -> Iterator[ast.AST]:
-    """The values of constants of these names."""
-    for statement in tree.body:
+    """What is given one of these names."""
+    for statement in ast.walk(tree):
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in names:
             yield from ast.walk(statement.value)
 

@@ -10,7 +10,7 @@ import torch
 
 from duplex.methods.cluspro import ClusPro, dependence
 from duplex.parts.clusters import assign, moved, spread, transport
-from tests.methods.field import N, SEEN, batch, build, close, dot, scores, unit
+from tests.methods.field import SEEN, N, batch, build, close, dot, scores, unit
 
 ROW: dict[str, Any] = {
     "width": 5,

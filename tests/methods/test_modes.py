@@ -87,8 +87,7 @@ def test_a_margin_grows_up_to_its_value(kind):
         ("logiczsl", {"rules_weight": 0.0}, {"formed", "related"}),
     ],
 )
-def test_a_loss_that_is_switched_off_is_not_there(kind, off, gone):
-    images = batch(6)
-    with_it, without = (build(find(kind), **row) for row in ({}, off))
+def test_a_loss_that_is_switched_off_is_not_there(kind: str, off: dict[str, Any], gone: set[str]) -> None:
+    images, with_it, without = batch(6), build(find(kind)), build(find(kind), **off)
     every, fewer = (set(method.losses(images, method.shared())) for method in (with_it, without))
     assert gone <= every and fewer == every - gone

@@ -182,7 +182,7 @@ def test_a_class_of_the_projects_own_folder_is_found_and_no_other_kind_looks_the
 
 
 def test_a_tail_goes_before_a_method_that_trains_something():
-    there = dataclasses.replace(small_setting(), image_tail=lambda: "a tail")
+    there = dataclasses.replace(small_setting(), image_tail=lambda: pytest.fail("it is made all the same"))
     with pytest.raises(UsageError, match="'prompts' trains nothing with these options, so a tail would stay"):
         make("prompts", PromptOptions(losses=()), there)
     assert isinstance(make("prompts", PromptOptions(losses=()), small_setting()), PromptMethod)

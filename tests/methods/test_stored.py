@@ -1,9 +1,10 @@
-"""How many numbers a checkpoint of every built-in kind holds, part by part, counted from its layers: files that have been
-written load only while that stays."""
+"""How many numbers a checkpoint of every built-in kind holds, part by part, counted from its layers: a file that has
+been written loads only while that stays."""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ def linear(inside: int, out: int) -> int:
 def mlp(inside: int, width: int, out: int, layers: int) -> int:
     """Every hidden layer is linear, with a scale and a shift a unit."""
     sizes = [inside, *[width] * layers]
-    return sum(linear(a, b) + 2 * b for a, b in zip(sizes, sizes[1:], strict=False)) + linear(sizes[-1], out)
+    return sum(linear(a, b) + 2 * b for a, b in pairwise(sizes)) + linear(sizes[-1], out)
 
 
 def attention(inside: int) -> int:
@@ -72,7 +73,8 @@ HELD: dict[str, dict[str, int]] = {
     "duplex": {**THREE, "codebook": CODEBOOK, "fusion": 2 * DIM * DIM},
     "gipcol": {"prompts": SOFT + OPEN + linear(TEXT, 5) + linear(5, TEXT)},
     "ivr": {"words": WORDS, "embed": mlp(DIM, 5, 5, 2), "composer": COMPOSER,
-            "of_states": linear(5, 5) + 2 * 5 + 2 * linear(5, M), "of_objects": linear(5, 5) + 2 * 5 + 2 * linear(5, N)},
+            "of_states": linear(5, 5) + 2 * 5 + 2 * linear(5, M),
+            "of_objects": linear(5, 5) + 2 * 5 + 2 * linear(5, N)},
     "kg_sp": {"states": mlp(DIM, 5, M, 2), "objects": mlp(DIM, 5, N, 2)},
     "lde": {"centre": DIM, "states": M * DIM, "objects": N * DIM},
     "logiczsl": FIELD,
