@@ -30,6 +30,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 FIELD = [f"tests/methods/test_{name}.py" for name in ("ranges", "modes", "stored")]  # that meet every kind of method
+STORED = FIELD[-1]  # and are told how many numbers it keeps
 TESTS = {  # module -> what mirrors it
     "duplex/labels.py": ["tests/test_labels.py"],
     "duplex/feasibility.py": ["tests/test_feasibility.py"],
@@ -83,27 +84,27 @@ TESTS = {  # module -> what mirrors it
         "tests/methods/test_duplex_scores.py", "tests/methods/test_duplex_rows.py", "tests/methods/test_duplex.py",
     ],
     "duplex/parts/additive.py": ["tests/parts/test_closed_form.py", "tests/parts/test_interactions.py"],
-    "duplex/parts/attention.py": ["tests/methods/test_troika.py", "tests/methods/test_dfsp.py"],
+    "duplex/parts/attention.py": ["tests/parts/test_attention.py", "tests/methods/test_troika.py"],
     "duplex/parts/closed_form.py": ["tests/parts/test_closed_form.py", "tests/parts/test_interactions.py"],
     "duplex/parts/clusters.py": ["tests/methods/test_cluspro.py"],
     "duplex/parts/codebook.py": [
-        "tests/parts/test_codebook.py", "tests/methods/test_following.py", "tests/methods/test_readings.py",
+        "tests/parts/test_codebook.py", STORED, "tests/methods/test_following.py", "tests/methods/test_readings.py",
     ],
-    "duplex/parts/composition_graph.py": ["tests/methods/test_cge.py", "tests/methods/test_gipcol.py"],
+    "duplex/parts/composition_graph.py": ["tests/methods/test_cge.py", "tests/methods/test_gipcol.py", STORED],
     "duplex/parts/counterfactual.py": ["tests/methods/test_duplex.py", "tests/methods/test_duplex_rows.py"],
     "duplex/parts/covariance.py": ["tests/parts/test_covariance.py"],
     "duplex/parts/draws.py": ["tests/parts/test_codebook.py"],
-    "duplex/parts/factors.py": ["tests/parts/test_factors.py", "tests/methods/test_duplex.py"],
+    "duplex/parts/factors.py": ["tests/parts/test_factors.py", STORED, "tests/methods/test_duplex.py"],
     "duplex/parts/graph.py": ["tests/methods/test_duplex_rows.py", "tests/methods/test_duplex.py"],
-    "duplex/parts/heads.py": ["tests/parts/test_heads.py", "tests/methods/test_compcos.py"],
+    "duplex/parts/heads.py": ["tests/parts/test_heads.py", "tests/methods/test_compcos.py", STORED],
     "duplex/parts/indices.py": ["tests/parts/test_indices.py", "tests/parts/test_codebook.py"],
     "duplex/parts/interactions.py": ["tests/parts/test_interactions.py"],
     "duplex/parts/partners.py": ["tests/methods/test_ivr.py", "tests/methods/test_ade.py"],
     "duplex/parts/paths.py": [
-        "tests/methods/test_ranges.py", "tests/methods/test_prompts.py", "tests/methods/test_duplex.py",
+        "tests/methods/test_ranges.py", STORED, "tests/methods/test_prompts.py", "tests/methods/test_duplex.py",
     ],
     "duplex/parts/portable.py": ["tests/parts/test_portable.py", "tests/methods/test_closed_form.py"],
-    "duplex/parts/prompts.py": ["tests/methods/test_prompts.py", "tests/methods/test_duplex.py"],
+    "duplex/parts/prompts.py": ["tests/methods/test_prompts.py", STORED, "tests/methods/test_duplex.py"],
     "duplex/parts/rules.py": ["tests/methods/test_logiczsl.py"],
     "duplex/parts/sphere.py": ["tests/methods/test_lde.py"],
     "duplex/parts/statistics.py": ["tests/parts/test_closed_form.py"],

@@ -263,6 +263,18 @@ def test_interactions_that_moments_do_not_find_are_next_to_none(counts: tuple[in
     assert additive.interaction_variance(seen, 0.1, direct=0) == 1e-4
 
 
+@pytest.mark.parametrize(("objects", "free"), [((0, 1, 0), 1), ((0, 0, 0), 1), ((0, 1, 1, 0, 0, 1), 2)])
+def test_moments_count_residuals_by_degrees_of_freedom(objects: tuple[int, ...], free: int) -> None:
+    """One at least, however few pairs there are; noise of the means is taken off."""
+    states = [0, 1, 2, 0, 1, 2][: len(objects)]
+    tensors: Any = [torch.tensor(x) for x in (states, objects)]
+    x = 50 * torch.randn(len(objects), 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    seen = Observations(*tensors, torch.full((len(objects),), 4.0).double(), x, (3, 2))
+    found = additive.fit(seen, 1.0, 0.1, 0)
+    apart = sum(float(((x[k] - found.at(*(t[k : k + 1] for t in tensors))[0]) ** 2).mean()) for k in range(len(x)))
+    assert additive.interaction_variance(seen, 0.1, direct=0) == pytest.approx(apart / free - 0.25)
+
+
 @pytest.mark.parametrize("direct", [additive.DIRECT, 0], ids=["likelihood", "moments"])
 @pytest.mark.parametrize("v", [0.02, 0.5])
 def test_the_variance_of_interactions_is_found(v: float, direct: int) -> None:
