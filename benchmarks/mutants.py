@@ -30,6 +30,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 FIELD = [f"tests/methods/test_{name}.py" for name in ("ranges", "modes", "stored")]  # that meet every kind of method
+DEFAULTS = "tests/evaluation/test_defaults.py"
 STORED = FIELD[-1]  # and are told how many numbers it keeps
 TESTS = {  # module -> what mirrors it
     "duplex/labels.py": ["tests/test_labels.py"],
@@ -40,18 +41,18 @@ TESTS = {  # module -> what mirrors it
     "duplex/assessment.py": ["tests/test_assessment.py", "tests/test_calibration.py"],
     "duplex/resume.py": ["tests/test_resume.py"],
     "duplex/evaluation/archives.py": ["tests/evaluation/test_archives.py", "tests/hostile/test_score_files.py"],
-    "duplex/evaluation/curve.py": ["tests/evaluation/test_curve.py"],
-    "duplex/evaluation/evidence.py": ["tests/evaluation/test_evidence.py"],
-    "duplex/evaluation/feasibility.py": ["tests/evaluation/test_feasibility.py"],
+    "duplex/evaluation/curve.py": [DEFAULTS, "tests/evaluation/test_curve.py"],
+    "duplex/evaluation/evidence.py": [DEFAULTS, "tests/evaluation/test_evidence.py"],
+    "duplex/evaluation/feasibility.py": [DEFAULTS, "tests/evaluation/test_feasibility.py"],
     "duplex/evaluation/groups.py": ["tests/evaluation/test_groups.py"],
-    "duplex/evaluation/metrics.py": ["tests/evaluation/test_metrics.py", "tests/evaluation/test_curve.py"],
+    "duplex/evaluation/metrics.py": [DEFAULTS, "tests/evaluation/test_metrics.py", "tests/evaluation/test_curve.py"],
     "duplex/evaluation/reduction.py": ["tests/evaluation/test_reduction.py"],
     "duplex/evaluation/retrieval.py": ["tests/evaluation/test_retrieval.py"],
-    "duplex/evaluation/sampled.py": ["tests/evaluation/test_sampled.py"],
+    "duplex/evaluation/sampled.py": [DEFAULTS, "tests/evaluation/test_sampled.py"],
     "duplex/evaluation/scores.py": ["tests/evaluation/test_scores.py", "tests/cli/test_score.py"],
-    "duplex/evaluation/seeds.py": ["tests/evaluation/test_seeds.py"],
-    "duplex/evaluation/splits.py": ["tests/evaluation/test_splits.py"],
-    "duplex/evaluation/uncertainty.py": ["tests/evaluation/test_uncertainty.py"],
+    "duplex/evaluation/seeds.py": [DEFAULTS, "tests/evaluation/test_seeds.py"],
+    "duplex/evaluation/splits.py": [DEFAULTS, "tests/evaluation/test_splits.py"],
+    "duplex/evaluation/uncertainty.py": [DEFAULTS, "tests/evaluation/test_uncertainty.py"],
     "duplex/evaluation/words.py": ["tests/evaluation/test_words.py"],
     "duplex/data/split.py": ["tests/data/test_split.py"],
     "duplex/features/augmentation.py": ["tests/features/test_augmentation.py", "tests/features/test_views.py"],
