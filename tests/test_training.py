@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import mmap
+import re
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from duplex import training
 from duplex.assessment import Field, assess, validation_auc
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
@@ -69,6 +75,29 @@ def test_the_peak_is_this_runs_and_not_that_of_one_before():
     with held(2**29):
         assert run()[1].timing["peak_bytes"] > before + 2**28
     assert run()[1].timing["peak_bytes"] < before + 2**28
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells no peak")
+def test_the_peak_is_the_systems_in_bytes():
+    def told() -> int:
+        return 2**10 * int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
+
+    before = told()
+    assert before <= training._peak_resident() <= told()
+
+
+@pytest.mark.parametrize(("system", "factor"), [("darwin", 1), ("freebsd14", 1024)])
+def test_elsewhere_the_peak_is_the_process_own(system, factor, monkeypatch):
+    monkeypatch.setattr(training, "Path", lambda _: SimpleNamespace(read_text=lambda **_: "VmPeak: 9 kB"))
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=7))
+    monkeypatch.setattr(sys, "platform", system)
+    assert training._peak_resident() == 7 * factor
+
+
+def test_the_time_of_an_epoch_is_a_mean_of_those_that_were_run(monkeypatch):
+    clock = itertools.accumulate(itertools.count())
+    monkeypatch.setattr(training.time, "perf_counter", lambda: next(clock))  # spans of 1, 3 and 5
+    assert recorded(dataclasses.replace(FOUR, epochs=3))[1].timing["seconds_per_epoch"] == 3
 
 
 @contextmanager
@@ -196,7 +225,7 @@ def test_a_method_without_losses_stays_at_epoch_zero():
     clip = PromptOptions(context="fixed", vocabulary="fixed", paths="c", adapter="none", losses=(), inference=("ct",))
     network, outcome = run(clip)
     assert outcome.best_epoch == 0
-    assert len(outcome.history) == 1
+    assert len(outcome.history) == 1 and outcome.timing["seconds_per_epoch"] == 0
     assert same(network, small_method(clip))
 
 
