@@ -124,7 +124,8 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.USub: ast.UAdd,
 }  # fmt: skip
 
-HELD = {  # how much is worked on at a time: another number takes more or less memory and time, and changes no result
+HELD = {  # how much is worked on at a time, or up to which size one of two ways is taken: another number takes more or
+    # less memory and time, and changes no result
     "duplex/assessment.py": {"BLOCK_SCORES", "SWEPT"},
     "duplex/evaluation/evidence.py": {"CHUNK", "ORDERED", "step"},
     "duplex/evaluation/retrieval.py": {"BLOCK", "step"},
@@ -140,8 +141,8 @@ HELD = {  # how much is worked on at a time: another number takes more or less m
     "duplex/methods/dfsp.py": {"held"},
     "duplex/methods/troika.py": {"held"},
     "duplex/parts/attention.py": {"HELD", "step"},
-    "duplex/parts/closed_form.py": {"CELLS", "step"},
-    "duplex/parts/codebook.py": {"BLOCK"},
+    "duplex/parts/closed_form.py": {"CELLS", "ROWS", "step"},
+    "duplex/parts/codebook.py": {"BLOCK", "CELLS", "ROWS"},
     "duplex/parts/counterfactual.py": {"BLOCK_BYTES", "size"},
     "duplex/parts/draws.py": {"STEP"},
     "duplex/parts/tail.py": {"IMAGES"},
