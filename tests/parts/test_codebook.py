@@ -165,6 +165,32 @@ def test_numbers_passed_over_are_numbers_drawn(count, monkeypatch):
     assert torch.equal(torch.randn(40), expected)
 
 
+@pytest.mark.parametrize("unseen", ["compose", "empty"])
+def test_what_is_drawn_after_a_codebook_is_what_it_is_beside_one_that_draws_its_rows(unseen):
+    """So that the rest of a method starts alike, however its rows are kept."""
+    labels, after = small_labels(), []
+    for kind in (Codebook, TrainedCodebook):
+        torch.manual_seed(3)
+        kind(labels, DIM, unseen=unseen, random_seen=False)
+        after.append(torch.rand(4))
+    assert torch.equal(*after)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("unseen", ["compose", "random", "empty"])
+def test_trained_rows_start_as_they_are_asked_to(unseen, seen):
+    labels = small_labels()
+    pairs, rest = labels.pairs["train"], np.setdiff1d(np.arange(labels.size), labels.pairs["train"])
+    book = TrainedCodebook(labels, DIM, unseen=unseen, random_seen=False).double()
+    before, z, own = book.rows.detach().clone(), unit(features(20, 1)), torch.as_tensor(np.resize(pairs, 20))
+    book.start(z, own, seen=seen)
+    expected = torch.stack([unit(z[own == c].mean(0)) for c in pairs]) if seen else before[pairs]
+    torch.testing.assert_close(book.rows.detach()[pairs], expected)
+    composed = started(labels, 1).rows_of(rest)
+    others = {"compose": composed, "random": before[rest], "empty": torch.zeros_like(composed)}[unseen]
+    torch.testing.assert_close(book.rows.detach()[rest], others)
+
+
 def test_rows_from_a_seed_are_random_directions():
     rows = rows_at(torch.tensor(5), torch.arange(2000), 32)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(2000))
