@@ -62,7 +62,7 @@ TESTS = {  # module -> what mirrors it
     "duplex/features/extraction.py": [f"tests/features/test_{name}.py" for name in ("course", "extraction", "deep")],
     "duplex/features/identity.py": ["tests/features/test_identity.py"],
     "duplex/features/importing.py": ["tests/features/test_importing.py"],
-    "duplex/features/inspection.py": ["tests/features/test_inspection.py"],
+    "duplex/features/inspection.py": ["tests/features/test_inspection.py", "tests/features/test_views.py"],
     "duplex/features/layout.py": ["tests/features/test_layout.py", "tests/features/test_deep.py"],
     "duplex/features/pictures.py": ["tests/features/test_pictures.py"],
     "duplex/features/reuse.py": ["tests/features/test_reuse.py"],
