@@ -162,6 +162,14 @@ def test_an_update_is_of_any_matrix_or_kernel_and_starts_at_nothing(shape: tuple
         torch.testing.assert_close(found.flatten() - kept.flatten(), update.b[row] @ update.a, atol=1e-6, rtol=1e-5)
 
 
+def test_a_bottleneck_hangs_at_every_place_and_nothing_else_does() -> None:
+    encoder, pictures = tower("OpenAI ViT")
+    _, entered = halves(encoder, pictures, 2)
+    tail = Tail(cut(encoder, 2), TailOptions(2), tuple(entered.shape[1:]))
+    hung = [len(module._forward_hooks) for block in tail._blocks for part in block for module in part.modules()]
+    assert sum(hung) == len(list(tail.trained)) == 4 and max(hung) == 1
+
+
 def test_only_bottlenecks_know_that_training_goes_on() -> None:
     """Statistics of batches stay, dropout is the bottlenecks' own."""
     encoder, pictures = tower("ResNet")

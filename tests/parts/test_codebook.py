@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace
 from duplex.parts import codebook as module
+from duplex.parts import draws
 from duplex.parts.codebook import Codebook
 from duplex.parts.draws import pass_over, random_rows, rows_at
 from duplex.parts.trained_codebook import TrainedCodebook
@@ -201,6 +202,14 @@ def test_rows_from_a_seed_are_random_directions():
     some = torch.tensor([1999, 3, 3])
     assert torch.equal(rows_at(torch.tensor(5), some, 32), rows[some])
     assert (rows_at(torch.tensor(6), some, 32) - rows[some]).norm(dim=1).min() > 0.5
+
+
+def test_lengths_are_box_and_mullers_from_the_first_of_their_bits_to_the_last(monkeypatch):
+    """`sqrt(-2 ln p)` of `p = 2^-24`, of a half and of one, at no angle."""
+    bits = torch.tensor([0, 2**23 - 1, 2**24 - 1]) << 40
+    monkeypatch.setattr(draws, "_mixed", lambda _: bits[None])
+    expected = torch.tensor([[24**0.5, 1.0, 0.0]]) / 5
+    torch.testing.assert_close(rows_at(torch.tensor(3), torch.arange(1), 3), expected)
 
 
 def test_a_seed_means_the_same_rows_in_every_version():
