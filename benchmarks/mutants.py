@@ -35,7 +35,7 @@ STORED = FIELD[-1]  # and are told how many numbers it keeps
 TESTS = {  # module -> what mirrors it
     "duplex/labels.py": ["tests/test_labels.py"],
     "duplex/feasibility.py": ["tests/test_feasibility.py"],
-    "duplex/training.py": ["tests/test_training.py"],
+    "duplex/training.py": ["tests/test_training.py", "tests/test_peak.py"],
     "duplex/checkpoint.py": ["tests/test_checkpoint.py"],
     "duplex/calibration.py": ["tests/test_calibration.py"],
     "duplex/assessment.py": ["tests/test_assessment.py", "tests/test_calibration.py"],
@@ -84,7 +84,7 @@ TESTS = {  # module -> what mirrors it
         "tests/methods/test_ranges.py", "tests/methods/test_following.py", "tests/methods/test_readings.py",
         "tests/methods/test_duplex_scores.py", "tests/methods/test_duplex_rows.py", "tests/methods/test_duplex.py",
     ],
-    "duplex/parts/additive.py": ["tests/parts/test_closed_form.py", "tests/parts/test_interactions.py"],
+    "duplex/parts/additive.py": [f"tests/parts/test_{name}.py" for name in ("additive", "closed_form", "interactions")],
     "duplex/parts/attention.py": ["tests/parts/test_attention.py", "tests/methods/test_troika.py"],
     "duplex/parts/closed_form.py": ["tests/parts/test_closed_form.py", "tests/parts/test_interactions.py"],
     "duplex/parts/clusters.py": ["tests/methods/test_cluspro.py"],

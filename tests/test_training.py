@@ -6,13 +6,9 @@ import dataclasses
 import itertools
 import json
 import mmap
-import re
-import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -75,23 +71,6 @@ def test_the_peak_is_this_runs_and_not_that_of_one_before():
     with held(2**29):
         assert run()[1].timing["peak_bytes"] > before + 2**28
     assert run()[1].timing["peak_bytes"] < before + 2**28
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells no peak")
-def test_the_peak_is_the_systems_in_bytes():
-    def told() -> int:
-        return 2**10 * int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
-
-    before = told()
-    assert before <= training._peak_resident() <= told()
-
-
-@pytest.mark.parametrize(("system", "factor"), [("darwin", 1), ("freebsd14", 1024)])
-def test_elsewhere_the_peak_is_the_process_own(system, factor, monkeypatch):
-    monkeypatch.setattr(training, "Path", lambda _: SimpleNamespace(read_text=lambda **_: "VmPeak: 9 kB"))
-    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=7))
-    monkeypatch.setattr(sys, "platform", system)
-    assert training._peak_resident() == 7 * factor
 
 
 def test_the_time_of_an_epoch_is_a_mean_of_those_that_were_run(monkeypatch):

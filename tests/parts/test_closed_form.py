@@ -248,36 +248,12 @@ def test_no_step_of_an_eighth_of_a_decade_is_likelier_than_what_is_found(seed: i
             assert not 10**-4.9 < moved < 10**1.9 or additive.log_likelihood(seen, moved, 0.1) <= height
 
 
-@pytest.mark.parametrize(("peak", "found"), [(-2.6, -2.625), (0.3, 0.25), (-9.0, -4.875), (5.0, 1.875)])
-def test_the_variance_of_interactions_stays_within_a_decade_of_its_grid(
-    peak: float, found: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whole decades from 1e-4 to 10, and no further from their ends than half, a quarter and an eighth of one."""
-    monkeypatch.setattr(additive, "log_likelihood", lambda seen, v, ridge: -abs(np.log10(v) - peak))
-    seen = Observations(*(torch.ones(1),) * 4, (1, 1))
-    assert np.log10(additive.interaction_variance(seen, 0.1, direct=2)) == pytest.approx(found)
-    monkeypatch.setattr(additive, "_by_moments", lambda *given: given)
-    assert additive.interaction_variance(seen, 0.1, direct=1) == (seen, 0.1, 1)
-
-
 @pytest.mark.parametrize("counts", [(1, 1, 1), (5, 5, 5)])
 def test_interactions_that_moments_do_not_find_are_next_to_none(counts: tuple[int, ...]) -> None:
     """Residuals no larger than the noise of the means; fewer pairs than effects among them."""
     tensors: Any = [torch.tensor(x) for x in ([0, 1, 2], [0, 1, 0], counts)]
     seen = Observations(tensors[0], tensors[1], tensors[2].double(), torch.ones(3, 4).double(), (3, 2))
     assert additive.interaction_variance(seen, 0.1, direct=0) == 1e-4
-
-
-@pytest.mark.parametrize(("objects", "free"), [((0, 1, 0), 1), ((0, 0, 0), 1), ((0, 1, 1, 0, 0, 1), 2)])
-def test_moments_count_residuals_by_degrees_of_freedom(objects: tuple[int, ...], free: int) -> None:
-    """One at least, however few pairs there are; noise of the means is taken off."""
-    states = [0, 1, 2, 0, 1, 2][: len(objects)]
-    tensors: Any = [torch.tensor(x) for x in (states, objects)]
-    x = 50 * torch.randn(len(objects), 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    seen = Observations(*tensors, torch.full((len(objects),), 4.0).double(), x, (3, 2))
-    found = additive.fit(seen, 1.0, 0.1, 0)
-    apart = sum(float(((x[k] - found.at(*(t[k : k + 1] for t in tensors))[0]) ** 2).mean()) for k in range(len(x)))
-    assert additive.interaction_variance(seen, 0.1, direct=0) == pytest.approx(apart / free - 0.25)
 
 
 @pytest.mark.parametrize("direct", [additive.DIRECT, 0], ids=["likelihood", "moments"])
