@@ -211,9 +211,9 @@ def _opened(partial: Path) -> Any:
 
 
 def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: Any) -> None:
-    """A data set in one piece, as HDF5 has them, whose place in the file is fixed at once. Zeros come from the file
-    system."""
+    """A contiguous data set whose place in the file is fixed at once. Zeros come from the file system."""
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_layout(h5py.h5d.CONTIGUOUS)
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plist.set_obj_track_times(False)
     space = h5py.h5s.create_simple(shape)
