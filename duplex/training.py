@@ -216,8 +216,7 @@ def optimiser_step(
         for name, value in zip(losses, (share * values.detach()).unbind(), strict=True):
             terms[name] = terms[name] + value if name in terms else value
     reached = [(part, leaf.grad) for part, leaf in zip(shared, leaves, strict=True) if _has_gradient(leaf)]
-    if reached:
-        torch.autograd.backward([part for part, _ in reached], [grad for _, grad in reached])
+    torch.autograd.backward([part for part, _ in reached], [grad for _, grad in reached])
     optimiser.step()
     method.after_step()
     return terms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import mmap
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from duplex import training
 from duplex.assessment import Field, assess, validation_auc
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
@@ -69,6 +71,12 @@ def test_the_peak_is_this_runs_and_not_that_of_one_before():
     with held(2**29):
         assert run()[1].timing["peak_bytes"] > before + 2**28
     assert run()[1].timing["peak_bytes"] < before + 2**28
+
+
+def test_the_time_of_an_epoch_is_a_mean_of_those_that_were_run(monkeypatch):
+    clock = itertools.accumulate(itertools.count())
+    monkeypatch.setattr(training.time, "perf_counter", lambda: next(clock))  # spans of 1, 3 and 5
+    assert recorded(dataclasses.replace(FOUR, epochs=3))[1].timing["seconds_per_epoch"] == 3
 
 
 @contextmanager
@@ -196,7 +204,7 @@ def test_a_method_without_losses_stays_at_epoch_zero():
     clip = PromptOptions(context="fixed", vocabulary="fixed", paths="c", adapter="none", losses=(), inference=("ct",))
     network, outcome = run(clip)
     assert outcome.best_epoch == 0
-    assert len(outcome.history) == 1
+    assert len(outcome.history) == 1 and outcome.timing["seconds_per_epoch"] == 0
     assert same(network, small_method(clip))
 
 

@@ -142,9 +142,8 @@ class Ade(Method[AdeOptions]):
             return found
 
         patches, inside = self.setting.inputs["patch"]
-        return lambda inputs: in_blocks(
-            some, inputs["cls"], inputs["patch"], patches * (inside + 3 * self.options.width)
-        )
+        held = patches * (inside + 3 * self.options.width)  # numbers that an image takes
+        return lambda inputs: in_blocks(some, inputs["cls"], inputs["patch"], held)
 
 
 def partners(own: Tensor, other: Tensor) -> Tensor:

@@ -149,5 +149,5 @@ class Dfsp(Method[DfspOptions]):
         if self.options.fusion == "none":
             return lambda inputs: some(inputs["cls"])
         (patches, inside), dim = self.setting.inputs["patch"], self.setting.dim
-        width = patches * (inside + 6 * dim) + (3 * len(columns) * dim if self.options.to_text else 0)
-        return lambda inputs: in_blocks(some, inputs["cls"], inputs["patch"], width)
+        held = patches * (inside + 6 * dim) + (3 * len(columns) * dim if self.options.to_text else 0)
+        return lambda inputs: in_blocks(some, inputs["cls"], inputs["patch"], held)

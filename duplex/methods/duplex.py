@@ -254,11 +254,12 @@ class Duplex(Method[DuplexOptions]):
         @torch.no_grad()
         def blocks(inputs: Inputs) -> Iterator[tuple[int, Tensor]]:
             z = self.paths.features(inputs["cls"])
-            p_s, p_o = self.paths.primitives(z, prototypes) if "so" in terms else (None, None)
+            primitives = self.paths.primitives(z, prototypes) if "so" in terms else None
             shares_of = visual(z) if "ch" in terms else iter(())
             for m in range(0, len(self.labels.states), states):
                 scores = next(shares_of, None)
-                if p_s is not None and p_o is not None:
+                if primitives is not None:
+                    p_s, p_o = primitives
                     pairs = (p_s[:, m : m + states, None] * p_o[:, None]).flatten(1)
                     scores = pairs if scores is None else scores.add_(pairs)
                 assert scores is not None  # inference names at least one term

@@ -120,11 +120,11 @@ class Troika(ThreePaths[TroikaOptions]):
             return super().scorer(columns)
         t = self.paths.encode(columns, ("ct", "so"))
         asked = Columns(columns, len(self.labels.objects)).to(self.paths.negatives.device)
-        width = sum(map(len, t)) * (t.states.shape[1] * (self.options.inner + 2) + self.setting.inputs["patch"][0])
+        held = sum(map(len, t)) * (t.states.shape[1] * (self.options.inner + 2) + self.setting.inputs["patch"][0])
 
         @torch.no_grad()
         def some(cls: Tensor, tokens: Tensor) -> Tensor:
             c, s, o = self.three(self.paths.features(cls), t, tokens)
             return c.softmax(-1) + s.softmax(-1)[:, asked.states] * o.softmax(-1)[:, asked.objects]
 
-        return lambda inputs: in_blocks(some, inputs["cls"], inputs["patch"], width)
+        return lambda inputs: in_blocks(some, inputs["cls"], inputs["patch"], held)

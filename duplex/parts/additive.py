@@ -14,7 +14,6 @@ nothing more about its state. `mean_s + mean_o - mean_all` confounds the two whe
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -182,4 +181,4 @@ def _by_moments(seen: Observations, ridge: float, direct: int) -> float:
     found = fit(seen, 1.0, ridge, direct)
     residual = ((seen.means - found.at(seen.states, seen.objects)) ** 2).mean(1)
     free = max(len(residual) - sum(seen.shape) + 1, 1) / len(residual)
-    return max(float(residual.mean() / free - (1 / seen.counts).mean()), 1e-4) if math.isfinite(free) else 1.0
+    return max(float(residual.mean() / free - (1 / seen.counts).mean()), 1e-4)

@@ -54,7 +54,7 @@ class CellSums(torch.autograd.Function):
 
 
 def cell_sums(
-    a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, *, rectified: bool = True
+    a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, *, rectified: bool
 ) -> Tensor:
     """`CellSums` as a function: [cells, d]."""
     out: Tensor = CellSums.apply(a, b, w, i, j, cell, cells, rectified)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from duplex.encoders.openclip import ModifiedResNet, VisionTransformer
 from duplex.encoders.tail import Cut, cut, entering, entering_shape
 from duplex.errors import UsageError
 from duplex.options import TailOptions
-from duplex.parts.tail import Tail
+from duplex.parts.tail import LowRank, Tail
 
 ADAPTERS = ("tail", "lora", "trained")
 
@@ -137,12 +137,37 @@ def test_recomputing_blocks_changes_no_gradient(adapter: Any) -> None:
     encoder, pictures = tower("OpenAI ViT")
     _, entered = halves(encoder, pictures, 2)
     tail = stirred(Tail(cut(encoder, 2), TailOptions(2, adapter), tuple(entered.shape[1:])))  # type: ignore[arg-type]
-    grads = []
-    for tail.checkpointing in (False, True):
+    grads, runs = [], list[nn.Module]()
+    tail._blocks[-1].register_forward_pre_hook(lambda block, _: runs.append(block))
+    for tail.checkpointing, passes in (False, 1), (True, 2):
         tail.zero_grad()
+        runs.clear()
         tail(entered).square().sum().backward()
+        assert len(runs) == passes
         grads.append(torch.cat([parameter.grad.flatten() for parameter in tail.parameters()]))
     torch.testing.assert_close(grads[0], grads[1], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (4, 5), (3, 2, 3, 3), (1, 2, 3, 3)], ids=str)
+def test_an_update_is_of_any_matrix_or_kernel_and_starts_at_nothing(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    weight, update = torch.randn(shape), LowRank(torch.zeros(shape), 2)
+    cells = weight[0].numel()
+    assert update.a.shape == (2, cells) and update.b.shape == (shape[0], 2)
+    assert torch.equal(update(weight), weight)
+    wide = LowRank(torch.zeros(2, 4000), 50).a.detach()
+    assert float(wide.std() * 4000**0.5) == pytest.approx(1, abs=0.02)
+    torch.nn.init.normal_(update.b)
+    for row, (found, kept) in enumerate(zip(update(weight), weight, strict=True)):
+        torch.testing.assert_close(found.flatten() - kept.flatten(), update.b[row] @ update.a, atol=1e-6, rtol=1e-5)
+
+
+def test_a_bottleneck_hangs_at_every_place_and_nothing_else_does() -> None:
+    encoder, pictures = tower("OpenAI ViT")
+    _, entered = halves(encoder, pictures, 2)
+    tail = Tail(cut(encoder, 2), TailOptions(2), tuple(entered.shape[1:]))
+    hung = [len(module._forward_hooks) for block in tail._blocks for part in block for module in part.modules()]
+    assert sum(hung) == len(list(tail.trained)) == 4 and max(hung) == 1
 
 
 def test_only_bottlenecks_know_that_training_goes_on() -> None:

@@ -115,6 +115,12 @@ def test_what_cannot_be_resized_is_bad_and_what_has_no_room_is_the_machines(name
     assert Pictures(names, tmp_path, refuse)[0][1] == decoding.AGAIN
 
 
+@pytest.mark.parametrize(("cores", "workers"), [(1, 0), (2, 1), (64, 63)])
+def test_cores_are_those_of_this_process(cores: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores if process == 0 else 7), raising=False)
+    assert decoding_workers("auto") == workers and decoding_workers(5) == 5
+
+
 def test_a_machine_that_does_not_say_which_cores_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     for cores, workers in ((None, 0), (1, 0), (2, 1), (8, 7)):

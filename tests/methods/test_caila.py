@@ -67,10 +67,13 @@ def test_before_training_it_scores_as_clip_does():
     torch.testing.assert_close(whole.float(), scores(plain, range(12), images), rtol=1e-5, atol=1e-6)
 
 
-def test_shifted_images_of_unseen_compositions_do_not_count():
-    method = build(Caila, **ROW)
-    z = torch.nn.functional.normalize(torch.randn(2, 8, dtype=torch.float64), dim=-1)
+@pytest.mark.parametrize("own", [(6, 4), (9, 5), (0, 9, 5)])
+def test_shifted_images_of_unseen_compositions_do_not_count(own):
+    method, count = build(Caila, **ROW), len(own)
+    z = torch.nn.functional.normalize(torch.randn(count, 8, dtype=torch.float64), dim=-1)
     t = method.shared().compositions
-    assert 7 in SEEN and 3 not in SEEN  # the state of 6 with the object of 4, and the other way round
-    both = method.shifted(z, z, torch.tensor([6, 4]), t)
-    close(both.item(), cross_entropy([[method.scale * dot(unit(z[0] + z[1]), p.detach()) for p in t]], [SEEN.index(7)]))
+    made = [(unit(z[i] + z[(i + 1) % count]), own[i] // N * N + own[(i + 1) % count] % N) for i in range(count)]
+    rows = [[method.scale * dot(f, p.detach()) for p in t] for f, c in made if c in SEEN]
+    labels = [SEEN.index(c) for _, c in made if c in SEEN]
+    assert len(labels) == count - 1, "3, the state of the last with the object of the first, is unseen"
+    close(method.shifted(z, z, torch.tensor(own), t).item(), cross_entropy(rows, labels))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 
 from duplex.methods.cds import Cds, diversity
@@ -53,6 +54,16 @@ def test_the_order_reaches_the_learner_alone():
     method.losses(images, method.shared())["spec"].backward()
     reached = {name.split(".")[0] for name, p in method.named_parameters() if p.grad is not None}
     assert reached == {"context"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_the_order_is_a_mean_over_what_is_ordered(count):
+    method, images = build(Cds, **ROW), batch(4)
+    better, worse = method.better[3 : 3 + count], method.worse[3 : 3 + count]
+    method.better, method.worse = better, worse
+    told = method.told(method.shared(), method.columns).tolist()
+    terms = [math.log1p(math.exp(told[b] - told[a])) for a, b in zip(better.tolist(), worse.tolist(), strict=True)]
+    close(method.losses(images, method.shared())["spec"].item(), sum(terms) / (count or 1))
 
 
 def test_without_specificity_it_is_three_paths():

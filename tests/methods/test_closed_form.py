@@ -106,6 +106,9 @@ def test_a_checkpoint_holds_the_statistics_and_nothing_is_drawn_anew():
     assert torch.equal(scores_of(method, columns, z), scores_of(again, columns, z))
     method.start(Batch({"cls": TRAIN.z * 1.5 + 0.5}, TRAIN.compositions))
     assert not torch.equal(scores_of(method, columns, z), scores_of(again, columns, z)), "a new start is a new fit"
+    again.load_state_dict(method.state_dict())
+    assert torch.equal(scores_of(method, columns, z), scores_of(again, columns, z)), "so is a state that is loaded"
+    assert again.fitted() is again.fitted()
 
 
 def test_without_text_it_is_a_recogniser_of_features():
@@ -191,6 +194,20 @@ def test_weights_are_those_with_the_best_validation_auc(liked):
     assert named.weights.tolist() == [0.75, 0.5]
 
 
+def test_weights_are_tried_in_steps_of_half_a_doubling_from_where_they_stand(monkeypatch):
+    method, tried = begun(inference=("g", "gso", "so", "ct"), width=5), []
+    assert method.weights.tolist() == [0.25, 0.125, 0.5, 0.5]
+    monkeypatch.setattr(method, "_fuse", lambda terms, weights: tried.append(weights) or torch.tensor(weights))
+    method.tune(
+        {"cls": features(6, 0)}, LABELS.target("closed", "val"), lambda weights: -(float(weights[0] - 0.7) ** 2)
+    )
+    first, every = np.array(tried[0]), np.array(tried)
+    assert first.tolist() == [0.25, 0.125, 0.5, 0.5] and (every[:, 3] == 0.5).all()
+    moved = 2 * np.log2(every / first)
+    np.testing.assert_allclose(moved, moved.round(), atol=1e-9)
+    assert {4, -4, 2, -2, 1, -1} <= set(moved[:, 1].round().astype(int))
+
+
 def test_a_search_without_end_ends():
     """The larger the better: a weight stays below 64, the last one, which sets the scale, as it is."""
     method, columns = begun(**FREE), LABELS.target("closed", "val")
@@ -224,6 +241,7 @@ def test_what_is_trained_is_what_losses_reach():
     ],
 )
 def test_contradicting_options_are_refused(row, said):
+    assert ClosedFormOptions(weights=(1.0, 0.0, 1.0)).weights == (1.0, 0.0, 1.0)
     with pytest.raises(OptionError, match=said):
         ClosedFormOptions(**row)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from duplex.methods.cluspro import ClusPro, dependence
-from duplex.parts.clusters import assign, moved, transport
-from tests.methods.field import N, batch, build, close, dot, scores, unit
+from duplex.parts.clusters import assign, moved, spread, transport
+from tests.methods.field import SEEN, N, batch, build, close, dot, scores, unit
 
 ROW: dict[str, Any] = {
     "width": 5,
@@ -89,6 +90,25 @@ def test_losses_and_movement_by_loops():
     close(method.objects, after["objects"])
 
 
+def test_prototypes_start_at_evenly_chosen_images_of_their_own_primitive():
+    z, own = torch.randn(11, 4, dtype=torch.float64), torch.tensor([2, 0, 2, 2, 0, 2, 2, 0, 2, 2, 3])
+    rows = torch.nn.functional.normalize(torch.randn(4, 3, 4, dtype=torch.float64), dim=-1)
+    found = spread(z, own, rows)
+    chosen = {0: (1, 4, 7), 2: (0, 3, 6), 3: (10, 10, 10)}  # of 3 images, of 7 and of one
+    for group, images in chosen.items():
+        close(found[group], torch.stack([unit(z[i]) for i in images]))
+    assert torch.equal(found[1], rows[1])
+
+
+def test_a_fresh_method_has_prototypes_among_the_factors_of_its_images():
+    method, train = build(ClusPro, **ROW, shaken=False), batch(30, 7, np.resize(SEEN, 30))
+    factors = method.paths.factors(method.paths.features(train.z))
+    own = train.compositions // N, train.compositions % N
+    for rows, z, mine in zip((method.states, method.objects), factors, own, strict=True):
+        close(rows, spread(z.detach(), mine, rows))
+        torch.testing.assert_close(rows.norm(dim=-1), torch.ones(rows.shape[:2], dtype=torch.float64))
+
+
 def test_transport_shares_images_out():
     """Where all images like one prototype best, plain assignment would empty the others."""
     similarity = torch.tensor([[0.9, 0.8], [0.9, 0.7], [0.9, 0.85], [0.9, 0.6]]).double()
@@ -132,3 +152,9 @@ def test_independent_factors_are_not_punished():
     z_o = torch.tensor([[0.0, 1.0], [0.0, -1.0], [0.0, 1.0], [0.0, -1.0]]).double()
     assert dependence(z_s, z_o) == 0
     assert dependence(z_s, z_s) > 0
+
+
+def test_dependence_is_of_two_images_at_least():
+    x, y = batch(2, 1).z, batch(2, 2).z
+    close(dependence(x, y).item(), dependence_by_hand(x, y))
+    assert dependence(x[:1], y[:1]) == 0

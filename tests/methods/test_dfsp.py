@@ -92,3 +92,4 @@ def test_what_is_not_fused_needs_no_tokens():
     assert "patch" in Dfsp.needs(Dfsp.Options(fusion="t2i"))
     with pytest.raises(UsageError, match="heads is 3"):
         Dfsp(setting(), Dfsp.Options(heads=3))
+    assert Dfsp(setting(), Dfsp.Options(heads=3, fusion="none")).options.heads == 3

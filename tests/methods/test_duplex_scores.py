@@ -66,6 +66,18 @@ def test_evidence_and_tensors_give_the_score(terms, columns):
         torch.testing.assert_close(tensors["mean.states"][0], rows[SEEN // len(LABELS.objects) == 0].mean(0))
 
 
+def test_all_compositions_in_their_order_are_asked_of_the_codebook_as_a_whole(monkeypatch):
+    method, asked = refined(inference=("ch",)), []
+    over = method.codebook.over
+    monkeypatch.setattr(method.codebook, "over", lambda columns=None: asked.append(columns) or over(columns))
+    repeated = np.sort(np.r_[EVERY[1:], 3])
+    for columns in (EVERY, EVERY[::-1].copy(), EVERY[:-1], repeated):
+        asked.clear()
+        method.evidence(columns)
+        (found,) = asked
+        assert found is None if columns is EVERY else np.array_equal(found, columns)
+
+
 def test_what_can_be_seen_is_what_it_scores_with():
     method, z = refined(), features(4, 5)
     shown = method.exhibits()

@@ -77,8 +77,11 @@ def test_without_edges_it_is_csp():
     torch.testing.assert_close(scores(method, range(12), images).float(), scores(csp, range(12), images))
 
 
-def test_it_starts_at_the_tower_s_own_words():
-    """The graph's last layer is zero at first: prompts are those of CSP until it moves."""
-    method, csp = build(Gipcol, shaken=False, context="fixed"), build(PromptMethod, shaken=False, **CSP)
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_it_starts_at_the_tower_s_own_words(layers):
+    """The graph's last layer is zero at first, and no other: prompts are those of CSP until it moves."""
+    row = {"context": "fixed", "layers": layers, "width": 6}
+    method, csp = build(Gipcol, shaken=False, **row), build(PromptMethod, shaken=False, **CSP)
+    assert [bool(layer.weight.any()) for layer in method.prompts.network.weights] == [True] * (layers - 1) + [False]
     close(method.shared().compositions, csp.shared().compositions)
     assert unit_rows(method.shared().compositions).requires_grad

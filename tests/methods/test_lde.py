@@ -68,6 +68,16 @@ def test_scores_by_loops(space, source):
     close(scores(method, asked, images), expected)
 
 
+@pytest.mark.parametrize("space", ["linear", "sphere"])
+def test_a_primitive_that_no_composition_has_adds_nothing(space):
+    method, u = build(Lde, space=space), units(features(5, 2))
+    method.decompose(u, torch.tensor([0, 1, 3, 4, 10]))  # nothing of state 2, nor of object 2
+    assert not method.states[2].any() and not method.objects[2].any()
+    found, same = method.composed(torch.tensor([2, 0]), torch.tensor([2, 0]))
+    close(found, method.centre)
+    assert not torch.allclose(same, found)
+
+
 def test_exactly_additive_features_come_back():
     random = torch.Generator().manual_seed(1)
     states, objects = (torch.randn(k, DIM, generator=random, dtype=torch.float64) for k in (M, N))

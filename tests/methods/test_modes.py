@@ -74,3 +74,20 @@ def test_a_margin_grows_up_to_its_value(kind):
     torch.testing.assert_close(4 * first, margins(4))
     assert torch.equal(margins(4), margins(5)) and torch.equal(margins(4), margins(20))
     assert torch.equal(margins(1, train=True), first), "no word is dropped where compositions are compared"
+
+
+@pytest.mark.parametrize(
+    ("kind", "off", "gone"),
+    [
+        ("caila", {"shift": False}, {"shift"}),
+        ("cds", {"specificity": 0.0}, {"spec"}),
+        ("cge_visual", {"graph": False}, {"ch"}),
+        ("dfsp", {"primitives": 0.0}, {"primitives"}),
+        ("dfsp", {"plain": 0.0}, {"spm"}),
+        ("logiczsl", {"rules_weight": 0.0}, {"formed", "related"}),
+    ],
+)
+def test_a_loss_that_is_switched_off_is_not_there(kind: str, off: dict[str, Any], gone: set[str]) -> None:
+    images, with_it, without = batch(6), build(find(kind)), build(find(kind), **off)
+    every, fewer = (set(method.losses(images, method.shared())) for method in (with_it, without))
+    assert gone <= every and fewer == every - gone

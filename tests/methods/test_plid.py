@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 
-from duplex.methods.plid import Plid
+from duplex.methods.plid import Plid, PlidOptions
+from duplex.options import OptionError
 from duplex.parts.prompts import Prompts
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, unit
 from tests.methods.world import DIM, features, small_tower
@@ -129,3 +131,9 @@ def test_descriptions_that_say_nothing_add_nothing():
     close(method.enrich(t, torch.zeros(3, 4, DIM, dtype=torch.float64)).detach(), t)
     moved = method.enrich(t, features(12, 2).reshape(3, 4, DIM)).detach()
     assert (moved - t).norm(dim=1).min() > 1e-3
+
+
+def test_a_covariance_takes_two_descriptions():
+    assert PlidOptions(templates=("a photo of", "this is")).templates == ("a photo of", "this is")
+    with pytest.raises(OptionError, match="templates needs at least two"):
+        PlidOptions(templates=("a photo of",))

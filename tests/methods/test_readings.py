@@ -35,9 +35,30 @@ def test_empty_rows_are_what_first_refines_them():
         ({"nodes": "label", "fusion": "additive"}, "nodes: label needs fusion"),
         ({"blend": "anchored", "codebook": "trainable"}, "blend: anchored needs codebook: buffer"),
         ({"fusion_rank": 0}, "fusion_rank is 0"),
+        ({"messages": ("state", "object", "state")}, "messages names a term twice"),
+        ({"paths": "c", "losses": ("ct",), "inference": ("ct",)}, "graph: true needs paths: cso"),
         ({"fusion_rank": 4, "fusion": "additive"}, "fusion: additive has no matrices"),
     ],
 )
 def test_readings_that_exclude_each_other(row, sentence):
     with pytest.raises(UsageError, match=sentence):
         Options(**row)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"graph": False, "messages": ()},
+        {"graph": False, "rows": "ema", "losses": ("s", "ch"), "inference": ("so",)},
+        {"graph": False, "rows": "recomputed", "losses": ("s",), "inference": ("ch",)},
+        {"nodes": "label", "fusion": "linear"},
+        {"nodes": "image", "fusion": "additive"},
+        {"blend": "anchored"},
+        {"blend": "recursive", "codebook": "trainable"},
+        {"fusion_rank": 4, "fusion": "linear"},
+        {"paths": "c", "graph": False, "losses": ("ct", "ch"), "inference": ("ct",)},
+    ],
+    ids=str,
+)
+def test_readings_that_go_together(row):
+    assert {name: getattr(Options(**row), name) for name in row} == row

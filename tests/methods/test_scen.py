@@ -59,4 +59,6 @@ def test_contrast_falls_as_states_draw_together():
     same, other = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
     near = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0]]).double()
     far = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 0, 0]]).double()
+    for h in (near, far):  # one image alone has a partner and a rival
+        close(method.contrast(h, same, other).item(), contrast(h, same.tolist(), other.tolist(), 0.5))
     assert method.contrast(near, same, other) < method.contrast(far, same, other)

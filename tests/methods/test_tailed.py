@@ -15,6 +15,7 @@ import torch
 from duplex.errors import DuplexError, UsageError
 from duplex.features.examples import Examples
 from duplex.methods.base import Batch, Method, Setting
+from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import make, parse, sources
 from duplex.methods.tailed import Moved, Tailed
 from duplex.options import TailOptions, TrainingOptions
@@ -97,6 +98,50 @@ def test_nothing_that_a_method_may_offer_stops_at_the_tail() -> None:
     """A part of the protocol that is not passed on would be the default of every method with a tail."""
     offered = {name for name, value in vars(Method).items() if isfunction(value) and not name.startswith("_")}
     assert {"scorer", "likelihood"} < offered <= vars(Tailed).keys()
+
+
+class Told(PromptMethod):
+    """What the loop says reaches it by name, with what was said of epochs and of features."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.heard: dict[str, Any] = {}
+
+    def start(self, train: Batch) -> None:
+        self.heard["start"] = train.z
+
+    def follow(self, train: Batch) -> None:
+        self.heard["follow"] = train.z
+
+    def tune(self, images: Any, columns: Any, auc: Any) -> None:
+        self.heard["tune"] = images["cls"]
+
+    def after_batch(self) -> None:
+        self.heard["after_batch"] = True
+
+    def after_step(self) -> None:
+        self.heard["after_step"] = True
+
+    def after_epoch(self, epoch: int) -> None:
+        self.heard["after_epoch"] = epoch
+
+    def batches(self, train: Batch, size: int, order: torch.Generator) -> Any:
+        self.heard["batches"] = size
+        return super().batches(train, size, order)
+
+
+def test_all_that_the_loop_says_is_passed_on() -> None:
+    method, batch = make(f"{__name__}:Told", PromptOptions(), deep_setting()), deep_batch(6)
+    assert isinstance(method, Tailed)
+    own, heard = moved(method, batch).z, method.method.heard  # type: ignore[union-attr]
+    for name in ("start", "follow", "tune"):
+        getattr(method, name)(*((batch.inputs, np.arange(2), float) if name == "tune" else (batch,)))
+        torch.testing.assert_close(heard[name], own)  # type: ignore[index]
+        assert not heard[name].requires_grad  # type: ignore[index]
+    method.after_batch(), method.after_step(), method.after_epoch(7)
+    assert len(list(method.batches(batch, 4, torch.Generator()))) == 2
+    told = {name: said for name, said in heard.items() if not isinstance(said, torch.Tensor)}  # type: ignore[union-attr]
+    assert told == {"after_batch": True, "after_step": True, "after_epoch": 7, "batches": 4}
 
 
 def test_a_sweep_is_the_scorers() -> None:

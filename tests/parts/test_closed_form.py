@@ -207,7 +207,10 @@ def test_effects_are_the_twins_directly_and_by_conjugate_gradients(seed: int, v:
     groups = statistics.by_pair()
     seen = Observations(statistics.state_of, statistics.object_of, groups.counts, groups.means, (m, n))
     beta, inverse = twin.effects(z.numpy(), own.numpy(), m, n, v, ridge)
-    direct, iterated = additive.fit(seen, v, ridge), additive.fit(seen, v, ridge, direct=0)
+    direct, iterated = additive.fit(seen, v, ridge, direct=m + n), additive.fit(seen, v, ridge, direct=m + n - 1)
+    assert torch.equal(direct.variance, additive.fit(seen, v, ridge).variance)
+    alone = Normal(seen, v, ridge).diagonal
+    close(iterated.variance, (1 / alone[1 : 1 + m, None] + 1 / alone[1 + m :]).numpy(), 1e-12)
     for found in (direct, iterated):
         close(torch.cat([found.mean[None], found.state, found.object]), beta, 1e-7)
     pick = np.zeros((m * n, 1 + m + n))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace
 from duplex.parts import codebook as module
+from duplex.parts import draws
 from duplex.parts.codebook import Codebook
 from duplex.parts.draws import pass_over, random_rows, rows_at
 from duplex.parts.trained_codebook import TrainedCodebook
@@ -165,6 +166,32 @@ def test_numbers_passed_over_are_numbers_drawn(count, monkeypatch):
     assert torch.equal(torch.randn(40), expected)
 
 
+@pytest.mark.parametrize("unseen", ["compose", "empty"])
+def test_what_is_drawn_after_a_codebook_is_what_it_is_beside_one_that_draws_its_rows(unseen):
+    """So that the rest of a method starts alike, however its rows are kept."""
+    labels, after = small_labels(), []
+    for kind in (Codebook, TrainedCodebook):
+        torch.manual_seed(3)
+        kind(labels, DIM, unseen=unseen, random_seen=False)
+        after.append(torch.rand(4))
+    assert torch.equal(*after)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("unseen", ["compose", "random", "empty"])
+def test_trained_rows_start_as_they_are_asked_to(unseen, seen):
+    labels = small_labels()
+    pairs, rest = labels.pairs["train"], np.setdiff1d(np.arange(labels.size), labels.pairs["train"])
+    book = TrainedCodebook(labels, DIM, unseen=unseen, random_seen=False).double()
+    before, z, own = book.rows.detach().clone(), unit(features(20, 1)), torch.as_tensor(np.resize(pairs, 20))
+    book.start(z, own, seen=seen)
+    expected = torch.stack([unit(z[own == c].mean(0)) for c in pairs]) if seen else before[pairs]
+    torch.testing.assert_close(book.rows.detach()[pairs], expected)
+    composed = started(labels, 1).rows_of(rest)
+    others = {"compose": composed, "random": before[rest], "empty": torch.zeros_like(composed)}[unseen]
+    torch.testing.assert_close(book.rows.detach()[rest], others)
+
+
 def test_rows_from_a_seed_are_random_directions():
     rows = rows_at(torch.tensor(5), torch.arange(2000), 32)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(2000))
@@ -175,6 +202,14 @@ def test_rows_from_a_seed_are_random_directions():
     some = torch.tensor([1999, 3, 3])
     assert torch.equal(rows_at(torch.tensor(5), some, 32), rows[some])
     assert (rows_at(torch.tensor(6), some, 32) - rows[some]).norm(dim=1).min() > 0.5
+
+
+def test_lengths_are_box_and_mullers_from_the_first_of_their_bits_to_the_last(monkeypatch):
+    """`sqrt(-2 ln p)` of `p = 2^-24`, of a half and of one, at no angle."""
+    bits = torch.tensor([0, 2**23 - 1, 2**24 - 1]) << 40
+    monkeypatch.setattr(draws, "_mixed", lambda _: bits[None])
+    expected = torch.tensor([[24**0.5, 1.0, 0.0]]) / 5
+    torch.testing.assert_close(rows_at(torch.tensor(3), torch.arange(1), 3), expected)
 
 
 def test_a_seed_means_the_same_rows_in_every_version():

@@ -30,6 +30,7 @@ def test_words_start_as_they_are_given_at_unit_length(trained):
 
 def test_a_pair_is_a_map_of_both_words():
     composer, states, objects = Composer(8, 5).double(), features(4, 1), features(3, 2)
+    assert sum(one.numel() for one in composer.parameters()) == 5 * (8 + 8) + 5  # W and one b
     m, n = torch.tensor([0, 3, 3]), torch.tensor([2, 0, 2])
     for row, a, b in zip(composer(states, objects, m, n).detach(), m, n, strict=True):
         close(row, linear(composer.state, states[a]) + linear(composer.object, objects[b]))

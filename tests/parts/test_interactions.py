@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,22 @@ def test_a_climb_ends_at_the_top_within_its_bounds(peak: tuple[float, float]) ->
 
     inside = tuple(min(max(part, -6.0), 2.0) for part in peak)
     assert interactions._climb(height, (-2.0, -1.0)) == pytest.approx(inside, abs=0.0625)
+
+
+@pytest.mark.parametrize("peak", [(-5.5, 1.5), (1.5, -5.5)])
+def test_v_and_tau_are_where_they_are_likeliest(peak: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def height(seen: Any, kernels: Any, v: float, tau: float, ridge: float) -> SimpleNamespace:
+        tried.append((np.log10(v), np.log10(tau)))
+        away = -abs(np.log10(v) - peak[0]) - abs(np.log10(tau) - peak[1])
+        return SimpleNamespace(log_likelihood=lambda: away)
+
+    monkeypatch.setattr(interactions, "Joint", height)
+    chosen = interactions.choose(seen_pairs(), Kernels.of(*words(5, 4)), RIDGE)
+    assert np.log10(chosen) == pytest.approx(peak)
+    around = [(-2, -1), (-1, -1), (-3, -1), (-2, 0), (-2, -2)]  # a hundredth and a tenth, and a decade from there
+    np.testing.assert_allclose(tried[:5], around, atol=1e-9)
 
 
 def test_the_most_frequent_pairs_choose(monkeypatch: pytest.MonkeyPatch) -> None:

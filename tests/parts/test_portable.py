@@ -77,3 +77,25 @@ def test_a_part_that_has_a_weight_is_weighed():
     sure = {**t, "scale": torch.tensor(1e6), "product": torch.ones(())}
     ((_, floored),) = portable.terms(sure, z)
     assert floored.min() == pytest.approx(np.log(1e-30))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_pairs_that_training_had_not_are_composed_of_what_is_known_of_them(mixed):
+    """Effects of both primitives, nothing of one that is unknown (-1), and what they are together where both are."""
+    g = torch.Generator().manual_seed(2)
+    shapes = {"effects.mean": (5,), "effects.states": (4, 5), "effects.objects": (3, 5)}
+    if mixed:
+        shapes |= {"interactions.states": (4, 2), "interactions.objects": (3, 2), "interactions.core": (2, 2, 5)}
+    t = {name: torch.randn(shape, generator=g) for name, shape in shapes.items()}
+    pairs = [(0, 0), (3, 2), (-1, 1), (2, -1), (-1, -1), (0, 2)]
+    expected = []
+    for m, n in pairs:
+        row = torch.zeros(5)
+        row += t["effects.states"][m] if m >= 0 else 0
+        row += t["effects.objects"][n] if n >= 0 else 0
+        if mixed and min(m, n) >= 0:
+            for r, s in ((0, 0), (0, 1), (1, 0), (1, 1)):
+                row += t["interactions.states"][m, r] * t["interactions.objects"][n, s] * t["interactions.core"][r, s]
+        expected.append(row)
+    found = portable.composed(t, *torch.tensor(pairs).T)
+    torch.testing.assert_close(found, torch.stack(expected))
