@@ -20,7 +20,7 @@ from duplex.features.shards import join_shards
 from duplex.features.store import open_features
 from duplex.features.tokens import Streamed, read_tokens
 
-NUMBERS = st.floats(-1000, 1000, width=16, allow_subnormal=False)
+NUMBERS = st.floats(-1000, 1000, width=16) | st.floats(-(2.0**-20), 2.0**-20, width=16)  # with steps of zero
 TOKENS = arrays.arrays(np.float16, st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5)), elements=NUMBERS)
 
 

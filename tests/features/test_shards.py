@@ -132,19 +132,6 @@ def test_shards_that_end_early_or_lack_a_row_are_not_joined(run, tmp_path: Path)
         join_shards(out)
 
 
-def test_a_view_of_shards_is_no_shard(run, tmp_path: Path) -> None:
-    """The joined cache would be a view of a view, which opening refuses."""
-    inner = tmp_path / "inner.h5"
-    for k in range(2):
-        run(inner, shard=(k, 2))
-    join_shards(inner)
-    outer = tmp_path / "outer.h5"
-    inner.rename(shard_path(outer, 0, 1))
-    with pytest.raises(DuplexError, match=r"outer\.shard-0-of-1\.h5 is damaged: 'cls'"):
-        join_shards(outer)
-    assert not outer.exists()
-
-
 def test_joining_leaves_somebodys_file_alone_and_nothing_open(run, tmp_path: Path, monkeypatch) -> None:
     for k in range(2):
         run(tmp_path / "features.h5", shard=(k, 2))
