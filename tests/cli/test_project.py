@@ -25,6 +25,7 @@ def run(*command: object, folder: Path, **environment: str) -> subprocess.Comple
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_writes_a_project(tmp_path):
     done = run(*DUPLEX, "init", "new", folder=tmp_path)
     assert done.returncode == 0, done.stderr

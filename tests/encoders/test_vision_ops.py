@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from tests.subprocesses import ENVIRONMENT
 
 FORKS = """
@@ -52,6 +54,7 @@ def test_operators_are_declared_where_the_library_lacks_them_and_nowhere_else() 
     assert done.stdout.split() == ["repeats", "nothing_is_declared", "declared"], done.stderr
 
 
+@pytest.mark.slow
 def test_worker_processes_prepare_pictures(tmp_path) -> None:
     """Forked ones, and ones that start from nothing."""
     script = tmp_path / "run.py"

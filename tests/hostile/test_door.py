@@ -157,6 +157,7 @@ def test_a_leak_names_both_files_and_their_splits_and_json_lists_all(project: Pa
     assert ", ..." in command("data", "check", "mine", "--root", path).out
 
 
+@pytest.mark.slow
 def test_remove_is_the_opposite_of_add(project: Path, command: Command) -> None:
     make_folder(project / "mine", "nested")
     before = Path("params.yaml").read_text()
@@ -177,6 +178,7 @@ def test_remove_takes_the_comment_above_and_nothing_else(project: Path, command:
     assert set(load_params().datasets) == {"shapes", "mit-states", "cgqa"}
 
 
+@pytest.mark.slow
 def test_results_stay_until_they_are_named(project: Path, command: Command) -> None:
     places = [project / "artifacts" / name for name in ("cgqa", "views/cgqa")]
     for place in places:
@@ -200,6 +202,7 @@ def test_the_last_one_of_a_run_is_not_removed(project: Path, command: Command) -
 FORMS = ["[shapes, cgqa]", "[cgqa, shapes]", "\n  - shapes\n  - cgqa # last", "\n  - cgqa\n  - shapes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_lists_of_names_in_any_form_lose_one(project: Path, command: Command, form: str) -> None:
     text = Path("params.yaml").read_text().replace("run: # `dvc repro` runs every data set x method x seed\n", "run:\n")
@@ -219,6 +222,7 @@ OVERLAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", OVERLAYS)
 def test_rows_forget_a_data_set_that_is_removed(project: Path, command: Command, row: str) -> None:
     text = Path("params.yaml").read_text().replace("\nmethods:\n", f"\nmethods:\n  extra: {row}\n")

@@ -272,7 +272,7 @@ def test_a_group_is_named_only_where_nothing_else_of_it_has_changed():
     assert targets_of(tasks[:1], own) == ["plan", "train@d-m-0", "evaluate@d-m-0"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_dvc_runs_nothing_of_it(project, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "PATH", f"{Path(sys.executable).parent}:{ENVIRONMENT['PATH']}")
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(project))
