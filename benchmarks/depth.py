@@ -77,7 +77,7 @@ def streamed_share(tail: Tail, row: tuple[int, ...], images: int, batch: int, fo
     cache.write(0, marks, cls=cls, deep=deep)
     cache.finish()
     own = torch.zeros(images, dtype=torch.long)
-    order = Streamed(path, name="deep").shuffled(torch.Generator().manual_seed(0)).split(batch)
+    order = Streamed.open(path, "deep").shuffled(torch.Generator().manual_seed(0)).split(batch)
 
     def epoch(tokens: Any) -> None:
         for held, chosen in ahead(Batch({"deep": tokens}, own), order):
@@ -85,7 +85,7 @@ def streamed_share(tail: Tail, row: tuple[int, ...], images: int, batch: int, fo
 
     def from_disk() -> None:
         drop_pages(path)
-        epoch(Streamed(path, name="deep"))
+        epoch(Streamed.open(path, "deep"))
 
     seconds = alternate({"memory": lambda: epoch(torch.from_numpy(deep)), "disk": from_disk}, rounds=1, warm=1)
     return {"share_of_memory": seconds["memory"] / seconds["disk"], "file_bytes": path.stat().st_size}

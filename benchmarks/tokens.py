@@ -1,6 +1,6 @@
 """An epoch over patch tokens from the disk against the same from memory: seconds, share, and how much memory is held.
 
-python -m benchmarks.tokens [--json] [--rows 1200] [--patches 64] [--width 512] [--rounds 3] [--folder FOLDER]
+python -m benchmarks.tokens [--json] [--rows 1200] [--patches 64] [--width 512] [--rounds 9] [--folder FOLDER]
 
 Both sides take the same steps over the same rows in the same order, with the optimiser steps of `dfsp`; `load` repeats
 each step's arithmetic so often that it is at least as long as reading its rows. The file's pages are dropped from the
@@ -75,7 +75,7 @@ class Runner:
     def epoch(self, tokens: Any) -> float:
         """Seconds of one pass over the tokens, in memory or on the disk."""
         images = Batch({"cls": self.cls, "patch": tokens}, self.own)
-        order = Streamed(self.path).shuffled(torch.Generator().manual_seed(1)).split(BATCH)
+        order = Streamed.open(self.path).shuffled(torch.Generator().manual_seed(1)).split(BATCH)
         start = time.perf_counter()
         for held, chosen in ahead(images, order):
             for _ in range(self.load):
@@ -85,7 +85,7 @@ class Runner:
     def reading(self) -> float:
         """Seconds to read the same rows and do nothing with them."""
         drop_pages(self.path)
-        streamed, start = Streamed(self.path), time.perf_counter()
+        streamed, start = Streamed.open(self.path), time.perf_counter()
         for chosen in streamed.shuffled(torch.Generator().manual_seed(1)).split(BATCH):
             streamed[chosen]
         return time.perf_counter() - start
@@ -93,7 +93,7 @@ class Runner:
 
 def measure(path: Path, rows: int, shape: tuple[int, int], rounds: int) -> dict[str, Any]:
     runner = Runner(path, rows, shape)
-    streamed, reading = Streamed(path), runner.reading()
+    streamed, reading = Streamed.open(path), runner.reading()
     runner.epoch(streamed)  # warm
     begin = begin_peak()
     runner.epoch(streamed)
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1200)
     parser.add_argument("--patches", type=int, default=64)
     parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--folder", type=Path, help="where the cache lies; a temporary folder by default")
     wanted = parser.parse_args()
     shape = (wanted.patches, wanted.width)

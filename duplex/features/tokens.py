@@ -3,15 +3,13 @@ else read from the disk as they are asked for.
 
 MIT-States at ViT-L/14 is 53,753 x 256 x 1,024 x 2 B = 28 GB. `Streamed` stands for such rows in a method's inputs: it
 has a shape and a length, and gives tensors for the rows it is asked for. Training asks for shuffled blocks (`shuffled`)
-and reads ahead (`duplex.ahead`).
+and says ahead which come next (`duplex.ahead`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,13 @@ from torch import Tensor
 
 from duplex.features.eight_bits import restored
 from duplex.features.layout import CODES, STEPS, Half, open_file
+from duplex.features.pieces import Pieces
 from duplex.labels import Ints
 
 IN_MEMORY = 2**31  # bytes of tokens up to which they are held; more are streamed, on any machine
 BLOCK = 2**22  # bytes of a block of neighbouring rows; `training.memory` is no less
 WINDOW = 64  # blocks whose rows are mixed
+CPU = torch.device("cpu")
 
 
 def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half | Streamed | None:
@@ -38,7 +38,7 @@ def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half
             return None
         if file[names[0]].size * 2 <= limit:
             return whole(names, lambda part: file[part][...])
-    return Streamed(path, name=name)
+    return Streamed.open(path, name)
 
 
 def stored_as(file: Any, name: str) -> tuple[str, ...]:
@@ -54,90 +54,52 @@ def whole(names: tuple[str, ...], read: Callable[[str], NDArray[Any]]) -> Half:
     return restored(first, *steps) if steps else np.asarray(first, dtype=np.float16)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A data set: the shape and type of a row, and where the first lies in the file; None in a view of shards."""
-
-    row: tuple[int, ...]
-    dtype: np.dtype[Any]
-    offset: int | None
-
-    @classmethod
-    def of(cls, data: Any) -> Part:
-        return cls(tuple(data.shape[1:]), data.dtype, None if data.is_virtual else data.id.get_offset())
-
-
+@dataclass(frozen=True, eq=False)
 class Streamed:
     """Rows of a cache's tokens, on the disk. Indexed as a tensor [n, T, w] is, by a slice or by rows."""
 
-    def __init__(
-        self, path: Path, rows: Ints | None = None, device: torch.device | str = "cpu", name: str = "patch"
-    ) -> None:
-        """`rows` are the cache's rows that this stands for; all of them by default."""
-        self._kept = ExitStack()  # what stays open for as long as this lives
-        self.path, self.name, self.device = path, name, torch.device(device)
-        with open_file(path) as file:
-            self._names = stored_as(file, name)
-            self._parts = {part: Part.of(file[part]) for part in self._names}
-            self._row = self._parts[self._names[0]].row
-            self.rows = np.arange(len(file[self._names[0]])) if rows is None else rows
-        self._joined: Any = None
-        if self._parts[self._names[0]].offset is not None:
-            self._descriptor = os.open(path, os.O_RDONLY)
-            self._kept.callback(os.close, self._descriptor)
+    pieces: Pieces
+    rows: Ints  # of the cache, that this stands for
+    device: torch.device = CPU  # what is read goes there
 
-    def __del__(self) -> None:
-        self._kept.close()
+    @classmethod
+    def open(cls, path: Path, name: str = "patch") -> Streamed:
+        """All rows of a cache that has such tokens."""
+        with open_file(path) as file:
+            pieces = Pieces(path, stored_as(file, name))
+        return cls(pieces, np.arange(pieces.total))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), *self._row)
+        return (len(self.rows), *self.pieces.row)
 
     def at(self, places: Ints) -> Streamed:
         """Those of its rows alone."""
-        return Streamed(self.path, self.rows[places], self.device, self.name)
+        return replace(self, rows=self.rows[places])
 
     def to(self, device: torch.device) -> Streamed:
-        """What is read goes to this device."""
-        return Streamed(self.path, self.rows, device, self.name)
+        return replace(self, device=device)
+
+    def expect(self, places: Tensor) -> None:
+        """These will be asked for soon."""
+        for piece, first, found in self.pieces.stretches(self.rows[places.cpu().numpy()]):
+            piece.expect(first, len(found))
 
     def __getitem__(self, key: Tensor | slice) -> Tensor:
         wanted = self.rows[key if isinstance(key, slice) else key.cpu().numpy()]
-        return torch.from_numpy(self._read(wanted)).to(self.device)
-
-    def _read(self, wanted: Ints) -> Half:
-        """In the order of the file, neighbours together: [n, T, w]."""
-        out = np.empty((len(wanted), *self._row), dtype=np.float16)
-        order = np.argsort(wanted, kind="stable")
-        runs = np.split(order, np.flatnonzero(np.diff(wanted[order]) != 1) + 1) if len(order) else []
-        for run in runs:
-            first, count = int(wanted[run[0]]), len(run)
-            out[run] = whole(self._names, partial(self._run, first, count))
-        return out
-
-    def _run(self, first: int, count: int, name: str) -> NDArray[Any]:
-        part = self._parts[name]
-        if part.offset is None:  # a view of shards
-            if self._joined is None:
-                self._joined = self._kept.enter_context(open_file(self.path))
-            found: NDArray[Any] = self._joined[name][first : first + count]
-            return found
-        block = np.empty((count, *part.row), dtype=part.dtype)
-        view, place = block.view(np.uint8).ravel().data, part.offset + first * block[:1].nbytes
-        while view:
-            got = os.preadv(self._descriptor, [view], place)
-            if not got:
-                raise OSError(f"{self.path} ends within its tokens")
-            view, place = view[got:], place + got
-        return block
+        pinned = self.device.type == "cuda"  # so that the host need not wait for the copy
+        out = torch.empty(len(wanted), *self.pieces.row, dtype=torch.float16, pin_memory=pinned)
+        for piece, first, places in self.pieces.stretches(wanted):
+            out.numpy()[places] = whole(self.pieces.names, partial(piece.read, row=first, count=len(places)))
+        return out.to(self.device, non_blocking=pinned)
 
     def shuffled(self, order: torch.Generator) -> Tensor:
         """All rows once [n]: blocks of neighbours in random order, mixed within a window of some of them. `order` alone
         decides."""
-        size = max(1, BLOCK // (int(np.prod(self._row)) * 2))
+        size = max(1, BLOCK // (int(np.prod(self.pieces.row)) * 2))
         blocks = torch.arange(len(self)).split(size)
         drawn = torch.randperm(len(blocks), generator=order).tolist()
         mixed = []
