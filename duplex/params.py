@@ -90,6 +90,7 @@ class EncoderParams(Section):
     precision: Precision = "fp32"
     depth: Annotated[int, Field(ge=0)] | None = None  # of its cache; None: extraction.depth
     bits: Literal[8, 16] = 16  # that are kept of each number of what enters the last blocks
+    deep_test: bool = True  # whether it is kept of test pictures too; if not they are encoded for each evaluation
 
 
 class DatasetParams(Section):

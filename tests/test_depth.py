@@ -22,6 +22,7 @@ from duplex.checkpoint import load_checkpoint, read_record
 from duplex.data.manifest import read_manifest
 from duplex.errors import UsageError
 from duplex.features.encoding import Kept
+from duplex.features.remade import Source
 from duplex.features.tokens import BLOCK, Streamed, read_tokens
 from duplex.methods.tailed import Tailed
 from duplex.options import OptionError, TrainingOptions
@@ -137,6 +138,32 @@ def test_pictures_are_answered_as_a_cache_in_eight_bits_has_them(project, tmp_pa
     pixels = [recognizer.encoder.image_transform(open_picture(file)) for file in files]
     torch.testing.assert_close(recognizer.encode(pixels)["deep"], cached["deep"], rtol=0, atol=0)
     assert not torch.equal(encode(recognizer.encoder, torch.stack(pixels), kept=Kept(depth=2))["deep"], cached["deep"])
+
+
+def test_without_test_pictures_in_the_cache_the_same_is_trained_and_evaluated(project, tmp_path, monkeypatch) -> None:
+    """They are encoded as they are evaluated, and never before."""
+    record = YAML(typ="safe").load((project.folder / "params.yaml").read_text())
+    record["datasets"]["own"]["encoder"]["deep_test"] = False
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    params, paths = load_params(tmp_path / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths, num_workers=0)
+    asked = []
+    tokens = Source.tokens
+    monkeypatch.setattr(Source, "tokens", lambda self, rows: asked.append(rows) or tokens(self, rows))
+    held = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
+    assert train.run(params, "own", "deep", 0, paths).history == held.history
+    assert asked == []
+    assert evaluate.run(params, "own", "deep", 0, paths) == evaluate.run(
+        project.params(), "own", "deep", 0, project.paths
+    )
+    table = read_manifest(paths.manifest("own"))
+    assert set(np.concatenate(asked)) == set(np.flatnonzero(table["split"] == "test"))
+    assert paths.features("own").stat().st_size < project.paths.features("own").stat().st_size
+    shown = load_shown(params, "own", "deep", 0, paths)
+    test, features = shown.inputs.examples["test"], shown.method.exhibits().features
+    assert features is not None and features(test.inputs).shape == test.z.shape
 
 
 def test_an_exported_folder_has_its_tail(project, tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ def extract(
     tokens: Annotated[str | None, typer.Option(help="none, or patch to keep patch tokens too.")] = None,
     depth: Annotated[int | None, typer.Option(min=0, help="Keep what enters the image tower's last blocks.")] = None,
     bits: Annotated[int | None, typer.Option(help="16, or 8 to keep it in half the bytes.")] = None,
+    deep_test: Annotated[
+        bool | None, typer.Option("--deep-test/--no-deep-test", help="Keep it of test pictures too.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     shard: Annotated[str | None, typer.Option(help="k/N: only this piece, counted from 0.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the cache goes.")] = None,
@@ -66,7 +69,7 @@ def extract(
     if limit is not None and out is None:
         raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
     tag = weights if encoder is None or weights else ""
-    wanted = {"name": encoder, "weights": tag, "precision": precision, "bits": bits}
+    wanted = {"name": encoder, "weights": tag, "precision": precision, "bits": bits, "deep_test": deep_test}
     workers = None if num_workers is None else _parse_workers(num_workers)
     settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, "tokens": tokens, "depth": depth}
     params = _override(load_params(), dataset, wanted, settings, device)

@@ -95,6 +95,11 @@ def decoding_workers(wish: int | Literal["auto"]) -> int:
     return max(0, cores - 1)
 
 
+def row_blocks(rows: int, size: int) -> list[RowRange]:
+    """All rows, so many at a time."""
+    return [(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
 def decoded_blocks(
     pictures: Pictures, blocks: Sequence[RowRange], num_workers: int, *, pinned: bool
 ) -> Iterator[tuple[int, Tensor, Tensor]]:

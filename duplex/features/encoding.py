@@ -14,7 +14,7 @@ from torch import Tensor
 from duplex.encoders.tail import entering
 from duplex.errors import DuplexError
 from duplex.features.eight_bits import coded
-from duplex.features.layout import CODES, FIRST_BAD, NOT_FINITE, STEPS, Marks, mark_of
+from duplex.features.layout import CODES, ENCODED, FIRST_BAD, NOT_FINITE, STEPS, Marks, mark_of
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Values = dict[str, NDArray[Any]]  # by the names of `features.layout`
 Given = TypeVar("Given")
 Started = TypeVar("Started")
+STEP = 16  # blocks are filled up to a multiple: the last rows of a smaller matrix product are summed in another order,
+# and a feature that lies between two float16 would be rounded otherwise than in the cache
 SHORTAGES = ("out of memory", "can't allocate memory", "not enough memory")  # as devices and the CPU say it
 
 
@@ -72,6 +74,17 @@ class Launched:
         marks: Marks = self.decoded.numpy().copy()
         marks[(marks < FIRST_BAD) & ~self.finite.numpy()] = mark_of(NOT_FINITE)
         return self.start, marks, {name: value.numpy() for name, value in self.values.items()}
+
+
+def filled(stream: Iterable[tuple[int, Tensor, Tensor]], step: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Blocks with black pictures behind them, so that their length is a multiple of `step`."""
+    for start, pixels, marks in stream:
+        missing = -len(pixels) % step
+        yield (
+            start,
+            torch.cat([pixels, pixels.new_zeros(missing, *pixels.shape[1:])]) if missing else pixels,
+            torch.cat([marks, marks.new_full((missing,), ENCODED)]) if missing else marks,
+        )
 
 
 def encoded_blocks(

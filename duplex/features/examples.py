@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from duplex.errors import DuplexError
-from duplex.features.tokens import Streamed
+from duplex.features.tokens import Some, Streamed
 from duplex.features.views import Viewed, Views
 from duplex.labels import SPLITS, Ints, LabelSpace
 
-Arrays = Mapping[str, np.ndarray | Streamed]  # what is cached of some rows
+Arrays = Mapping[str, np.ndarray | Streamed | Some]  # what is cached of some rows
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def join(
 def _of(inputs: Arrays, rows: Ints) -> dict[str, Any]:
     """CLS features in float32, tokens as they are cached: they are large, and may stay on the disk."""
     chosen: dict[str, Any] = {
-        name: values.at(rows) if isinstance(values, Streamed) else torch.from_numpy(values[rows])
+        name: torch.from_numpy(values[rows]) if isinstance(values, np.ndarray) else values.at(rows)
         for name, values in inputs.items()
     }
     return {name: values.float() if name == "cls" else values for name, values in chosen.items()}

@@ -16,16 +16,18 @@ import numpy as np
 from duplex.encoders.tail import entering_shape
 from duplex.errors import DuplexError, UsageError, require
 from duplex.features.augmentation import Augmentation
-from duplex.features.decoding import Pictures, RowRange, decoded_blocks, decoding_workers, worker_deaths
-from duplex.features.encoding import Kept, encoded_blocks, memory_shortage
+from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers, row_blocks, worker_deaths
+from duplex.features.encoding import Kept, Values, encoded_blocks, memory_shortage
 from duplex.features.identity import Identity, cache_identity, difference
 from duplex.features.layout import (
     CODES,
+    DEEP,
     ENCODED,
     FIRST_BAD,
     NOT_FINITE,
     PENDING,
     STEPS,
+    Bools,
     Marks,
     Span,
     check_values,
@@ -58,6 +60,7 @@ class Job:
 
     images: Sequence[str]
     first: int  # the first of them among all rows
+    held: Bools | None  # of which of them what enters the last blocks is kept; None: of all
     augmentation: Augmentation | None
     root: Path
     encoder: Encoder
@@ -122,6 +125,7 @@ def extract(
     tokens: str = "none",
     depth: int = 0,
     bits: int = 16,
+    deep_rows: Bools | None = None,
     augmentation: Augmentation | None = None,
     shard: tuple[int, int] | None = None,
     max_bad: float = 0.01,
@@ -130,7 +134,8 @@ def extract(
     progress: bool = True,
     commit_seconds: float = COMMIT_SECONDS,
 ) -> ExtractionReport:
-    """Encode `images` (paths relative to `root`), or the views of each, into the cache `out`, or one shard of it.
+    """Encode `images` (paths relative to `root`), or the views of each, into the cache `out`, or one shard of it. What
+    enters the last `depth` blocks is kept of all of them, or of those that `deep_rows` names.
 
     A finished cache of the same identity is left as it is; an unfinished one is resumed. Pictures that cannot be read
     keep their row, marked; more than `max_bad` of them is an error, and the unfinished cache stays for the next try.
@@ -146,11 +151,14 @@ def extract(
     total = len(images) if limit is None else min(limit, len(images))
     span, path = extent(total, batch_size, shard, out)
     first = total if total < len(images) else None
-    wanted = cache_identity(encoder.identity, manifest_sha256, tokens, first, depth, bits)
+    held = None if deep_rows is None or not depth else deep_rows[:total]
+    if held is not None and not held.any():
+        raise UsageError(f"what enters the last blocks is kept of none of {total} pictures; ask for more, or no depth")
+    wanted = cache_identity(encoder.identity, manifest_sha256, tokens, first, depth, bits, held)
     wanted |= {} if augmentation is None else augmentation.identity
     rows = images[span.start : span.stop]
     workers = decoding_workers(num_workers)
-    which = rows, span.start, augmentation
+    which = rows, span.start, None if held is None else held[span.start : span.stop], augmentation
     kept = Kept(tokens == "patch", depth, bits)
     job = Job(*which, root, encoder, kept, batch_size, workers, max_bad, fresh, progress, commit_seconds)
     refuse_foreign(path)
@@ -204,7 +212,7 @@ def _open_or_create(path: Path, wanted: Identity, span: Span, job: Job) -> Parti
                 return cache
             cache.close()
             say(f"{partial_path(path)} was begun with another {other}; extracting afresh")
-    return PartialCache.create(path, wanted, span, job.encoder.dim, _beside(job))
+    return PartialCache.create(path, wanted, span, job.encoder.dim, _beside(job), job.held)
 
 
 def _beside(job: Job) -> dict[str, tuple[int, ...]]:
@@ -242,7 +250,7 @@ def _readable(marks: Marks, job: Job) -> Iterator[int]:
 def _encode_pending(cache: PartialCache, job: Job) -> None:
     """Encode every block that has a pending row, whole."""
     rows = len(job.images)
-    pending = [block for block in _blocks(rows, job.batch_size) if (cache.marks[slice(*block)] == PENDING).any()]
+    pending = [block for block in row_blocks(rows, job.batch_size) if (cache.marks[slice(*block)] == PENDING).any()]
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
     decoded = decoded_blocks(job.pictures, pending, workers, pinned=pinned)
     stream = encoded_blocks(job.encoder, decoded, job.kept)
@@ -251,7 +259,7 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     encoded = 0
     with memory_shortage(job.batch_size), worker_deaths(), stop_requests() as stop, bar:
         for start, marks, values in stream:
-            cache.write(start, marks, **values)
+            cache.write(start, marks, **_kept(job, start, values))
             encoded += len(marks)
             moment = time.monotonic()
             bar.show(encoded, {"a second": encoded / (moment - began)})
@@ -267,8 +275,13 @@ def _encode_pending(cache: PartialCache, job: Job) -> None:
     _check_share(cache.marks, job)
 
 
-def _blocks(rows: int, batch_size: int) -> Iterator[RowRange]:
-    return ((start, min(start + batch_size, rows)) for start in range(0, rows, batch_size))
+def _kept(job: Job, start: int, values: Values) -> Values:
+    """Of a block what the cache keeps."""
+    if job.held is None:
+        return values
+    return {
+        name: value[job.held[start : start + len(value)]] if name in DEEP else value for name, value in values.items()
+    }
 
 
 def _check_share(marks: Marks, job: Job) -> None:

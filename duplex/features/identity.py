@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
 
@@ -21,6 +25,7 @@ SPOKEN = {
     "tokens": "token choice",
     "depth": "depth",
     "bits": "number of bits",
+    "deep_rows": "choice of deep rows",
     "views": "number of views",
     "flip": "choice of mirrored views",
 }
@@ -48,8 +53,9 @@ def cache_identity(
     limit: int | None = None,
     depth: int = 0,
     bits: int = 16,
+    held: NDArray[np.bool_] | None = None,
 ) -> Identity:
-    """All that a cache's bytes depend on."""
+    """All that a cache's bytes depend on; `held` are the rows of which what enters the last blocks is kept."""
     found = {**encoder, "manifest": manifest_sha256}
     if tokens != "none":
         found["tokens"] = tokens
@@ -59,6 +65,8 @@ def cache_identity(
         found["depth"] = str(depth)
         if bits != 16:
             found["bits"] = str(bits)
+        if held is not None:
+            found["deep_rows"] = hashlib.sha256(np.packbits(held).tobytes()).hexdigest()
     return found
 
 

@@ -15,7 +15,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.augmentation import Augmentation
 from duplex.features.decoding import Pictures
 from duplex.features.identity import check_identity, repair
-from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, open_file, read_identity, read_span, reason
+from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, open_file, read_held, read_identity, read_span, reason
 from duplex.features.tokens import stored_as, whole
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ def inspect(path: Path) -> dict[str, Any]:
             norms[rows] = np.linalg.norm(values.astype(np.float32), axis=1)
             keys[rows] = [hash(row.tobytes()) for row in values]  # two others share one with chance 2^-64 or so
         parts = {name: stored_as(file, name) for name in ("patch", "deep")}
-        beside = {name: list(file[found[0]].shape[1:]) if found else None for name, found in parts.items()}
+        beside: dict[str, Any] = {
+            name: list(file[found[0]].shape[1:]) if found else None for name, found in parts.items()
+        }
+        if (held := read_held(file)) is not None:
+            beside["deep_rows"] = int(held.sum())
     finite = norms[good & np.isfinite(norms) & (norms > 0)]
     return {
         "path": str(path),
@@ -80,23 +84,22 @@ def verify(
         if span.total > len(images):
             raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair(path)}")
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
-        parts = {name: stored_as(file, name) for name in ("cls", "deep")}
-        halves = {name: whole(found, lambda part: file[part][rows]) for name, found in parts.items() if found}
-        stored = {name: values.astype(np.float32).reshape(len(rows), -1) for name, values in halves.items()}
+        stored = _stored(file, rows)
     part = images[span.start : span.stop]
     pictures = Pictures(part, root, encoder.image_transform, augmentation, span.start)
     worst, off = 1.0, list[float]()
-    for index, row in enumerate(rows.tolist()):
+    for row in rows.tolist():
         image = images[span.start + row]
         pixels, decoded = pictures.read(row)
         if (decoded >= FIRST_BAD) != (int(marks[row]) >= FIRST_BAD):
             found, held = (reason(mark) if mark >= FIRST_BAD else "readable" for mark in (decoded, marks[row]))
             raise DuplexError(f"{path}: {image} (row {row}) is {found}, in the cache {held}; {repair(path)}")
         if marks[row] == ENCODED:
-            with entering(encoder, int(identity.get("depth", 0))) as seen:
-                again = [encoder.encode_images(pixels[None]), *seen]
-            cosine = min(_cosine(stored[name][index], _flat(one)) for name, one in zip(stored, again, strict=True))
-            off += [_error(stored["deep"][index], _flat(one)) for one in again[1:]]
+            kept = stored[row]
+            with entering(encoder, int(identity["depth"]) if len(kept) > 1 else 0) as seen:
+                again = [_flat(encoder.encode_images(pixels[None])), *map(_flat, seen)]
+            cosine = min(_cosine(one, other) for one, other in zip(kept, again, strict=True))
+            off += [_error(one, other) for one, other in zip(kept[1:], again[1:], strict=True)]
             worst = min(cosine, worst)
             if not cosine >= AGREE:  # NaN is not
                 raise DuplexError(f"{path}: row {row} is not {image} (cosine {cosine:.4f}); {repair(path)}")
@@ -106,6 +109,22 @@ def verify(
         "worst_cosine": worst,
         **({"deep_error": float(np.mean(off))} if off else {}),
     }
+
+
+def _stored(file: Any, rows: NDArray[np.int64]) -> dict[int, list[NDArray[np.float32]]]:
+    """Of each of these rows what is kept: its features, and what enters the last blocks where that is."""
+    found: dict[int, list[NDArray[np.float32]]] = {row: [] for row in rows.tolist()}
+    held = read_held(file)
+    deep = rows if held is None else rows[held[rows]]
+    for name, some, places in (
+        ("cls", rows, rows),
+        ("deep", deep, deep if held is None else (np.cumsum(held) - 1)[deep]),
+    ):
+        if names := stored_as(file, name):
+            values = whole(names, lambda part, places=places: file[part][places])  # type: ignore[misc]
+            for row, value in zip(some.tolist(), values, strict=True):
+                found[row].append(value.astype(np.float32).ravel())
+    return found
 
 
 def _chunks(data: Any) -> Iterator[tuple[int, NDArray[np.float16]]]:

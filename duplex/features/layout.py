@@ -4,6 +4,7 @@ cls    [N, d] float16   the encoder's output, not normalised
 patch  [N, T, w] float16, where patch tokens were asked for
 deep   [N, T, w] or [N, C, H, W] float16, where a depth was: what enters the image tower's last blocks; or in eight bits
        deep_codes of that shape in int8 and deep_steps [N, T] or [N, H, W] float16 (`features.eight_bits`)
+held   [N] uint8        1 where `deep` is kept of a row, where it is not of all: it has the rows of those alone then
 mark   [N] uint8        0 pending, 1 encoded, 2 + i bad because of REASONS[i]
 """
 
@@ -29,16 +30,18 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HEAD = 1 << 16  # bytes, in which every cache names its format
 ROWS = 65_536  # read at a time
 HALF = np.dtype(np.float16)
-CODES, STEPS = "deep_codes", "deep_steps"
+CODES, STEPS, HELD = "deep_codes", "deep_steps", "held"
+DEEP = ("deep", CODES, STEPS)
 FORMS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
     "cls": ((2,), HALF),
     "mark": ((1,), np.dtype(np.uint8)),
+    HELD: ((1,), np.dtype(np.uint8)),
     "patch": ((3,), HALF),
     "deep": ((3, 4), HALF),
     CODES: ((3, 4), np.dtype(np.int8)),
     STEPS: ((2, 3), HALF),
 }
-OPTIONAL = ("patch", "deep", CODES, STEPS)
+OPTIONAL = (HELD, "patch", *DEEP)
 PENDING, ENCODED, FIRST_BAD = 0, 1, 2
 NOT_FINITE = "features not finite"
 REASONS = (  # append only: their places are in the files
@@ -54,6 +57,7 @@ REASONS = (  # append only: their places are in the files
 )
 Marks = NDArray[np.uint8]
 Half = NDArray[np.float16]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,19 @@ def read_span(file: Any) -> Span:
     return Span(start, stop, total)
 
 
+def read_held(file: Any) -> Bools | None:
+    """Of which rows what enters the last blocks is kept [N]; None: of all."""
+    return file[HELD][...].astype(bool) if HELD in file else None
+
+
+def kept_rows(name: str, rows: slice, held: Bools | None) -> slice:
+    """Where a data set has what it keeps of these rows."""
+    if held is None or name not in DEEP:
+        return rows
+    start, stop, _ = rows.indices(len(held))
+    return slice(int(held[:start].sum()), int(held[:stop].sum()))
+
+
 def row_bytes(name: str, row: tuple[int, ...]) -> int:
     """Of one picture's row of this shape."""
     return int(np.prod(row)) * FORMS[name][1].itemsize
@@ -192,21 +209,35 @@ def _check_form(file: Any, path: Path, virtual: bool, unfinished: bool) -> None:
     for name in names:
         data = find_dataset(file, name, virtual=virtual)
         ndims, dtype = FORMS[name]
-        if data.shape[:1] != (span.rows,) or data.ndim not in ndims or data.dtype != dtype:
+        some = name in DEEP and HELD in file  # how many, only `held` knows
+        if not (some or data.shape[:1] == (span.rows,)) or data.ndim not in ndims or data.dtype != dtype:
             raise Unfit(f"{name!r} is {data.shape} of {data.dtype}, which does not fit its {span.rows} rows")
         if data.id.get_create_plist().get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.VIRTUAL):
             raise Unfit(f"{name!r} is stored in pieces, as no cache is")
-    if (CODES in file and "deep" in file) or (CODES in file) != (STEPS in file):
-        raise Unfit(f"it holds some of 'deep', {CODES!r} and {STEPS!r}; it is the first alone or the others")
-    if CODES in file and places(file[CODES].shape[1:]) != file[STEPS].shape[1:]:
-        raise Unfit(f"{STEPS!r} is {file[STEPS].shape}, which does not fit {CODES!r}")
     if identity.get("dim") != str(file["cls"].shape[1]):
         raise Unfit(f"its rows are {file['cls'].shape[1]} wide, its identity says {identity.get('dim')}")
     if any(file[name].is_virtual for name in names):
         _check_joined(file, path)
+    _check_deep(file)
     highest = int(file["mark"][...].max())
     if highest >= FIRST_BAD + len(REASONS):
         raise Unfit(f"the mark {highest} has no meaning")
+
+
+def _check_deep(file: Any) -> None:
+    """What is kept of the last blocks' input belongs together."""
+    if (CODES in file and "deep" in file) or (CODES in file) != (STEPS in file):
+        raise Unfit(f"it holds some of 'deep', {CODES!r} and {STEPS!r}; it is the first alone or the others")
+    if CODES in file and places(file[CODES].shape[1:]) != file[STEPS].shape[1:]:
+        raise Unfit(f"{STEPS!r} is {file[STEPS].shape}, which does not fit {CODES!r}")
+    if HELD not in file:
+        return
+    if file[HELD][...].max() > 1 or not any(name in file for name in DEEP):
+        raise Unfit(f"{HELD!r} does not say of which rows anything is kept")
+    rows = int(file[HELD][...].sum())
+    for name in DEEP:
+        if name in file and len(file[name]) != rows:
+            raise Unfit(f"{name!r} is of {len(file[name])} rows, {HELD!r} says {rows}")
 
 
 def places(row: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,7 +11,19 @@ import numpy as np
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import Identity, difference
-from duplex.features.layout import OPTIONAL, PENDING, Span, open_file, read_identity, read_span, refuse_foreign
+from duplex.features.layout import (
+    HELD,
+    OPTIONAL,
+    PENDING,
+    Bools,
+    Span,
+    kept_rows,
+    open_file,
+    read_held,
+    read_identity,
+    read_span,
+    refuse_foreign,
+)
 from duplex.features.store import EXTRACTION, PartialCache, describe
 from duplex.files import replaced
 from duplex.lock import sole_writer
@@ -101,30 +113,43 @@ def shapes_of(file: Any) -> dict[str, Shape]:
     return {name: (file[name].shape[1:], file[name].dtype) for name in file if name != "identity"}
 
 
+def _held(paths: list[Path]) -> Bools | None:
+    """Of which rows what enters the last blocks is kept [total]."""
+    parts = []
+    for path in paths:
+        with open_file(path) as file:
+            parts.append(read_held(file))
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if found else None
+
+
 def _link(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
     """Shards are named without their folder: HDF5 looks beside the joined file, so the folder may move."""
-    total = spans[-1].total
+    total, held = spans[-1].total, _held(paths)
     with replaced(out) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
         describe(file, identity, Span(0, total, total))
         for name, (row, dtype) in shapes.items():
-            layout = h5py.VirtualLayout((total, *row), dtype)
+            layout = h5py.VirtualLayout((kept_rows(name, slice(0, total), held).stop, *row), dtype)
             for path, span in zip(paths, spans, strict=True):
-                layout[span.start : span.stop] = h5py.VirtualSource(path.name, name, (span.rows, *row), dtype)
+                place = kept_rows(name, slice(span.start, span.stop), held)
+                if rows := place.stop - place.start:
+                    layout[place] = h5py.VirtualSource(path.name, name, (rows, *row), dtype)
             file.create_virtual_dataset(name, layout)
 
 
 def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
     """A plain file of the rows of others, which follow one another."""
-    total = spans[-1].total
-    beside = {name: shapes[name][0] for name in OPTIONAL if name in shapes}
+    total, held = spans[-1].total, _held(paths)
+    beside = {name: shapes[name][0] for name in OPTIONAL if name in shapes and name != HELD}
     chunk = max(1, CHUNK // sum(int(np.prod(row)) * dtype.itemsize for row, dtype in shapes.values()))  # rows
-    cache = PartialCache.create(out, identity, Span(0, total, total), int(identity["dim"]), beside)
+    cache = PartialCache.create(out, identity, Span(0, total, total), int(identity["dim"]), beside, held)
     try:
         for path, span in zip(paths, spans, strict=True):
             with open_file(path) as file:
                 for start in range(0, span.rows, chunk):
-                    rows = slice(start, start + chunk)
-                    values = {name: file[name][rows] for name in shapes if name != "mark"}
+                    rows, own = slice(start, start + chunk), read_held(file)
+                    names = [name for name in shapes if name not in ("mark", HELD)]
+                    values = {name: file[name][kept_rows(name, rows, own)] for name in names}
                     cache.write(span.start + start, file["mark"][rows], **values)
         cache.finish()
     finally:

@@ -26,12 +26,16 @@ from duplex.features.layout import (
     FIRST_BAD,
     FORMAT,
     FORMS,
+    HELD,
     PENDING,
+    Bools,
     Marks,
     Span,
     check_form,
+    kept_rows,
     open_file,
     partial_path,
+    read_held,
     read_identity,
     read_span,
     reason,
@@ -108,6 +112,7 @@ class PartialCache:
             check_form(file, self.partial, virtual=False, unfinished=True)
             self.identity, self.span = read_identity(file), read_span(file)
             self.marks: Marks = file["mark"][...]
+            self._held = read_held(file)
             self._offset = {name: file[name].id.get_offset() for name in file if name != "identity"}
             self._shape = {name: file[name].shape[1:] for name in self._offset}
         self._file = self.partial.open("r+b")
@@ -129,15 +134,18 @@ class PartialCache:
         span: Span,
         dim: int,
         beside: Mapping[str, tuple[int, ...]] | None = None,
+        held: Bools | None = None,
     ) -> PartialCache:
         """Lay the file out under another name first, so that a partial file is always a whole layout. `beside` are the
-        shapes of what is kept of one picture beside its CLS feature."""
+        shapes of what is kept of one picture beside its CLS feature; `held` [N] are the rows of which what enters the
+        last blocks is."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(path, error) from error
-        shapes = {"cls": (dim,), **(beside or {}), "mark": ()}
-        needed = span.rows * sum(row_bytes(name, row) for name, row in shapes.items()) + (1 << 16)
+        shapes = {"cls": (dim,), **(beside or {}), **({} if held is None else {HELD: ()}), "mark": ()}
+        rows = {name: kept_rows(name, slice(0, span.rows), held).stop for name in shapes}
+        needed = sum(rows[name] * row_bytes(name, row) for name, row in shapes.items()) + (1 << 16)
         free = shutil.disk_usage(path.parent).free
         if needed > free:
             raise DuplexError(
@@ -146,14 +154,19 @@ class PartialCache:
         with replaced(partial_path(path)) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
             describe(file, identity, span)
             for name, row in shapes.items():
-                _allocate(file, name, (span.rows, *row), FORMS[name][1])
+                _allocate(file, name, (rows[name], *row), FORMS[name][1])
+            if held is not None:
+                file[HELD][...] = held
         return cls(path)
 
     def write(self, row: int, marks: Marks, **values: NDArray[Any]) -> None:
-        """Write a block of rows; they count from the next `commit` on."""
+        """Write a block of rows, each data set's that it keeps of them; they count from the next `commit` on."""
+        rows = slice(row, row + len(marks))
         for name, block in values.items():
-            data = np.ascontiguousarray(block, FORMS[name][1]).tobytes()
-            self._put(data, self._offset[name] + row * row_bytes(name, self._shape[name]))
+            place = kept_rows(name, rows, self._held)
+            if len(block):
+                data = np.ascontiguousarray(block, FORMS[name][1]).tobytes()
+                self._put(data, self._offset[name] + place.start * row_bytes(name, self._shape[name]))
         self._waiting.append((row, marks))
 
     def commit(self) -> None:

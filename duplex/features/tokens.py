@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from duplex.errors import UsageError
 from duplex.features.eight_bits import restored
-from duplex.features.layout import CODES, STEPS, Half, open_file
+from duplex.features.layout import CODES, STEPS, Bools, Half, open_file, read_held
 from duplex.features.pieces import Pieces
 from duplex.labels import Ints
 
@@ -30,15 +31,16 @@ WINDOW = 64  # blocks whose rows are mixed
 CPU = torch.device("cpu")
 
 
-def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half | Streamed | None:
+def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half | Streamed | Some | None:
     """[N, ...] float16, zero where the picture is bad, in memory up to `limit` bytes; None where there are none."""
     with open_file(path) as file:
-        names = stored_as(file, name)
+        names, held = stored_as(file, name), read_held(file) if name == "deep" else None
         if not names:
             return None
-        if file[names[0]].size * 2 <= limit:
-            return whole(names, lambda part: file[part][...])
-    return Streamed.open(path, name)
+        few = file[names[0]].size * 2 <= limit
+        values = whole(names, lambda part: file[part][...]) if few else None
+    found = Streamed.open(path, name) if values is None else values
+    return found if held is None else Some(found, held, Missing(path))
 
 
 def stored_as(file: Any, name: str) -> tuple[str, ...]:
@@ -107,3 +109,37 @@ class Streamed:
             rows = torch.cat([blocks[number] for number in drawn[start : start + WINDOW]])
             mixed.append(rows[torch.randperm(len(rows), generator=order)])
         return torch.cat(mixed)
+
+
+class Missing:
+    """Rows of which a cache keeps no tokens."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def at(self, rows: Ints) -> Tensor:
+        raise UsageError(
+            f"{self.path} keeps nothing of what enters the last blocks of some of these pictures; set deep_test of its "
+            "data set's encoder to true in params.yaml and extract again"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Some:
+    """Tokens of some of a cache's rows, and where others' come from."""
+
+    values: Half | Streamed  # [n, ...] of the rows that are held
+    held: Bools  # [N]
+    others: Any  # gives some rows' tokens by `at`
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        return tuple(self.values.shape[1:])
+
+    def at(self, rows: Ints) -> Tensor | Streamed:
+        """Of rows all of which are held, or of rows none of which need be."""
+        if not self.held[rows].all():
+            found: Tensor | Streamed = self.others.at(rows)
+            return found
+        places = (np.cumsum(self.held) - 1)[rows]
+        return self.values.at(places) if isinstance(self.values, Streamed) else torch.from_numpy(self.values[places])

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplex.features.tokens import Streamed
+from duplex.features.tokens import Some, Streamed
 from duplex.labels import Ints
 
 
@@ -24,7 +24,7 @@ class Viewed:
     """A cache of views, whole: those of all training pictures of a data set."""
 
     count: int  # v
-    inputs: Mapping[str, np.ndarray | Streamed]  # [N v, ...]
+    inputs: Mapping[str, np.ndarray | Streamed | Some]  # [N v, ...]
     bad: NDArray[np.bool_]  # [N v]
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,28 +14,15 @@ from torch import Tensor
 
 from duplex.encoders import Encoder
 from duplex.errors import UsageError
-from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers, worker_deaths
+from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers, row_blocks, worker_deaths
 from duplex.features.eight_bits import restored
-from duplex.features.encoding import Kept, encoded_blocks, memory_shortage
+from duplex.features.encoding import STEP, Kept, encoded_blocks, filled, memory_shortage
 from duplex.features.layout import CODES, ENCODED, FIRST_BAD, STEPS, reason
 from duplex.features.pictures import BadPicture, as_rgb, read_picture
 from duplex.features.store import Features
 from duplex.methods.base import Inputs
 
 Picture = Image.Image | Path | str | NDArray[Any] | Tensor
-STEP = 16  # blocks are filled up to a multiple: the last rows of a smaller matrix product are summed in another order,
-# and a feature that lies between two float16 would be rounded otherwise than in the cache
-
-
-def filled(stream: Iterable[tuple[int, Tensor, Tensor]], step: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Blocks with black pictures behind them, so that their length is a multiple of `step`."""
-    for start, pixels, marks in stream:
-        missing = -len(pixels) % step
-        yield (
-            start,
-            torch.cat([pixels, pixels.new_zeros(missing, *pixels.shape[1:])]) if missing else pixels,
-            torch.cat([marks, marks.new_full((missing,), ENCODED)]) if missing else marks,
-        )
 
 
 def encode(encoder: Encoder, pixels: Tensor, *, kept: Kept, step: int = STEP) -> Inputs:
@@ -58,8 +45,7 @@ def encode_files(
     step: int = STEP,
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
     """Marks [B] and inputs of each block of files, in order; decoding workers run ahead of the encoder."""
-    count = len(paths)
-    blocks = [(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
+    blocks = row_blocks(len(paths), batch_size)
     pictures = Pictures([str(path) for path in paths], Path(), encoder.image_transform)
     workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
     stream = decoded_blocks(pictures, blocks, workers, pinned=encoder.device.type == "cuda")

@@ -63,7 +63,7 @@ def views_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[s
     manifest, common = extraction_of(params, dataset, paths)
     training = read_manifest(paths.manifest(dataset))["split"] == "train"
     images = [image for image, wanted in zip(manifest, training, strict=True) if wanted]
-    return images, {**common, "augmentation": params.augmentation(dataset)}
+    return images, {**common, "deep_rows": None, "augmentation": params.augmentation(dataset)}
 
 
 def note_views(params: Params, dataset: str, paths: ArtifactPaths) -> None:
@@ -120,6 +120,7 @@ def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[l
         tree = PictureTree(entry.source.root)
         for image in manifest["image"]:
             tree.has(image)  # refuses a link that leaves the root; a missing picture is marked
+    deep_rows = None if entry.encoder.deep_test else (manifest["split"] != "test").to_numpy()
     return manifest["image"].tolist(), {
         "root": entry.source.root,
         "manifest_sha256": manifest_hash(manifest_path),
@@ -128,5 +129,6 @@ def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[l
         "tokens": settings.tokens,
         "depth": params.depth(dataset),
         "bits": entry.encoder.bits,
+        "deep_rows": deep_rows,
         "max_bad": settings.max_bad,
     }

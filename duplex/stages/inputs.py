@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,14 +16,17 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import manifest_hash, read_manifest
-from duplex.encoders import load_encoder, resolve_device
+from duplex.data.source import ensure_pictures
+from duplex.encoders import Encoder, load_encoder, resolve_device
 from duplex.encoders.text import TextTower
 from duplex.errors import UsageError
 from duplex.evaluation.words import read_word_vectors
+from duplex.features.encoding import Kept
 from duplex.features.examples import Arrays, Examples, join
 from duplex.features.identity import IMPORTED
+from duplex.features.remade import Remade, Source
 from duplex.features.store import Features, open_features
-from duplex.features.tokens import read_tokens
+from duplex.features.tokens import Some, read_tokens
 from duplex.features.views import Viewed
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Setting, Words
@@ -138,7 +141,8 @@ def load_inputs(
         del expected["precision"]
     features = open_features(paths.features(dataset), expect=expected)
     identity = {key: str(value) for key, value in features.identity.items()}
-    read = partial(_arrays, dataset=dataset, needs=needs, tail=tail, limit=int(memory * 2**30))
+    source = _source(params, dataset, manifest, identity)
+    read = partial(_arrays, dataset=dataset, needs=needs, tail=tail, limit=int(memory * 2**30), source=source)
     viewed, augmentation = None, params.augmentation(dataset) if views else None
     if augmentation is not None:
         shown = open_features(paths.views(dataset), expect={**expected, **augmentation.identity})
@@ -153,6 +157,20 @@ def load_inputs(
         image_tail = tail_maker(encoder, tail, resolve_device(params.device))
     bad, glove = len(manifest) - sum(map(len, examples.values())), params.evaluation.word_vectors
     return Inputs(manifest, labels, examples, tower, encoder, identity, bad, glove, image_tail)
+
+
+def _source(params: Params, dataset: str, manifest: pd.DataFrame, identity: dict[str, str]) -> Source:
+    """Where what a cache does not keep of its pictures comes from: those and their encoder."""
+    entry = params.dataset(dataset)
+    seen = entry.encoder
+    loading = {"device": params.device, "precision": seen.precision}
+    kept = Kept(depth=int(identity.get("depth", 0)), bits=int(identity.get("bits", 16)))
+
+    def encoder() -> Encoder:
+        ensure_pictures(entry.source, manifest)
+        return load_encoder(seen.name, seen.weights, towers="image", **loading)
+
+    return Source(manifest["image"].tolist(), entry.source.root, kept, params.extraction.batch_size, encoder)
 
 
 def refuse_deeper(dataset: str, path: Path, wished: int, held: int) -> None:
@@ -179,7 +197,13 @@ def _asked(entry: DatasetParams) -> dict[str, str]:
 
 
 def _arrays(
-    features: Features, *, dataset: str, needs: Collection[str], tail: TailOptions | None, limit: int
+    features: Features,
+    *,
+    dataset: str,
+    needs: Collection[str],
+    tail: TailOptions | None,
+    limit: int,
+    source: Source,
 ) -> Arrays:
     """What is read of a cache. Patch tokens where they are asked for and there; a method that lacks them says so
     itself."""
@@ -189,5 +213,8 @@ def _arrays(
         found["patch"] = patches
     if tail is not None:
         refuse_deeper(dataset, features.path, tail.depth, int(features.identity.get("depth", 0)))
-        found["deep"] = read_tokens(features.path, "deep", limit)
+        deep = read_tokens(features.path, "deep", limit)
+        if isinstance(deep, Some):
+            deep = replace(deep, others=Remade(source, np.arange(len(features.cls)), deep.row))
+        found["deep"] = deep
     return found

@@ -15,7 +15,7 @@ from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.data.text import read_text
 from duplex.errors import DuplexError, UsageError
 from duplex.features.store import Features, open_features
-from duplex.features.tokens import Streamed, read_tokens
+from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.tailed import Tailed
 from duplex.params import Params
@@ -90,7 +90,7 @@ def _deep(path: Path, rows: Ints, where: Path) -> Any:
     tokens = read_tokens(path, "deep")
     if tokens is None:
         raise UsageError(f"{where} has a tail and {path} no depth; set its encoder's depth and extract again")
-    return tokens.at(rows) if isinstance(tokens, Streamed) else torch.from_numpy(tokens[rows])
+    return torch.from_numpy(tokens[rows]) if isinstance(tokens, np.ndarray) else tokens.at(rows)
 
 
 def relabelled(params: Params, dataset: str, edited: Path) -> pd.DataFrame:
