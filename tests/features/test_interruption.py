@@ -59,6 +59,7 @@ def kill_and_resume(folder: Path, count: int, moments: list[tuple[int, float]]) 
     assert open_features(broken).reasons == ["not a picture"]
 
 
+@pytest.mark.slow
 def test_killed_twice(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, 320, [(40, 0.013), (120, 0.007)])
 
