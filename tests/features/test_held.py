@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -156,16 +157,17 @@ def test_rows_that_do_not_belong_together_are_told_of(some, damage, says: str) -
 
 
 @pytest.fixture
-def remade(images, encoder, tmp_path: Path):
+def remade(run, images, encoder, tmp_path: Path):
     """All rows, and how often the encoder was loaded."""
-    loaded = []
+    loaded, cls = [], open_features(run(tmp_path / "plain.h5").path).cls
 
     def load():
         loaded.append(1)
         return encoder
 
     def call(bits: int = 16) -> Remade:
-        source = Source(images, tmp_path / "pictures", Kept(depth=1, bits=bits), 8, load)
+        kept = Kept(depth=1, bits=bits)
+        source = Source(images, tmp_path / "pictures", cls, kept, 8, load)
         return Remade(source, np.arange(40), (5, 32))
 
     return call, loaded
@@ -191,3 +193,24 @@ def test_a_picture_that_has_gone_since_is_named(remade, tmp_path: Path, images) 
     assert make()[:9].shape == (9, 5, 32)
     with pytest.raises(DuplexError, match=rf"{images[9]} was encoded once and cannot be read now \(missing\)"):
         make()[:]
+
+
+def test_another_picture_in_its_place_is_refused(remade, tmp_path: Path, images) -> None:
+    """Its answer would count for the one that was encoded, and `--fresh` alone makes a finished cache again."""
+    make, _ = remade
+    shutil.copy(tmp_path / "pictures" / images[30], tmp_path / "pictures" / images[9])
+    assert make()[10:].shape == (30, 5, 32)
+    with pytest.raises(DuplexError, match=rf"{images[9]} was .* another picture now \(cosine .*extract --fresh"):
+        make()[:]
+
+
+def test_a_device_that_is_too_small_for_a_block_names_the_setting(remade, encoder, monkeypatch) -> None:
+    """There is no --batch-size where a run is evaluated, and no row was kept."""
+    make, _ = remade
+
+    def full(pixels):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(encoder, "encode_images", full)
+    with pytest.raises(DuplexError, match=r"encode 8 pictures at once; set extraction\.batch_size in params\.yaml"):
+        make()[:3]
