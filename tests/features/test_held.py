@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -115,6 +116,36 @@ def test_another_choice_is_made_afresh_and_without_a_depth_there_is_none(run, so
     assert run(tmp_path / "flat.h5", deep_rows=HELD).path.read_bytes() == run(tmp_path / "plain.h5").path.read_bytes()
     with pytest.raises(UsageError, match="kept of none of 2 pictures; ask for more, or no depth"):
         run(tmp_path / "none.h5", depth=1, deep_rows=np.arange(40) > 1, limit=2)
+
+
+def test_another_depth_is_told_before_the_rows_that_it_is_kept_of(run, some, capsys) -> None:
+    run()
+    some()
+    assert "another depth; extracting afresh" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_patch_tokens_beside_it_are_of_all_rows(run, some, tmp_path: Path, monkeypatch, copy: bool) -> None:
+    """In a copy of shards that is made row by row, too."""
+    whole = run(tmp_path / "whole.h5", tokens="patch").path
+    for k in range(3):
+        some(shard=(k, 3), tokens="patch")
+    monkeypatch.setattr("duplex.features.shards.CHUNK", 1)
+    join_shards(tmp_path / "features.h5", copy=copy)
+    patches, expected = (read_tokens(path) for path in (tmp_path / "features.h5", whole))
+    assert isinstance(patches, np.ndarray) and np.array_equal(patches, expected)
+    plain: Any = read_tokens(run(tmp_path / "deep.h5", depth=1).path, "deep")
+    found: Any = read_tokens(tmp_path / "features.h5", "deep")
+    assert torch.equal(found.at(ROWS), torch.from_numpy(plain[ROWS]))
+
+
+def test_room_is_asked_for_what_is_kept_alone(run, some, tmp_path: Path, monkeypatch) -> None:
+    room = some(tmp_path / "first.h5").path.stat().st_size + (1 << 16)
+    monkeypatch.setattr("duplex.features.store.shutil.disk_usage", lambda _: SimpleNamespace(free=room))
+    assert some().rows == 40
+    monkeypatch.setattr("duplex.features.store.shutil.disk_usage", lambda _: SimpleNamespace(free=3 * room // 4))
+    with pytest.raises(DuplexError, match="make room"):
+        some(tmp_path / "second.h5")
 
 
 def test_a_sample_is_encoded_again_where_it_is_kept(some, encoder, images, tmp_path: Path) -> None:
