@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -25,7 +26,7 @@ from duplex.features.encoding import Kept
 from duplex.features.remade import Source
 from duplex.features.tokens import BLOCK, Streamed, read_tokens
 from duplex.methods.tailed import Tailed
-from duplex.options import OptionError, TrainingOptions
+from duplex.options import OptionError, TailOptions, TrainingOptions
 from duplex.params import Params, load_params
 from duplex.recognition import recognize
 from duplex.recognition.export import export
@@ -34,7 +35,7 @@ from duplex.recognition.recognizer import Recognizer
 from duplex.stages import evaluate, train
 from duplex.stages import inputs as inputs_module
 from duplex.stages import suspects as suspects_module
-from duplex.stages.extract import extract
+from duplex.stages.extract import extract, views_of
 from duplex.stages.inputs import Loaded, load_inputs
 from duplex.stages.plan import planned
 from duplex.stages.prepare import prepare
@@ -164,6 +165,22 @@ def test_without_test_pictures_in_the_cache_the_same_is_trained_and_evaluated(pr
     shown = load_shown(params, "own", "deep", 0, paths)
     test, features = shown.inputs.examples["test"], shown.method.exhibits().features
     assert features is not None and features(test.inputs).shape == test.z.shape
+    assert views_of(params, "own", paths)[1]["deep_rows"] is None, "views are of training pictures alone"
+
+
+def test_test_pictures_are_encoded_again_as_the_cache_has_the_others(project, tmp_path) -> None:
+    """As many bits, and as deep, whatever params.yaml has said since."""
+    record = YAML(typ="safe").load((project.folder / "params.yaml").read_text())
+    record["datasets"]["own"]["encoder"] |= {"deep_test": False, "bits": 8, "depth": 3}
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    params, paths = load_params(tmp_path / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths, num_workers=0)
+    loaded = load_inputs(project.params(), "own", paths, tail=TailOptions(depth=2))
+    test: Any = loaded.examples["test"].inputs["deep"]
+    assert test.source.kept == Kept(depth=3, bits=8) and test.row == loaded.examples["val"].inputs["deep"].shape[1:]
+    assert test[:2].shape == (2, *test.row)
 
 
 def test_an_exported_folder_has_its_tail(project, tmp_path: Path) -> None:

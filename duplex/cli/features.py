@@ -206,7 +206,7 @@ def _override(
     record = params.model_dump(mode="json", exclude={"methods", "ablations"})
     params.dataset(dataset)
     encoder = record["datasets"][dataset]["encoder"]
-    encoder.update({key: value or None for key, value in wanted.items() if value is not None})
+    encoder.update({key: None if value == "" else value for key, value in wanted.items() if value is not None})
     record["extraction"].update({key: value for key, value in settings.items() if value is not None})
     encoder["depth"] = settings["depth"] if settings.get("depth") is not None else encoder["depth"]
     record["device"] = device or record["device"]

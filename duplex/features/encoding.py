@@ -24,6 +24,7 @@ Given = TypeVar("Given")
 Started = TypeVar("Started")
 STEP = 16  # blocks are filled up to a multiple: the last rows of a smaller matrix product are summed in another order,
 # and a feature that lies between two float16 would be rounded otherwise than in the cache
+MEND = "finished rows are kept: run the same command again with a smaller --batch-size"
 SHORTAGES = ("out of memory", "can't allocate memory", "not enough memory")  # as devices and the CPU say it
 
 
@@ -107,14 +108,11 @@ def one_behind(start: Callable[[Given], Started], given: Iterable[Given], depth:
 
 
 @contextmanager
-def memory_shortage(batch_size: int) -> Iterator[None]:
+def memory_shortage(batch_size: int, mend: str = MEND) -> Iterator[None]:
     """A device without room for a block is told of in one sentence."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and not any(words in str(error) for words in SHORTAGES):
             raise
-        raise DuplexError(
-            f"there is not enough memory to encode {batch_size} pictures at once; finished rows are kept: run the same "
-            "command again with a smaller --batch-size"
-        ) from None
+        raise DuplexError(f"there is not enough memory to encode {batch_size} pictures at once; {mend}") from None

@@ -71,8 +71,9 @@ def cache_identity(
 
 
 def difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
-    """The first key, spoken, in which two identities differ, library versions included."""
-    for key in sorted(set(stored) | set(expect)):
+    """The first key, spoken, in which two identities differ, library versions included; what others follow from comes
+    before them."""
+    for key in [*SPOKEN, *sorted({*stored, *expect} - set(SPOKEN))]:
         if stored.get(key) != expect.get(key):
             return SPOKEN.get(key, f"{key} version" if key in LIBRARIES else key)
     return None

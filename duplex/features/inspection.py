@@ -98,11 +98,11 @@ def verify(
             kept = stored[row]
             with entering(encoder, int(identity["depth"]) if len(kept) > 1 else 0) as seen:
                 again = [_flat(encoder.encode_images(pixels[None])), *map(_flat, seen)]
-            cosine = min(_cosine(one, other) for one, other in zip(kept, again, strict=True))
+            near = min(cosine(one, other) for one, other in zip(kept, again, strict=True))
             off += [_error(one, other) for one, other in zip(kept[1:], again[1:], strict=True)]
-            worst = min(cosine, worst)
-            if not cosine >= AGREE:  # NaN is not
-                raise DuplexError(f"{path}: row {row} is not {image} (cosine {cosine:.4f}); {repair(path)}")
+            worst = min(near, worst)
+            if not near >= AGREE:  # NaN is not
+                raise DuplexError(f"{path}: row {row} is not {image} (cosine {near:.4f}); {repair(path)}")
     return {
         "path": str(path),
         "checked": len(rows),
@@ -141,5 +141,5 @@ def _error(held: NDArray[np.float32], true: NDArray[np.float32]) -> float:
     return float(np.linalg.norm(held - true) / max(float(np.linalg.norm(true)), 1e-12))
 
 
-def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+def cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
     return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))

@@ -1,4 +1,5 @@
-"""Tokens of pictures of which a cache keeps none: encoded again whenever somebody asks for them."""
+"""Tokens of pictures of which a cache keeps none: encoded again whenever somebody asks for them. Its features, which it
+keeps of all, say whether they are still the same pictures."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.errors import DuplexError
 from duplex.features.decoding import Pictures, decoded_blocks, row_blocks
 from duplex.features.encoding import STEP, Kept, encoded_blocks, filled, memory_shortage
-from duplex.features.layout import CODES, FIRST_BAD, STEPS, reason
+from duplex.features.inspection import AGREE, cosine
+from duplex.features.layout import CODES, FIRST_BAD, STEPS, Half, Marks, reason
 from duplex.features.tokens import whole
 from duplex.labels import Ints
 
@@ -24,12 +27,18 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Pictures and the encoder that made their cache, which is loaded when it is first needed."""
+    """Pictures, their features in the cache, and the encoder that made it, which is loaded when it is first needed."""
 
     def __init__(
-        self, images: Sequence[str], root: Path, kept: Kept, batch_size: int, encoder: Callable[[], Encoder]
+        self,
+        images: Sequence[str],
+        root: Path,
+        cls: NDArray[np.float32],
+        kept: Kept,
+        batch_size: int,
+        encoder: Callable[[], Encoder],
     ) -> None:
-        self.images, self.root, self.kept, self.batch_size = images, root, kept, batch_size
+        self.images, self.root, self.cls, self.kept, self.batch_size = images, root, cls, kept, batch_size
         self._encoder = encoder
 
     @cached_property
@@ -43,18 +52,29 @@ class Source:
         blocks = row_blocks(len(images), self.batch_size)
         stream = filled(decoded_blocks(pictures, blocks, 0, pinned=False), STEP)
         found = []
-        with memory_shortage(self.batch_size):
+        with memory_shortage(self.batch_size, "set extraction.batch_size in params.yaml to less"):
             for (start, stop), (_, marks, values) in zip(
                 blocks, encoded_blocks(self.encoder, stream, self.kept), strict=True
             ):
-                for place in np.flatnonzero(marks[: stop - start] >= FIRST_BAD).tolist():
-                    raise DuplexError(
-                        f"{self.root / images[start + place]} was encoded once and cannot be read now "
-                        f"({reason(marks[place])}); bring it back, or extract again"
-                    )
-                names = (CODES, STEPS) if CODES in values else ("deep",)
-                found.append(torch.from_numpy(whole(names, values.__getitem__)[: stop - start]))
+                own = {name: value[: stop - start] for name, value in values.items()}
+                self._refuse_others(rows[start:stop], marks[: stop - start], own["cls"])
+                names = (CODES, STEPS) if CODES in own else ("deep",)
+                found.append(torch.from_numpy(whole(names, own.__getitem__)))
         return torch.cat(found)
+
+    def _refuse_others(self, rows: Ints, marks: Marks, cls: Half) -> None:
+        """A picture that cannot be read, or is not the one that the cache's features are of, would be evaluated as
+        another."""
+        for row, mark, again in zip(rows.tolist(), marks.tolist(), cls.astype(np.float32), strict=True):
+            if mark >= FIRST_BAD:
+                why = f"cannot be read now ({reason(mark)})"
+            elif not (near := cosine(self.cls[row], again)) >= AGREE:
+                why = f"is another picture now (cosine {near:.4f})"
+            else:
+                continue
+            raise DuplexError(
+                f"{self.root / self.images[row]} was encoded once and {why}; bring it back, or `duplex extract --fresh`"
+            )
 
 
 @dataclass(frozen=True, eq=False)

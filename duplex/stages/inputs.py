@@ -141,7 +141,7 @@ def load_inputs(
         del expected["precision"]
     features = open_features(paths.features(dataset), expect=expected)
     identity = {key: str(value) for key, value in features.identity.items()}
-    source = _source(params, dataset, manifest, identity)
+    source = _source(params, dataset, manifest, features)
     read = partial(_arrays, dataset=dataset, needs=needs, tail=tail, limit=int(memory * 2**30), source=source)
     viewed, augmentation = None, params.augmentation(dataset) if views else None
     if augmentation is not None:
@@ -159,10 +159,10 @@ def load_inputs(
     return Inputs(manifest, labels, examples, tower, encoder, identity, bad, glove, image_tail)
 
 
-def _source(params: Params, dataset: str, manifest: pd.DataFrame, identity: dict[str, str]) -> Source:
+def _source(params: Params, dataset: str, manifest: pd.DataFrame, features: Features) -> Source:
     """Where what a cache does not keep of its pictures comes from: those and their encoder."""
     entry = params.dataset(dataset)
-    seen = entry.encoder
+    seen, identity = entry.encoder, features.identity
     loading = {"device": params.device, "precision": seen.precision}
     kept = Kept(depth=int(identity.get("depth", 0)), bits=int(identity.get("bits", 16)))
 
@@ -170,7 +170,8 @@ def _source(params: Params, dataset: str, manifest: pd.DataFrame, identity: dict
         ensure_pictures(entry.source, manifest)
         return load_encoder(seen.name, seen.weights, towers="image", **loading)
 
-    return Source(manifest["image"].tolist(), entry.source.root, kept, params.extraction.batch_size, encoder)
+    images, batch_size = manifest["image"].tolist(), params.extraction.batch_size
+    return Source(images, entry.source.root, features.cls, kept, batch_size, encoder)
 
 
 def refuse_deeper(dataset: str, path: Path, wished: int, held: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from duplex.cli import main
-from duplex.data.manifest import write_manifest
+from duplex.data.manifest import read_manifest, write_manifest
 from tests.encoders.small import write_folder
 from tests.features.pictures import write_pictures
 
@@ -75,6 +75,17 @@ def test_shards_and_their_join(folder: Path, command: Command) -> None:
         assert command("extract", "-d", "pics", "--shard", f"{k}/2", "--out", "parts.h5")[0] == 0
     assert command("cache", "join", "parts.h5", "--copy")[0] == 0
     assert Path("parts.h5").read_bytes() == Path("whole.h5").read_bytes()
+
+
+def test_test_pictures_are_left_out_of_a_deep_cache(folder: Path, command: Command) -> None:
+    table = read_manifest(folder / "artifacts/pics/manifest.csv")
+    write_manifest(table.assign(split=["train"] * 12 + ["test"] * 8), folder / "artifacts/pics/manifest.csv")
+    deep = ["extract", "--dataset", "pics", "--depth", 1]
+    for option, rows in (("--no-deep-test", 12), ("--deep-test", None), ("--no-deep-test", 12)):
+        assert command(*deep, option)[0] == 0
+        code, out, _ = command("cache", "info", CACHE, "--json")
+        assert code == 0 and json.loads(out)["deep"] and json.loads(out).get("deep_rows") == rows
+    assert command("cache", "verify", CACHE)[0] == 0
 
 
 def test_every_way_to_a_cache_notes_its_bad_pictures(folder: Path, command: Command) -> None:

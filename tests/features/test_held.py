@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -116,6 +118,36 @@ def test_another_choice_is_made_afresh_and_without_a_depth_there_is_none(run, so
         run(tmp_path / "none.h5", depth=1, deep_rows=np.arange(40) > 1, limit=2)
 
 
+def test_another_depth_is_told_before_the_rows_that_it_is_kept_of(run, some, capsys) -> None:
+    run()
+    some()
+    assert "another depth; extracting afresh" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_patch_tokens_beside_it_are_of_all_rows(run, some, tmp_path: Path, monkeypatch, copy: bool) -> None:
+    """In a copy of shards that is made row by row, too."""
+    whole = run(tmp_path / "whole.h5", tokens="patch").path
+    for k in range(3):
+        some(shard=(k, 3), tokens="patch")
+    monkeypatch.setattr("duplex.features.shards.CHUNK", 1)
+    join_shards(tmp_path / "features.h5", copy=copy)
+    patches, expected = read_tokens(tmp_path / "features.h5"), read_tokens(whole)
+    assert isinstance(patches, np.ndarray) and isinstance(expected, np.ndarray) and np.array_equal(patches, expected)
+    plain: Any = read_tokens(run(tmp_path / "deep.h5", depth=1).path, "deep")
+    found: Any = read_tokens(tmp_path / "features.h5", "deep")
+    assert torch.equal(found.at(ROWS), torch.from_numpy(plain[ROWS]))
+
+
+def test_room_is_asked_for_what_is_kept_alone(run, some, tmp_path: Path, monkeypatch) -> None:
+    room = some(tmp_path / "first.h5").path.stat().st_size + (1 << 16)
+    monkeypatch.setattr("duplex.features.store.shutil.disk_usage", lambda _: SimpleNamespace(free=room))
+    assert some().rows == 40
+    monkeypatch.setattr("duplex.features.store.shutil.disk_usage", lambda _: SimpleNamespace(free=3 * room // 4))
+    with pytest.raises(DuplexError, match="make room"):
+        some(tmp_path / "second.h5")
+
+
 def test_a_sample_is_encoded_again_where_it_is_kept(some, encoder, images, tmp_path: Path) -> None:
     path = some().path
     asked = path, encoder, images, tmp_path / "pictures", "m" * 64
@@ -156,16 +188,17 @@ def test_rows_that_do_not_belong_together_are_told_of(some, damage, says: str) -
 
 
 @pytest.fixture
-def remade(images, encoder, tmp_path: Path):
+def remade(run, images, encoder, tmp_path: Path):
     """All rows, and how often the encoder was loaded."""
-    loaded = []
+    loaded, cls = [], open_features(run(tmp_path / "plain.h5").path).cls
 
     def load():
         loaded.append(1)
         return encoder
 
     def call(bits: int = 16) -> Remade:
-        source = Source(images, tmp_path / "pictures", Kept(depth=1, bits=bits), 8, load)
+        kept = Kept(depth=1, bits=bits)
+        source = Source(images, tmp_path / "pictures", cls, kept, 8, load)
         return Remade(source, np.arange(40), (5, 32))
 
     return call, loaded
@@ -191,3 +224,24 @@ def test_a_picture_that_has_gone_since_is_named(remade, tmp_path: Path, images) 
     assert make()[:9].shape == (9, 5, 32)
     with pytest.raises(DuplexError, match=rf"{images[9]} was encoded once and cannot be read now \(missing\)"):
         make()[:]
+
+
+def test_another_picture_in_its_place_is_refused(remade, tmp_path: Path, images) -> None:
+    """Its answer would count for the one that was encoded, and `--fresh` alone makes a finished cache again."""
+    make, _ = remade
+    shutil.copy(tmp_path / "pictures" / images[30], tmp_path / "pictures" / images[9])
+    assert make()[10:].shape == (30, 5, 32)
+    with pytest.raises(DuplexError, match=rf"{images[9]} was .* another picture now \(cosine .*extract --fresh"):
+        make()[:]
+
+
+def test_a_device_that_is_too_small_for_a_block_names_the_setting(remade, encoder, monkeypatch) -> None:
+    """There is no --batch-size where a run is evaluated, and no row was kept."""
+    make, _ = remade
+
+    def full(pixels):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(encoder, "encode_images", full)
+    with pytest.raises(DuplexError, match=r"encode 8 pictures at once; set extraction\.batch_size in params\.yaml"):
+        make()[:3]

@@ -152,8 +152,8 @@ def test_another_row_does_not_verify_however_short(run, images, encoder, tmp_pat
 def test_a_cosine_has_no_unit() -> None:
     a, b = np.array([3, 4], np.float32), np.array([4, 3], np.float32)
     for scale in np.array([[1e-3], [1], [1e3]], np.float32):
-        assert inspection._cosine(scale * a, b * scale) == pytest.approx(0.96)
-    assert inspection._cosine(a, 0 * a) == 0
+        assert inspection.cosine(scale * a, b * scale) == pytest.approx(0.96)
+    assert inspection.cosine(a, 0 * a) == 0
 
 
 def test_the_worst_of_all_rows_is_told(run, images, encoder, tmp_path: Path) -> None:
