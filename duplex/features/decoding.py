@@ -47,7 +47,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         self.transform = transform
         self.augmentation = augmentation
         self.first = first
-        self._read: tuple[str, Image.Image] | None = None  # the last picture: its views follow one another
+        self._last: tuple[str, Image.Image] | None = None  # its views follow one another; threads may ask for others
         self.black = torch.zeros_like(transform(Image.new("RGB", (8, 8))))
 
     def __len__(self) -> int:
@@ -75,9 +75,10 @@ class Pictures(Dataset[tuple[Tensor, int]]):
             raise machine_fault(path, error) or BadPicture("cannot be resized") from error
 
     def _once(self, name: str, path: Path) -> Image.Image:
-        if self._read is None or self._read[0] != name:
-            self._read = name, read_picture(path)
-        return self._read[1]
+        last = self._last
+        if last is None or last[0] != name:
+            last = self._last = name, read_picture(path)
+        return last[1]
 
     def _shown(self, row: int, picture: Image.Image) -> Image.Image:
         if self.augmentation is None:

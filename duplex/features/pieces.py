@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,15 @@ class Piece:
         return block
 
     def expect(self, row: int, count: int) -> None:
-        """These rows will be read soon. A system that cannot be told reads them when they are."""
+        """These rows will be read soon. Where the system cannot be told they come from the disk when they are."""
         if not hasattr(os, "posix_fadvise"):
             return
         for part in self.parts.values():
             start = part.offset + (row - self.first) * part.stride
             stop = start + count * part.stride
             for place in range(start, stop, WINDOW):
-                os.posix_fadvise(self.descriptor, place, min(WINDOW, stop - place), os.POSIX_FADV_WILLNEED)
+                with suppress(OSError):
+                    os.posix_fadvise(self.descriptor, place, min(WINDOW, stop - place), os.POSIX_FADV_WILLNEED)
 
 
 class Pieces:
@@ -93,7 +94,7 @@ class Pieces:
     def _opened(self, path: Path, first: int) -> Piece:
         with open_file(path, joined=False) as file:
             parts = {name: Part.of(file[name]) for name in self.names}
-            descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
         self._open.callback(os.close, descriptor)
         return Piece(path, descriptor, first, parts)
 

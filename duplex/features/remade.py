@@ -3,9 +3,11 @@ keeps of all, say whether they are still the same pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.errors import DuplexError
-from duplex.features.decoding import Pictures, decoded_blocks, row_blocks
+from duplex.features.decoding import Pictures, RowRange, decoding_workers, row_blocks
 from duplex.features.encoding import STEP, Kept, encoded_blocks, filled, memory_shortage
 from duplex.features.inspection import AGREE, cosine
 from duplex.features.layout import CODES, FIRST_BAD, STEPS, Half, Marks, reason
@@ -45,12 +47,14 @@ class Source:
     def encoder(self) -> Encoder:
         return self._encoder()
 
+    @cached_property
+    def pictures(self) -> Pictures:
+        return Pictures(self.images, self.root, self.encoder.image_transform)
+
     def tokens(self, rows: Ints) -> Tensor:
         """[n, ...] float16, as the cache would hold them."""
-        images = [self.images[row] for row in rows]
-        pictures = Pictures(images, self.root, self.encoder.image_transform)
-        blocks = row_blocks(len(images), self.batch_size)
-        stream = filled(decoded_blocks(pictures, blocks, 0, pinned=False), STEP)
+        blocks = row_blocks(len(rows), self.batch_size)
+        stream = filled(self._decoded(rows, blocks), STEP)
         found = []
         with memory_shortage(self.batch_size, "set extraction.batch_size in params.yaml to less"):
             for (start, stop), (_, marks, values) in zip(
@@ -61,6 +65,14 @@ class Source:
                 names = (CODES, STEPS) if CODES in own else ("deep",)
                 found.append(torch.from_numpy(whole(names, own.__getitem__)))
         return torch.cat(found)
+
+    def _decoded(self, rows: Ints, blocks: Sequence[RowRange]) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Threads read ahead of the encoder: a process would take longer to start than so few pictures to decode."""
+        with ThreadPoolExecutor(max(1, decoding_workers("auto"))) as pool:
+            read = pool.map(self.pictures.read, rows.tolist())
+            for start, stop in blocks:
+                pixels, marks = zip(*islice(read, stop - start), strict=True)
+                yield start, torch.stack(pixels), torch.tensor(marks, dtype=torch.uint8)
 
     def _refuse_others(self, rows: Ints, marks: Marks, cls: Half) -> None:
         """A picture that cannot be read, or is not the one that the cache's features are of, would be evaluated as

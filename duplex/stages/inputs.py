@@ -28,6 +28,7 @@ from duplex.features.remade import Remade, Source
 from duplex.features.store import Features, open_features
 from duplex.features.tokens import Some, read_tokens
 from duplex.features.views import Viewed
+from duplex.features.watching import say
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Setting, Words
 from duplex.options import TailOptions, TrainingOptions
@@ -167,6 +168,7 @@ def _source(params: Params, dataset: str, manifest: pd.DataFrame, features: Feat
     kept = Kept(depth=int(identity.get("depth", 0)), bits=int(identity.get("bits", 16)))
 
     def encoder() -> Encoder:
+        say(f"{dataset}: test pictures are encoded from their files whenever they are asked for (deep_test: false)")
         ensure_pictures(entry.source, manifest)
         return load_encoder(seen.name, seen.weights, towers="image", **loading)
 

@@ -158,8 +158,16 @@ def test_what_is_announced_is_what_will_be_read_of_every_shard_and_data_set(tmp_
     assert announced[1][1] == announced[2][0] and glued == read
 
 
-def test_where_the_system_cannot_be_told_rows_are_read_as_they_are_asked_for(cache, monkeypatch):
-    monkeypatch.delattr(pieces.os, "posix_fadvise")
+def refused(*_: object) -> None:
+    raise OSError(22, "Invalid argument")
+
+
+@pytest.mark.parametrize("word", [None, refused])
+def test_where_the_system_cannot_be_told_rows_are_read_as_they_are_asked_for(cache, monkeypatch, word):
+    if word is None:
+        monkeypatch.delattr(pieces.os, "posix_fadvise")
+    else:
+        monkeypatch.setattr(pieces.os, "posix_fadvise", word)
     streamed = Streamed.open(cache)
     streamed.expect(torch.tensor([1, 2]))
     assert torch.equal(streamed[torch.tensor([1, 2])], torch.from_numpy(TOKENS)[1:3])
