@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.gpu_times import Look
 from benchmarks.measure import say
+from duplex.ahead import ahead
 from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.features.store import open_features
+from duplex.features.layout import ENCODED, Span
+from duplex.features.store import PartialCache, open_features
+from duplex.features.tokens import Streamed
+from duplex.methods.base import Batch
 from duplex.params import Params
 from duplex.stages import train
 from tests.projects import inside, make_project
@@ -47,6 +52,7 @@ def holds(look: Look, folder: Path) -> dict[str, dict[str, Any]]:
     read = compared(here, there, methods)
     held["features are the CPU's"] = read["largest difference of a feature"] <= FAR_FEATURES
     held["metrics are the CPU's"] = all(read[f"AUC moved, {method}"] <= FAR_AUC for method in methods)
+    held["tokens from the disk are the file's"] = streams(look, folder / "tokens.h5")
     say("one seed twice, and killed")
     held["one seed twice gives the same bytes"] = twice(there, params, "duplex")
     held["killed and started again gives the same bytes"], read["killed after, s"] = killed(there, params, "duplex")
@@ -60,6 +66,21 @@ def tests_pass(look: Look) -> bool:
     done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     say(done.stdout[-2000:] if done.returncode else done.stdout.strip().splitlines()[-1])
     return done.returncode == 0
+
+
+def streams(look: Look, path: Path) -> bool:
+    """Steps of rows whose copies the host does not wait for, each as the file has them."""
+    rows, shape = 512, (16, 64)
+    held = np.random.default_rng(0).normal(size=(rows, *shape)).astype(np.float16)
+    identity = {key: key for key in ("encoder", "weights", "precision", "preprocessing", "manifest")}
+    cache = PartialCache.create(path, {**identity, "dim": "4"}, Span(0, rows, rows), 4, {"patch": shape})
+    cache.write(0, np.full(rows, ENCODED, np.uint8), cls=np.ones((rows, 4), np.float16), patch=held)
+    cache.finish()
+    tokens: Any = Streamed.open(path).to(torch.device(look.device))
+    images = Batch({"patch": tokens}, torch.arange(rows))
+    steps = torch.randperm(rows, generator=torch.Generator().manual_seed(0)).split(32)
+    read = [batch.inputs["patch"] for batch, _ in ahead(images, steps)]
+    return all(torch.equal(got.cpu(), torch.from_numpy(held[chosen])) for got, chosen in zip(read, steps, strict=True))
 
 
 def compared(here: Path, there: Path, methods: tuple[str, ...]) -> dict[str, float]:

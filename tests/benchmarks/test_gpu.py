@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from benchmarks.gpu_holds import streams
 from benchmarks.gpu_times import Look
+from duplex.features.tokens import Streamed
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 
@@ -66,3 +68,10 @@ def test_what_breaks_or_does_not_hold_is_said_and_stops_nothing(monkeypatch: pyt
     assert "| batch 8 | 1,234 |  |" in page
     assert "| water | **does not hold** |" in page
     assert "Left out, for lack of time: holds, text, graph." in gpu.page(gpu.measure(Look("cpu", True), limit=-1))
+
+
+def test_tokens_that_arrive_otherwise_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert streams(Look("cpu", True), tmp_path / "one.h5")
+    read = Streamed.__getitem__
+    monkeypatch.setattr(Streamed, "__getitem__", lambda self, key: read(self, key).roll(1, 0))
+    assert not streams(Look("cpu", True), tmp_path / "other.h5")
