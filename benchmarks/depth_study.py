@@ -30,6 +30,7 @@ from typing import Any
 
 from benchmarks.measure import emit, say
 from benchmarks.methods import Bench, difference, measured, tune
+from duplex.allocator import keep_freed_memory
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.checkpoint import read_record
 from duplex.errors import DuplexError, require
@@ -211,6 +212,7 @@ def claim(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 def work(study: Study, wanted: Sequence[Cell]) -> None:
     """All cells, in turn; one that another process is at comes later."""
+    keep_freed_memory()
     waiting = list(wanted)
     while waiting:
         later = []

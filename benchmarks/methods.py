@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 
 from benchmarks.measure import emit, say
+from duplex.allocator import keep_freed_memory
 from duplex.artifacts import RunPaths
 from duplex.checkpoint import read_record
 from duplex.code import code_of_run
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     parser.add_argument("--markdown", action="store_true", help="the table on stdout")
     wanted = parser.parse_args()
+    keep_freed_memory()
 
     bench = Bench(load_params(), wanted.dataset, wanted.folder, wanted.epochs)
     names = [name for name in wanted.rows.split(",") if name] or list(bench.params.methods)

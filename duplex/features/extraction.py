@@ -146,7 +146,6 @@ def extract(
         raise UsageError(f"the pictures' folder {root} does not exist; set the data set's root in params.yaml")
     if out.is_dir():
         raise UsageError(f"{out} is a folder; --out names the cache's file")
-    began = time.monotonic()
     images = images if augmentation is None else augmentation.rows(images)
     total = len(images) if limit is None else min(limit, len(images))
     span, path = extent(total, batch_size, shard, out)
@@ -161,12 +160,18 @@ def extract(
     which = rows, span.start, None if held is None else held[span.start : span.stop], augmentation
     kept = Kept(tokens == "patch", depth, bits)
     job = Job(*which, root, encoder, kept, batch_size, workers, max_bad, fresh, progress, commit_seconds)
+    return _extracted(path, wanted, span, job)
+
+
+def _extracted(path: Path, wanted: Identity, span: Span, job: Job) -> ExtractionReport:
+    """The file of a job's rows: as it was finished before, or gone on with, or begun."""
+    began = time.monotonic()
     refuse_foreign(path)
     with sole_writer(path, *EXTRACTION):
-        marks = None if fresh else finished_marks(path, wanted, span)
+        marks = None if job.fresh else finished_marks(path, wanted, span)
         if marks is not None and not _mended(path, marks, job):
             _check_share(marks, job)
-            return ExtractionReport(path, span.rows, span.rows, 0.0, _bad_images(marks, span, rows))
+            return ExtractionReport(path, span.rows, span.rows, 0.0, _bad_images(marks, span, job.images))
         if marks is not None:
             unfinish(path)
         cache = _open_or_create(path, wanted, span, job)
@@ -177,7 +182,8 @@ def extract(
             cache.finish()
         finally:
             cache.close()
-    return ExtractionReport(path, span.rows, resumed, time.monotonic() - began, _bad_images(cache.marks, span, rows))
+    bad = _bad_images(cache.marks, span, job.images)
+    return ExtractionReport(path, span.rows, resumed, time.monotonic() - began, bad)
 
 
 def finished_marks(path: Path, wanted: Identity, span: Span) -> Marks | None:

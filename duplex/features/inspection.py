@@ -15,7 +15,17 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.augmentation import Augmentation
 from duplex.features.decoding import Pictures
 from duplex.features.identity import check_identity, repair
-from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, open_file, read_held, read_identity, read_span, reason
+from duplex.features.layout import (
+    ENCODED,
+    FIRST_BAD,
+    PENDING,
+    kept_places,
+    open_file,
+    read_held,
+    read_identity,
+    read_span,
+    reason,
+)
 from duplex.features.tokens import stored_as, whole
 
 if TYPE_CHECKING:
@@ -118,7 +128,7 @@ def _stored(file: Any, rows: NDArray[np.int64]) -> dict[int, list[NDArray[np.flo
     deep = rows if held is None else rows[held[rows]]
     for name, some, places in (
         ("cls", rows, rows),
-        ("deep", deep, deep if held is None else (np.cumsum(held) - 1)[deep]),
+        ("deep", deep, kept_places(deep, held)),
     ):
         if names := stored_as(file, name):
             values = whole(names, lambda part, places=places: file[part][places])  # type: ignore[misc]

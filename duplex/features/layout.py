@@ -171,6 +171,11 @@ def kept_rows(name: str, rows: slice, held: Bools | None) -> slice:
     return slice(int(held[:start].sum()), int(held[:stop].sum()))
 
 
+def kept_places(rows: NDArray[np.int64], held: Bools | None) -> NDArray[np.int64]:
+    """Where a data set has what it keeps of these rows [n], all of which are held."""
+    return rows if held is None else (np.cumsum(held) - 1)[rows]
+
+
 def row_bytes(name: str, row: tuple[int, ...]) -> int:
     """Of one picture's row of this shape."""
     return int(np.prod(row)) * FORMS[name][1].itemsize

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from duplex.errors import UsageError
 from duplex.features.eight_bits import restored
-from duplex.features.layout import CODES, STEPS, Bools, Half, open_file, read_held
+from duplex.features.layout import CODES, STEPS, Bools, Half, kept_places, open_file, read_held
 from duplex.features.pieces import Pieces
 from duplex.labels import Ints
 
@@ -141,5 +141,5 @@ class Some:
         if not self.held[rows].all():
             found: Tensor | Streamed = self.others.at(rows)
             return found
-        places = (np.cumsum(self.held) - 1)[rows]
+        places = kept_places(rows, self.held)
         return self.values.at(places) if isinstance(self.values, Streamed) else torch.from_numpy(self.values[places])

@@ -52,17 +52,28 @@ class AdeOptions(Options):
 
 
 class ConceptAttention(nn.Module):
-    """The query of one image over the tokens of another, and the attention it pays."""
+    """The query q of one image over the tokens y of another, and the attention it pays:
+    `v = sum over t of a_t (V y_t + b_v)`, `a = softmax((K y_t + b_k) . q / sqrt(e))`.
+
+    No token is projected: `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as weights sum to one,
+    `v = V (sum over t of a_t y_t) + b_v`.
+    """
 
     def __init__(self, dim: int, inside: int, width: int) -> None:
         super().__init__()
         self.query, self.key, self.value = nn.Linear(dim, width), nn.Linear(inside, width), nn.Linear(inside, width)
 
+    def weights(self, z: Tensor, tokens: Tensor) -> Tensor:
+        """[B, d], [B, T, w] -> a [B, T]"""
+        q = self.query(z)  # [B, e]
+        scores = (tokens @ (q @ self.key.weight)[:, :, None])[..., 0] + (q @ self.key.bias)[:, None]
+        found: Tensor = (scores / math.sqrt(self.query.out_features)).softmax(-1)
+        return found
+
     def forward(self, z: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, d], [B, T, w] -> unit features [B, e], weights [B, T]"""
-        scores = (self.key(tokens) @ self.query(z)[:, :, None])[..., 0] / math.sqrt(self.query.out_features)
-        weights = scores.softmax(-1)
-        return unit((weights[:, None] @ self.value(tokens))[:, 0]), weights
+        """[B, d], [B, T, w] -> unit features v [B, e], weights a [B, T]"""
+        weights = self.weights(z, tokens)
+        return unit(self.value((weights[:, None] @ tokens)[:, 0])), weights
 
 
 class Embedded(NamedTuple):
@@ -126,7 +137,7 @@ class Ade(Method[AdeOptions]):
     @staticmethod
     def apart(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
         """How far apart the attentions to and from partners are."""
-        return distance(attend(z, tokens[partner])[1], attend(z[partner], tokens)[1])
+        return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     @torch.no_grad()
     def scorer(self, columns: Ints) -> Scorer:
@@ -142,7 +153,7 @@ class Ade(Method[AdeOptions]):
             return found
 
         patches, inside = self.setting.inputs["patch"]
-        held = patches * (inside + 3 * self.options.width)  # numbers that an image takes
+        held = patches * inside  # numbers that an image takes
         return lambda inputs: in_blocks(some, inputs["cls"], inputs["patch"], held)
 
 
