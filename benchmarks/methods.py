@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 
 from benchmarks.measure import emit, say
+from benchmarks.products import by_onednn
 from duplex.allocator import keep_freed_memory
 from duplex.artifacts import RunPaths
 from duplex.checkpoint import read_record
@@ -206,10 +207,13 @@ def main() -> None:
     parser.add_argument("--against", default="cso,duplex")
     parser.add_argument("--epochs", type=int, help="shorter or longer runs than the data set's")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "duplex-methods")
+    parser.add_argument("--onednn", action="store_true", help="linear layers by oneDNN: quicker on AMD's processors")
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     parser.add_argument("--markdown", action="store_true", help="the table on stdout")
     wanted = parser.parse_args()
     keep_freed_memory()
+    if wanted.onednn:
+        by_onednn()
 
     bench = Bench(load_params(), wanted.dataset, wanted.folder, wanted.epochs)
     names = [name for name in wanted.rows.split(",") if name] or list(bench.params.methods)
