@@ -1,12 +1,13 @@
 """What depth costs: seconds of a training step and bytes of an image, at ViT-L/14 size with random weights.
 
 python -m benchmarks.depth [--json] [--depths 0,1,2,4] [--batch 2] [--rounds 1] [--images 6] [--layers 24]
-                           [--width 1024]
+                           [--width 1024] [--budget 128]
 
 A step is the image side alone, forward and backward: the feature adapter (depth 0), bottlenecks in the last k blocks
 over cached tokens, and in all blocks over pictures (`all`); what text costs is the same everywhere. `speedup_depth2` is
 the step of `all` over that of depth 2; `share_of_memory` an epoch of depth-2 steps over tokens in memory against the
-same from the disk, its pages dropped from the system's cache before.
+same from the disk, its pages dropped from the system's cache before. `peak_share_of_budget` is the most memory that an
+epoch's reading took, of a budget of so many MiB (`training.memory`): over tokens that fit it, and over twice as many.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import alternate, emit, say
+from benchmarks.measure import alternate, begin_peak, emit, memory, say
 from benchmarks.tokens import IDENTITY, drop_pages
 from duplex.ahead import ahead
 from duplex.encoders.openclip import VisionTransformer
 from duplex.encoders.tail import cut, entering
 from duplex.features.layout import ENCODED, Span
 from duplex.features.store import PartialCache
-from duplex.features.tokens import Streamed
+from duplex.features.tokens import Streamed, read_tokens
 from duplex.methods.base import Batch
 from duplex.options import TailOptions
 from duplex.parts.factors import Adapter
@@ -68,14 +70,20 @@ class Whole(nn.Module):
         return found
 
 
+def write(path: Path, deep: Any, images: int) -> None:
+    """A cache of so many images, these over and over."""
+    cache = PartialCache.create(path, {**IDENTITY, "dim": "4"}, Span(0, images, images), 4, {"deep": deep.shape[1:]})
+    for start in range(0, images, len(deep)):
+        some = deep[: images - start]
+        cls, marks = np.zeros((len(some), 4), np.float16), np.full(len(some), ENCODED, np.uint8)
+        cache.write(start, marks, cls=cls, deep=some)
+    cache.finish()
+
+
 def streamed_share(tail: Tail, row: tuple[int, ...], images: int, batch: int, folder: Path) -> dict[str, float]:
     """An epoch of steps over tokens on the disk against the same in memory."""
-    path = folder / "features.h5"
-    cache = PartialCache.create(path, {**IDENTITY, "dim": "4"}, Span(0, images, images), 4, {"deep": row})
-    marks = torch.full((images,), ENCODED, dtype=torch.uint8).numpy()
-    cls, deep = torch.zeros(images, 4).half().numpy(), torch.randn(images, *row).half().numpy()
-    cache.write(0, marks, cls=cls, deep=deep)
-    cache.finish()
+    path, deep = folder / "features.h5", torch.randn(images, *row).half().numpy()
+    write(path, deep, images)
     own = torch.zeros(images, dtype=torch.long)
     order = Streamed.open(path, "deep").shuffled(torch.Generator().manual_seed(0)).split(batch)
 
@@ -91,7 +99,27 @@ def streamed_share(tail: Tail, row: tuple[int, ...], images: int, batch: int, fo
     return {"share_of_memory": seconds["memory"] / seconds["disk"], "file_bytes": path.stat().st_size}
 
 
-def measure(depths: list[int], batch: int, rounds: int, images: int, layers: int, width: int) -> dict[str, Any]:
+def peak_shares(row: tuple[int, ...], batch: int, budget: int, folder: Path) -> dict[str, float]:
+    """The most that reading an epoch takes, of the budget: of tokens that fit it, and of twice as many."""
+    found, deep = {}, torch.randn(8, *row).half().numpy()
+    for name, size in (("held", budget), ("streamed", 2 * budget)):
+        path, images = folder / f"{name}.h5", max(1, size // deep[0].nbytes)
+        write(path, deep, images)
+        drop_pages(path)
+        begin = begin_peak()
+        tokens, own = read_tokens(path, "deep", budget), torch.zeros(images, dtype=torch.long)
+        assert isinstance(tokens, Streamed) == (name == "streamed")
+        order = Streamed.open(path, "deep").shuffled(torch.Generator().manual_seed(0)).split(batch)
+        values: Any = tokens if isinstance(tokens, Streamed) else torch.from_numpy(tokens)
+        for held, chosen in ahead(Batch({"deep": values}, own), order):
+            held[chosen]
+        found[name] = (memory("VmHWM") - begin) / budget
+    return found
+
+
+def measure(
+    depths: list[int], batch: int, rounds: int, images: int, layers: int, width: int, budget: int
+) -> dict[str, Any]:
     tower, pictures = encoder(layers, width), torch.randn(batch, 3, SIZE, SIZE)
     row = ((SIZE // PATCH) ** 2 + 1, width)
     with torch.no_grad(), entering(tower, 1) as seen:
@@ -111,6 +139,7 @@ def measure(depths: list[int], batch: int, rounds: int, images: int, layers: int
         record["speedup_depth2"] = seconds["all"] / seconds["2"]
         with tempfile.TemporaryDirectory() as folder:
             record |= streamed_share(tails[2], row, images, batch, Path(folder))
+            record["peak_share_of_budget"] = peak_shares(row, batch, budget << 20, Path(folder))
     return record
 
 
@@ -118,11 +147,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     parser.add_argument("--depths", default="0,1,2,4")
-    for name, value in {"batch": 2, "rounds": 1, "images": 6, "layers": 24, "width": 1024}.items():
+    for name, value in {"batch": 2, "rounds": 1, "images": 6, "layers": 24, "width": 1024, "budget": 128}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     wanted, start = parser.parse_args(), time.perf_counter()
     depths = [int(depth) for depth in wanted.depths.split(",")]
-    record = measure(depths, wanted.batch, wanted.rounds, wanted.images, wanted.layers, wanted.width)
+    sizes = (wanted.batch, wanted.rounds, wanted.images, wanted.layers, wanted.width, wanted.budget)
+    record = measure(depths, *sizes)
     say(f"{record} in {time.perf_counter() - start:.0f} s")
     if wanted.json:
         emit(record)
