@@ -255,7 +255,8 @@ def statistics_table(data: DatasetResults) -> Table | Note:
     titles = ["states", "objects", "train pairs", "train images"]
     titles += [f"{split} {what}" for split in ("val", "test") for what in ("seen pairs", "unseen pairs", "images")]
     if data.extraction is not None:
-        titles.append("unreadable pictures")
+        titles += ["feature cache", "unreadable pictures"]
+        cells.append(_tree_cell(data.extraction, data.extraction_file, ("bytes",), "{:,.1f} MB", 1e-6))
         cells.append(_tree_cell(data.extraction, data.extraction_file, ("bad",), "{:,.0f}"))
     rows = [Row([Cell(title, title), cell]) for title, cell in zip(titles, cells, strict=True)]
     return Table(f"Counts: {data.name}", [Column("of", numeric=False), Column("count")], rows)
@@ -305,9 +306,11 @@ def _run_cell(runs: Sequence[Run], keys: Sequence[str], form: str, part: str = "
     return Cell(form.format(average), average, " ".join(pointer(run.files[part], *keys) for run in runs))
 
 
-def _tree_cell(tree: Tree, file: str, keys: Sequence[str], form: str) -> Cell:
+def _tree_cell(tree: Tree, file: str, keys: Sequence[str], form: str, scale: float = 1) -> Cell:
     value = _reach(tree, keys)
-    return Cell(MISSING) if value is None else Cell(form.format(value), value, pointer(file, *keys))
+    if value is None:
+        return Cell(MISSING)
+    return Cell(form.format(scale * value), scale * value, pointer(file, *keys))
 
 
 def _reach(tree: Any, keys: Sequence[str]) -> Any:

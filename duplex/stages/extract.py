@@ -18,7 +18,7 @@ from duplex.encoders import load_encoder
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
 from duplex.features.identity import Identity, cache_identity
-from duplex.features.layout import FIRST_BAD, open_file, reason
+from duplex.features.layout import FIRST_BAD, FORMS, open_file, reason
 from duplex.features.reuse import reuse
 from duplex.files import write_text
 from duplex.params import Params
@@ -97,16 +97,16 @@ def _reuse(
 
 
 def note_bad(cache: Path) -> None:
-    """Write `extraction.json` beside a data set's own cache, however it was made: what could not be read, and why."""
+    """Write `extraction.json` beside a data set's own cache, however it was made: its size, what could not be read."""
     paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
         return
     with open_file(cache) as file:
-        marks = file["mark"][...]
+        marks, size = file["mark"][...], sum(file[name].nbytes for name in FORMS if name in file)
     images = read_manifest(paths.manifest(dataset))["image"]
     rows = np.flatnonzero(marks >= FIRST_BAD).tolist()
     bad = [{"row": row, "image": images[row], "reason": reason(marks[row])} for row in rows]
-    record = {"rows": len(marks), "bad": len(bad), "bad_images": bad}
+    record = {"rows": len(marks), "bytes": size, "bad": len(bad), "bad_images": bad}
     write_text(paths.extraction(dataset), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 

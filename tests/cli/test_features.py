@@ -94,7 +94,7 @@ def test_every_way_to_a_cache_notes_its_bad_pictures(folder: Path, command: Comm
         command("extract", "-d", "pics", "--shard", f"{k}/2")
     assert not note.exists()
     assert command("cache", "join", CACHE)[0] == 0
-    assert json.loads(note.read_text()) == {"rows": 20, "bad": 0, "bad_images": []}
+    assert json.loads(note.read_text()) == {"rows": 20, "bytes": 20 * (2 * 16 + 1), "bad": 0, "bad_images": []}
     note.unlink()
     values = np.ones((20, 16))
     values[4, 2] = np.nan

@@ -18,6 +18,7 @@ from duplex.report.tables import (
     pointer,
     ranked,
     result_table,
+    statistics_table,
 )
 from duplex.report.terms import term_tables
 from tests.projects import SHIPPED
@@ -77,6 +78,17 @@ def test_costs_of_a_row_with_a_tail_stand_beside_the_papers():
     asked = ("trained parameters", "tail blocks", "codebook rows", "peak memory", "epoch", "AUC")
     assert [said["duplex"][title] for title in asked] == ["416,320", "–", "192", "500 MB", "1.50 s", "20.0"]
     assert [said["duplex_deep"][title] for title in asked] == ["726,592", "2", "–", "600 MB", "3.25 s", "30.0"]
+
+
+def test_counts_say_how_large_the_cache_is_where_that_was_noted():
+    noted = {"rows": 4902, "bytes": 46_441_902, "bad": 3}
+    for extraction, size in ((noted, "46.4 MB"), ({"rows": 4902, "bad": 3}, "–")):
+        data = DatasetResults("shapes", {}, statistics={"states": 12}, extraction=extraction, extraction_file="e.json")
+        table = statistics_table(data)
+        assert isinstance(table, Table)
+        said = {row.cells[0].text: row.cells[1] for row in table.rows}
+        assert (said["feature cache"].text, said["unreadable pictures"].text) == (size, "3")
+    assert said["unreadable pictures"].source == "e.json#/bad"
 
 
 def test_the_best_and_the_second_of_each_column_are_marked_and_equals_share():
