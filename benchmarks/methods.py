@@ -212,6 +212,8 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="the table on stdout")
     wanted = parser.parse_args()
     keep_freed_memory()
+    if wanted.onednn and not torch.backends.mkldnn.is_available():
+        parser.error("--onednn: this torch was built without oneDNN; leave it out")
     if wanted.onednn:
         by_onednn()
 

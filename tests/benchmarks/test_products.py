@@ -9,6 +9,8 @@ from torch.nn import functional
 
 from benchmarks import products
 
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN")
+
 
 @pytest.fixture
 def onednn(monkeypatch):
