@@ -50,7 +50,7 @@ def test_every_number_of_a_table_is_that_of_the_file_it_cites(page):
         if "_low" in places[0]:
             assert shown == pytest.approx([cited(place) for place in places], abs=0.05001), (sources, text)
             continue
-        scale = 1e-6 if "peak_bytes" in sources else 1.0
+        scale = 1e-6 if "bytes" in sources else 1.0
         decimals = len(text.split(" ")[0].partition(".")[2].rstrip("s"))
         assert shown[0] == pytest.approx(cited(sources) * scale, abs=0.5001 * 10**-decimals), (sources, text)
         assert float(cell.attributes["data-value"]) == pytest.approx(cited(sources) * scale)
