@@ -20,17 +20,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import alternate, begin_peak, emit, memory, say
-from benchmarks.tokens import IDENTITY, drop_pages
+from benchmarks.tokens import drop_pages, write
 from duplex.ahead import ahead
 from duplex.encoders.openclip import VisionTransformer
 from duplex.encoders.tail import cut, entering
-from duplex.features.layout import ENCODED, Span
-from duplex.features.store import PartialCache
+from duplex.features.layout import row_bytes
 from duplex.features.tokens import Streamed, read_tokens
 from duplex.methods.base import Batch
 from duplex.options import TailOptions
@@ -70,51 +68,38 @@ class Whole(nn.Module):
         return found
 
 
-def write(path: Path, deep: Any, images: int) -> None:
-    """A cache of so many images, these over and over."""
-    cache = PartialCache.create(path, {**IDENTITY, "dim": "4"}, Span(0, images, images), 4, {"deep": deep.shape[1:]})
-    for start in range(0, images, len(deep)):
-        some = deep[: images - start]
-        cls, marks = np.zeros((len(some), 4), np.float16), np.full(len(some), ENCODED, np.uint8)
-        cache.write(start, marks, cls=cls, deep=some)
-    cache.finish()
-
-
 def streamed_share(tail: Tail, row: tuple[int, ...], images: int, batch: int, folder: Path) -> dict[str, float]:
     """An epoch of steps over tokens on the disk against the same in memory."""
-    path, deep = folder / "features.h5", torch.randn(images, *row).half().numpy()
-    write(path, deep, images)
-    own = torch.zeros(images, dtype=torch.long)
+    path, own = folder / "features.h5", torch.zeros(images, dtype=torch.long)
+    write(path, images, row, 4, "deep")
+    held = Streamed.open(path, "deep")[slice(None)]
     order = Streamed.open(path, "deep").shuffled(torch.Generator().manual_seed(0)).split(batch)
 
     def epoch(tokens: Any) -> None:
-        for held, chosen in ahead(Batch({"deep": tokens}, own), order):
-            step(tail, held[chosen].inputs["deep"])()
+        for some, chosen in ahead(Batch({"deep": tokens}, own), order):
+            step(tail, some[chosen].inputs["deep"])()
 
     def from_disk() -> None:
         drop_pages(path)
         epoch(Streamed.open(path, "deep"))
 
-    seconds = alternate({"memory": lambda: epoch(torch.from_numpy(deep)), "disk": from_disk}, rounds=1, warm=1)
+    seconds = alternate({"memory": lambda: epoch(held), "disk": from_disk}, rounds=1, warm=1)
     return {"share_of_memory": seconds["memory"] / seconds["disk"], "file_bytes": path.stat().st_size}
 
 
-def peak_shares(row: tuple[int, ...], batch: int, budget: int, folder: Path) -> dict[str, float]:
-    """The most that reading an epoch takes, of the budget: of tokens that fit it, and of twice as many."""
-    found, deep = {}, torch.randn(8, *row).half().numpy()
-    for name, size in (("held", budget), ("streamed", 2 * budget)):
-        path, images = folder / f"{name}.h5", max(1, size // deep[0].nbytes)
-        write(path, deep, images)
-        drop_pages(path)
-        begin = begin_peak()
-        tokens, own = read_tokens(path, "deep", budget), torch.zeros(images, dtype=torch.long)
-        assert isinstance(tokens, Streamed) == (name == "streamed")
-        order = Streamed.open(path, "deep").shuffled(torch.Generator().manual_seed(0)).split(batch)
-        values: Any = tokens if isinstance(tokens, Streamed) else torch.from_numpy(tokens)
-        for held, chosen in ahead(Batch({"deep": values}, own), order):
-            held[chosen]
-        found[name] = (memory("VmHWM") - begin) / budget
-    return found
+def peak_share(row: tuple[int, ...], batch: int, budget: int, images: int, folder: Path) -> float:
+    """The most memory that reading an epoch of so many images takes, of the budget."""
+    path, own = folder / "read.h5", torch.zeros(images, dtype=torch.long)
+    write(path, images, row, 4, "deep")
+    order = Streamed.open(path, "deep").shuffled(torch.Generator().manual_seed(0)).split(batch)
+    drop_pages(path)
+    begin = begin_peak()
+    read = read_tokens(path, "deep", budget)
+    tokens: Any = read if isinstance(read, Streamed) else torch.from_numpy(read)
+    for some, chosen in ahead(Batch({"deep": tokens}, own), order):
+        some[chosen]
+    path.unlink()
+    return (memory("VmHWM") - begin) / budget
 
 
 def measure(
@@ -139,7 +124,11 @@ def measure(
         record["speedup_depth2"] = seconds["all"] / seconds["2"]
         with tempfile.TemporaryDirectory() as folder:
             record |= streamed_share(tails[2], row, images, batch, Path(folder))
-            record["peak_share_of_budget"] = peak_shares(row, batch, budget << 20, Path(folder))
+            size, fit = budget << 20, (budget << 20) // row_bytes("deep", row)
+            record["peak_share_of_budget"] = {
+                name: peak_share(row, batch, size, images, Path(folder))
+                for name, images in (("held", fit), ("streamed", 2 * fit))
+            }
     return record
 
 

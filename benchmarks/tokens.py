@@ -36,14 +36,15 @@ BATCH = 32
 IDENTITY = {key: key for key in ("encoder", "weights", "precision", "preprocessing", "manifest")}
 
 
-def write(path: Path, rows: int, shape: tuple[int, int], dim: int) -> None:
-    """A cache of random tokens, written in pieces."""
+def write(path: Path, rows: int, shape: tuple[int, ...], dim: int, name: str = "patch") -> None:
+    """A cache of random tokens of that name, written in pieces."""
     random = np.random.default_rng(0)
-    cache = PartialCache.create(path, {**IDENTITY, "dim": str(dim)}, Span(0, rows, rows), dim, {"patch": shape})
+    cache = PartialCache.create(path, {**IDENTITY, "dim": str(dim)}, Span(0, rows, rows), dim, {name: shape})
     for start in range(0, rows, 64):
         count = min(64, rows - start)
         block = random.standard_normal((count, *shape), dtype=np.float32).astype(np.float16)
-        cache.write(start, np.full(count, ENCODED, np.uint8), cls=np.ones((count, dim), np.float16), patch=block)
+        values = {"cls": np.ones((count, dim), np.float16), name: block}
+        cache.write(start, np.full(count, ENCODED, np.uint8), **values)
     cache.finish()
 
 

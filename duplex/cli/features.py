@@ -136,7 +136,7 @@ def import_(
     from duplex.artifacts import ArtifactPaths
     from duplex.data.manifest import manifest_hash, read_manifest
     from duplex.features.importing import import_features
-    from duplex.stages.extract import note_bad
+    from duplex.stages.extract import note_extraction
 
     if (manifest is None) == (dataset is None):
         raise UsageError("name the rows with either --manifest FILE or --dataset NAME")
@@ -146,7 +146,7 @@ def import_(
     if manifest is None or out is None:
         raise UsageError("say where the cache goes with --out PATH")
     import_features(features, len(read_manifest(manifest)), manifest_hash(manifest), out)
-    note_bad(out)
+    note_extraction(out)
     typer.echo(f"{out} holds {features}", err=True)
 
 
@@ -156,10 +156,10 @@ def join(
 ) -> None:
     """Make one cache of all shards."""
     from duplex.features.shards import join_shards
-    from duplex.stages.extract import note_bad
+    from duplex.stages.extract import note_extraction
 
     rows = join_shards(out, copy=copy)
-    note_bad(out)
+    note_extraction(out)
     typer.echo(f"{out} joins {rows} rows", err=True)
 
 
@@ -258,7 +258,7 @@ def _extract_on_ray(
     from duplex.artifacts import ArtifactPaths
     from duplex.features.ray_engine import EncoderSpec, extract_on_ray
     from duplex.features.shards import join_shards
-    from duplex.stages.extract import extraction_of, note_bad, note_views, views_of
+    from duplex.stages.extract import extraction_of, note_extraction, note_views, views_of
 
     paths = ArtifactPaths()
     entry, out = params.dataset(dataset).encoder, out or paths.features(dataset)
@@ -271,7 +271,7 @@ def _extract_on_ray(
         root = settings.pop("root")
         reports += extract_on_ray(images, root, place, spec, shards=shards, **settings, **options)
         join_shards(place)
-    note_bad(out)
+    note_extraction(out)
     if views:
         note_views(params, dataset, paths)
     return reports

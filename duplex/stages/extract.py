@@ -37,7 +37,7 @@ def extract(
     if not options.get("fresh") and options.get("shard") is None and options.get("limit") is None:
         _reuse(params, dataset, paths, manifest, encoder.identity, out, settings)
     report = encode(manifest, out=out, encoder=encoder, **settings)
-    note_bad(report.path)
+    note_extraction(report.path)
     return report
 
 
@@ -96,7 +96,7 @@ def _reuse(
             return
 
 
-def note_bad(cache: Path) -> None:
+def note_extraction(cache: Path) -> None:
     """Write `extraction.json` beside a data set's own cache, however it was made: its size, what could not be read."""
     paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
