@@ -32,6 +32,7 @@ COMPARED = {  # what decides the meaning of a feature or a prompt
     "precision": "precision",
     "text_precision": "text precision",
 }
+WORDS = "words"  # of a checkpoint's encoder: the sha256 of the file of word vectors, where there was one
 Value = TypeVar("Value")
 
 
@@ -160,6 +161,11 @@ def load_checkpoint(path: Path, setting: Setting, encoder: Mapping[str, str]) ->
                 f"{path} was trained on features of {spoken} {record.encoder.get(key)!r}, not {encoder.get(key)!r}; "
                 "train again or name that encoder in params.yaml"
             )
+    if record.encoder.get(WORDS) != encoder.get(WORDS):
+        raise DuplexError(
+            f"{path} was trained with other word vectors than evaluation.word_vectors in params.yaml names; "
+            "train again or name those"
+        )
     if record.labels != setting.labels:
         raise DuplexError(f"{path} was trained on other labels than the data set has; train again")
     with safe_open(path, "pt") as file:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCRATCH = ".partial"  # ends the name of every unfinished file; git and DVC ignore them
+TRIES = 10  # of putting a folder in another's place
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -59,16 +60,27 @@ def replaced_folder(path: Path) -> Iterator[Path]:
         scratch.mkdir(parents=True)
         try:
             yield scratch
-            if path.is_symlink():
-                path.unlink()
-            elif path.exists():
-                shutil.rmtree(path)
-            os.replace(scratch, path)
+            _take_name(scratch, path)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+def _take_name(scratch: Path, path: Path) -> None:
+    """A folder takes the name of another, and once more where somebody else has just done the same."""
+    for tries in reversed(range(TRIES)):
+        try:
+            if path.is_symlink():
+                path.unlink()
+            elif path.exists():
+                shutil.rmtree(path)
+            os.replace(scratch, path)
+            return
+        except OSError as error:
+            if not (tries and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)):
+                raise
 
 
 def write_text(path: Path, text: str) -> None:

@@ -166,6 +166,16 @@ class Params(Section):
             )
         return others[0]
 
+    def worlds(self, name: str) -> tuple[World, ...]:
+        """Those of a row's that are evaluated; one at least."""
+        found = tuple(world for world in self.row(name).worlds if world in self.evaluation.worlds)
+        if not found:
+            raise UsageError(
+                f"params.yaml: evaluation.worlds is {list(self.evaluation.worlds)} and {name} is for the "
+                f"{self.row(name).world} world alone; leave it out of run.methods, or have that world evaluated"
+            )
+        return found
+
     def method(self, name: str, dataset: str | None = None) -> Options:
         """A row's options on a data set, checked by its kind."""
         row = self.row(name)
@@ -245,8 +255,14 @@ def _check_run(params: Params) -> None:
     both = sorted(set(params.methods) & set(params.ablations))
     if both:
         raise UsageError(f"params.yaml: {both[0]!r} is both a method and an ablation; give one another name")
+    _check_shown(params)
+
+
+def _check_shown(params: Params) -> None:
+    """Each method of `run:` is evaluated in some world, and in no world are two shown as one."""
     shown: dict[tuple[str, str], str] = {}
     for name in params.run.methods:
+        params.worlds(name)
         row = params.methods[name]
         for world in row.worlds:
             other = shown.setdefault((row.shown_as or name, world), name)

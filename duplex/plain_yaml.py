@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ def _weigh(value: Any, known: dict[int, int], above: set[int]) -> int:
         return 1
     if id(value) in above:
         raise _Unfit("an anchor stands within itself")
+    if isinstance(value, Mapping):
+        odd = next((key for key in value if not isinstance(key, str | int | float | bool | None)), None)
+        if odd is not None:
+            raise _Unfit(f"{_shown(odd)} is no name; write it in quotes if it is one")
     if id(value) not in known:
         within = above | {id(value)}
         inner = [*value.keys(), *value.values()] if isinstance(value, Mapping) else [*value]
@@ -59,6 +64,10 @@ def _weigh(value: Any, known: dict[int, int], above: set[int]) -> int:
     if known[id(value)] > VALUES:
         raise _Unfit(f"with its aliases written out it holds more than {VALUES:,} values")
     return known[id(value)]
+
+
+def _shown(key: object) -> str:
+    return str(key.isoformat() if isinstance(key, date) else key)[:40]
 
 
 def _encodable(text: str) -> bool:

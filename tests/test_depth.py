@@ -32,7 +32,7 @@ from duplex.recognition import recognize
 from duplex.recognition.export import export
 from duplex.recognition.pictures import encode, open_picture
 from duplex.recognition.recognizer import Recognizer
-from duplex.stages import evaluate, train
+from duplex.stages import evaluate, questions, train
 from duplex.stages import inputs as inputs_module
 from duplex.stages import suspects as suspects_module
 from duplex.stages.extract import extract, views_of
@@ -181,6 +181,13 @@ def test_test_pictures_are_encoded_again_as_the_cache_has_the_others(project, tm
     test: Any = loaded.examples["test"].inputs["deep"]
     assert test.source.kept == Kept(depth=3, bits=8) and test.row == loaded.examples["val"].inputs["deep"].shape[1:]
     assert test[:2].shape == (2, *test.row)
+
+
+def test_factors_of_two_pictures_move_as_those_of_the_cache(project) -> None:
+    shown = load_shown(project.params(), "own", "deep", 0, project.paths)
+    picture = shown.root / shown.viewing().images[0]
+    (hit, *_) = questions.swap(project.params(), "own", shown, (picture, picture), 3)
+    assert hit.image == shown.viewing().images[0] and hit.cosine > 0.999
 
 
 def test_an_exported_folder_has_its_tail(project, tmp_path: Path) -> None:

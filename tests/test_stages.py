@@ -13,8 +13,11 @@ import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
+from duplex import Recognizer, training
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
+from duplex.errors import DuplexError, UsageError
+from duplex.features.identity import IMPORTED
 from duplex.labels import LabelSpace
 from duplex.params import Params, load_params
 from duplex.report.aggregate import aggregate as summary
@@ -93,6 +96,24 @@ def test_a_split_of_a_data_set_takes_its_features_over(place, tmp_path, capsys):
     train.run(params, "own-split1", "cso", 0, paths)
     found = evaluate.run(params, "own-split1", "cso", 0, paths)
     assert 0 < found["closed"]["auc"] <= 100
+
+
+def test_a_split_takes_over_what_enters_the_last_blocks_but_not_that_of_some_rows(place, tmp_path, capsys):
+    _, params, _ = place
+    own, paths = params.dataset("own"), ArtifactPaths(tmp_path)
+
+    def kept(**asked) -> Params:
+        deep = own.model_copy(update={"encoder": own.encoder.model_copy(update={"depth": 1, **asked})})
+        split = deep.model_copy(update={"source": own.source.model_copy(update={"resplit": 1})})
+        return params.model_copy(update={"datasets": {"own": deep, "own-split1": split}})
+
+    for name in ("own", "own-split1"):
+        prepare(kept(), name, paths)
+        extract(kept(), name, paths)
+    assert "is copied" in capsys.readouterr().err
+    paths.features("own-split1").unlink()
+    extract(kept(deep_test=False), "own-split1", paths)
+    assert capsys.readouterr().err == "", "the rows without are those of its own test pictures"
 
 
 def test_the_same_seed_gives_the_same_bytes(place):
@@ -203,6 +224,60 @@ def test_word_vectors_of_a_file_decide_feasibility(place):
     train.run(changed, "own", "clip", 0, paths)
     other = evaluate.run(changed, "own", "clip", 0, paths)["open"]["threshold"]
     assert other != own
+    with pytest.raises(DuplexError, match="trained with other word vectors than evaluation"):
+        evaluate.run(params, "own", "clip", 0, paths)
+    model = paths.run("own", "clip", 0).root
+    wanted = Recognizer.load(model, device="cpu", words=words).panel("open")
+    assert wanted.live.sum() == json.loads(paths.run("own", "clip", 0).metrics.read_text())["open"]["feasible"]
+    assert len(Recognizer.load(model, device="cpu").panel("closed").pairs) > 0, "no word is compared there"
+    with pytest.raises(UsageError, match="trained with other word vectors"):
+        Recognizer.load(model, device="cpu").panel("open")
+
+
+def test_a_killed_run_does_not_go_on_with_other_word_vectors(place, capsys, monkeypatch):
+    """Of another width, they would not fit; of the same, nobody would see it."""
+    folder, params, paths = place
+    labels = LabelSpace.load(paths.labels("own"))
+    rng = np.random.default_rng(1)
+    files = [folder / "first.txt", folder / "second.txt", folder / "wider.txt"]
+    for path, width in zip(files, (8, 8, 9), strict=True):
+        rows = {word: rng.normal(size=width) for word in (*labels.states, *labels.objects)}
+        path.write_text("".join(f"{word} {' '.join(map(str, row))}\n" for word, row in rows.items()))
+    epoch, count = training._epoch, []
+
+    def second(*given):
+        count.append(1)
+        if len(count) == 2:
+            raise KeyboardInterrupt
+        return epoch(*given)
+
+    for other in files[1:]:
+        count.clear()
+        monkeypatch.setattr(training, "_epoch", second)
+        with pytest.raises(KeyboardInterrupt):
+            train.run(with_evaluation(params, word_vectors=files[0]), "own", "compcos", 0, paths)
+        monkeypatch.setattr(training, "_epoch", epoch)
+        capsys.readouterr()
+        found = train.run(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
+        assert "is of another run; starting afresh" in capsys.readouterr().err
+        again = train.run(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
+        assert found == again
+
+
+def test_a_row_without_a_world_to_be_evaluated_in_is_told(place):
+    _, params, paths = place
+    train.run(params, "own", "duplex", 4, paths)
+    with pytest.raises(UsageError, match=r"evaluation.worlds is \['open'\] and duplex is for the closed world alone"):
+        evaluate.run(with_evaluation(params, worlds=("open",)), "own", "duplex", 4, paths)
+    assert not paths.run("own", "duplex", 4).metrics.exists()
+
+
+def test_features_brought_along_are_not_encoded(place):
+    _, params, paths = place
+    own = params.dataset("own")
+    theirs = own.model_copy(update={"encoder": own.encoder.model_copy(update={"name": IMPORTED})})
+    with pytest.raises(UsageError, match="`duplex cache import FILE --dataset own`, then under DVC"):
+        extract(params.model_copy(update={"datasets": {"own": theirs}}), "own", paths)
 
 
 def test_images_judge_beside_words_and_in_their_place(place, capsys):

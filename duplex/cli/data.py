@@ -38,10 +38,11 @@ def register(app: typer.Typer) -> None:
 def list_(as_json: Json = False) -> None:
     """The data sets that params.yaml knows, and whether their pictures are there."""
     from duplex.data.mirrors import BENCHMARKS
+    from duplex.data.source import are_there
 
     rows = []
     for name, source in _known().items():
-        there = (source.table or source.root).exists() or source.kind == "shapes"
+        there = are_there(source) or source.kind == "shapes"
         how = "there" if there else "absent" + (f"; duplex data download {name}" if name in BENCHMARKS else "")
         rows.append({"name": name, "kind": source.kind, "root": str(source.root), "there": there, "how": how})
     if as_json:

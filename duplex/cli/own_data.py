@@ -46,7 +46,7 @@ def add(
     encoder: Annotated[
         str | None, typer.Option(help=f"the frozen encoder [{ENCODER}]; tiny knows only the drawn benchmark's words")
     ] = None,
-    weights: Annotated[str | None, typer.Option(help="its weights: a tag, a folder or a file")] = None,
+    weights: Annotated[str | None, typer.Option(help="its weights: a tag or a file")] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="do not add it to run.datasets")] = False,
 ) -> None:
     """Check pictures of your own, print their statistics, and write what params.yaml needs.

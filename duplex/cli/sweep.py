@@ -96,7 +96,7 @@ def _numbers(given: str | None) -> list[int] | None:
         ends = [first, last] if dash else [first, first]
         if (
             not all(end.isascii() and end.isdigit() and int(end) <= LAST_SEED for end in ends)
-            or int(ends[1]) - int(ends[0]) >= 10000
+            or not 0 <= int(ends[1]) - int(ends[0]) < 10000
         ):
             raise UsageError(f"--seeds has {word!r}; it takes whole numbers such as 0,1,2 or 0-4")
         found += range(int(ends[0]), int(ends[1]) + 1)

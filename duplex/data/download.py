@@ -29,23 +29,33 @@ def download_archive(archive: Archive, root: Path, say: Callable[[str], None]) -
     path = root / ARCHIVES / archive.file
     if not path.exists():
         _fetch_first(archive, path, root, say)
-    _recognise(archive, path, say)
+    found = _recognised(archive, path)
     say(f"unpacking {path}")
     unpack(path, archive.take, root, archive.limit)
+    _remember(archive, path, found, say)
 
 
-def _recognise(archive: Archive, path: Path, say: Callable[[str], None]) -> None:
-    """An archive has the known hash, or that which it had when it was first seen here."""
-    found, record = sha256(path), path.with_name(path.name + ".sha256")
-    known = archive.sha256
+def _recognised(archive: Archive, path: Path) -> str:
+    """Its hash: the known one, or that which it had when it was first unpacked here."""
+    found, record, known = sha256(path), _record(path), archive.sha256
     if not known and record.is_file():
         known = record.read_text(encoding="utf-8", errors="replace").split(" ")[0]
     if known and found != known:
         trust = "" if archive.sha256 else f", or delete {record} if this one is right"
         raise DuplexError(f"{path} has the sha256 {found}, not {known}; delete it to fetch it again{trust}")
-    if not known:
+    return found
+
+
+def _remember(archive: Archive, path: Path, found: str, say: Callable[[str], None]) -> None:
+    """Of an archive that has shown itself to be whole."""
+    record = _record(path)
+    if not archive.sha256 and not record.is_file():
         write_text(record, f"{found}  {path.name}\n")
         say(f"no hash of {path.name} is published; its sha256 is {found} and is kept in {record}")
+
+
+def _record(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
 
 
 def _fetch_first(archive: Archive, path: Path, root: Path, say: Callable[[str], None]) -> None:

@@ -16,6 +16,7 @@ import requests
 from duplex.data.progress import transfer
 from duplex.errors import DuplexError
 from duplex.files import unwritable, write_text
+from duplex.lock import sole_writer
 
 CHUNK = 1 << 16  # of a transfer that breaks off, less than this is fetched twice
 WAIT = (15, 60)  # seconds to connect, seconds of silence
@@ -41,12 +42,15 @@ class Begun:
 
 def fetch(url: str, path: Path) -> Path:
     """Download `url` to `path` unless it is there; a part left by an earlier call is continued, not repeated."""
+    if path.exists():
+        return path
     pooch.get_logger().setLevel(logging.WARNING)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DuplexError(f"{path.parent} cannot be made: {error.strerror}; choose another folder with --to") from error
-    pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent, downloader=_Resuming(path))
+    with sole_writer(path, "download"):
+        pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent, downloader=_Resuming(path))
     return path
 
 

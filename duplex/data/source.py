@@ -64,6 +64,11 @@ class DataSource:
     resplit: int | None = None  # which of the splits drawn anew; None: the one that the data come with
 
 
+def are_there(source: Source) -> bool:
+    """Whether a data set's folder is there, and its table where it has one."""
+    return all(path is None or path.exists() for path in (source.root, source.table))
+
+
 def load_source(source: Source) -> Dataset:
     """The manifest and labels of a data set; pictures are not opened."""
     data = _as_it_comes(source)

@@ -44,9 +44,12 @@ def blip_source(name: str) -> EncoderSource:
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise DuplexError(f"{weights} does not exist; the encoder's weights are missing and never made up")
-    given = {"mean": prepared["image_mean"], "std": prepared["image_std"], "interpolation": "bicubic"}
-    size = {"image_size": config["vision_config"]["image_size"]}
-    architecture = {"blip": config, "embed_dim": config["image_text_hidden_size"], "vision_cfg": size}
+    try:
+        given = {"mean": prepared["image_mean"], "std": prepared["image_std"], "interpolation": "bicubic"}
+        size = {"image_size": config["vision_config"]["image_size"]}
+        architecture = {"blip": config, "embed_dim": config["image_text_hidden_size"], "vision_cfg": size}
+    except (KeyError, TypeError) as error:
+        raise DuplexError(f"{folder} is not of BLIP's retrieval model: it lacks {error}") from error
     preprocess = complete_preprocess({**given, "resize_mode": "squash"}, architecture)
     if Path(place).expanduser().is_dir():  # which may be moved
         name = BLIP + hashlib.sha256(json.dumps(architecture, sort_keys=True).encode()).hexdigest()[:12]

@@ -32,7 +32,7 @@ def timm_source(name: str, weights: str | None) -> EncoderSource:
     model = name.removeprefix(TIMM)
     if not timm.is_model(model):
         raise UsageError(f"unknown encoder {name!r}: timm has no model {model!r}")
-    tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{model}.*")]
+    tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{model}.*") if _on_hub(known)]
     if weights is None:
         raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({', '.join(tags) or 'none'})")
     path = Path(weights).expanduser()
@@ -45,6 +45,14 @@ def timm_source(name: str, weights: str | None) -> EncoderSource:
     if not path.is_file():
         path = fetch({"hf_hub": f"{config.hf_hub_id}/model.safetensors"}, f"{name} + {weights}")
     return EncoderSource(name, architecture, complete_preprocess(given, architecture), path)
+
+
+def _on_hub(known: str) -> bool:
+    """Some published weights lie elsewhere, as pickles."""
+    import timm
+
+    found: Any = timm.get_pretrained_cfg(known)
+    return found is not None and bool(found.hf_hub_id)
 
 
 def _width(model: str) -> int:

@@ -178,6 +178,7 @@ def _folder_source(folder: Path) -> EncoderSource:
     if weights is None:
         raise DuplexError(f"{folder} holds no weights; put open_clip_model.safetensors beside {CONFIG}")
     architecture = config["model_cfg"]
+    _require(folder / CONFIG, architecture, ("embed_dim", "vision_cfg", "text_cfg"))
     name = LOCAL + hashlib.sha256(_stable(architecture).encode()).hexdigest()[:12]  # a folder may be moved
     preprocess = complete_preprocess(config["preprocess_cfg"], architecture)
     return EncoderSource(name, architecture, preprocess, weights, folder)
@@ -240,10 +241,14 @@ def _read_config(path: Path, keys: tuple[str, ...]) -> Config:
         raise DuplexError(f"{path} does not exist; an encoder's folder needs it") from error
     except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise DuplexError(f"{path} cannot be read: {error}") from error
+    _require(path, config, keys)
+    return dict(config)
+
+
+def _require(path: Path, config: Any, keys: tuple[str, ...]) -> None:
     missing = [key for key in keys if not isinstance(config, dict) or key not in config]
     if missing:
         raise DuplexError(f"{path} lacks the key {missing[0]!r}, without which the encoder is a guess")
-    return dict(config)
 
 
 def _present(path: Path) -> Path:

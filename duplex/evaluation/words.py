@@ -53,7 +53,7 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
         with _lines(path) as lines:
             for number, line in enumerate(lines, start=1):
                 word, _, rest = line.rstrip().partition(" ")
-                if word in wanted and rest:
+                if word in wanted and _begins_with_number(rest):
                     table.setdefault(word, _numbers(rest, f"{path}, line {number}"))
     except OSError as error:
         raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
@@ -70,6 +70,15 @@ def _lines(path: Path) -> AbstractContextManager[Iterable[str]]:
     return rich.progress.open(
         path, "r", encoding="utf-8", errors="replace", description=path.name, console=console, disable=hidden
     )
+
+
+def _begins_with_number(text: str) -> bool:
+    """Some published files have lines of several words, such as "at name@domain.com 0.3 ..."."""
+    try:
+        float(text.partition(" ")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(text: str, place: str) -> Floats:

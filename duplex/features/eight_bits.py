@@ -2,7 +2,8 @@
 
 A token `y [w]`, which in a feature map is one place over all channels, is kept as `q = round(y / s)` in int8 with
 `s = max_i |y_i| / 127` in float16, and read as `s q` in float16: no number is off by more than half a step and what
-float16 rounds. Half the bytes of float16, and two more a token.
+float16 rounds, of the step too (which counts where all of a token is below some 1e-3). Half the bytes of float16, and
+two more a token.
 """
 
 from __future__ import annotations

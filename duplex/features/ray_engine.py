@@ -56,7 +56,6 @@ def extract_on_ray(
     spec: EncoderSpec,
     *,
     shards: int,
-    actors: int | None = None,
     progress: bool = True,
     **options: Any,
 ) -> list[ExtractionReport]:
@@ -71,7 +70,7 @@ def extract_on_ray(
             path.unlink(missing_ok=True)
             partial_path(path).unlink(missing_ok=True)
     listed = ray.put(list(images))  # once, not once a shard
-    pool = _start_actors(ray, spec, actors, shards)
+    pool = _start_actors(ray, spec, shards)
     waiting, idle, reports = list(range(shards)), list(pool), []
     running: dict[Any, Any] = {}
     try:
@@ -101,13 +100,13 @@ def connect() -> Any:
     return ray
 
 
-def _start_actors(ray: Any, spec: EncoderSpec, actors: int | None, shards: int) -> list[Any]:
+def _start_actors(ray: Any, spec: EncoderSpec, shards: int) -> list[Any]:
     """One actor a GPU; without GPUs one a CPU slot, less one."""
     resources = ray.cluster_resources()
     on_gpu = spec.device in ("auto", "cuda") and resources.get("GPU", 0) > 0
     slots = int(resources["GPU"]) if on_gpu else max(1, int(resources.get("CPU", 1)) - 1)
     remote = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0, max_restarts=-1, max_task_retries=RETRIES)(ShardWorker)
-    return [remote.remote(spec) for _ in range(min(shards, actors or slots))]
+    return [remote.remote(spec) for _ in range(min(shards, slots))]
 
 
 def _result(ray: Any, done: Any) -> ExtractionReport:

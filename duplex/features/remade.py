@@ -84,9 +84,8 @@ class Source:
                 why = f"is another picture now (cosine {near:.4f})"
             else:
                 continue
-            raise DuplexError(
-                f"{self.root / self.images[row]} was encoded once and {why}; bring it back, or `duplex extract --fresh`"
-            )
+            afresh = "`duplex extract --dataset NAME --fresh`"
+            raise DuplexError(f"{self.root / self.images[row]} was encoded once and {why}; bring it back, or {afresh}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.identity import Identity, difference
+from duplex.features.identity import Identity, difference, extraction
 from duplex.features.layout import (
     HELD,
     OPTIONAL,
@@ -58,7 +58,7 @@ def find_shards(out: Path) -> list[Path]:
     found = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
     counts = {int(match[2]) for match in found.values()}
     if not counts:
-        raise DuplexError(f"there is no shard of {out}; `duplex extract --shard 0/N` writes the first")
+        raise DuplexError(f"there is no shard of {out}; `{extraction(out, '0/N')}` writes the first")
     if len(counts) > 1:
         raise DuplexError(f"{out.parent} has shards of {sorted(counts)} pieces; remove those of the wrong count")
     n = counts.pop()
@@ -66,7 +66,7 @@ def find_shards(out: Path) -> list[Path]:
     absent = [k for k, path in enumerate(paths) if path not in found]
     if absent:
         raise DuplexError(
-            f"shard {absent[0]} of {n} of {out} is not finished; `duplex extract --shard {absent[0]}/{n}` does it"
+            f"shard {absent[0]} of {n} of {out} is not finished; `{extraction(out, f'{absent[0]}/{n}')}` does it"
         )
     return paths
 

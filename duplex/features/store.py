@@ -66,7 +66,7 @@ class Features:
         return [reason(mark) for mark in self.marks[self.bad]]
 
 
-def open_features(path: Path | str, expect: Mapping[str, str] | None = None) -> Features:
+def open_features(path: Path | str, expect: Mapping[str, str | None] | None = None) -> Features:
     """Read a finished cache whole. `expect` is the encoder's identity and {"manifest": sha256}: a cache of another
     encoder, weights file, preprocessing, precision or manifest is refused, and so is an unfinished one."""
     path = Path(path)

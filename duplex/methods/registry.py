@@ -26,7 +26,7 @@ HINTS = {
     "without text (`duplex methods`), or name an encoder with a text tower in params.yaml",
     "words": "needs word vectors; name a GloVe-format file as evaluation.word_vectors in params.yaml",
     "patch": "reads patch tokens, which this cache does not hold; set extraction.tokens to patch in params.yaml and "
-    "run `duplex extract` again",
+    "run `duplex extract --dataset NAME` again",
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint as recompute
 
 from duplex.encoders import load_encoder
+from duplex.encoders.arithmetic import arithmetic
 from duplex.encoders.tail import Cut, cut, entering_shape
 from duplex.options import TailOptions
 
@@ -33,8 +35,8 @@ def tail_maker(encoder: Mapping[str, str], options: TailOptions, device: str) ->
         load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device),
         encoder["depth"],
     )
-    row, half = entering_shape(tower, int(depth)), encoder["precision"] == "bf16"
-    return partial(Tail, cut(tower, int(depth)), options, row, half)
+    row = entering_shape(tower, int(depth))
+    return partial(Tail, cut(tower, int(depth)), options, row, encoder["precision"])
 
 
 class Bottleneck(nn.Module):
@@ -69,11 +71,11 @@ class Tail(nn.Module):
     """Cached tokens or feature maps of some pictures -> features [B, d]. What is trained is its state; the frozen
     blocks are copies, on the device of the tower, that no checkpoint holds."""
 
-    def __init__(self, cut: Cut, options: TailOptions, row: tuple[int, ...], half: bool = False) -> None:
+    def __init__(self, cut: Cut, options: TailOptions, row: tuple[int, ...], precision: str = "fp32") -> None:
         """`cut` is at the cache's depth, which is `options.depth` or more, and `row` the shape of one picture there;
-        `half` multiplies in bfloat16."""
+        `precision` is that of the cache."""
         super().__init__()
-        self.options, self.checkpointing, self._half = options, False, half
+        self.options, self.checkpointing, self._precision = options, False, precision
         blocks = copy.deepcopy(cut.blocks)
         for block in blocks:
             block.eval().requires_grad_(False)
@@ -149,9 +151,13 @@ class Tail(nn.Module):
         return torch.cat([self.features(entering[start : start + IMAGES]) for start in starts])
 
     def features(self, entering: Tensor) -> Tensor:
-        """The same, all at once."""
+        """The same, all at once; an epoch has chosen its own arithmetic, everything else has that of the cache."""
+        with nullcontext() if torch.is_grad_enabled() else arithmetic(self._precision):
+            return self._features(entering)
+
+    def _features(self, entering: Tensor) -> Tensor:
         x = entering.to(self._device).float()
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
             with torch.no_grad():
                 for block in self._blocks[: self._frozen]:
                     x = block(x)

@@ -8,6 +8,7 @@ for answer in recognizer(["kettle.jpg"], top=3):
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,13 +24,14 @@ from duplex.features.encoding import STEP, Kept
 from duplex.features.identity import LIBRARIES, check_identity
 from duplex.features.layout import FIRST_BAD, reason
 from duplex.features.store import Features
+from duplex.files import sha256
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Inputs, Words
 from duplex.recognition.answers import Answer, Unreadable
 from duplex.recognition.panel import Panel
 from duplex.recognition.pictures import as_inputs, encode, encode_files, features_of, open_picture
 from duplex.recognition.sources import open_trained
-from duplex.recognition.trained import Trained, WordSource
+from duplex.recognition.trained import Trained
 from duplex.recognition.words import Pair, extended, split_words
 
 Bias = float | Literal["calibrated"]
@@ -55,7 +57,7 @@ class Recognizer:
         `exact` encodes a few pictures as if they were sixteen, which gives the cache's features to the last bit;
         without it single pictures are encoded sooner, and scores differ from the evaluation's in the fourth digit.
         """
-        glove = None if words is None else _glove(words)
+        glove = None if words is None else WordFile(words)
         return cls(open_trained(where, torch.device(resolve_device(device)), glove), exact=exact)
 
     @property
@@ -181,12 +183,16 @@ class Recognizer:
             raise UsageError(f"{error}, or choose a model of that encoder") from error
 
 
-def _glove(path: Path) -> WordSource:
+@dataclass(frozen=True)
+class WordFile:
     """Word vectors of a GloVe-format file."""
 
-    def read(labels: LabelSpace) -> Words:
-        found = read_word_vectors(path, [*labels.states, *labels.objects])
+    path: Path
+
+    def __call__(self, labels: LabelSpace) -> Words:
+        found = read_word_vectors(self.path, [*labels.states, *labels.objects])
         states, objects = np.split(found.vectors, [len(labels.states)])
         return Words(torch.from_numpy(states), torch.from_numpy(objects))
 
-    return read
+    def sha256(self) -> str:
+        return sha256(self.path)

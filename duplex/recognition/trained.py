@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from duplex.calibration import Calibration, passing
-from duplex.checkpoint import Record, fingerprint, load_checkpoint, read_record
+from duplex.checkpoint import WORDS, Record, fingerprint, load_checkpoint, read_record
 from duplex.encoders import Encoder, load_encoder
 from duplex.encoders.tail import entering_shape
 from duplex.errors import UsageError
@@ -31,7 +31,13 @@ from duplex.parts.tail import Tail, tail_maker
 from duplex.parts.words import word_vectors
 from duplex.recognition.panel import Panel
 
-WordSource = Callable[[LabelSpace], Words]  # vectors that feasibility and methods compare words by
+
+class WordSource(Protocol):
+    """Vectors that feasibility and methods compare words by."""
+
+    def __call__(self, labels: LabelSpace) -> Words: ...
+
+    def sha256(self) -> str: ...
 
 
 @dataclass
@@ -112,6 +118,8 @@ class Trained(ABC):
 class Run(Trained):
     """A checkpoint, as training wrote it."""
 
+    _words: Words | None = None
+
     def __init__(self, path: Path, device: torch.device, words: WordSource | None = None) -> None:
         record = read_record(path)
         if record.encoder.get("encoder") == IMPORTED:
@@ -122,7 +130,7 @@ class Run(Trained):
         self.calibration = record.calibration or {}
         self.needs = find(record.kind).needs(record.options)
         self.backbone = Backbone(record.encoder, str(device))
-        self._words = None if words is None else words(self.labels)
+        self._source = words
         asked = {"text"} if self.needs & {"text", "words"} and words is None else self.needs & {"text"}
         tower = self.backbone.tower("text").text if asked else None
         shapes: dict[str, tuple[int, ...]] = {"cls": (self.backbone.dim,)}
@@ -139,9 +147,19 @@ class Run(Trained):
             self.tail = self.method.tail
 
     def words(self) -> Words:
+        """Those of training: of the same file, or of the encoder."""
         if self._words is None:
-            self._words = Words(*word_vectors(self.labels, self.backbone.tower("text").text))
+            self._words = self._read_words()
         return self._words
+
+    def _read_words(self) -> Words:
+        given = None if self._source is None else self._source.sha256()
+        if given != self.record.encoder.get(WORDS):
+            mend = "evaluation.word_vectors in params.yaml, or `words` in Python, names them"
+            raise UsageError(f"{self.where} was trained with other word vectors; {mend}")
+        if self._source is not None:
+            return self._source(self.labels)
+        return Words(*word_vectors(self.labels, self.backbone.tower("text").text))
 
     def panel(self, world: World) -> Panel:
         calibration, columns = self.chosen(world), self.labels.target(world, "test")

@@ -14,7 +14,7 @@ from duplex.params import Params
 from duplex.stages import ablate
 from duplex.stages.cells import Cell
 from duplex.stages.handover import Project
-from duplex.stages.sweep import Engine, Swept, crew_of, missing_of, tasks_of, tried
+from duplex.stages.sweep import Engine, Swept, crew_of, missing_of, refuse_twice, tasks_of, tried
 
 
 def sweep_ablations(
@@ -23,6 +23,7 @@ def sweep_ablations(
     """Make every row that is missing, of those named. A row's runs wait beside the ablations until it is whole."""
     paths, began, run = paths or ArtifactPaths(), time.perf_counter(), params.ablation_run
     names = [require(name, params.ablations, "ablation") for name in rows or params.ablations]
+    refuse_twice("ablation", names)
     report, project = Swept(len(names) * len(run.datasets) * len(run.seeds)), Project.at(paths.ablations)
     ablate.plan(params, paths)
     for dataset in run.datasets:

@@ -14,6 +14,8 @@ import torch
 
 from duplex import __version__
 from duplex.artifacts import ArtifactPaths
+from duplex.data.mirrors import BENCHMARKS
+from duplex.data.source import are_there
 from duplex.encoders.source import absent_weights
 from duplex.errors import DuplexError
 from duplex.features.identity import IMPORTED
@@ -109,18 +111,17 @@ def _dataset(params: Params, name: str) -> Iterator[Finding]:
     entry, wanted = params.datasets[name], name in params.run.datasets
     yield from _weights(name, entry, wanted)
     source = entry.source
-    there = (source.table or source.root).exists()
-    drawn = source.kind == "shapes"
-    mend = (
-        f"`duplex data download {name}`, or correct its root in params.yaml" if wanted and not (there or drawn) else ""
-    )
+    there, drawn, brought = are_there(source), source.kind == "shapes", entry.encoder.name == IMPORTED
+    bring = f"`duplex data download {name}`, or correct" if name in BENCHMARKS else "bring them, or correct"
+    mend = f"{bring} its root in params.yaml" if wanted and not (there or drawn or brought) else ""
     yield Finding(
         name, f"pictures in {source.root}: " + ("there" if there else "drawn when needed" if drawn else "absent"), mend
     )
     if wanted or ArtifactPaths().features(name).exists():
-        yield _cache("extract", name, ArtifactPaths().features(name))
+        again = f"`duplex cache import FILE --dataset {name}`" if brought else f"`dvc repro extract@{name}`"
+        yield _cache(name, ArtifactPaths().features(name), again)
     if params.augmentation(name) is not None and (wanted or ArtifactPaths().views(name).exists()):
-        yield _cache("views", name, ArtifactPaths().views(name))
+        yield _cache(name, ArtifactPaths().views(name), f"`dvc repro views@{name}`")
 
 
 def _weights(name: str, entry: DatasetParams, wanted: bool) -> Iterator[Finding]:
@@ -140,12 +141,10 @@ def _weights(name: str, entry: DatasetParams, wanted: bool) -> Iterator[Finding]
     )
 
 
-def _cache(stage: str, name: str, path: Path) -> Finding:
+def _cache(name: str, path: Path, again: str) -> Finding:
     if not path.exists():
         begun = partial_path(path).exists()
-        return Finding(
-            name, f"{path}: " + ("begun, not finished" if begun else "not made yet"), f"`dvc repro {stage}@{name}`"
-        )
+        return Finding(name, f"{path}: " + ("begun, not finished" if begun else "not made yet"), again)
     try:
         features = open_features(path)
     except DuplexError as error:

@@ -47,12 +47,13 @@ def run(
     """Evaluate a trained run on the test split, in every world that params.yaml names."""
     paths = paths or ArtifactPaths()
     out, trained_with = out or paths.run(dataset, method, seed), params.training(dataset, method)
+    worlds = params.worlds(method)
     record = read_record(out.checkpoint)
     make_deterministic()
     with threads(trained_with.threads):
         needs = find(record.kind).needs(record.options)
         inputs = load(params, dataset, paths, needs, trained_with.precision, record.tail, trained_with.memory)
-        return _run(params, params.row(method).worlds, inputs, record, out)
+        return _run(params, worlds, inputs, record, out)
 
 
 def _run(params: Params, worlds: Collection[World], inputs: Inputs, record: Record, out: RunPaths) -> dict[str, Any]:
@@ -64,7 +65,6 @@ def _run(params: Params, worlds: Collection[World], inputs: Inputs, record: Reco
     found = [
         _evaluate_world(trained, inputs, settings, world, _calibration(out.checkpoint, record, world))
         for world in worlds
-        if world in settings.worlds
     ]
     timing = {"test_seconds": time.perf_counter() - start, "images": len(inputs.examples["test"])}
     closed = [part for part in found if part.world == "closed"]

@@ -15,9 +15,10 @@ from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.data.source import ensure_pictures
 from duplex.data.tree import PictureTree
 from duplex.encoders import load_encoder
+from duplex.errors import UsageError
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
-from duplex.features.identity import Identity, cache_identity
+from duplex.features.identity import IMPORTED, Identity, cache_identity
 from duplex.features.layout import FIRST_BAD, FORMS, open_file, reason
 from duplex.features.reuse import reuse
 from duplex.files import write_text
@@ -32,6 +33,9 @@ def extract(
     paths = paths or ArtifactPaths()
     manifest, common = extraction_of(params, dataset, paths)
     entry = params.dataset(dataset).encoder
+    if entry.name == IMPORTED:
+        again = f"`duplex cache import FILE --dataset {dataset}`, then under DVC `dvc commit -f extract@{dataset}`"
+        raise UsageError(f"the features of {dataset} were brought along and are not encoded here; {again}")
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=params.device, precision=entry.precision)
     out, settings = out or paths.features(dataset), {**common, **options}
     if not options.get("fresh") and options.get("shard") is None and options.get("limit") is None:
@@ -83,14 +87,16 @@ def _reuse(
 ) -> None:
     """Take over the rows of a data set that differs in its split alone, where it has been extracted. Whichever comes
     first is encoded, so that the order of the stages does not matter."""
-    tokens, own = settings["tokens"], params.dataset(dataset).source
-    wanted = cache_identity(encoder, settings["manifest_sha256"], tokens)
+    own, kept = params.dataset(dataset).source, {key: settings[key] for key in ("tokens", "depth", "bits")}
+    if settings["deep_rows"] is not None:  # those of another split
+        return
+    wanted = cache_identity(encoder, settings["manifest_sha256"], **kept)
     for name, entry in params.datasets.items():
         manifest, cache = paths.manifest(name), paths.features(name)
         same = entry.source.model_copy(update={"resplit": own.resplit}) == own
         if name == dataset or not same or not manifest.exists() or not cache.exists():
             continue
-        expected = cache_identity(encoder, manifest_hash(manifest), tokens)
+        expected = cache_identity(encoder, manifest_hash(manifest), **kept)
         if read_manifest(manifest)["image"].tolist() == images and reuse(cache, expected, out, wanted):
             print(f"{dataset}: the same pictures as {name}'s: {cache} is copied", file=sys.stderr)
             return

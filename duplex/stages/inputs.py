@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 
 from duplex.artifacts import ArtifactPaths
+from duplex.checkpoint import WORDS
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.data.source import ensure_pictures
 from duplex.encoders import Encoder, load_encoder, resolve_device
@@ -29,6 +30,7 @@ from duplex.features.store import Features, open_features
 from duplex.features.tokens import Some, read_tokens
 from duplex.features.views import Viewed
 from duplex.features.watching import say
+from duplex.files import sha256
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Setting, Words
 from duplex.options import TailOptions, TrainingOptions
@@ -38,6 +40,7 @@ from duplex.parts.words import word_vectors
 
 ANYTHING = frozenset({"cls", "text"})
 MEMORY = TrainingOptions.memory
+ALIKE = ("tokens", "depth", "bits")  # in a cache and in that of its training pictures' views
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Inputs:
     labels: LabelSpace
     examples: dict[str, Examples]
     tower: TextTower | None  # None for an encoder without one
-    encoder: dict[str, str]  # identity of the encoder that made the features, and the name it is asked for by
+    encoder: dict[str, str]  # identity of what made the features and words, and the encoder's name in params.yaml
     identity: dict[str, str]  # of the whole feature cache
     bad: int  # unreadable pictures, left out
     glove: Path | None = None
@@ -146,17 +149,20 @@ def load_inputs(
     read = partial(_arrays, dataset=dataset, needs=needs, tail=tail, limit=int(memory * 2**30), source=source)
     viewed, augmentation = None, params.augmentation(dataset) if views else None
     if augmentation is not None:
-        shown = open_features(paths.views(dataset), expect={**expected, **augmentation.identity})
+        alike = {key: features.identity.get(key) for key in ALIKE}
+        shown = open_features(paths.views(dataset), expect={**expected, **augmentation.identity, **alike})
         viewed = Viewed(augmentation.count, read(shown), shown.bad)
         identity |= augmentation.identity
     examples = join(manifest, labels, read(features), features.bad, viewed)
     known = {"encoder": IMPORTED, "weights": identity["weights"]} if imported else made_by
     encoder = {**known, "precision": entry.encoder.precision, "text_precision": precision, **_asked(entry)}
-    image_tail = None
+    glove, image_tail = params.evaluation.word_vectors, None
+    if glove is not None:
+        encoder[WORDS] = sha256(glove)
     if tail is not None:
         encoder |= {key: identity[key] for key in ("depth", "bits") if key in identity}  # of what the tail is given
         image_tail = tail_maker(encoder, tail, resolve_device(params.device))
-    bad, glove = len(manifest) - sum(map(len, examples.values())), params.evaluation.word_vectors
+    bad = len(manifest) - sum(map(len, examples.values()))
     return Inputs(manifest, labels, examples, tower, encoder, identity, bad, glove, image_tail)
 
 

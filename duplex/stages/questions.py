@@ -15,6 +15,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.pictures import BadPicture, read_picture
 from duplex.labels import LabelSpace, prompt_name
 from duplex.params import Params
+from duplex.recognition.pictures import encode
 from duplex.report.prototypes import embed
 from duplex.report.retrieved import Hit, prototype_hits
 from duplex.report.swaps import swap_hits
@@ -61,7 +62,8 @@ def swap(params: Params, dataset: str, source: ShownRun, pictures: tuple[Path, P
     entry = params.dataset(dataset).encoder
     encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
     pixels = torch.stack([encoder.image_transform(picture) for picture in opened])
-    z_s, z_o = factors({"cls": encoder.encode_images(pixels)})
+    with torch.inference_mode():
+        z_s, z_o = factors(encode(encoder, pixels, kept=source.kept))
     embedded = embed(viewing.method, viewing.test)
     return swap_hits(viewing, embedded, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
 

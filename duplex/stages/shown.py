@@ -10,6 +10,7 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.checkpoint import load_checkpoint, read_record
+from duplex.features.encoding import Kept
 from duplex.methods.base import Method
 from duplex.methods.registry import find
 from duplex.params import Params
@@ -29,6 +30,12 @@ class ShownRun:
         test = self.inputs.examples["test"]
         images = self.inputs.manifest["image"].to_numpy()[test.rows].tolist()
         return Viewing(self.method.exhibits(), self.inputs.labels, test, images, look_under(self.root))
+
+    @property
+    def kept(self) -> Kept:
+        """What of a picture the method reads beside its CLS feature."""
+        read, made = self.inputs.examples["test"].inputs, self.inputs.encoder
+        return Kept("patch" in read, int(made["depth"]) if "deep" in read else 0, int(made.get("bits", 16)))
 
     def at_start(self, kind: str, seed: int) -> Method[Any]:
         """The method as training found it."""

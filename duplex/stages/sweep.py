@@ -51,14 +51,18 @@ def grid(
     run = params.run
     names, rows, numbers = datasets or run.datasets, methods or run.methods, seeds or run.seeds
     for what, values in (("data set", names), ("method", rows), ("seed", numbers)):
-        twice = [value for value in values if list(values).count(value) > 1]
-        if twice:
-            raise UsageError(f"the {what} {twice[0]} is named twice")
+        refuse_twice(what, values)
     for name in names:
         params.dataset(name)
     for row in rows:
         require(row, params.methods, "method")
     return [Cell(name, row, seed) for name in names for row in rows for seed in numbers]
+
+
+def refuse_twice(what: str, values: Sequence[object]) -> None:
+    twice = [value for value in values if list(values).count(value) > 1]
+    if twice:
+        raise UsageError(f"the {what} {twice[0]} is named twice")
 
 
 def sweep(

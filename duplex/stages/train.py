@@ -13,7 +13,7 @@ import torch
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.assessment import tune, validation_auc
 from duplex.calibration import calibrate
-from duplex.checkpoint import Record, save_checkpoint
+from duplex.checkpoint import WORDS, Record, save_checkpoint
 from duplex.code import code_of_run
 from duplex.encoders import resolve_device
 from duplex.files import write_text
@@ -62,6 +62,7 @@ def _run(params: Params, dataset: str, method: str, seed: int, inputs: Inputs, o
         "tail": None if tail is None else tail.to_dict(),
         "seed": seed,
         "inputs": inputs.identity,
+        "words": inputs.encoder.get(WORDS),
         "labels": inputs.labels.to_dict(),
         "where": [*_where(device), torch.__version__, code_of_run("duplex.stages.train", row.kind)],
     }

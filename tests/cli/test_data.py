@@ -189,6 +189,16 @@ def test_list_says_what_is_there(project: Path, duplex: Run) -> None:
     assert "duplex data download cgqa" in duplex("list")[1]
 
 
+def test_a_table_alone_is_no_data_set(project: Path, duplex: Run) -> None:
+    before = {row["name"]: row["there"] for row in json.loads(duplex("list", "--json")[1])}
+    (project / "table.csv").write_text("image,state,object\n")
+    text = (project / "params.yaml").read_text()
+    place = "  absent:\n    source: {kind: table, root: nowhere, table: table.csv}\n    encoder: {name: tiny}\n"
+    (project / "params.yaml").write_text(text.replace("datasets:\n", "datasets:\n" + place + "    training: {learning_rate: 0.1}\n", 1))
+    found = {row["name"]: row["there"] for row in json.loads(duplex("list", "--json")[1])}
+    assert found == {**before, "absent": False}
+
+
 def test_download_goes_on_where_a_killed_one_stopped_and_the_result_loads(
     project: Path, duplex: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import shutil
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from duplex.data.fetch import DeadLink, fetch
 from duplex.data.mirrors import BENCHMARKS, Archive
 from duplex.data.unpack import unpack
 from duplex.errors import DuplexError
+from duplex.lock import sole_writer
 from tests.data.web import BODY, Server, serving
 
 
@@ -192,6 +195,31 @@ def test_the_first_mirror_that_has_the_archive_serves_it(server: Server, tmp_pat
     before = len(server.asked)
     download_archive(archive(server, "/a.zip"), tmp_path, said.append)
     assert len(server.asked) == before and "already in" in said[-1]
+
+
+def test_a_damaged_archive_is_not_remembered(server: Server, tmp_path: Path) -> None:
+    """A hash that was kept of it would refuse the whole one."""
+    path = tmp_path / ARCHIVES / "a.zip"
+    path.parent.mkdir()
+    path.write_bytes(zipped(GOOD)[:-30])
+    with pytest.raises(DuplexError, match="delete it"):
+        download_archive(archive(server), tmp_path, lambda _: None)
+    path.write_bytes(zipped(GOOD))
+    download_archive(archive(server), tmp_path, lambda _: None)
+    shutil.rmtree(tmp_path / "images")
+    path.write_bytes(zipped({**GOOD, "images/more.jpg": b"2"}))
+    with pytest.raises(DuplexError, match=r"has the sha256 .*, or delete .*a.zip.sha256 if this one is right"):
+        download_archive(archive(server), tmp_path, lambda _: None)
+
+
+def test_of_two_downloads_of_one_file_the_second_is_told(server: Server, tmp_path: Path) -> None:
+    script = "import pathlib, sys; from duplex.data.fetch import fetch; fetch(sys.argv[1], pathlib.Path(sys.argv[2]))"
+    call = [sys.executable, "-c", script, server.url(), str(tmp_path / "file.zip")]
+    with sole_writer(tmp_path / "file.zip", "download"):
+        there = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert there.returncode and "another download (process" in there.stderr
+    assert not (tmp_path / "file.zip").exists()
+    assert fetch(server.url(), tmp_path / "file.zip").read_bytes() == BODY
 
 
 def test_no_link_left_names_the_page_and_the_folder(server: Server, tmp_path: Path) -> None:

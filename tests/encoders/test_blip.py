@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -132,6 +133,15 @@ def test_towers_apart_and_identity(folder):
         load_encoder(name, towers="image").text  # noqa: B018
     with pytest.raises(DuplexError, match="without its image tower"):
         load_encoder(name, towers="text").encode_images(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+
+
+def test_another_model_s_folder_is_one_sentence(folder, tmp_path):
+    moved = shutil.copytree(folder, tmp_path / "other")
+    config = json.loads((moved / "config.json").read_text())
+    del config["image_text_hidden_size"]
+    (moved / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DuplexError, match="is not of BLIP's retrieval model: it lacks 'image_text_hidden_size'"):
+        encoder_identity(f"blip:{moved}", None)
 
 
 def test_a_folder_may_be_moved(folder, tmp_path):

@@ -92,6 +92,13 @@ def test_names_and_weights_that_are_not_there(name, given, word):
         encoder_identity(name, given)
 
 
+def test_tags_are_those_that_can_be_fetched():
+    """Some of timm's published weights have no place on the hub."""
+    model = next(name.partition(".")[0] for name in timm.list_pretrained("gcvit*"))
+    with pytest.raises(UsageError, match=r"\(none\)"):
+        encoder_identity(f"timm:{model}", None)
+
+
 def test_other_weights_are_refused(weights, tmp_path):
     path = tmp_path / "half.safetensors"
     save_file({"conv1.weight": torch.zeros(1)}, path)

@@ -91,7 +91,7 @@ def test_weights_of_another_architecture_are_an_error(tmp_path: Path) -> None:
         load_encoder(name)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model_cfg": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model_cfg": {}}', '{"model_cfg": {}, "preprocess_cfg": {}}'])
 def test_a_broken_config_is_one_sentence(tmp_path: Path, text: str) -> None:
     name = write_folder(tmp_path)
     (tmp_path / "open_clip_config.json").write_text(text)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders import PACKAGED, load_encoder
+from duplex.encoders.arithmetic import arithmetic
 from duplex.encoders.openclip import ModifiedResNet, VisionTransformer
 from duplex.encoders.tail import Cut, cut, entering, entering_shape
 from duplex.errors import UsageError
@@ -212,9 +213,26 @@ def test_bfloat16_is_close() -> None:
     encoder, pictures = tower("OpenAI ViT")
     whole, entered = halves(encoder, pictures, 2)
     with torch.no_grad():
-        found = Tail(cut(encoder, 2), TailOptions(2), tuple(entered.shape[1:]), half=True).eval()(entered)
+        found = Tail(cut(encoder, 2), TailOptions(2), tuple(entered.shape[1:]), "bf16").eval()(entered)
     assert found.dtype == torch.float32 and not torch.equal(found, whole)
     torch.testing.assert_close(found, whole, atol=0.05, rtol=0.05)
+
+
+def test_products_are_those_of_the_cache_except_in_an_epoch_which_has_its_own() -> None:
+    encoder, pictures = tower("ResNet")
+    _, entered = halves(encoder, pictures, 2)
+    rounded: list[bool] = []
+    made = {name: Tail(cut(encoder, 2), TailOptions(1), tuple(entered.shape[1:]), name) for name in ("fp32", "tf32")}
+    for tail in made.values():
+        tail._blocks[-1].register_forward_hook(lambda *_: rounded.append(torch.backends.cudnn.allow_tf32))
+    with torch.no_grad():
+        for outside in (True, False):
+            torch.backends.cudnn.allow_tf32 = outside
+            made["fp32"](entered), made["tf32"](entered)
+    with arithmetic("tf32"):
+        made["fp32"](entered)
+    torch.backends.cudnn.allow_tf32 = True  # as torch has it
+    assert rounded == [False, True, False, True, True]
 
 
 def test_what_cannot_be_cut_is_one_sentence() -> None:

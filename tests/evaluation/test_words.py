@@ -40,6 +40,12 @@ def test_broken_files(glove: Path, line: str, message: str) -> None:
         read_word_vectors(glove, ["faux", line.partition(" ")[0]])
 
 
+def test_lines_of_several_words_are_passed_over(glove: Path) -> None:
+    """Published files have some."""
+    glove.write_text("fur coat@shop.com 9 9 9\n" + GLOVE, encoding="utf-8")
+    np.testing.assert_allclose(read_word_vectors(glove, ["fur"]).vectors, [[0, 1, 0]])
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DuplexError, match="cannot be read"):
         read_word_vectors(tmp_path / "none.txt", ["fur"])

@@ -231,7 +231,8 @@ def test_another_picture_in_its_place_is_refused(remade, tmp_path: Path, images)
     make, _ = remade
     shutil.copy(tmp_path / "pictures" / images[30], tmp_path / "pictures" / images[9])
     assert make()[10:].shape == (30, 5, 32)
-    with pytest.raises(DuplexError, match=rf"{images[9]} was .* another picture now \(cosine .*extract --fresh"):
+    says = rf"{images[9]} was .* another picture now \(cosine .*extract --dataset NAME --fresh"
+    with pytest.raises(DuplexError, match=says):
         make()[:]
 
 

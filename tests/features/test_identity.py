@@ -71,3 +71,19 @@ def test_the_repair_names_the_data_set_where_the_place_tells_it() -> None:
     assert repair(CACHE) == "`duplex extract --dataset shoes` makes it again"
     for place in ("features.h5", "artifacts/shoes/other.h5"):
         assert repair(Path(place)) == f"`duplex extract --dataset NAME --out {place}` makes it again"
+
+
+def test_the_repair_of_a_shard_is_that_shard_and_of_imported_features_their_import() -> None:
+    shard = CACHE.with_name("features.shard-1-of-3.h5")
+    assert repair(shard) == "`duplex extract --dataset shoes --shard 1/3` makes it again"
+    elsewhere = Path("other.shard-0-of-2.h5")
+    assert repair(elsewhere) == "`duplex extract --dataset NAME --out other.h5 --shard 0/2` makes it again"
+    stored = {"encoder": IMPORTED, "manifest": "m"}
+    with pytest.raises(DuplexError, match="; `duplex cache import FILE --dataset shoes` makes it again"):
+        check_identity(stored, {"manifest": "n"}, CACHE)
+
+
+def test_what_is_expected_to_be_absent_is_refused_where_it_is_there() -> None:
+    check_identity(ENCODER, {"depth": None}, CACHE)
+    with pytest.raises(DuplexError, match=r"another depth \(2, not none\)"):
+        check_identity({**ENCODER, "depth": "2"}, {"depth": None}, CACHE)

@@ -47,7 +47,8 @@ def test_a_lost_shard_is_not_read_as_zeros(run, tmp_path: Path) -> None:
     shard_path(out, 1, 2).unlink()
     with pytest.raises(DuplexError, match=r"joins features.shard-1-of-2.h5, which is not beside it"):
         open_features(out)
-    with pytest.raises(DuplexError, match=r"shard 1 of 2 of .* is not finished; `duplex extract --shard 1/2`"):
+    mend = r"`duplex extract --dataset \w+ --shard 1/2` does it"
+    with pytest.raises(DuplexError, match=r"shard 1 of 2 of .* is not finished; " + mend):
         join_shards(out)
 
 

@@ -44,3 +44,5 @@ def test_a_row_s_files_are_those_of_the_stage(project, small):
 def test_only_ablations_are_rows_of_it(small):
     with pytest.raises(UsageError, match="unknown ablation 'csp'"):
         sweep_ablations(small, ["csp"], 1, "local")
+    with pytest.raises(UsageError, match="the ablation loss_ct is named twice"):
+        sweep_ablations(small, ["loss_ct", "loss_ct"], 1, "local")

@@ -239,6 +239,7 @@ def test_ctrl_c_is_one_sentence(project):
         (["--datasets", "cgqa"], "`duplex prepare --dataset cgqa` writes it"),
         (["--seeds", "0,x"], "--seeds has 'x'"),
         (["--seeds", "0-99999999"], "--seeds has '0-99999999'"),
+        (["--seeds", "4-0"], "--seeds has '4-0'"),
         (["--methods", "csp,csp"], "the method csp is named twice"),
         (["--engine", "slurm"], "unknown engine 'slurm'; known: local, ray"),
     ],

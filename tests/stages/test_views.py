@@ -135,6 +135,18 @@ def test_an_epoch_reads_one_view_an_image_and_what_comes_before_it_the_plain_pic
     assert paths.run("own", "csp", 0).metrics.read_bytes() == metrics
 
 
+def test_views_of_another_depth_are_refused(params, paths, tmp_path: Path) -> None:
+    """They would enter the tail a block too early."""
+    elsewhere = ArtifactPaths(tmp_path)
+    shutil.copytree(paths.root, elsewhere.root, dirs_exist_ok=True)
+    own = params.dataset("own")
+    deeper = own.model_copy(update={"encoder": own.encoder.model_copy(update={"depth": 2})})
+    changed = params.model_copy(update={"datasets": {**params.datasets, "own": deeper}})
+    extract(changed, "own", elsewhere, num_workers=0, fresh=True)
+    with pytest.raises(DuplexError, match=r"views/own/features.h5 was made with another depth \(1, not 2\)"):
+        train.run(changed, "own", "deep", 0, elsewhere)
+
+
 @pytest.mark.parametrize("method", ["csp", "deep"])
 def test_a_killed_run_goes_on_to_the_same_bytes(params, paths, method: str, monkeypatch) -> None:
     out = paths.run("own", method, 1)

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duplex.errors import DuplexError
 from duplex.files import write_tensors
 
 if TYPE_CHECKING:
@@ -76,17 +75,3 @@ def unknown_words(texts: Iterable[str]) -> list[str]:
     rows = set(load_state()[2].tolist())
     words = dict.fromkeys(word for text in texts for word in text.lower().split())
     return [word for word in words if not rows.issuperset(_tokenizer().encode(word))]
-
-
-def token_ids(text: str, rows: torch.Tensor) -> list[int]:
-    """BPE ids of a text without start and end; a word whose tokens are not in use is an error that names it."""
-    known, ids = set(rows.tolist()), []
-    for word in text.lower().split():
-        word_ids = _tokenizer().encode(word)
-        if not known.issuperset(word_ids):
-            raise DuplexError(
-                f"the tiny encoder does not know the word {word!r} of {text!r}; "
-                "choose an open_clip model under `encoder.name` in params.yaml"
-            )
-        ids += word_ids
-    return ids
