@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,8 +48,8 @@ def export(
     facts = facts_of(Path(run), name=name, licence=licence, repository=push)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "export" if out is None else out
-        writing.export(recognizer.trained, chosen, folder, facts)  # type: ignore[arg-type]
-        _add_onnx(recognizer.trained, folder, onnx or onnx_encoder, onnx_encoder)
+        onnx_files = partial(_add_onnx, recognizer.trained, scores=onnx or onnx_encoder, tower=onnx_encoder)
+        writing.export(recognizer.trained, chosen, folder, facts, onnx_files)  # type: ignore[arg-type]
         if out is not None:
             typer.echo(f"{out} holds {run}", err=True)
         if push is not None:

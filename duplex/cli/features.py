@@ -66,6 +66,8 @@ def extract(
     require(engine, ENGINES, "engine")
     if engine == "ray" and shard is not None:
         raise UsageError("--shard is for other launchers; the Ray engine takes --shards N and does them all")
+    if engine != "ray" and shards != 1:
+        raise UsageError("--shards is the Ray engine's; here --shard k/N makes one piece at a time")
     if limit is not None and out is None:
         raise UsageError("--limit makes a cache of the first rows alone; say where it goes with --out")
     tag = weights if encoder is None or weights else ""

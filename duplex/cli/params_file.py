@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, SequenceNode
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 
 from duplex.artifacts import RESERVED
 from duplex.errors import DuplexError, UsageError, require
@@ -89,7 +89,7 @@ def _with_entry(text: str, name: str, entry: Mapping[str, Any]) -> str:
     if _child(datasets, name) is not None:
         for key, value in entry.items():
             node = _child(_child(_child(_compose(text), "datasets"), name), key)
-            if node is None or not node.flow_style:
+            if node is None or not (isinstance(node, ScalarNode) or node.flow_style):
                 raise DuplexError(
                     f"params.yaml: datasets.{name}.{key} is not written as {{...}}; put by hand: {_flow(value)}"
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -54,6 +56,10 @@ def predict(
     require(form, FORMATS, "format")
     if out is not None:
         _refuse_others(out)
+    if bias is not None and not math.isfinite(bias):
+        raise UsageError(f"--bias is {bias}; give a number")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a name need not be text
     files = gather(paths, sys.stdin)
     recognizer = load_model(model, world, device, add or [], words)
     answers = recognizer.stream(
@@ -77,7 +83,14 @@ def _spoken(path: Path) -> str:
 
 
 def load_model(
-    model: str | None, world: str | None, device: str, add: list[str], words: Path | None, *, exact: bool = True
+    model: str | None,
+    world: str | None,
+    device: str,
+    add: list[str],
+    words: Path | None,
+    *,
+    exact: bool = True,
+    hint: str = "name a model with --model",
 ) -> Recognizer:
     """The model that is asked for, ready for the world that is asked for."""
     from duplex.labels import WORLDS
@@ -88,7 +101,7 @@ def load_model(
     if world is not None:
         require(world, WORLDS, "world")
     if model is None:
-        run = best_run(world)
+        run = best_run(world, hint=hint)
         model = str(run.files.root)
         typer.echo(f"model: {run}", err=True)
     found = Recognizer.load(model, device=device, words=_glove(), exact=exact)

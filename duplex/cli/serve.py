@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import sys
 from contextlib import suppress
@@ -56,10 +57,12 @@ def serve(
         from duplex.recognition.workers import Job, staff
     except ImportError as error:
         raise UsageError(f"the server needs further packages ({error.name}); pip install 'duplex[serve]'") from error
-    recognizer = load_model(model, world, device, add or [], words, exact=False)
+    if not math.isfinite(seconds):
+        raise UsageError(f"--seconds is {seconds}; give a number of them")
+    recognizer = load_model(model, world, device, add or [], words, exact=False, hint="name it after `duplex serve`")
     limits = Limits(body=max_megabytes * 2**20, pictures=max_pictures, seconds=seconds)
-    near = _neighbours(Path(recognizer.trained.where))
-    load = partial(_the_same, recognizer.trained.fingerprint, recognizer.trained.where, world, device, add or [], words)
+    near, where = _neighbours(recognizer), model or recognizer.trained.where
+    load = partial(_the_same, recognizer.trained.fingerprint, where, world, device, add or [], words)
     count, threads = _shared(workers, recognizer.device)
     job = Job(load, world, limits.pixels, threads)  # type: ignore[arg-type]
     stopped = suppress(KeyboardInterrupt)  # uvicorn has finished what was under way, and passes it on
@@ -106,7 +109,7 @@ def _listening(host: str, port: int) -> socket.socket:
         line = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise DuplexError(
-            f"{host}:{port} cannot be listened at: {error.strerror or error}; choose another --port"
+            f"{host}:{port} cannot be listened at: {error.strerror or error}; choose another --port or --host"
         ) from error
     # An answer is a head and a body: without this, a body waits 40 ms for the client to acknowledge its head.
     # Connections inherit it; asyncio sets it only for sockets that name their protocol, which create_server's do not.
@@ -125,16 +128,16 @@ def _announce(server: Server, host: str, port: int) -> None:
     server.startup = startup  # type: ignore[method-assign]
 
 
-def _neighbours(run: Path) -> Neighbours | None:
-    """The training pictures of the run's data set, where this is its project and they are there."""
+def _neighbours(recognizer: Recognizer) -> Neighbours | None:
+    """The training pictures of the run's data set, where this is its project and they are there, seen as it sees."""
     from duplex.params import load_params
     from duplex.stages.runs import dataset_of, training_pictures
 
-    dataset = dataset_of(run)
+    dataset = dataset_of(Path(recognizer.trained.where))
     if dataset is None or not Path("params.yaml").is_file():
         return None
     try:
-        return training_pictures(load_params(), dataset)
+        return training_pictures(load_params(), dataset, check=recognizer.check_cache)
     except DuplexError as error:
         typer.echo(f"no training pictures are shown: {error}", err=True)
         return None

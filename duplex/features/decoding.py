@@ -24,6 +24,7 @@ from duplex.features.pictures import BadPicture, read_picture
 RowRange = tuple[int, int]  # rows [start, stop)
 AGAIN = 255  # the mark of a picture to be read once more; never written
 AHEAD = 2  # blocks a worker may be ahead
+KEPT = "finished rows are kept: "  # of an extraction
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
@@ -126,7 +127,7 @@ def decoded_blocks(
 
 
 @contextmanager
-def worker_deaths() -> Iterator[None]:
+def worker_deaths(kept: str = KEPT) -> Iterator[None]:
     """Around whatever consumes the blocks: torch tells of a dead worker from a signal handler, wherever we are then."""
     try:
         yield
@@ -134,7 +135,7 @@ def worker_deaths() -> Iterator[None]:
         if not re.search(r"DataLoader worker .*(killed by signal|exited unexpectedly)", str(error)):
             raise
         raise DuplexError(
-            "a decoding worker died, most likely out of memory; finished rows are kept: run the same command again, "
+            f"a decoding worker died, most likely out of memory; {kept}run the same command again, "
             "with a smaller --num-workers or --batch-size"
         ) from error
 

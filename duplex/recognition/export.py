@@ -28,8 +28,10 @@ README, LINES = "README.md", "recognize.py"
 NAMES = {CONFIG, TENSORS, README, LINES, TRAINED, TOWER, SEEING, "__pycache__"}
 
 
-def export(trained: Trained, world: World, out: Path, facts: Facts) -> None:
-    """Write the folder of one world's compositions; it is there whole or not at all."""
+def export(
+    trained: Trained, world: World, out: Path, facts: Facts, add: Callable[[Path], None] = lambda folder: None
+) -> None:
+    """Write the folder of one world's compositions; it is there whole, with what `add` writes, or not at all."""
     tensors = exported_tensors(trained, world)
     config = {
         "format": FORMAT if trained.tail is None else TAILED,
@@ -41,7 +43,12 @@ def export(trained: Trained, world: World, out: Path, facts: Facts) -> None:
         **({} if trained.tail is None else {"tail": trained.tail.options.to_dict()}),
         "tensors": digest(tensors),
     }
-    whole(out, lambda folder: _fill(folder, tensors, config, card(config, tensors, facts)))
+
+    def fill(folder: Path) -> None:
+        _fill(folder, tensors, config, card(config, tensors, facts))
+        add(folder)
+
+    whole(out, fill)
 
 
 def exported_tensors(trained: Trained, world: World) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from duplex.data.text import LINE_END
 from duplex.errors import UsageError
 
 ENDINGS = (
@@ -32,7 +33,7 @@ def gather(names: Iterable[str], lines: TextIO) -> list[Path]:
 def _named(name: str, lines: TextIO) -> Iterator[Path]:
     path = Path(name)
     if name == "-":
-        yield from (Path(line) for line in lines.read().splitlines() if line.strip())
+        yield from (Path(line) for line in LINE_END.split(lines.read()) if line.strip())
     elif path.is_dir():
         pictures = list(_pictures(path))
         if not pictures:

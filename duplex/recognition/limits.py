@@ -142,7 +142,8 @@ class Joined:
 
 
 def protocol(seconds: float) -> type[H11Protocol]:
-    """HTTP whose heads have to arrive in time: a connection that says nothing whole is told so and closed."""
+    """HTTP whose heads have to arrive in time, a connection's first and every later one: one that says nothing whole is
+    told so and closed. One that says nothing at all after an answer is uvicorn's own to close."""
 
     class Punctual(H11Protocol):
         def connection_made(self, transport: Any) -> None:
@@ -151,15 +152,22 @@ def protocol(seconds: float) -> type[H11Protocol]:
 
         def handle_events(self) -> None:
             super().handle_events()
-            if self.cycle is not None:
+            begun, _ = self.conn.trailing_data
+            if not self._between():
                 self._late.cancel()
+            elif begun and self._late.cancelled():
+                self._late = self.loop.call_later(seconds, self._too_late)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._late.cancel()
             super().connection_lost(exc)
 
+        def _between(self) -> bool:
+            """No request is under way."""
+            return self.cycle is None or self.cycle.response_complete
+
         def _too_late(self) -> None:
-            if self.cycle is None and not self.transport.is_closing():
+            if self._between() and not self.transport.is_closing():
                 self.transport.write(LATE)
                 self.transport.close()
 

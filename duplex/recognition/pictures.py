@@ -49,7 +49,7 @@ def encode_files(
     pictures = Pictures([str(path) for path in paths], Path(), encoder.image_transform)
     workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
     stream = decoded_blocks(pictures, blocks, workers, pinned=encoder.device.type == "cuda")
-    with worker_deaths(), memory_shortage(batch_size):
+    with worker_deaths(""), memory_shortage(batch_size, "run the same command again with a smaller --batch-size"):
         for (start, stop), (_, marks, values) in zip(
             blocks, encoded_blocks(encoder, filled(stream, step), kept), strict=True
         ):
@@ -73,17 +73,20 @@ def features_of(images: Any, dim: int) -> NDArray[np.float32] | None:
             raise UsageError(f"{images.path} has rows without a picture; leave them out: features.cls[~features.bad]")
         return images.cls
     if isinstance(images, (list, tuple)) and images and all(_is_feature(one) for one in images):
-        images = np.stack([np.asarray(one) for one in images])
+        rows = [one.detach().cpu().numpy() if isinstance(one, Tensor) else one for one in images]
+        if len({row.shape for row in rows}) > 1:
+            raise UsageError(f"features are of several widths; this model's encoder makes {dim}")
+        images = np.stack(rows)
     if isinstance(images, Tensor):
         images = images.detach().cpu().numpy()
     if not isinstance(images, np.ndarray) or images.dtype.kind != "f":
         return None
-    rows = np.atleast_2d(images)
-    if rows.ndim != 2 or rows.shape[1] != dim:
+    found = np.atleast_2d(images)
+    if found.ndim != 2 or found.shape[1] != dim:
         raise UsageError(f"features are {tuple(images.shape)}; this model's encoder makes [B, {dim}]")
-    if not np.isfinite(rows).all():
+    if not np.isfinite(found).all():
         raise UsageError("features hold values that are not finite; leave those rows out")
-    return np.asarray(rows, dtype=np.float32)
+    return np.asarray(found, dtype=np.float32)
 
 
 def _is_feature(one: Any) -> bool:
@@ -92,11 +95,16 @@ def _is_feature(one: Any) -> bool:
 
 def open_picture(one: Picture) -> Image.Image:
     """A picture as RGB."""
+    try:
+        return _opened(one)
+    except BadPicture as error:
+        name = one if isinstance(one, (str, Path)) else f"a {type(one).__name__}"
+        raise UsageError(f"{name} cannot be used: {error.reason}") from error
+
+
+def _opened(one: Picture) -> Image.Image:
     if isinstance(one, (str, Path)):
-        try:
-            return read_picture(Path(one))
-        except BadPicture as error:
-            raise UsageError(f"{one} cannot be used: {error.reason}") from error
+        return read_picture(Path(one))
     if isinstance(one, Image.Image):
         return as_rgb(one)
     array = one.detach().cpu().numpy() if isinstance(one, Tensor) else one

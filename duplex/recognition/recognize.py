@@ -61,7 +61,10 @@ def scores(t: Any, features: Any) -> Any:
 
 def main() -> None:
     folder = Path(__file__).parent
-    t, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    t, config = (
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text(encoding="utf-8")),
+    )
     states, objects = config["labels"]["states"], config["labels"]["objects"]
     ranked = scores(t, np.atleast_2d(np.load(sys.argv[1]))) + config["calibration"]["bias"] * ~t["seen"]
     for best in np.where(t["live"], ranked, -np.inf).argmax(axis=1):

@@ -15,7 +15,7 @@ RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILI
 
 def pixels(picture: Any, preprocess: Any) -> Any:
     """Shorter side to the encoder's size, then the middle: [3, R, R] uint8."""
-    size, picture = preprocess["size"], picture.convert("RGB")
+    size, picture = preprocess["size"], rgb(picture)
     short = min(picture.size)
     width, height = (int(size * side / short) for side in picture.size)
     picture = picture.resize((width, height), RESIZE[preprocess["interpolation"]])
@@ -23,9 +23,19 @@ def pixels(picture: Any, preprocess: Any) -> Any:
     return np.asarray(picture.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
 
 
+def rgb(picture: Any) -> Any:
+    """Sixteen-bit grey is scaled: Pillow's own conversion makes it white."""
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray((np.asarray(picture).astype(np.float32) / 257 + 0.5).astype(np.uint8))
+    return picture.convert("RGB")
+
+
 def main() -> None:
     folder = Path(__file__).parent
-    t, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    t, config = (
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text(encoding="utf-8")),
+    )
     tower, trained = (onnxruntime.InferenceSession(folder / name) for name in ("encoder.onnx", "trained.onnx"))
     preprocess = json.loads(config["encoder"]["preprocessing"])
     batch = np.stack([pixels(Image.open(name), preprocess) for name in sys.argv[1:]])

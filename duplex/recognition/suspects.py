@@ -47,8 +47,9 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
     scores[every, own] = -np.inf
     best = scores.argmax(1)
     rival = scores[every, best]
-    alone = ~np.isfinite(mine)  # no other fold has the class: nothing can be said for it, or against it
-    return Suspicion(np.where(alone, 0.0, np.where(alone, 0.0, mine) - rival), classes[best])
+    alone = ~np.isfinite(mine) | ~np.isfinite(rival)  # no other fold has the class, or any other: nothing can be said
+    mine, rival = (np.where(alone, 0.0, side) for side in (mine, rival))
+    return Suspicion(mine - rival, classes[best])
 
 
 def _by_prototypes(features: NDArray[Any], own: Ints, asked: NDArray[Any], count: int) -> Floats:
@@ -60,7 +61,7 @@ def _by_prototypes(features: NDArray[Any], own: Ints, asked: NDArray[Any], count
 
 
 def _by_neighbours(features: NDArray[Any], own: Ints, asked: NDArray[Any], count: int) -> Floats:
-    """Shares of the votes of the nearest images, weighted by `exp(cosine)` [B, K]."""
+    """Shares of the votes of the nearest images, weighted by `exp(cosine)` [B, K]; -inf for a class without images."""
     votes = np.zeros((len(asked), count))
     k = min(NEIGHBOURS, len(features))
     for start in range(0, len(asked), 1024):
@@ -69,5 +70,4 @@ def _by_neighbours(features: NDArray[Any], own: Ints, asked: NDArray[Any], count
         weights = np.exp(SHARPNESS * np.take_along_axis(cosines, near, 1))
         rows = np.repeat(np.arange(len(cosines)), k)
         np.add.at(votes, (start + rows, own[near].ravel()), weights.ravel())
-    found: Floats = votes / votes.sum(1, keepdims=True)
-    return found
+    return np.where(np.bincount(own, minlength=count) > 0, votes / votes.sum(1, keepdims=True), -np.inf)

@@ -48,8 +48,9 @@ def _steps(method: str, curve: MeanCurve) -> list[Mark]:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Each method keeps its colour in all figures of a data set."""
-    return {method: tone for tone, method in enumerate(data.runs)}
+    """Each method keeps its colour in all figures of a data set, and a row gives its own to the name it is shown as."""
+    tones = {method: tone for tone, method in enumerate(data.runs)}
+    return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
 
 def training_figures(data: DatasetResults) -> list[Figure]:

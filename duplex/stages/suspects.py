@@ -68,7 +68,7 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
     from duplex.recognition.recognizer import Recognizer
     from duplex.recognition.trained import Run
 
-    where = run or best_run(dataset=dataset).files.root
+    where = run or best_run(dataset=dataset, hint="name one with --run").files.root
     recognizer = Recognizer.load(where, device="cpu")
     recognizer.check_cache(cache)
     trained = recognizer.trained

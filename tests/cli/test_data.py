@@ -124,6 +124,14 @@ def test_split_adds_data_sets_that_load_and_touches_nothing_else(project: Path, 
     assert duplex("split", "mine", "--splits", "2")[0] == 0 and (project / "params.yaml").read_text() == again
 
 
+def test_splits_are_split_again_where_a_plain_number_stands(project: Path, duplex: Run) -> None:
+    text = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(text.replace("  shapes:\n", "  shapes:\n    views: 2\n    flip: true\n", 1))
+    for count in ("1", "2"):
+        assert duplex("split", "shapes", "--splits", count, "--no-run")[0] == 0
+    assert [load_params().dataset(f"shapes-split{number}").views for number in (1, 2)] == [2, 2]
+
+
 def test_split_keeps_what_the_data_set_says_of_its_pictures_and_training(project: Path, duplex: Run) -> None:
     text = (project / "params.yaml").read_text()
     text = text.replace("seed: 7}", "seed: 8}").replace("epochs: 12, ", "epochs: 12, schedule: cosine, ", 1)
@@ -192,9 +200,12 @@ def test_list_says_what_is_there(project: Path, duplex: Run) -> None:
 def test_a_table_alone_is_no_data_set(project: Path, duplex: Run) -> None:
     before = {row["name"]: row["there"] for row in json.loads(duplex("list", "--json")[1])}
     (project / "table.csv").write_text("image,state,object\n")
+    source = "source: {kind: table, root: nowhere, table: table.csv}"
+    entry = (
+        f"  absent: {{{source}, encoder: {{name: tiny}}, training: {{learning_rate: 0.1, batch_size: 2, epochs: 1}}}}\n"
+    )
     text = (project / "params.yaml").read_text()
-    place = "  absent:\n    source: {kind: table, root: nowhere, table: table.csv}\n    encoder: {name: tiny}\n"
-    (project / "params.yaml").write_text(text.replace("datasets:\n", "datasets:\n" + place + "    training: {learning_rate: 0.1}\n", 1))
+    (project / "params.yaml").write_text(text.replace("\ndatasets:\n", "\ndatasets:\n" + entry))
     found = {row["name"]: row["there"] for row in json.loads(duplex("list", "--json")[1])}
     assert found == {**before, "absent": False}
 

@@ -73,6 +73,7 @@ def test_shards_and_their_join(folder: Path, command: Command) -> None:
     command("extract", "-d", "pics", "--out", "whole.h5")
     for k in range(2):
         assert command("extract", "-d", "pics", "--shard", f"{k}/2", "--out", "parts.h5")[0] == 0
+    assert "here --shard k/N makes one piece at a time" in command("extract", "-d", "pics", "--shards", "2")[2]
     assert command("cache", "join", "parts.h5", "--copy")[0] == 0
     assert Path("parts.h5").read_bytes() == Path("whole.h5").read_bytes()
 

@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from duplex import Recognizer, open_features
@@ -122,6 +124,44 @@ def test_the_image_tower_in_onnx(trained, exported):
     np.testing.assert_allclose(found, own, rtol=0, atol=1e-3)  # the next float16 of values near 1
     a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (found, own))
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+
+
+def test_sixteen_bit_grey_is_the_same_picture_to_the_script(tmp_path):
+    pytest.importorskip("onnxruntime")
+    from duplex.features.pictures import read_picture
+    from duplex.recognition.see import rgb
+
+    Image.fromarray(np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "grey.png")
+    wanted = np.asarray(read_picture(tmp_path / "grey.png"))
+    np.testing.assert_array_equal(np.asarray(rgb(Image.open(tmp_path / "grey.png"))), wanted)
+
+
+def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, exported, tmp_path):
+    from duplex.recognition.export import export
+    from duplex.stages.runs import facts_of
+
+    folder = shutil.copytree(exported["duplex"], tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+    def fail(_: Path) -> None:
+        raise UsageError("no ONNX here")
+
+    run = Recognizer.load(trained.run(), device="cpu").trained
+    facts = facts_of(trained.run(), name=None, licence="mit", repository=None)
+    with pytest.raises(UsageError, match="no ONNX"):
+        export(run, "closed", folder, facts, fail)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_a_card_knows_its_run_however_it_is_named(trained, monkeypatch):
+    from duplex.stages.runs import facts_of
+
+    known = partial(facts_of, name="a", licence="mit", repository=None)
+    wanted = known(trained.run())
+    assert wanted.metrics["closed"] and wanted.counts
+    assert known(trained.run() / "checkpoint.safetensors") == wanted
+    monkeypatch.chdir(trained.run())
+    assert known(Path(".")) == wanted
 
 
 def test_the_card_says_what_the_run_found(trained, exported):

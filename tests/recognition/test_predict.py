@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from duplex.artifacts import ArtifactPaths
+from duplex.errors import UsageError
 from tests.recognition.test_recognizer import damaged
 from tests.subprocesses import duplex
 
@@ -42,6 +49,41 @@ def test_without_a_model_the_best_run_answers(project):
     assert found.returncode == 0
     assert f"model: artifacts/own/{best}/0 (validation AUC" in found.stderr
     assert "model: artifacts/own/" in predict(project.pictures()[0], "--world", "open").stderr
+
+
+def test_names_on_stdin_need_not_be_text(project, tmp_path):
+    name = os.fsencode(tmp_path) + b"/caf\xe9\x0c.png"
+    shutil.copy(project.pictures()[0], name)
+    program = "from duplex.cli import main; main()"
+    line = [sys.executable, "-c", program, "predict", "-", "--model", project.run(), "--num-workers", "0"]
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    found = subprocess.run(line, input=name + b"\n", capture_output=True, env=env, check=False)
+    assert found.returncode == 0 and rb"caf\udce9" in found.stdout, found.stderr
+
+
+@pytest.mark.parametrize("bias", ["nan", "inf"])
+def test_a_bias_is_a_number(project, bias):
+    found = predict(project.pictures()[0], "--bias", bias)
+    assert found.returncode == 2 and f"--bias is {bias}; give a number" in found.stderr
+
+
+def test_where_only_the_open_world_was_trained_for_its_run_answers(project, tmp_path):
+    from duplex.stages.runs import best_run
+
+    paths = ArtifactPaths(tmp_path)
+    with pytest.raises(UsageError, match=r"holds no trained run for this; .* or name one with --run"):
+        best_run(paths=paths, hint="name one with --run")
+    for method, world in (("open", "open"), ("closed", "closed")):
+        run = paths.run("own", method, 0)
+        run.root.mkdir(parents=True)
+        source = project.run("duplex") / "checkpoint.safetensors"
+        with safe_open(source, "pt") as file:
+            record = json.loads(file.metadata()["duplex"])
+        record["calibration"] = {world: record["calibration"]["closed"]}
+        record["val_auc"] += world == "open"
+        save_file(load_file(source), run.checkpoint, {"duplex": json.dumps(record)})
+        assert best_run(paths=paths).files.root == run.root, "the closed world's before any other, whatever its AUC"
+        assert best_run(world, paths).files.root == run.root
 
 
 def test_bad_files_get_a_line_and_exit_code_3(project, tmp_path):

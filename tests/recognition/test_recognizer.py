@@ -119,6 +119,24 @@ def test_the_open_world_leaves_out_what_is_not_feasible(trained):
         found(trained.pictures()[0], world="closed")
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (Image.new("F", (8, 8)), "a Image cannot be used: pixel type"),
+        ([np.zeros(3, np.float32), np.zeros(4, np.float32)], "features are of several widths"),
+    ],
+)
+def test_what_is_no_picture_and_no_feature_is_one_sentence(recognizer, given, says):
+    with pytest.raises(UsageError, match=says):
+        recognizer(given)
+
+
+def test_features_may_ask_for_gradients(trained, recognizer):
+    (row,) = open_features(trained.paths.features("own")).cls[-1:]
+    (plain,), (other,) = recognizer(row[None]), recognizer([torch.from_numpy(row).requires_grad_()])
+    assert plain.best == other.best
+
+
 def test_words_beyond_the_label_space(trained, recognizer):
     labels = recognizer.labels
     inside = {labels.name(int(column)) for column in labels.target("closed", "test")}

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import struct
@@ -21,8 +22,9 @@ from PIL import Image
 pytest.importorskip("fastapi")
 
 from duplex import Recognizer
-from duplex.cli.serve import _listening
+from duplex.cli.serve import _listening, _neighbours
 from tests.recognition.serving import BOUNDARY, Served, form, form_headers
+from tests.recognition.test_suspects import identify
 from tests.subprocesses import duplex
 
 
@@ -186,6 +188,16 @@ def test_slow_senders_are_told(server, begin):
     assert time.monotonic() - began < 10
 
 
+def test_a_later_head_has_to_arrive_in_time_too(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
+        line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert line.recv(65536).startswith(b"HTTP/1.1 200")
+        began = time.monotonic()
+        line.sendall(b"GET /health HTTP/1.1\r\nHos")
+        assert line.recv(65536).startswith(b"HTTP/1.1 408")
+        assert time.monotonic() - began < 15
+
+
 def test_many_idle_connections_do_not_stop_others(trained, server):
     idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
     try:
@@ -243,6 +255,29 @@ def test_an_answer_leaves_whole(server):
             line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             head, _, body = line.recv(65536).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["status"] == "ok"
+
+
+def test_a_checkpoint_under_another_name_is_served(trained, tmp_path):
+    shutil.copy(trained.run() / "checkpoint.safetensors", tmp_path / "best.safetensors")
+    with Served(tmp_path / "best.safetensors", trained.folder, "--workers", "1") as alone:
+        assert alone.predict(("good.png", data_of(trained)))[0] == 200
+
+
+def test_pictures_seen_by_another_encoder_are_not_shown_as_similar(project, capsys):
+    recognizer = Recognizer.load(project.run(), device="cpu")
+    assert _neighbours(recognizer) is not None
+    path = project.paths.features("own")
+    right = identify(path, "weights", b"0" * 64)
+    try:
+        assert _neighbours(recognizer) is None
+    finally:
+        identify(path, "weights", right)
+    assert "no training pictures are shown: " in capsys.readouterr().err
+
+
+def test_seconds_are_a_number(trained):
+    done = duplex("serve", trained.run(), "--seconds", "inf")
+    assert done.returncode == 2 and "--seconds is inf; give a number of them" in done.stderr
 
 
 def test_a_port_that_is_taken(trained):

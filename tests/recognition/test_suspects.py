@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import product
 from pathlib import Path
 
 import h5py
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from duplex.data.manifest import read_manifest
 from duplex.errors import UsageError
-from duplex.recognition.suspects import margins
+from duplex.recognition.suspects import Way, margins
 from tests.subprocesses import duplex
 
 
@@ -52,9 +53,14 @@ def test_an_image_never_speaks_for_itself(seed, row):
 
 
 def test_a_class_of_one_image_is_not_accused_by_the_lack_of_others():
-    features, own = clusters(60, 3, 1)
-    own[7] = 9
-    assert np.isfinite(margins(features, own, "run").margin).all()
+    """Nor is one in a fold where it stands against nothing but such a class, which would be infinitely sure."""
+    ways: tuple[Way, ...] = ("run", "knn")
+    for way, classes in product(ways, (3, 1)):
+        features, own = clusters(60, classes, 1)
+        own[7] = 9
+        found = margins(features, own, way)
+        assert np.isfinite(found.margin).all() and found.margin[7] == 0
+        assert (found.margin != 0).sum() == (59 if classes == 3 else 48)
 
 
 @pytest.mark.parametrize(("count", "classes", "said"), [(5, 2, "too few"), (40, 1, "one label")])

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.report.charts import Chart, Series, draw, standalone, ticks
+from duplex.report.figures import tones_of
+from duplex.report.results import DatasetResults
 from duplex.report.scatter import draw_map
 
 NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
@@ -60,3 +62,10 @@ def test_a_map_has_one_group_a_class_and_a_marker_a_prototype():
     assert [g.attrib["data-tip"] for g in groups] == 2 * ["blue dog (unseen)", "red <cat> (seen)"]
     shapes = [shape.attrib["class"] for shape in root.iter() if "class" in shape.attrib]
     assert shapes.count("cloud") == 2 and shapes.count("proto") == 3
+
+
+def test_a_row_that_stands_for_another_lends_its_colour() -> None:
+    data = DatasetResults("own", {}, {"clip": {}, "duplex_open": {}}, {"duplex_open": "duplex"})
+    assert tones_of(data) == {"clip": 0, "duplex_open": 1, "duplex": 1}
+    both = DatasetResults("own", {}, {"duplex": {}, "duplex_open": {}}, {"duplex_open": "duplex"})
+    assert tones_of(both) == {"duplex": 0, "duplex_open": 1}
