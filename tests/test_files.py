@@ -14,7 +14,7 @@ import pytest
 
 from duplex import files
 from duplex.errors import DuplexError
-from duplex.files import replaced, sha256, write_text
+from duplex.files import replaced, replaced_folder, sha256, write_text
 from tests.subprocesses import ENVIRONMENT
 
 
@@ -114,6 +114,37 @@ def test_the_scratch_of_a_killed_writer_goes_with_the_next_write(tmp_path: Path)
     alive.touch(), other.touch()
     write_text(path, "whole")
     assert left(tmp_path) == sorted(["file", alive.name, other.name])
+
+
+@pytest.mark.parametrize("rivals", [1, 3])
+def test_the_later_of_two_who_make_one_folder_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rivals: int
+) -> None:
+    """Another process may take the name between the removal of the old folder and the rename."""
+    path, rename, came = tmp_path / "plan", os.replace, list[int]()
+
+    def late(scratch: Path, final: Path) -> None:
+        if len(came) < rivals:
+            came.append(1)
+            final.mkdir()
+            (final / "theirs").write_text("theirs")
+        rename(scratch, final)
+
+    monkeypatch.setattr("duplex.files.os.replace", late)
+    with replaced_folder(path) as scratch:
+        (scratch / "ours").write_text("ours")
+    assert (left(path), left(tmp_path), len(came)) == (["ours"], ["plan"], rivals)
+
+
+def test_a_folder_that_never_gets_its_name_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    monkeypatch.setattr("duplex.files.os.replace", full)
+    says = "plan cannot be written: directory not empty"
+    with pytest.raises(DuplexError, match=says), replaced_folder(tmp_path / "plan"):
+        pass
+    assert left(tmp_path) == []
 
 
 def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:

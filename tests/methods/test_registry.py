@@ -97,7 +97,9 @@ class Worded(Method[Options]):
 
 def test_words_and_patch_tokens_have_sentences_of_their_own():
     kind, setting = f"{__name__}:Worded", small_setting()
-    with pytest.raises(UsageError, match=r"reads patch tokens.*extraction.tokens to patch.*`duplex extract --dataset NAME`"):
+    with pytest.raises(
+        UsageError, match=r"reads patch tokens.*extraction.tokens to patch.*`duplex extract --dataset NAME`"
+    ):
         make(kind, Options(), setting)
     with pytest.raises(UsageError, match=r"needs word vectors.*evaluation\.word_vectors"):
         make(kind, Options(), dataclasses.replace(setting, inputs={"cls": (8,), "patch": (4, 8)}))
