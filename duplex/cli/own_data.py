@@ -63,10 +63,15 @@ def add(
     check_name(name)
     known = load_params().datasets.get(name)
     asked = {"seed": split_seed, "val_unseen": val_unseen, "test_unseen": test_unseen}
-    split = _split({**asked, "val_images": val_images, "test_images": test_images}, known)
+    asked |= {"val_images": val_images, "test_images": test_images}
+    split = _split(asked, known)
     chosen = _encoder(encoder, weights, known)
     source = detect_source(path.resolve(), split, images.resolve() if images else None)
+    if images is not None and source.kind != "table":
+        raise UsageError(f"--images is the folder of a table's pictures, and {path} is no table; leave it out")
     dataset = load_source(source)
+    if not dataset.made_split and any(value is not None for value in asked.values()):
+        raise UsageError(f"{path} comes with its split; leave out what says how to make one")
     counted = statistics(dataset.labels, dataset.manifest)
     findings = [*_encoder_findings(chosen, dataset.labels), *check_dataset(dataset, source.root)]
     print_findings(name, findings, dataset.notes, differences(name, counted))

@@ -74,7 +74,7 @@ def _edited(path: Path, text: str) -> Iterator[Params]:
     """What an edited params.yaml would mean; it takes the old one's place if the block agrees. Where `path` is a link,
     the file it leads to is edited."""
     with replaced(path.resolve()) as scratch:
-        scratch.write_text(text, encoding="utf-8")
+        scratch.write_text(text, encoding="utf-8", newline="\r\n" if b"\r\n" in path.read_bytes() else "\n")
         try:
             params = load_params(scratch)
         except UsageError as error:

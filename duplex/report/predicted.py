@@ -28,6 +28,8 @@ def examples(predictions: pd.DataFrame, look: Look, texts: Texts, each: int = EA
         if thumbs:
             groups.append(Group(f"{kind.capitalize()} pairs, {'right' if right else 'wrong'}", [Strip("", thumbs)]))
     if not groups:
+        if len(predictions):
+            return Note("Examples are the closed world's, which evaluation.worlds in params.yaml leaves out.")
         return Note("There are no closed-world predictions to show.", "dvc repro")
     said = "Below each test image its label, then the best three compositions at the bias that validation chose"
     read = "; below these the three of the closed world whose semantic prototypes are nearest to it, with their cosines"

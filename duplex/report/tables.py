@@ -193,6 +193,9 @@ def group_table(data: DatasetResults) -> Table | Note:
     """Accuracy without bias by how often a pair was trained on, for every method."""
     methods = {m: runs for m, runs in data.runs.items() if runs and all(r.metrics.get("groups") for r in runs.values())}
     if not methods:
+        metrics = [run.metrics for runs in data.runs.values() for run in runs.values()]
+        if any("open" in one and "closed" not in one for one in metrics):
+            return Note("Frequency groups are the closed world's, which evaluation.worlds in params.yaml leaves out.")
         return Note("No run has metrics by frequency group.", "dvc repro")
     first = next(iter(next(iter(methods.values())).values()))
     rows = []

@@ -77,7 +77,8 @@ def test_add_writes_what_params_needs_and_touches_nothing_else(project: Path, du
         path = project / "my pictures"
     else:
         path = make_table(project / "my pictures", ".parquet", split=True)
-    status, out, err = duplex("add", "mine", str(path), "--split-seed", "5", "--encoder", "tiny")
+    made = ["--split-seed", "5"] if layout == "folder" else []
+    status, out, err = duplex("add", "mine", str(path), *made, "--encoder", "tiny")
     assert (status, err) == (0, "params.yaml has mine; `dvc repro` runs it\n")
     assert "nothing to report" in out and "images in" in out
     params = load_params()
@@ -102,6 +103,32 @@ def test_add_again_changes_the_source_alone(project: Path, duplex: Run) -> None:
         load_params().datasets["mit-states"].training
         == load_params(PROJECT / "params.yaml").datasets["mit-states"].training
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["mine/table.csv", "--val-unseen", "0.4"], "comes with its split"),
+        (["mine/table.csv", "--split-seed", "9"], "comes with its split"),
+        (["pictures", "--images", "mine"], "is no table; leave it out"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(project: Path, duplex: Run, words: list[str], says: str) -> None:
+    table = make_table(project / "mine", ".csv", split=True)
+    table.rename(table.with_name("table.csv"))
+    make_folder(project / "pictures", "nested")
+    before = (project / "params.yaml").read_text()
+    status, _, err = duplex("add", "own", *words, "--encoder", "tiny")
+    assert status == 2 and says in err and (project / "params.yaml").read_text() == before
+
+
+def test_a_file_keeps_its_line_ends(project: Path, duplex: Run) -> None:
+    lines = (project / "params.yaml").read_bytes()
+    (project / "params.yaml").write_bytes(lines.replace(b"\n", b"\r\n"))
+    make_folder(project / "mine", "nested")
+    assert duplex("add", "mine", "mine", "--encoder", "tiny")[0] == 0
+    written = (project / "params.yaml").read_bytes()
+    assert b"mine:" in written and written.count(b"\n") == written.count(b"\r\n") > lines.count(b"\n")
 
 
 def test_split_adds_data_sets_that_load_and_touches_nothing_else(project: Path, duplex: Run) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
+import pandas as pd
 import pytest
 
 from duplex.params import load_params
 from duplex.report.blocks import Cell, Note, Row, Table
 from duplex.report.figures import lambda_figures
+from duplex.report.predicted import examples
 from duplex.report.results import DatasetResults, Results, Run
 from duplex.report.tables import (
     ablation_tables,
     data_file,
     efficiency_table,
     feasibility_table,
+    group_table,
     pointer,
     ranked,
     result_table,
@@ -173,3 +176,17 @@ def test_every_row_of_the_ablation_tables_can_be_run():
 
 def test_a_pointer_escapes_what_json_pointers_use():
     assert pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
+
+
+def test_a_world_that_is_left_out_is_not_asked_for_again():
+    of_open = DatasetResults("own", {}, {"m": {0: run_of(auc=1.0)}})
+    nothing = DatasetResults("own", {}, {"m": {0: Run({})}})
+    said = [group_table(data) for data in (of_open, nothing)]
+    assert said[0] == Note(
+        "Frequency groups are the closed world's, which evaluation.worlds in params.yaml leaves out."
+    )
+    assert isinstance(said[1], Note) and said[1].command == "dvc repro"
+    table = pd.DataFrame({"world": ["open"], "seen": [1], "right": [1], "label": ["a b"]})
+    notes = [examples(rows, lambda _: None, {}) for rows in (table, table[:0])]
+    assert notes[0] == Note("Examples are the closed world's, which evaluation.worlds in params.yaml leaves out.")
+    assert isinstance(notes[1], Note) and notes[1].command == "dvc repro"
