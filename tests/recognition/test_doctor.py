@@ -38,7 +38,7 @@ def test_problems_come_with_what_mends_them(trained, tmp_path):
         assert (
             bare.returncode == 1
             and "`dvc repro extract@own`" in mends
-            and any("data download" in mend for mend in mends)
+            and any("bring them, or correct its root" in mend for mend in mends)
         )
         cache = tmp_path / "artifacts" / "own" / "features.h5"
         cache.parent.mkdir(parents=True)
