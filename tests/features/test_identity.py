@@ -87,3 +87,9 @@ def test_what_is_expected_to_be_absent_is_refused_where_it_is_there() -> None:
     check_identity(ENCODER, {"depth": None}, CACHE)
     with pytest.raises(DuplexError, match=r"another depth \(2, not none\)"):
         check_identity({**ENCODER, "depth": "2"}, {"depth": None}, CACHE)
+
+
+def test_bits_are_named_where_they_are_not_the_usual_sixteen() -> None:
+    assert "bits" not in cache_identity(ENCODER, "m", depth=2)
+    assert cache_identity(ENCODER, "m", depth=2, bits=8)["bits"] == "8"
+    assert "bits" not in cache_identity(ENCODER, "m", bits=8), "without a depth there is nothing to keep in them"
