@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ruamel.yaml import YAML
 
+from duplex import training
 from duplex.artifacts import ArtifactPaths
 from duplex.data.shapes import render_pictures, shapes_manifest
 from duplex.params import Params, load_params
@@ -80,3 +82,17 @@ def make_project(
                 train.run(params, "own", method, seed, paths, load=load)
                 evaluate.run(params, "own", method, seed, paths, load=load)
     return params
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
+    """Stop training once, as its epoch `number` from now begins. Holds the numbers of those that began."""
+    epoch, begun = training._epoch, list[int]()
+
+    def counted(*given: Any) -> Any:
+        begun.append(len(begun) + 1)
+        if len(begun) == number:
+            raise KeyboardInterrupt
+        return epoch(*given)
+
+    monkeypatch.setattr(training, "_epoch", counted)
+    return begun

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
-from duplex import Recognizer, training
+from duplex import Recognizer
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError, UsageError
@@ -24,7 +24,7 @@ from duplex.report.aggregate import aggregate as summary
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
-from tests.projects import draw_project
+from tests.projects import draw_project, interrupt
 from tests.subprocesses import duplex, start_duplex
 
 METHODS = ("clip", "coop", "csp", "cso", "duplex")
@@ -243,20 +243,10 @@ def test_a_killed_run_does_not_go_on_with_other_word_vectors(place, capsys, monk
     for path, width in zip(files, (8, 8, 9), strict=True):
         rows = {word: rng.normal(size=width) for word in (*labels.states, *labels.objects)}
         path.write_text("".join(f"{word} {' '.join(map(str, row))}\n" for word, row in rows.items()))
-    epoch, count = training._epoch, []
-
-    def second(*given):
-        count.append(1)
-        if len(count) == 2:
-            raise KeyboardInterrupt
-        return epoch(*given)
-
     for other in files[1:]:
-        count.clear()
-        monkeypatch.setattr(training, "_epoch", second)
+        interrupt(monkeypatch, 2)
         with pytest.raises(KeyboardInterrupt):
             train.run(with_evaluation(params, word_vectors=files[0]), "own", "compcos", 0, paths)
-        monkeypatch.setattr(training, "_epoch", epoch)
         capsys.readouterr()
         found = train.run(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
         assert "is of another run; starting afresh" in capsys.readouterr().err

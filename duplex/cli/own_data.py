@@ -16,6 +16,7 @@ from duplex.errors import DuplexError, UsageError
 
 if TYPE_CHECKING:
     from duplex.data.check import Finding
+    from duplex.data.dataset import Dataset
     from duplex.data.source import Source
     from duplex.labels import LabelSpace
     from duplex.params import DatasetParams, EncoderParams
@@ -56,7 +57,6 @@ def add(
     from duplex.cli.params_file import add_dataset, check_name
     from duplex.data.check import check_dataset
     from duplex.data.published import differences
-    from duplex.data.source import detect_source, load_source
     from duplex.data.stats import statistics, statistics_text
     from duplex.params import load_params
 
@@ -66,10 +66,7 @@ def add(
     asked |= {"val_images": val_images, "test_images": test_images}
     split = _split(asked, known)
     chosen = _encoder(encoder, weights, known)
-    source = detect_source(path.resolve(), split, images.resolve() if images else None)
-    if images is not None and source.kind != "table":
-        raise UsageError(f"--images is the folder of a table's pictures, and {path} is no table; leave it out")
-    dataset = load_source(source)
+    source, dataset = _found(path, images, split)
     if not dataset.made_split and any(value is not None for value in asked.values()):
         raise UsageError(f"{path} comes with its split; leave out what says how to make one")
     counted = statistics(dataset.labels, dataset.manifest)
@@ -83,10 +80,7 @@ def add(
         entry["encoder"] = chosen
     add_dataset(name, entry if known else {**entry, "training": TRAINING}, run=not no_run)
     what = f"; its {' and '.join(entry)} changed, the rest stays" if known else ""
-    typer.echo(
-        f"params.yaml has {name}{what}; `dvc repro` runs {'it' if not no_run else 'it once run.datasets names it'}",
-        err=True,
-    )
+    typer.echo(f"params.yaml has {name}{what}; `dvc repro` runs it{' once run.datasets names it' * no_run}", err=True)
     if any(finding.problem for finding in findings):
         raise typer.Exit(1)
 
@@ -153,6 +147,16 @@ def remove(
     left = [str(place) for place in own if place.exists()]
     kept = f"; kept: {', '.join(left)} (--results deletes them)" if left else ""
     typer.echo(f"params.yaml and dvc.lock are without {name} ({stages} stages){kept}", err=True)
+
+
+def _found(path: Path, images: Path | None, split: SplitOptions) -> tuple[Source, Dataset]:
+    """What lies at a path, and its manifest and labels."""
+    from duplex.data.source import detect_source, load_source
+
+    source = detect_source(path.resolve(), split, images.resolve() if images else None)
+    if images is not None and source.kind != "table":
+        raise UsageError(f"--images is the folder of a table's pictures, and {path} is no table; leave it out")
+    return source, load_source(source)
 
 
 def _split(asked: dict[str, Any], known: DatasetParams | None) -> SplitOptions:

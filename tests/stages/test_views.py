@@ -24,7 +24,7 @@ from duplex.stages import evaluate, train
 from duplex.stages.extract import extract, extract_views
 from duplex.stages.inputs import load_inputs
 from duplex.stages.prepare import prepare
-from tests.projects import draw_project
+from tests.projects import draw_project, interrupt
 
 VIEWS, EPOCHS = 3, 3
 TAIL = TailOptions(depth=1)
@@ -153,19 +153,11 @@ def test_a_killed_run_goes_on_to_the_same_bytes(params, paths, method: str, monk
     train.run(params, "own", method, 1, paths)
     whole = out.checkpoint.read_bytes(), out.history.read_bytes()
     out.checkpoint.unlink()
-    epoch, count = training._epoch, []
-
-    def third(*given):
-        count.append(1)
-        if len(count) == 3:
-            raise KeyboardInterrupt
-        return epoch(*given)
-
-    monkeypatch.setattr(training, "_epoch", third)
+    begun = interrupt(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
         train.run(params, "own", method, 1, paths)
     train.run(params, "own", method, 1, paths)
-    assert len(count) == EPOCHS + 1
+    assert len(begun) == EPOCHS + 1
     assert (out.checkpoint.read_bytes(), out.history.read_bytes()) == whole
 
 
