@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import emit, memory, say
-from duplex.data.pairs import read_pair_lists
+from duplex.data.pair_lists import read_pair_lists
+from duplex.evaluation.accumulator import Evidence
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.evidence import Evidence
 from duplex.evaluation.uncertainty import Components
 from duplex.labels import Ints, LabelSpace
-from duplex.parts.closed_form import ClosedForm, Settings
-from duplex.parts.statistics import Statistics
+from duplex.layers.gaussian_prototypes import ClosedForm, Settings
+from duplex.layers.statistics import Statistics
 
 STATES, OBJECTS, SEEN, LISTED = 413, 674, 5592, 2292
 TRAIN, VAL, DIM = 26_920, 7_280, 768

@@ -80,7 +80,7 @@ def timed(scores: Scores, work: Callable[[], Any]) -> tuple[float, Any]:
 
 def exact(columns: int) -> dict[str, Any]:
     """All metrics with intervals, from column blocks."""
-    from duplex.evaluation.evidence import Evidence
+    from duplex.evaluation.accumulator import Evidence
     from duplex.evaluation.metrics import measure
 
     scores = Scores(columns)
@@ -124,7 +124,7 @@ def thresholds(rounds: int = 3) -> dict[str, Any]:
     import numpy as np
 
     from duplex.evaluation import feasibility as f
-    from duplex.evaluation.evidence import Evidence
+    from duplex.evaluation.accumulator import Evidence
 
     scores = Scores(OPEN)
     steps = {count: f.thresholds(scores.feasible, scores.seen, count) for count in (1, 50)}

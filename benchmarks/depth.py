@@ -25,15 +25,15 @@ from torch import Tensor, nn
 
 from benchmarks.measure import alternate, begin_peak, emit, memory, say
 from benchmarks.tokens import drop_pages, write
-from duplex.ahead import ahead
+from duplex.encoders.image_blocks import cut, entering
 from duplex.encoders.openclip import VisionTransformer
-from duplex.encoders.tail import cut, entering
 from duplex.features.layout import row_bytes
 from duplex.features.tokens import Streamed, read_tokens
+from duplex.layers.factors import Adapter
+from duplex.layers.finetuned_blocks import Tail
 from duplex.methods.base import Batch
 from duplex.options import TailOptions
-from duplex.parts.factors import Adapter
-from duplex.parts.tail import Tail
+from duplex.training.prefetch import ahead
 
 DIM, SIZE, PATCH = 768, 224, 14
 

@@ -30,17 +30,17 @@ from typing import Any
 
 from benchmarks.measure import emit, say
 from benchmarks.methods import Bench, difference, measured, tune
-from duplex.allocator import keep_freed_memory
-from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.checkpoint import read_record
+from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.config.method_entries import Row
+from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError, require
 from duplex.labels import WORLDS
-from duplex.params import Params, load_params
 from duplex.report.aggregate import mean, standard_error
-from duplex.rows import Row
 from duplex.stages.extract import extract, extract_views
 from duplex.stages.inputs import Loaded
 from duplex.stages.prepare import prepare
+from duplex.system.allocator import keep_freed_memory
+from duplex.training.checkpoint import read_record
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> a row of params.yaml, and options changed
     "cso": ("cso", {}),

@@ -3,7 +3,7 @@
 Three ways over the same pictures and weights, alternating in one run: the encoder alone over tensors that are ready in
 memory, open_clip's plain example (open, transform, encode, one batch after another), and `extract`. Decoding alone, in
 as many processes as `extract` has, tells which of the two holds it up. Random weights: speed does not depend on them. A
-convolutional encoder is extracted in processes of its own, in turns with and without what `duplex.allocator` does
+convolutional encoder is extracted in processes of its own, in turns with and without what `duplex.system.allocator` does
 (`speedup_conv`). An extraction's peak memory, decoding workers and all, is read for few and many pictures.
 """
 
@@ -26,13 +26,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks.measure import FamilyMemory
-from duplex.allocator import keep_freed_memory
 from duplex.encoders import Encoder, load_encoder
 from duplex.encoders.clip import ClipEncoder, open_clip
 from duplex.encoders.source import EncoderSource, complete_preprocess
 from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers
 from duplex.features.extraction import extract
-from duplex.precision import PRECISIONS
+from duplex.system.allocator import keep_freed_memory
+from duplex.system.precision import PRECISIONS
 
 SIZES = {"ViT-L-14": (24, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds
 SMALL = {

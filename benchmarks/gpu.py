@@ -27,8 +27,8 @@ import torch
 from benchmarks.gpu_holds import holds
 from benchmarks.gpu_times import TIMES, Look
 from benchmarks.measure import emit, say
-from duplex.files import write_text
 from duplex.stages.inputs import make_deterministic
+from duplex.system.files import write_text
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
 LIMIT = 480  # seconds after which no further part begins

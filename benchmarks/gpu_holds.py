@@ -14,14 +14,14 @@ import torch
 
 from benchmarks.gpu_times import Look
 from benchmarks.measure import say
-from duplex.ahead import ahead
-from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.config.params import Params
 from duplex.features.layout import ENCODED, Span
 from duplex.features.store import PartialCache, open_features
 from duplex.features.tokens import Streamed
 from duplex.methods.base import Batch
-from duplex.params import Params
 from duplex.stages import train
+from duplex.training.prefetch import ahead
 from tests.projects import inside, make_project
 from tests.subprocesses import ENVIRONMENT, ROOT
 

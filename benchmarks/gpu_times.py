@@ -21,12 +21,12 @@ from benchmarks import text as texts
 from benchmarks import training as steps
 from benchmarks.closed_form import labels as cgqa_labels
 from benchmarks.openworld import begun
-from duplex.assessment import Field, assess
 from duplex.encoders.arithmetic import arithmetic
 from duplex.features.decoding import decoding_workers
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
-from duplex.precision import Precision
+from duplex.system.precision import Precision
+from duplex.training.scoring import Field, assess
 
 TIMED: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
 SMALLER = {"layers": 2, "width": 64}  # of a text tower, for a rehearsal

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks.measure import alternate, emit, finished, say
 from duplex.labels import Ints, Target
-from duplex.parts.factors import Fusion
-from duplex.parts.graph import Candidates, Message, Nodes, aggregate, blend
-from duplex.parts.indices import send
+from duplex.layers.factors import Fusion
+from duplex.layers.graph import Candidates, Message, Nodes, aggregate, blend
+from duplex.layers.indices import send
 
 DIM = 768
 DENSE = 128  # largest batch of the dense step: at 256 its matrix alone takes 5.5 GB, and the gradient as much again

@@ -26,8 +26,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from benchmarks.measure import emit, say
-from duplex.artifacts import RunPaths
-from duplex.stages.cells import OUTS
+from duplex.config.artifacts import RunPaths
+from duplex.runs.run_tasks import OUTS
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = ("clip", "csp", "duplex", "closed_form", "coop", "cso", "duplex_open", "duplex_plus")
@@ -37,8 +37,8 @@ DUPLEX = (sys.executable, "-c", "from duplex.cli import main; main()")
 START = """
 import time
 began = time.perf_counter()
-from duplex.artifacts import ArtifactPaths
-from duplex.params import load_params
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import load_params
 from duplex.stages import evaluate, train
 from duplex.stages.inputs import load_inputs
 imported = time.perf_counter()

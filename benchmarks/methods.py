@@ -24,17 +24,17 @@ import torch
 
 from benchmarks.measure import emit, say
 from benchmarks.products import by_onednn
-from duplex.allocator import keep_freed_memory
-from duplex.artifacts import RunPaths
-from duplex.checkpoint import read_record
-from duplex.code import code_of_run
+from duplex.config.artifacts import RunPaths
+from duplex.config.code_hash import code_of_run
+from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.seeds import compare_seeds
 from duplex.labels import WORLDS
-from duplex.params import Params, load_params
 from duplex.report.aggregate import mean, standard_error
 from duplex.stages import evaluate, train
+from duplex.system.allocator import keep_freed_memory
+from duplex.training.checkpoint import read_record
 
 ENDS = ("seen", "unseen", "hm", "auc")
 

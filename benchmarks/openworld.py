@@ -29,20 +29,20 @@ import torch
 
 from benchmarks.closed_form import labels as cgqa_labels
 from benchmarks.measure import alternate, emit, memory, say
-from duplex.allocator import keep_freed_memory
-from duplex.assessment import SWEPT, Best
-from duplex.calibration import calibrate
-from duplex.checkpoint import Record, save_checkpoint
 from duplex.encoders.text import TextTower
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
+from duplex.layers.codebook import Codebook
 from duplex.methods.base import Batch, Setting, Words
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
-from duplex.parts.codebook import Codebook
-from duplex.resume import State
-from duplex.training import make_optimiser, make_schedule, optimiser_step
+from duplex.system.allocator import keep_freed_memory
+from duplex.training.calibration import calibrate
+from duplex.training.checkpoint import Record, save_checkpoint
+from duplex.training.loop import make_optimiser, make_schedule, optimiser_step
+from duplex.training.resume import State
+from duplex.training.scoring import SWEPT, Best
 
 DIM, STEPS, IMAGES, CALIBRATED = 768, 3, 100, 10
 HUGE = 5_000, 20_000

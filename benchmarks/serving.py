@@ -36,7 +36,7 @@ from benchmarks.clients import BOUNDARY, form
 from benchmarks.measure import emit, memory, say
 from duplex import Recognizer
 from duplex.encoders.vision_ops import ensure_torchvision
-from duplex.features.pictures import decode_picture
+from duplex.features.image_files import decode_picture
 from duplex.recognition.limits import Limits
 from duplex.recognition.workers import Asked, Job, staff
 

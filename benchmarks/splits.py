@@ -19,11 +19,11 @@ from typing import Any
 
 from benchmarks.measure import emit, say
 from benchmarks.methods import ENDS, Bench, margins, shown_in
-from duplex.artifacts import RunPaths
+from duplex.config.artifacts import RunPaths
+from duplex.config.params import Params, load_params
 from duplex.data.resplit import split_name
 from duplex.evaluation.splits import compare_splits
 from duplex.labels import WORLDS
-from duplex.params import Params, load_params
 from duplex.report.aggregate import mean
 
 ROWS = "clip,cso,static,duplex,duplex_open,closed_form,duplex_plus"

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import begin_peak, emit, memory, say
-from duplex.ahead import ahead
 from duplex.features.layout import ENCODED, Span
 from duplex.features.store import PartialCache
 from duplex.features.tokens import Streamed
@@ -30,7 +29,8 @@ from duplex.methods.base import Batch, Setting
 from duplex.methods.dfsp import Dfsp, DfspOptions
 from duplex.options import TrainingOptions
 from duplex.testing import small_labels, small_setting
-from duplex.training import make_optimiser, optimiser_step
+from duplex.training.loop import make_optimiser, optimiser_step
+from duplex.training.prefetch import ahead
 
 BATCH = 32
 IDENTITY = {key: key for key in ("encoder", "weights", "precision", "preprocessing", "manifest")}

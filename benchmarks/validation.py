@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.measure import emit, say
 from benchmarks.variations import STUDY, Variation
-from duplex.artifacts import ArtifactPaths
-from duplex.assessment import Field, assess, assess_sums, validation_auc
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import load_params
 from duplex.encoders import resolve_device
 from duplex.errors import require
 from duplex.evaluation.metrics import measure
@@ -30,12 +30,12 @@ from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions
 from duplex.methods.registry import find
 from duplex.options import Options, TrainingOptions
-from duplex.params import load_params
-from duplex.precision import PRECISIONS
 from duplex.report.aggregate import mean, standard_error
 from duplex.stages.inputs import Inputs, load_inputs, make_deterministic
 from duplex.stages.train import begin
-from duplex.training import train
+from duplex.system.precision import PRECISIONS
+from duplex.training.loop import train
+from duplex.training.scoring import Field, assess, assess_sums, validation_auc
 
 
 def run(

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from duplex.labels import Ints
+from duplex.layers.factors import unit
+from duplex.layers.graph import Nodes
+from duplex.layers.paths import Factored
+from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
-from duplex.parts.factors import unit
-from duplex.parts.graph import Nodes
-from duplex.parts.paths import Factored
-from duplex.parts.prompts import Prototypes
 
 Schedule = Callable[[int, DuplexOptions, TrainingOptions], float]  # finished epochs -> lambda of the next one
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from duplex.system.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from duplex.encoders import load_encoder as load_encoder
     from duplex.errors import DuplexError as DuplexError
+    from duplex.evaluation.accumulator import Evidence as Evidence
     from duplex.evaluation.curve import Curve as Curve
-    from duplex.evaluation.evidence import Evidence as Evidence
     from duplex.evaluation.metrics import measure as measure
     from duplex.features.store import open_features as open_features
     from duplex.labels import LabelSpace as LabelSpace
@@ -20,13 +22,11 @@ if TYPE_CHECKING:
     from duplex.recognition.answers import Answer as Answer
     from duplex.recognition.recognizer import Recognizer as Recognizer
 
-__version__ = "0.1.0"
-
 PUBLIC = {
     "Answer": "duplex.recognition.answers",
     "Curve": "duplex.evaluation.curve",
     "DuplexError": "duplex.errors",
-    "Evidence": "duplex.evaluation.evidence",
+    "Evidence": "duplex.evaluation.accumulator",
     "LabelSpace": "duplex.labels",
     "Options": "duplex.options",
     "Recognizer": "duplex.recognition.recognizer",

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError, require
-from duplex.files import write_text
+from duplex.system.files import write_text
 
 SPLITS = ("train", "val", "test")
 World = Literal["closed", "open"]

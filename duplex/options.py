@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from duplex.errors import UsageError
-from duplex.precision import Precision
+from duplex.system.precision import Precision
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 Kind = TypeVar("Kind", bound="Options")

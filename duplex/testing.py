@@ -22,12 +22,12 @@ from torch.nn.functional import normalize
 from duplex.encoders import load_encoder
 from duplex.encoders.text import TextTower
 from duplex.labels import LabelSpace
+from duplex.layers import portable
+from duplex.layers.word_vectors import word_vectors
 from duplex.methods.base import Batch, Inputs, Method, Setting, Words
 from duplex.methods.registry import KNOWN_NEEDS
 from duplex.options import OptionError, Options, TrainingOptions
-from duplex.parts import portable
-from duplex.parts.words import word_vectors
-from duplex.training import make_optimiser, optimiser_step
+from duplex.training.loop import make_optimiser, optimiser_step
 
 IMAGES, PATCHES, WIDTH = 40, 4, 8
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1)

@@ -1,10 +1,10 @@
 """cd ablations && dvc repro ablate@static  ==  python pipeline/ablate.py row static"""
 
-from duplex.cli import arguments, guarded
+from duplex.system.script import run_script
 
 
 def work(*words: str) -> None:
-    from duplex.params import load_params
+    from duplex.config.params import load_params
     from duplex.stages import ablate
 
     match words:
@@ -19,5 +19,4 @@ def work(*words: str) -> None:
 
 
 if __name__ == "__main__":
-    words = arguments("plan | inputs DATASET | row NAME | table")
-    guarded(lambda: work(*words))
+    run_script("plan | inputs DATASET | row NAME | table", work)

@@ -1,15 +1,14 @@
 """dvc repro maps@shapes  ==  python pipeline/maps.py shapes"""
 
-from duplex.cli import arguments, guarded
+from duplex.system.script import run_script
 
 
 def work(dataset: str) -> None:
-    from duplex.params import load_params
+    from duplex.config.params import load_params
     from duplex.stages import maps
 
     maps.run(load_params(), dataset)
 
 
 if __name__ == "__main__":
-    (dataset,) = arguments("DATASET")
-    guarded(lambda: work(dataset))
+    run_script("DATASET", work)

@@ -1,15 +1,14 @@
 """dvc repro prepare@shapes  ==  python pipeline/prepare.py shapes"""
 
-from duplex.cli import arguments, guarded
+from duplex.system.script import run_script
 
 
 def work(dataset: str) -> None:
-    from duplex.params import load_params
+    from duplex.config.params import load_params
     from duplex.stages.prepare import prepare
 
     prepare(load_params(), dataset)
 
 
 if __name__ == "__main__":
-    (dataset,) = arguments("DATASET")
-    guarded(lambda: work(dataset))
+    run_script("DATASET", work)

@@ -1,15 +1,14 @@
 """dvc repro report  ==  python pipeline/report.py"""
 
-from duplex.cli import arguments, guarded
+from duplex.system.script import run_script
 
 
 def work() -> None:
-    from duplex.params import load_params
+    from duplex.config.params import load_params
     from duplex.stages import report
 
     report.run(load_params())
 
 
 if __name__ == "__main__":
-    arguments("")
-    guarded(work)
+    run_script("", work)

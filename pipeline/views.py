@@ -1,10 +1,10 @@
 """dvc repro views@shapes  ==  python pipeline/views.py shapes"""
 
-from duplex.cli import arguments, guarded
+from duplex.system.script import run_script
 
 
 def work(dataset: str) -> None:
-    from duplex.params import load_params
+    from duplex.config.params import load_params
     from duplex.stages.extract import extract_views
 
     report = extract_views(load_params(), dataset)
@@ -12,5 +12,4 @@ def work(dataset: str) -> None:
 
 
 if __name__ == "__main__":
-    (dataset,) = arguments("DATASET")
-    guarded(lambda: work(dataset))
+    run_script("DATASET", work)

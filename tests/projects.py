@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from duplex import training
-from duplex.artifacts import ArtifactPaths
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params, load_params
 from duplex.data.shapes import render_pictures, shapes_manifest
-from duplex.params import Params, load_params
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
 from duplex.stages.inputs import Loaded
 from duplex.stages.prepare import prepare
+from duplex.training import loop
 from tests.subprocesses import ROOT
 
 SHIPPED = ROOT / "params.yaml"
@@ -86,7 +86,7 @@ def make_project(
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     """Stop training once, as its epoch `number` from now begins. Holds the numbers of those that began."""
-    epoch, begun = training._epoch, list[int]()
+    epoch, begun = loop._epoch, list[int]()
 
     def counted(*given: Any) -> Any:
         begun.append(len(begun) + 1)
@@ -94,5 +94,5 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
             raise KeyboardInterrupt
         return epoch(*given)
 
-    monkeypatch.setattr(training, "_epoch", counted)
+    monkeypatch.setattr(loop, "_epoch", counted)
     return begun

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from duplex.code import _imported
+from duplex.config.code_hash import _imported
 from tests.subprocesses import ROOT
 
 PACKAGE = ROOT / "duplex"
-APART = [{"encoders", "data"}, {"parts", "features"}, {"evaluation", "encoders"}, {"evaluation", "data"},
-         {"evaluation", "methods"}, {"evaluation", "parts"}]  # fmt: skip
-KNOW_NO_METHOD = ("stages", "report", "assessment", "calibration", "training", "resume", "checkpoint")
-NO_FILES = re.compile(r"^\s*(?:from|import) (?:h5py|pandas|dvc|duplex\.(?:features|data|params|artifacts))\b", re.M)
+APART = [{"encoders", "data"}, {"layers", "features"}, {"evaluation", "encoders"}, {"evaluation", "data"},
+         {"evaluation", "methods"}, {"evaluation", "layers"}]  # fmt: skip
+KNOW_NO_METHOD = ("stages", "runs", "report", "training", "config")
+NO_FILES = re.compile(r"^\s*(?:from|import) (?:h5py|pandas|dvc|duplex\.(?:features|data|config))\b", re.M)
 
 
 @cache
@@ -42,7 +42,7 @@ def room(name: str) -> str:
 
 @cache
 def floors() -> dict[str, int]:
-    rows = re.findall(r"^\| (\d) \| ([^|]+) \|", (ROOT / "docs" / "architecture.md").read_text(), re.M)
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", (ROOT / "docs" / "architecture.md").read_text(), re.M)
     return {name: int(floor) for floor, names in rows for name in re.findall(r"`(\w+)`", names)}
 
 
@@ -75,15 +75,15 @@ def test_there_is_no_circle():
     assert set(in_order) == set(modules())
 
 
-def test_methods_and_parts_read_no_file():
+def test_methods_and_layers_read_no_file():
     for name, path in modules().items():
-        if room(name) in ("methods", "parts"):
+        if room(name) in ("methods", "layers"):
             assert not NO_FILES.search(path.read_text()), name
 
 
 def test_the_common_rooms_name_no_method():
     """No import of a method's module, and no kind or row of params.yaml as a string."""
-    common = {"__init__", "base", "exhibits", "registry", "tailed"}
+    common = {"__init__", "base", "inspectable", "registry", "with_finetuning"}
     kinds = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - common
     own = {f"duplex.methods.{kind}" for kind in kinds}
     words = re.compile(r"""["'](?:clip|coop|csp|cso|prompts|duplex_\w+|static\w*|codebook|counterfactual)["']""")

@@ -18,30 +18,30 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from duplex.artifacts import ArtifactPaths
-from duplex.checkpoint import load_checkpoint, read_record
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params, load_params
 from duplex.data.manifest import read_manifest
 from duplex.errors import UsageError
 from duplex.features.encoding import Kept
 from duplex.features.remade import Source
 from duplex.features.tokens import BLOCK, Streamed, read_tokens
-from duplex.methods.tailed import Tailed
+from duplex.methods.with_finetuning import Tailed
 from duplex.options import OptionError, TailOptions, TrainingOptions
-from duplex.params import Params, load_params
-from duplex.recognition import recognize
+from duplex.recognition import numpy_example
 from duplex.recognition.export import export
-from duplex.recognition.pictures import encode, open_picture
+from duplex.recognition.images import encode, open_picture
 from duplex.recognition.recognizer import Recognizer
-from duplex.stages import evaluate, questions, train
+from duplex.stages import evaluate, queries, train
 from duplex.stages import inputs as inputs_module
 from duplex.stages import suspects as suspects_module
 from duplex.stages.extract import extract, views_of
+from duplex.stages.featured_run import load_shown
 from duplex.stages.inputs import Loaded, load_inputs
 from duplex.stages.plan import planned
 from duplex.stages.prepare import prepare
-from duplex.stages.runs import facts_of
-from duplex.stages.shown import load_shown
 from duplex.stages.suspects import suspects
+from duplex.stages.trained_runs import facts_of
+from duplex.training.checkpoint import load_checkpoint, read_record
 from tests.projects import draw_project
 from tests.recognition.serving import Served
 from tests.subprocesses import ENVIRONMENT
@@ -186,7 +186,7 @@ def test_test_pictures_are_encoded_again_as_the_cache_has_the_others(project, tm
 def test_factors_of_two_pictures_move_as_those_of_the_cache(project) -> None:
     shown = load_shown(project.params(), "own", "deep", 0, project.paths)
     picture = shown.root / shown.viewing().images[0]
-    (hit, *_) = questions.swap(project.params(), "own", shown, (picture, picture), 3)
+    (hit, *_) = queries.swap(project.params(), "own", shown, (picture, picture), 3)
     assert hit.image == shown.viewing().images[0] and hit.cosine > 0.999
 
 
@@ -204,11 +204,11 @@ def test_an_exported_folder_has_its_tail(project, tmp_path: Path) -> None:
     own = same[:, : -len(words)]  # over more columns by one number an image
     torch.testing.assert_close(own - own[:, :1], run.scores(files) - run.scores(files)[:, :1], rtol=0, atol=1e-4)
     inputs = run.encode([run.encoder.image_transform(open_picture(file)) for file in files])
-    tensors = recognize.load_file(tmp_path / "out" / "model.safetensors")
+    tensors = numpy_example.load_file(tmp_path / "out" / "model.safetensors")
     with torch.no_grad():
         moved = run.trained.tail(inputs["deep"]).numpy()
-    np.testing.assert_allclose(recognize.scores(tensors, moved), run.scores(files), rtol=1e-6, atol=1e-5)
-    assert np.abs(recognize.scores(tensors, inputs["cls"].numpy()) - run.scores(files).numpy()).max() > 1e-2
+    np.testing.assert_allclose(numpy_example.scores(tensors, moved), run.scores(files), rtol=1e-6, atol=1e-5)
+    assert np.abs(numpy_example.scores(tensors, inputs["cls"].numpy()) - run.scores(files).numpy()).max() > 1e-2
     assert "The image tower's last block had a part in training" in (tmp_path / "out" / "README.md").read_text()
     with pytest.raises(UsageError, match="reads what enters the image tower's last blocks too; give it pictures"):
         folder.scores(np.zeros((1, 128), np.float32))

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.assessment import Field, assess
 from duplex.errors import DuplexError
-from duplex.evaluation.evidence import Evidence
+from duplex.evaluation.accumulator import Evidence
 from duplex.features.examples import Examples
 from duplex.methods.base import Batch
 from duplex.methods.duplex import DuplexOptions
 from duplex.methods.prompts import PromptOptions
 from duplex.options import Options, TrainingOptions
-from duplex.training import make_optimiser, optimiser_step, train
+from duplex.training.loop import make_optimiser, optimiser_step, train
+from duplex.training.scoring import Field, assess
 from tests.methods.world import features, small_labels, small_method, small_tower
 from tests.pretended import Pretended
 
@@ -63,7 +63,7 @@ def test_losses_are_read_once_every_few_steps(pretended: Pretended) -> None:
     method, waits = there(DuplexOptions(width=5), pretended.name), []
 
     def validate(_: object) -> float:
-        waits.append(sum(n for (_, place), n in pretended.synchronisations.items() if "training.py" in place))
+        waits.append(sum(n for (_, place), n in pretended.synchronisations.items() if "training/loop.py" in place))
         return 0.5
 
     settings = TrainingOptions(learning_rate=0.01, batch_size=4, epochs=2)
@@ -78,10 +78,10 @@ def test_only_evidence_leaves_the_device(pretended: Pretended, monkeypatch: pyte
     test = examples("test", 8, pretended.name)
     field = Field.of(method, LABELS.target("open", "test"))
     pretended.reset()
-    monkeypatch.setattr("duplex.assessment.BLOCK_SCORES", 2 * LABELS.size)
+    monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 2 * LABELS.size)
     assess(field, test, LABELS, top=3)
     waits = Counter((what, place.split(":")[0]) for what, place in pretended.synchronisations.elements())
-    assert waits == {("copy to the CPU", "duplex/assessment.py"): 2, ("copy to the CPU", "evaluation/reduction.py"): 4}
+    assert waits == {("copy to the CPU", "training/scoring.py"): 2, ("copy to the CPU", "evaluation/topk.py"): 4}
 
 
 @pytest.mark.parametrize(("k", "bucketed", "kind"), [(1, False, "float32"), (3, True, "float64"), (2, True, "int64")])

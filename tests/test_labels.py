@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.data.pairs import read_pair_lists
+from duplex.data.pair_lists import read_pair_lists
 from duplex.errors import DuplexError
 from duplex.labels import GROUPS, SPLITS, LabelSpace, Target, frequency_groups, prompt_name
 from tests.methods.world import random_labels

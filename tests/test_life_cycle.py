@@ -16,22 +16,22 @@ import torch
 from torch import Tensor
 
 from benchmarks.text import random_tower, read_pairs
-from duplex import training
-from duplex.assessment import Field, assess, tune, validation_auc
-from duplex.calibration import Calibration, calibrate, passing
-from duplex.checkpoint import Record, load_checkpoint, save_checkpoint
 from duplex.features.examples import Examples
 from duplex.labels import SPLITS, LabelSpace, World
+from duplex.layers import portable
+from duplex.layers.word_vectors import word_vectors
 from duplex.methods.base import Batch, Method, Setting, Words
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.registry import find, make, sources
 from duplex.options import Options, TrainingOptions
-from duplex.parts import portable
-from duplex.parts.words import word_vectors
-from duplex.recognition.panel import Panel
-from duplex.resume import State
+from duplex.recognition.candidates import Panel
 from duplex.testing import small_labels
-from duplex.training import Run, make_optimiser, make_schedule, optimiser_step, train
+from duplex.training import loop
+from duplex.training.calibration import Calibration, calibrate, passing
+from duplex.training.checkpoint import Record, load_checkpoint, save_checkpoint
+from duplex.training.loop import Run, make_optimiser, make_schedule, optimiser_step, train
+from duplex.training.resume import State
+from duplex.training.scoring import Field, assess, tune, validation_auc
 from tests.conftest import AVAILABLE
 from tests.methods.world import DIM, small_tower
 from tests.pretended import Pretended
@@ -180,7 +180,7 @@ def test_steps_never_wait_and_do_as_much_whatever_the_images(kind: str, world: W
     for size in (16, 16, 8) if trained else ():
         waits = list[int]()
         pretended.reset()
-        training._epoch(state, batch, replace(SETTINGS, batch_size=size), show)
+        loop._epoch(state, batch, replace(SETTINGS, batch_size=size), show)
         if len(operations) > 1:  # the first step made what lasts
             assert not any(waits)
             assert pretended.synchronisations.total() == 1

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from duplex import training
+from duplex.training import loop
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells no peak")
@@ -19,12 +19,12 @@ def test_the_peak_is_the_systems_in_bytes():
         return 2**10 * int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
 
     before = told()
-    assert before <= training._peak_resident() <= told()
+    assert before <= loop._peak_resident() <= told()
 
 
 @pytest.mark.parametrize(("system", "factor"), [("darwin", 1), ("freebsd14", 1024)])
 def test_elsewhere_the_peak_is_the_process_own(system, factor, monkeypatch):
-    monkeypatch.setattr(training, "Path", lambda _: SimpleNamespace(read_text=lambda **_: "VmPeak: 9 kB"))
+    monkeypatch.setattr(loop, "Path", lambda _: SimpleNamespace(read_text=lambda **_: "VmPeak: 9 kB"))
     monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=7))
     monkeypatch.setattr(sys, "platform", system)
-    assert training._peak_resident() == 7 * factor
+    assert loop._peak_resident() == 7 * factor

@@ -14,12 +14,12 @@ import pytest
 from ruamel.yaml import YAML
 
 from duplex import Recognizer
-from duplex.artifacts import ArtifactPaths
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params, load_params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import IMPORTED
 from duplex.labels import LabelSpace
-from duplex.params import Params, load_params
 from duplex.report.aggregate import aggregate as summary
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract

@@ -10,12 +10,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from duplex import __version__
-from duplex.cli.guard import DEBUG, guarded, sentences
-from duplex.cli.usage import arguments
 from duplex.errors import UsageError
+from duplex.system.error_report import DEBUG, guarded, sentences
+from duplex.system.version import __version__
 
-__all__ = ["app", "arguments", "guarded", "main"]
+__all__ = ["app", "main"]
 
 GROUPS = (
     "data",

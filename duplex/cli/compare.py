@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli.report import AsJson, Dataset
-from duplex.cli.usage import LAST_SEED
 from duplex.errors import DuplexError, UsageError, require
 from duplex.labels import WORLDS
+from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from duplex.config.params import Params
     from duplex.evaluation.curve import Margins
-    from duplex.params import Params
 
 IMAGES = ["row", "image", "label", "seen"]  # columns that must agree
 NAMES = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
@@ -30,7 +30,7 @@ def compare(
     dataset: Dataset,
     methods: Annotated[tuple[str, str], typer.Option("--methods", help="Two methods or ablations: FIRST SECOND.")],
     seed: Annotated[
-        int | None, typer.Option("--seed", "-s", min=0, max=LAST_SEED, help="One seed; default: all that both have.")
+        int | None, typer.Option("--seed", "-s", min=0, max=LARGEST_SEED, help="One seed; default: all that both have.")
     ] = None,
     world: Annotated[str, typer.Option("--world", help="closed or open")] = "closed",
     splits: Annotated[
@@ -46,7 +46,7 @@ def compare(
     """
     import json
 
-    from duplex.params import load_params
+    from duplex.config.params import load_params
 
     params = load_params()
     params.dataset(dataset)
@@ -142,7 +142,7 @@ def _common_seeds(params: Params, dataset: str, rows: list[str]) -> list[int]:
 
 def _file(params: Params, dataset: str, row: str, seed: int) -> Path:
     """Predictions of a run: an ablation's own where the table has been made, else as `duplex evaluate` leaves them."""
-    from duplex.artifacts import ArtifactPaths
+    from duplex.config.artifacts import ArtifactPaths
 
     paths = ArtifactPaths()
     kept = paths.ablation_run(row, dataset, seed).predictions

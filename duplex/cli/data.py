@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duplex.cli.findings import print_findings
+from duplex.cli.formatting import print_findings
 from duplex.cli.own_data import add, remove, split
 from duplex.errors import UsageError
 
@@ -109,7 +109,7 @@ def download(
 
 
 def _known() -> dict[str, Source]:
-    from duplex.params import load_params
+    from duplex.config.params import load_params
 
     return {name: entry.source for name, entry in load_params(PARAMS).datasets.items()}
 
@@ -130,9 +130,9 @@ def _source(name: str, root: Path | None) -> Source:
 
 def _load(source: Source) -> tuple[LabelSpace, Dataset | None]:
     """Labels and rows; labels alone where only a benchmark's pair lists are at hand."""
-    from duplex.data.pairs import has_pair_lists, read_pair_lists
+    from duplex.data.czsl_layout import METADATA
+    from duplex.data.pair_lists import has_pair_lists, read_pair_lists
     from duplex.data.source import load_source
-    from duplex.data.standard import METADATA
 
     if source.kind == "standard" and has_pair_lists(source.root) and not (source.root / METADATA).exists():
         return read_pair_lists(source.root).labels(), None

@@ -37,7 +37,7 @@ def export(
     """Write all that recognition needs into one folder: prototypes, labels, a model card, and recognize.py."""
     from duplex.cli.predict import load_model
     from duplex.recognition import export as writing
-    from duplex.stages.runs import facts_of
+    from duplex.stages.trained_runs import facts_of
 
     if out is None and push is None:
         raise UsageError("say where it goes: duplex export RUN OUT, or --push OWNER/NAME")

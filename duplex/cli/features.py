@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duplex.cli.usage import LAST_SEED
 from duplex.errors import UsageError, require
-from duplex.precision import PRECISIONS
+from duplex.system.precision import PRECISIONS
+from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
+    from duplex.config.params import Params
     from duplex.features.extraction import ExtractionReport
-    from duplex.params import Params
 
 Dataset = Annotated[str, typer.Option("--dataset", "-d", help="A data set of params.yaml.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
@@ -61,7 +61,7 @@ def extract(
     as_json: AsJson = False,
 ) -> None:
     """Encode a data set's pictures once into its feature cache. What is not given comes from params.yaml."""
-    from duplex.params import load_params
+    from duplex.config.params import load_params
 
     require(engine, ENGINES, "engine")
     if engine == "ray" and shard is not None:
@@ -103,14 +103,14 @@ def verify(
     path: CachePath,
     dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Whose pictures they are.")] = None,
     sample: Annotated[int, typer.Option(min=1, help="Rows to encode again.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, max=LAST_SEED, help="Which rows.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Which rows.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Encode a sample of rows again and compare."""
-    from duplex.artifacts import ArtifactPaths
+    from duplex.config.artifacts import ArtifactPaths
+    from duplex.config.params import load_params
     from duplex.encoders import load_encoder
     from duplex.features.inspection import verify as check
-    from duplex.params import load_params
     from duplex.stages.extract import extraction_of, views_of
 
     params, paths = load_params(), ArtifactPaths()
@@ -135,7 +135,7 @@ def import_(
     out: Annotated[Path | None, typer.Option(help="Where the cache goes; a data set's own place by default.")] = None,
 ) -> None:
     """Make a cache from features you already have."""
-    from duplex.artifacts import ArtifactPaths
+    from duplex.config.artifacts import ArtifactPaths
     from duplex.data.manifest import manifest_hash, read_manifest
     from duplex.features.importing import import_features
     from duplex.stages.extract import note_extraction
@@ -221,7 +221,7 @@ def _override(
 
 def _refuse_few_views(params: Params, dataset: str, shard: tuple[int, int]) -> None:
     """Before anything is encoded: there may be fewer batches of views than of pictures."""
-    from duplex.artifacts import ArtifactPaths
+    from duplex.config.artifacts import ArtifactPaths
     from duplex.features.shards import extent
     from duplex.stages.extract import views_of
 
@@ -257,7 +257,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
 def _extract_on_ray(
     params: Params, dataset: str, out: Path | None, shards: int, options: dict[str, Any], *, views: bool
 ) -> list[ExtractionReport]:
-    from duplex.artifacts import ArtifactPaths
+    from duplex.config.artifacts import ArtifactPaths
     from duplex.features.ray_engine import EncoderSpec, extract_on_ray
     from duplex.features.shards import join_shards
     from duplex.stages.extract import extraction_of, note_extraction, note_views, views_of

@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from duplex.files import replaced
+from duplex.system.files import replaced
 
 STAGE = re.compile(r"^  \S[^\n]*:\n(?:   [^\n]*\n?|\n)*", re.M)  # its name, and all that is indented further
 COMMAND = re.compile(r"^    cmd: (.*)$", re.M)

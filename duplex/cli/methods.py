@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duplex.cli.usage import LAST_SEED
+from duplex.system.script import LARGEST_SEED
 
 Dataset = Annotated[str, typer.Option("--dataset", "-d", help="A data set of params.yaml.")]
 Method = Annotated[str, typer.Option("--method", "-m", help="A method or an ablation of params.yaml.")]
 Seed = Annotated[
-    int, typer.Option("--seed", "-s", min=0, max=LAST_SEED, help="Seed of initial values, order and dropout.")
+    int, typer.Option("--seed", "-s", min=0, max=LARGEST_SEED, help="Seed of initial values, order and dropout.")
 ]
 if TYPE_CHECKING:
-    from duplex.params import Params
+    from duplex.config.params import Params
 
 HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
@@ -36,7 +36,7 @@ def show_params(
     """Check params.yaml and print it with every default filled in, as JSON."""
     import json
 
-    from duplex.params import load_params
+    from duplex.config.params import load_params
 
     params = load_params()
     params.check_rows()
@@ -77,8 +77,8 @@ def methods(as_json: AsJson = False) -> None:
 
 def prepare(dataset: Dataset) -> None:
     """Write a data set's manifest, labels and statistics; draw its pictures if it is a drawn one."""
-    from duplex.artifacts import ArtifactPaths
-    from duplex.params import load_params
+    from duplex.config.artifacts import ArtifactPaths
+    from duplex.config.params import load_params
     from duplex.stages import prepare as stage
 
     stage.prepare(load_params(), dataset)
@@ -87,8 +87,8 @@ def prepare(dataset: Dataset) -> None:
 
 def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
     """Train one method on cached features and keep its best epoch by validation AUC."""
-    from duplex.artifacts import ArtifactPaths
-    from duplex.params import load_params
+    from duplex.config.artifacts import ArtifactPaths
+    from duplex.config.params import load_params
     from duplex.stages import train as stage
 
     outcome = stage.run(load_params(), dataset, method, seed)
@@ -100,7 +100,7 @@ def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_jso
     """Evaluate a trained method on the test split: exact metrics with intervals, closed and open world."""
     import json
 
-    from duplex.params import load_params
+    from duplex.config.params import load_params
     from duplex.stages import evaluate as stage
 
     found = stage.run(load_params(), dataset, method, seed)
@@ -126,7 +126,7 @@ def metrics(as_json: AsJson = False) -> None:
     """Print the aggregate of all runs, and where the report is."""
     import json
 
-    from duplex.artifacts import ArtifactPaths
+    from duplex.config.artifacts import ArtifactPaths
     from duplex.report.aggregate import metrics_table, read_metrics
 
     paths = ArtifactPaths()

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duplex.cli.findings import print_findings
-from duplex.cli.usage import LAST_SEED
-from duplex.data.shares import SplitOptions
+from duplex.cli.formatting import print_findings
+from duplex.data.split_options import SplitOptions
 from duplex.errors import DuplexError, UsageError
+from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
+    from duplex.config.params import DatasetParams, EncoderParams
     from duplex.data.check import Finding
     from duplex.data.dataset import Dataset
     from duplex.data.source import Source
     from duplex.labels import LabelSpace
-    from duplex.params import DatasetParams, EncoderParams
 
 ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
 TRAINING = {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15}
@@ -30,7 +30,7 @@ def add(
     path: Annotated[Path, typer.Argument(help="a folder of pictures, a CSV or Parquet table, or a benchmark's folder")],
     images: Annotated[Path | None, typer.Option(help="for a table: the folder its image paths start from")] = None,
     split_seed: Annotated[
-        int | None, typer.Option(min=0, max=LAST_SEED, help=f"seed of the split to be made [{SplitOptions.seed}]")
+        int | None, typer.Option(min=0, max=LARGEST_SEED, help=f"seed of the split to be made [{SplitOptions.seed}]")
     ] = None,
     val_unseen: Annotated[
         float | None, typer.Option(help=f"share of the pairs held out for validation [{SplitOptions.val_unseen}]")
@@ -55,10 +55,10 @@ def add(
     A data set that is there keeps what no option changes. Exits with 1 if there is a problem.
     """
     from duplex.cli.params_file import add_dataset, check_name
+    from duplex.config.params import load_params
     from duplex.data.check import check_dataset
     from duplex.data.published import differences
     from duplex.data.stats import statistics, statistics_text
-    from duplex.params import load_params
 
     check_name(name)
     known = load_params().datasets.get(name)
@@ -95,9 +95,9 @@ def split(
     They keep its pictures, encoder and training; features are copied where it has been extracted.
     """
     from duplex.cli.params_file import add_dataset, check_name
+    from duplex.config.params import load_params
     from duplex.data.resplit import resplit, split_name
     from duplex.data.source import load_source
-    from duplex.params import load_params
 
     params = load_params()
     base = params.dataset(name)
@@ -131,9 +131,9 @@ def remove(
     """Take a data set out of params.yaml, dvc.lock and the report. Its pictures are never touched."""
     import shutil
 
-    from duplex.artifacts import ArtifactPaths
     from duplex.cli.lock_file import forget
     from duplex.cli.params_file import remove_dataset
+    from duplex.config.artifacts import ArtifactPaths
 
     remove_dataset(name)
     stages = sum(forget(name, lock) for lock in (Path("dvc.lock"), Path("ablations/dvc.lock")))

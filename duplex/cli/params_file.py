@@ -12,10 +12,10 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 
-from duplex.artifacts import RESERVED
+from duplex.config.artifacts import RESERVED
+from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError, UsageError, require
-from duplex.files import replaced
-from duplex.params import Params, load_params
+from duplex.system.files import replaced
 
 PARAMS = Path("params.yaml")
 LONGEST = 100  # letters of a name: it becomes a folder and part of many others' names

@@ -94,9 +94,9 @@ def load_model(
 ) -> Recognizer:
     """The model that is asked for, ready for the world that is asked for."""
     from duplex.labels import WORLDS
+    from duplex.recognition.added_words import read_pairs
     from duplex.recognition.recognizer import Recognizer
-    from duplex.recognition.words import read_pairs
-    from duplex.stages.runs import best_run
+    from duplex.stages.trained_runs import best_run
 
     if world is not None:
         require(world, WORLDS, "world")
@@ -113,7 +113,7 @@ def load_model(
 
 def _glove() -> Path | None:
     """The word vectors that this project's runs were trained with."""
-    from duplex.params import load_params
+    from duplex.config.params import load_params
 
     return load_params().evaluation.word_vectors if Path("params.yaml").is_file() else None
 
@@ -121,7 +121,7 @@ def _glove() -> Path | None:
 @contextmanager
 def _opened(out: Path | None) -> Iterator[TextIO]:
     """A file that is there whole or not at all."""
-    from duplex.files import replaced
+    from duplex.system.files import replaced
 
     if out is None:
         yield sys.stdout

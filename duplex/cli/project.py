@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 def init(folder: Annotated[Path, typer.Argument(help="A new or empty folder.")]) -> None:
     """Start a project: params.yaml, dvc.yaml, stage scripts, .gitignore, README, git and DVC where they are absent."""
-    from duplex.stages.project import init as stage
+    from duplex.stages.init_project import init as stage
 
     for line in stage(folder):
         typer.echo(line, err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duplex.cli.usage import LAST_SEED
+from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
     from duplex.report.retrieved import Hit
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Dataset = Annotated[str, typer.Option("--dataset", "-d", help="A data set of params.yaml.")]
 Method = Annotated[str | None, typer.Option("--method", "-m", help="Default: the method that the report shows.")]
 Seed = Annotated[
-    int | None, typer.Option("--seed", "-s", min=0, max=LAST_SEED, help="Default: the first seed of run:.")
+    int | None, typer.Option("--seed", "-s", min=0, max=LARGEST_SEED, help="Default: the first seed of run:.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 def report(show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False) -> None:
     """Make the report of all runs from what they left, and print where it is."""
-    from duplex.params import load_params
+    from duplex.config.params import load_params
     from duplex.stages import report as stage
 
     page = stage.run(load_params())
@@ -49,11 +49,11 @@ def retrieve(
     as_json: AsJson = False,
 ) -> None:
     """The test images nearest to a pair's semantic and visual prototype, side by side."""
-    from duplex.params import load_params
-    from duplex.stages import questions
+    from duplex.config.params import load_params
+    from duplex.stages import queries
 
-    source = questions.shown(load_params(), dataset, method, seed)
-    found = questions.retrieve(source, pair, top)
+    source = queries.shown(load_params(), dataset, method, seed)
+    found = queries.retrieve(source, pair, top)
     if as_json:
         _print_json({kind: _records(hits) for kind, hits in found.items()})
         return
@@ -73,12 +73,12 @@ def swap(
     as_json: AsJson = False,
 ) -> None:
     """The test images nearest to the state of one picture and the object of another."""
-    from duplex.params import load_params
-    from duplex.stages import questions
+    from duplex.config.params import load_params
+    from duplex.stages import queries
 
     params = load_params()
-    source = questions.shown(params, dataset, method, seed)
-    found = questions.swap(params, dataset, source, (state_from, object_from), top)
+    source = queries.shown(params, dataset, method, seed)
+    found = queries.swap(params, dataset, source, (state_from, object_from), top)
     if as_json:
         _print_json([{key: value for key, value in row.items() if key != "right"} for row in _records(found)])
         return

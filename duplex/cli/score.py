@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli.differences import number, p_value, points, span
-from duplex.cli.usage import LAST_SEED
 from duplex.errors import DuplexError, UsageError, require
+from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
-    from duplex.evaluation.evidence import Rivals
+    from duplex.evaluation.accumulator import Rivals
     from duplex.evaluation.scores import ScoreFile
 
 PROTOCOLS = ("exact", "sampled")
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
         k: Annotated[list[int] | None, typer.Option("--k", help="top-k; may be repeated (default: the file's)")] = None,
         protocol: Annotated[str, typer.Option(help="exact, or sampled: the sweep behind published tables")] = "exact",
         rounds: Annotated[int, typer.Option(min=0, help="bootstrap rounds; 0: AUC intervals only")] = 1000,
-        seed: Annotated[int, typer.Option(min=0, max=LAST_SEED, help="of the bootstrap")] = 0,
+        seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="of the bootstrap")] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     ) -> None:
         """Seen and unseen accuracy, best harmonic mean and AUC of a score matrix, in percent, with 95 % intervals."""
@@ -94,7 +94,7 @@ def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
 
 
 def _read(scores: ScoreFile, k: int) -> Rivals:
-    from duplex.evaluation.evidence import Evidence
+    from duplex.evaluation.accumulator import Evidence
 
     evidence = Evidence(scores.target, scores.seen, k=k, live=scores.live)
     if scores.live is not None and not scores.live[scores.target].all():

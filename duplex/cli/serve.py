@@ -130,8 +130,8 @@ def _announce(server: Server, host: str, port: int) -> None:
 
 def _neighbours(recognizer: Recognizer) -> Neighbours | None:
     """The training pictures of the run's data set, where this is its project and they are there, seen as it sees."""
-    from duplex.params import load_params
-    from duplex.stages.runs import dataset_of, training_pictures
+    from duplex.config.params import load_params
+    from duplex.stages.trained_runs import dataset_of, training_pictures
 
     dataset = dataset_of(Path(recognizer.trained.where))
     if dataset is None or not Path("params.yaml").is_file():

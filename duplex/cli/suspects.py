@@ -34,10 +34,10 @@ def suspects(
 
     Writes suspects.csv, to be edited, and suspects.html, to look at.
     """
-    from duplex.files import sha256, write_text
-    from duplex.params import load_params
-    from duplex.recognition.sheet import write_sheet
+    from duplex.config.params import load_params
+    from duplex.recognition.suspects_html import write_sheet
     from duplex.stages.suspects import suspects as stage
+    from duplex.system.files import sha256, write_text
 
     require(method, WAYS, "method")
     params, folder = load_params(), out or Path("suspects") / name
@@ -59,8 +59,8 @@ def suspects(
 
 def _refuse_edited(listed: Path, page: Path) -> None:
     """A list is replaced as long as it is what this command wrote: corrections are its user's work."""
-    from duplex.files import sha256
-    from duplex.recognition.sheet import shows
+    from duplex.recognition.suspects_html import shows
+    from duplex.system.files import sha256
 
     there = [path for path in (listed, page) if os.path.lexists(path)]
     ours = all(path.is_file() and not path.is_symlink() for path in (listed, page)) and shows(page, sha256(listed))
@@ -74,8 +74,8 @@ def relabel(
     out: Annotated[Path | None, typer.Option(help="The new list; default: NAME-relabelled.csv.")] = None,
 ) -> None:
     """Write the data set's list with corrected labels to a new table; the original stays as it is."""
+    from duplex.config.params import load_params
     from duplex.data.manifest import write_manifest
-    from duplex.params import load_params
     from duplex.stages.suspects import relabelled
 
     params, target = load_params(), out or Path(f"{name}-relabelled.csv")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duplex.cli.usage import LAST_SEED
 from duplex.errors import UsageError, require
+from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
-    from duplex.stages.sweep import Engine, Swept
+    from duplex.runs.sweep import Engine, Swept
 
 ENGINES = ("local", "ray")
 
@@ -43,7 +43,7 @@ def sweep(
     import json
     from dataclasses import asdict
 
-    from duplex.params import load_params
+    from duplex.config.params import load_params
 
     params = load_params()
     kind: Engine = "ray" if require(engine, ENGINES, "engine") == "ray" else "local"
@@ -52,11 +52,11 @@ def sweep(
             raise UsageError(
                 "--ablations goes with no other choice: ablation_run in params.yaml has data sets and seeds"
             )
-        from duplex.stages.ablation_sweep import sweep_ablations
+        from duplex.runs.ablation_sweep import sweep_ablations
 
         report = sweep_ablations(params, None if ablations == "all" else _words(ablations), jobs, kind)
     else:
-        from duplex.stages import sweep as stage
+        from duplex.runs import sweep as stage
 
         cells = stage.grid(params, _words(datasets), _words(methods), _numbers(seeds))
         report = stage.sweep(params, cells, jobs, kind)
@@ -95,7 +95,7 @@ def _numbers(given: str | None) -> list[int] | None:
         first, dash, last = word.partition("-")
         ends = [first, last] if dash else [first, first]
         if (
-            not all(end.isascii() and end.isdigit() and int(end) <= LAST_SEED for end in ends)
+            not all(end.isascii() and end.isdigit() and int(end) <= LARGEST_SEED for end in ends)
             or not 0 <= int(ends[1]) - int(ends[0]) < 10000
         ):
             raise UsageError(f"--seeds has {word!r}; it takes whole numbers such as 0,1,2 or 0-4")

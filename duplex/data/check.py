@@ -14,8 +14,8 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
-from duplex.data.damage import DECODING, machine_fault
 from duplex.data.dataset import Dataset
+from duplex.data.image_errors import DECODING, machine_fault
 from duplex.data.progress import tracked
 from duplex.data.tree import PictureTree
 from duplex.labels import SPLITS, LabelSpace, prompt_name

@@ -8,8 +8,8 @@ import pandas as pd
 
 from duplex.data.manifest import COLUMNS
 from duplex.data.names import check_labels
-from duplex.data.shares import SplitOptions
 from duplex.data.split import make_split
+from duplex.data.split_options import SplitOptions
 from duplex.errors import DuplexError
 from duplex.labels import SPLITS, LabelSpace
 

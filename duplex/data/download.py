@@ -9,7 +9,7 @@ from duplex.data.fetch import DeadLink, fetch
 from duplex.data.mirrors import BENCHMARKS, Archive
 from duplex.data.unpack import is_archive, unpack
 from duplex.errors import DuplexError, require
-from duplex.files import sha256, write_text
+from duplex.system.files import sha256, write_text
 
 ARCHIVES = ".archives"  # below the data root; may be deleted once everything is unpacked
 

@@ -15,8 +15,8 @@ import requests
 
 from duplex.data.progress import transfer
 from duplex.errors import DuplexError
-from duplex.files import unwritable, write_text
-from duplex.lock import sole_writer
+from duplex.system.files import unwritable, write_text
+from duplex.system.lock import sole_writer
 
 CHUNK = 1 << 16  # of a transfer that breaks off, less than this is fetched twice
 WAIT = (15, 60)  # seconds to connect, seconds of silence

@@ -11,8 +11,8 @@ import pandas as pd
 from duplex.data.names import check_labels, relative_path
 from duplex.data.text import read_text
 from duplex.errors import DuplexError
-from duplex.files import replaced, sha256
 from duplex.labels import SPLITS
+from duplex.system.files import replaced, sha256
 
 COLUMNS = ["image", "state", "object", "split"]
 

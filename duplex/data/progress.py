@@ -10,7 +10,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
-from duplex.progress import Bar
+from duplex.system.progress import Bar
 
 Item = TypeVar("Item")
 

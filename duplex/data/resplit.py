@@ -11,8 +11,8 @@ from dataclasses import replace
 import pandas as pd
 
 from duplex.data.dataset import Dataset, labels_of
-from duplex.data.shares import SplitOptions
 from duplex.data.split import make_split
+from duplex.data.split_options import SplitOptions
 from duplex.errors import UsageError
 
 FIRST_SEED = 1_000_000  # far from the seeds that people give to a split of their own

@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from duplex import drawing
+from duplex import synthetic
 from duplex.data.manifest import COLUMNS
-from duplex.drawing import HARSH, LOOKS, picture, stream
 from duplex.errors import DuplexError
-from duplex.files import replaced, write_text
+from duplex.synthetic import HARSH, LOOKS, picture, stream
+from duplex.system.files import replaced, write_text
 
 SEED = 7
 STATES = (
@@ -136,6 +136,6 @@ def _sound(path: Path) -> bool:
 def _stamp(seed: int) -> str:
     """The seed and a digest of all that decides a pixel."""
     digest = hashlib.sha256(inspect.getsource(draw).encode())
-    for path in sorted(Path(drawing.__file__).parent.glob("*.py")):
+    for path in sorted(Path(synthetic.__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return f"seed {seed}\ndrawing {digest.hexdigest()}\n"

@@ -8,13 +8,13 @@ from typing import Literal, Protocol
 
 import pandas as pd
 
+from duplex.data.czsl_layout import load_standard
 from duplex.data.dataset import Dataset, from_rows, labels_of
 from duplex.data.folder import read_folder
-from duplex.data.pairs import has_pair_lists
+from duplex.data.pair_lists import has_pair_lists
 from duplex.data.progress import tracked
 from duplex.data.resplit import resplit
-from duplex.data.shares import SplitOptions
-from duplex.data.standard import load_standard
+from duplex.data.split_options import SplitOptions
 from duplex.data.table import is_table, read_table
 from duplex.data.tree import PictureTree
 from duplex.errors import UsageError

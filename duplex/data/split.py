@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from duplex.data.shares import SplitOptions
+from duplex.data.split_options import SplitOptions
 from duplex.errors import DuplexError
 
 

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from duplex.errors import DuplexError
-from duplex.files import reason
+from duplex.system.files import reason
 
 LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form feeds and U+2028, inside a name
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from duplex.errors import UsageError, require
-from duplex.precision import PRECISIONS
+from duplex.system.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -25,7 +25,7 @@ from duplex.encoders.openclip import LOADING, load_state_dict
 from duplex.encoders.prompt_tree import Prompts, PromptTree, blocks, padded
 from duplex.encoders.source import EncoderSource, complete_preprocess
 from duplex.errors import DuplexError
-from duplex.precision import dtype_of
+from duplex.system.precision import dtype_of
 
 BLIP = "blip:"
 TEMPERATURE = 0.07

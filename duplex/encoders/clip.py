@@ -14,7 +14,7 @@ from duplex.encoders.arithmetic import arithmetic
 from duplex.encoders.openclip import LOADING, PreprocessCfg, image_transform_v2, open_clip, transforms
 from duplex.encoders.source import EncoderSource, model_arguments, model_class
 from duplex.errors import DuplexError
-from duplex.precision import dtype_of
+from duplex.system.precision import dtype_of
 
 LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]
 LONGEST = 50  # aspect ratio up to which the whole picture is resized; beyond it only the middle can reach the crop

@@ -11,7 +11,7 @@ from duplex.encoders.clip import build_model
 from duplex.encoders.openclip import LOADING, load_state_dict, open_clip
 from duplex.encoders.source import CONFIG, EncoderSource, find_source, is_torchscript, preprocess_of
 from duplex.errors import DuplexError, UsageError
-from duplex.files import write_tensors, write_text
+from duplex.system.files import write_tensors, write_text
 
 WEIGHTS = "open_clip_model.safetensors"
 NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers that OpenAI's archives carry

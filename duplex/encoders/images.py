@@ -20,7 +20,7 @@ from duplex.encoders.hub import fetch
 from duplex.encoders.openclip import LOADING, load_state_dict
 from duplex.encoders.source import EncoderSource, complete_preprocess
 from duplex.errors import DuplexError, UsageError
-from duplex.precision import dtype_of
+from duplex.system.precision import dtype_of
 
 TIMM = "timm:"
 

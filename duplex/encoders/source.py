@@ -22,7 +22,7 @@ from duplex.encoders import PACKAGED
 from duplex.encoders.hub import WEIGHTS, address, fetch, fetch_from_hub, hub_file_on_disk, place_on_disk
 from duplex.encoders.openclip import PreprocessCfg, merge_preprocess_dict, open_clip
 from duplex.errors import DuplexError, UsageError
-from duplex.files import sha256
+from duplex.system.files import sha256
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
 OTHERS = ("timm:", "blip:")  # of other libraries (`duplex.encoders.images`, `duplex.encoders.blip`)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from duplex.errors import DuplexError, require
-from duplex.precision import dtype_of
+from duplex.system.precision import dtype_of
 
 CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose attention a prompt tree can stand in for
 

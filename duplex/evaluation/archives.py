@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.hdf5 import Unfit
+from duplex.system.hdf5 import Unfit
 
 BLOWN_UP = 1 << 30  # bytes beyond which an array that was packed a hundredfold is no scores
 PACKED = 100

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from duplex.errors import UsageError
-from duplex.evaluation.evidence import Floats, Rivals
+from duplex.evaluation.accumulator import Floats, Rivals
 from duplex.labels import Bools, Ints
 
 

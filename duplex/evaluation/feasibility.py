@@ -1,6 +1,6 @@
 """Which unseen compositions of the open world are worth considering (Mancini et al., 2021; Open-World CZSL).
 
-Columns whose feasibility (`duplex.feasibility`) lies below a threshold score -inf; seen ones never do. All thresholds
+Columns whose feasibility (`duplex.layers.word_feasibility`) lies below a threshold score -inf; seen ones never do. All thresholds
 come from one pass over the scores, because each only adds a bucket of columns to the one above it.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
+from duplex.evaluation.accumulator import Evidence, Floats
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.evidence import Evidence, Floats
 from duplex.evaluation.uncertainty import Components
 from duplex.labels import Bools
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from duplex.evaluation.accumulator import Rivals
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.evidence import Rivals
 from duplex.evaluation.uncertainty import ROUNDS, Components, Interval, bootstrap, percentiles
 
 AS_THEY_ARE = {"k", "bias", "images_seen", "images_unseen"}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import UsageError
-from duplex.evaluation.evidence import Floats
+from duplex.evaluation.accumulator import Floats
 from duplex.labels import Bools, Ints
 
 BLOCK = 1 << 22  # similarities held at once: 32 MiB

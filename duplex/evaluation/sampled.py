@@ -18,8 +18,8 @@ import torch
 from numpy.typing import ArrayLike
 
 from duplex.errors import DuplexError, UsageError
+from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.curve import harmonic_mean
-from duplex.evaluation.evidence import Floats
 from duplex.evaluation.metrics import Metrics
 from duplex.labels import Ints
 

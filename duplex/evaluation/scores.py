@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from duplex.errors import UsageError
 from duplex.evaluation.archives import open_npz
-from duplex.hdf5 import DAMAGED, Unfit, find_dataset, refuse_hollow
 from duplex.labels import Bools, Ints
+from duplex.system.hdf5 import DAMAGED, Unfit, find_dataset, refuse_hollow
 
 NEEDED = ("scores", "target", "seen")
 OPTIONAL = ("live", "k", "state", "object")

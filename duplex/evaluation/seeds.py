@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from duplex.errors import UsageError
+from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.curve import Curve, Margins, falling, harmonic_mean, rising
-from duplex.evaluation.evidence import Floats
 from duplex.evaluation.uncertainty import ROUNDS, Difference, bootstrap_p, compare, percentiles
 from duplex.labels import Ints
 

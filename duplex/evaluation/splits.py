@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from duplex.errors import UsageError
+from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.evidence import Floats
 from duplex.evaluation.seeds import NAMES, differences, mean_change, redrawn, whole
 from duplex.evaluation.uncertainty import ROUNDS, Difference
 

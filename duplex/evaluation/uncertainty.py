@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.curve import Curve, Margins, falling, harmonic_mean, rising
-from duplex.evaluation.evidence import Floats
 
 Interval = tuple[float, float]
 NORMAL_95 = 1.959963984540054

@@ -15,11 +15,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from duplex.data.damage import MachineFault, machine_fault
+from duplex.data.image_errors import MachineFault, machine_fault
 from duplex.errors import DuplexError
 from duplex.features.augmentation import Augmentation
+from duplex.features.image_files import BadPicture, read_picture
 from duplex.features.layout import ENCODED, mark_of
-from duplex.features.pictures import BadPicture, read_picture
 
 RowRange = tuple[int, int]  # rows [start, stop)
 AGAIN = 255  # the mark of a picture to be read once more; never written

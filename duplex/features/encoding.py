@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplex.encoders.tail import entering
+from duplex.encoders.image_blocks import entering
 from duplex.errors import DuplexError
 from duplex.features.eight_bits import coded
 from duplex.features.layout import CODES, ENCODED, FIRST_BAD, NOT_FINITE, STEPS, Marks, mark_of

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from duplex.encoders.tail import entering_shape
+from duplex.encoders.image_blocks import entering_shape
 from duplex.errors import DuplexError, UsageError, require
 from duplex.features.augmentation import Augmentation
 from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers, row_blocks, worker_deaths
 from duplex.features.encoding import Kept, Values, encoded_blocks, memory_shortage
 from duplex.features.identity import Identity, cache_identity, difference
+from duplex.features.interrupts import say, stop_requests
 from duplex.features.layout import (
     CODES,
     DEEP,
@@ -42,10 +43,9 @@ from duplex.features.layout import (
 )
 from duplex.features.shards import extent
 from duplex.features.store import EXTRACTION, PartialCache, unfinish
-from duplex.features.watching import say, stop_requests
-from duplex.hdf5 import Unfit
-from duplex.lock import sole_writer
-from duplex.progress import Bar
+from duplex.system.hdf5 import Unfit
+from duplex.system.lock import sole_writer
+from duplex.system.progress import Bar
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder

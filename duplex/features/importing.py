@@ -10,8 +10,8 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import IMPORTED, Identity
 from duplex.features.layout import ENCODED, NOT_FINITE, Span, mark_of, refuse_foreign
 from duplex.features.store import EXTRACTION, PartialCache
-from duplex.files import sha256
-from duplex.lock import sole_writer
+from duplex.system.files import sha256
+from duplex.system.lock import sole_writer
 
 CHUNK = 65_536
 LARGEST = float(np.finfo(np.float16).max)

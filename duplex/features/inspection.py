@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.encoders.tail import entering
+from duplex.encoders.image_blocks import entering
 from duplex.errors import DuplexError, UsageError
 from duplex.features.augmentation import Augmentation
 from duplex.features.decoding import Pictures

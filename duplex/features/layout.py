@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
 from duplex.features.identity import Identity, difference, repair
-from duplex.hdf5 import DAMAGED, Unfit, as_text, find_dataset, read_attribute, refuse_hollow
+from duplex.system.hdf5 import DAMAGED, Unfit, as_text, find_dataset, read_attribute, refuse_hollow
 
 FORMAT = "duplex-features-1"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from duplex.allocator import keep_freed_memory
 from duplex.encoders import encoder_identity, load_encoder, resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.features.extraction import ExtractionReport, extract
 from duplex.features.layout import partial_path
 from duplex.features.shards import shard_path
-from duplex.progress import Bar
+from duplex.system.allocator import keep_freed_memory
+from duplex.system.progress import Bar
 
 RETRIES = 5  # of one shard
 

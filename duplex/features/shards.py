@@ -25,8 +25,8 @@ from duplex.features.layout import (
     refuse_foreign,
 )
 from duplex.features.store import EXTRACTION, PartialCache, describe
-from duplex.files import replaced
-from duplex.lock import sole_writer
+from duplex.system.files import replaced
+from duplex.system.lock import sole_writer
 
 CHUNK = 2**26  # bytes copied at once
 Shape = tuple[tuple[int, ...], Any]  # of a row, and its dtype

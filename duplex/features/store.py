@@ -41,10 +41,10 @@ from duplex.features.layout import (
     reason,
     row_bytes,
 )
-from duplex.files import FULL, replaced, unwritable
-from duplex.hdf5 import DAMAGED, Unfit
+from duplex.system.files import FULL, replaced, unwritable
+from duplex.system.hdf5 import DAMAGED, Unfit
 
-EXTRACTION = ("extraction", "or give this one another --out")  # what writers of a cache do (`duplex.lock`)
+EXTRACTION = ("extraction", "or give this one another --out")  # what writers of a cache do (`duplex.system.lock`)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def describe(file: Any, identity: Mapping[str, str], span: Span) -> None:
 
 
 class PartialCache:
-    """An unfinished cache that rows are written into. Whoever holds it holds its lock (`duplex.lock`)."""
+    """An unfinished cache that rows are written into. Whoever holds it holds its lock (`duplex.system.lock`)."""
 
     def __init__(self, path: Path) -> None:
         """Open the partial file of the cache at `path`; raises `Unfit` where there is no sound one."""

@@ -3,7 +3,7 @@ else read from the disk as they are asked for.
 
 MIT-States at ViT-L/14 is 53,753 x 256 x 1,024 x 2 B = 28 GB. `Streamed` stands for such rows in a method's inputs: it
 has a shape and a length, and gives tensors for the rows it is asked for. Training asks for shuffled blocks (`shuffled`)
-and says ahead which come next (`duplex.ahead`).
+and says ahead which come next (`duplex.training.prefetch`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.errors import UsageError
+from duplex.features.cache_files import Pieces
 from duplex.features.eight_bits import restored
 from duplex.features.layout import CODES, STEPS, Bools, Half, kept_places, open_file, read_held
-from duplex.features.pieces import Pieces
 from duplex.labels import Ints
 
 IN_MEMORY = 2**31  # bytes of tokens up to which they are held; more are streamed, on any machine

@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints
+from duplex.layers.attention import in_blocks
+from duplex.layers.composition_index import Columns, Composer, WordTable
+from duplex.layers.factors import unit
+from duplex.layers.partners import next_partner
 from duplex.methods.base import Batch, Method, Scorer, Setting
 from duplex.methods.head import words_of
 from duplex.options import Options
-from duplex.parts.attention import in_blocks
-from duplex.parts.factors import unit
-from duplex.parts.heads import Columns, Composer, WordTable
-from duplex.parts.partners import next_partner
 
 
 @dataclass(frozen=True)

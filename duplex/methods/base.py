@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from duplex.encoders.text import TextTower
 from duplex.labels import Ints, LabelSpace, World
-from duplex.methods.exhibits import Exhibits, Inputs
+from duplex.layers.finetuned_blocks import Tail
+from duplex.layers.indices import send
+from duplex.methods.inspectable import Exhibits, Inputs
 from duplex.options import Options
-from duplex.parts.indices import send
-from duplex.parts.tail import Tail
 
 __all__ = ["Batch", "Exhibits", "Inputs", "Method", "Scorer", "Setting", "Words", "columns_of"]
 

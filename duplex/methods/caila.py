@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints
+from duplex.layers.composition_index import Columns
+from duplex.layers.factors import Adapter, unit
+from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting
 from duplex.options import Options
-from duplex.parts.factors import Adapter, unit
-from duplex.parts.heads import Columns
-from duplex.parts.prompts import TEMPLATE, Prompts, Prototypes
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from duplex.labels import Ints
+from duplex.layers.composition_index import Columns, Mlp, WordTable
+from duplex.layers.factors import unit
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting
 from duplex.methods.head import Pairs, words_of
 from duplex.options import Options
-from duplex.parts.factors import unit
-from duplex.parts.heads import Columns, Mlp, WordTable
 
 SOME = 2**14  # compositions embedded at a time
 

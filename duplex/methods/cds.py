@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from duplex.labels import LabelSpace
+from duplex.layers.composition_index import Columns, Mlp
+from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch, Setting
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
-from duplex.parts.heads import Columns, Mlp
-from duplex.parts.prompts import Prototypes
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ features.
 A graph of states, objects and compositions starts at word vectors; two graph convolutions `H' = relu(D^-1 A H W)` give
 every composition its embedding h_c, of unit length, and an image is scored by a dot product `f(x) . h_c`. The loss is
 a cross-entropy over seen compositions. The graph holds the compositions of the world that training is for; how others
-get an embedding is said in `duplex.parts.composition_graph`. The paper's trained backbone is the cached encoder here,
+get an embedding is said in `duplex.layers.composition_graph`. The paper's trained backbone is the cached encoder here,
 as in its rows with a fixed one.
 """
 
@@ -16,12 +16,12 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
+from duplex.layers.composition_index import Columns, Mlp
+from duplex.layers.factors import unit
 from duplex.methods.base import Setting
 from duplex.methods.head import PairHead
 from duplex.options import Options
-from duplex.parts.composition_graph import CompositionGraph, GraphNetwork
-from duplex.parts.factors import unit
-from duplex.parts.heads import Columns, Mlp
 
 
 @dataclass(frozen=True)

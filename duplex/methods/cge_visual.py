@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 from duplex.labels import Ints, Target
+from duplex.layers.codebook import Codebook
+from duplex.layers.composition_index import Columns
+from duplex.layers.factors import Factors, Fusion, unit
+from duplex.layers.graph import Candidates, Message, Nodes, aggregate, blend
+from duplex.layers.indices import send
 from duplex.methods.base import Batch, Inputs, Scorer, Setting
 from duplex.methods.cge import CgeOptions, GraphHead
 from duplex.methods.head import Pairs
-from duplex.parts.codebook import Codebook
-from duplex.parts.factors import Factors, Fusion, unit
-from duplex.parts.graph import Candidates, Message, Nodes, aggregate, blend
-from duplex.parts.heads import Columns
-from duplex.parts.indices import send
 
 MESSAGES: tuple[Message, ...] = ("state", "object", "counterfactual")
 

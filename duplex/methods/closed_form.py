@@ -1,7 +1,7 @@
 """Visual prototypes in closed form beside prompts: trained or not, with text or without (docs/method.md).
 
 `g_c(z)`, the log-likelihood of an image under its pair's composed mean and the shared spread of images about their
-means (duplex/parts/closed_form.py), joins the semantic terms as one more factor of a product,
+means (duplex/layers/gaussian_prototypes.py), joins the semantic terms as one more factor of a product,
 
     log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z,
 
@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
+from duplex.layers.factors import unit
+from duplex.layers.gaussian_prototypes import ClosedForm, Posterior, Settings
+from duplex.layers.paths import PathOptions, Paths
+from duplex.layers.portable import FLOOR, LEAST, portable_closed_form, portable_paths, primitives_of, shares
+from duplex.layers.statistics import Statistics
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, Terms, columns_of
-from duplex.methods.exhibits import Exhibits, of_paths
-from duplex.parts.closed_form import ClosedForm, Posterior, Settings
-from duplex.parts.factors import unit
-from duplex.parts.paths import PathOptions, Paths
-from duplex.parts.portable import FLOOR, LEAST, portable_closed_form, portable_paths, primitives_of, shares
-from duplex.parts.statistics import Statistics
+from duplex.methods.inspectable import Exhibits, of_paths
 
 Term = Literal["ct", "so", "g", "gso"]
 START = {"ct": 0.5, "so": 0.5, "gso": 0.125, "g": 0.25}  # weights before validation chooses

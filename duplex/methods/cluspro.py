@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
+from duplex.layers.clusters import assign, moved, spread
+from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch, Setting
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
-from duplex.parts.clusters import assign, moved, spread
-from duplex.parts.prompts import Prototypes
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duplex.layers.factors import unit
 from duplex.methods.base import Setting
 from duplex.methods.cge import CgeOptions, GraphHead
-from duplex.parts.factors import unit
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duplex.layers.composition_index import Columns, Composer, Mlp
+from duplex.layers.factors import unit
 from duplex.methods.base import Setting
 from duplex.methods.head import PairHead
 from duplex.options import Options
-from duplex.parts.factors import unit
-from duplex.parts.heads import Columns, Composer, Mlp
 
 
 @dataclass(frozen=True)

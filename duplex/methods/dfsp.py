@@ -31,12 +31,12 @@ from torch.nn.functional import cross_entropy
 
 from duplex.errors import UsageError
 from duplex.labels import Ints
+from duplex.layers.attention import CrossBlock, in_blocks, silent
+from duplex.layers.composition_index import Columns
+from duplex.layers.factors import unit
+from duplex.layers.prompt_paths import TEMPLATE, Prompts
 from duplex.methods.base import Batch, Method, Scorer, Setting
 from duplex.options import Options
-from duplex.parts.attention import CrossBlock, in_blocks, silent
-from duplex.parts.factors import unit
-from duplex.parts.heads import Columns
-from duplex.parts.prompts import TEMPLATE, Prompts
 
 
 @dataclass(frozen=True)

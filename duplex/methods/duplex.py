@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints, Target
+from duplex.layers.codebook import Codebook
+from duplex.layers.factors import Fusion, unit
+from duplex.layers.graph import Candidates, Message, Nodes, aggregate, blend
+from duplex.layers.indices import send
+from duplex.layers.paths import Factored, PathOptions, Paths
+from duplex.layers.portable import means_of, portable_paths, shares
+from duplex.layers.prompt_paths import Prototypes
+from duplex.layers.trained_codebook import TrainedCodebook
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, Sweep, Terms, columns_of, summed
-from duplex.methods.exhibits import Exhibits, of_paths
-from duplex.parts.codebook import Codebook
-from duplex.parts.factors import Fusion, unit
-from duplex.parts.graph import Candidates, Message, Nodes, aggregate, blend
-from duplex.parts.indices import send
-from duplex.parts.paths import Factored, PathOptions, Paths
-from duplex.parts.portable import means_of, portable_paths, shares
-from duplex.parts.prompts import Prototypes
-from duplex.parts.trained_codebook import TrainedCodebook
+from duplex.methods.inspectable import Exhibits, of_paths
 
 
 @dataclass(frozen=True)

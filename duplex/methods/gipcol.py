@@ -24,13 +24,13 @@ from torch.nn.init import zeros_
 
 from duplex.encoders.text import TextTower
 from duplex.labels import Ints, LabelSpace
+from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
+from duplex.layers.composition_index import Columns
+from duplex.layers.factors import unit
+from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes, Source
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting
-from duplex.methods.exhibits import Exhibits
+from duplex.methods.inspectable import Exhibits
 from duplex.options import Options
-from duplex.parts.composition_graph import CompositionGraph, GraphNetwork
-from duplex.parts.factors import unit
-from duplex.parts.heads import Columns
-from duplex.parts.prompts import TEMPLATE, Prompts, Prototypes, Source
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from duplex.feasibility import feasibility
 from duplex.labels import Ints
+from duplex.layers.composition_index import Columns, WordTable
+from duplex.layers.word_feasibility import feasibility
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, UnfinishedMethod, Words
 from duplex.options import Options
-from duplex.parts.heads import Columns, WordTable
 
 Row = TypeVar("Row", bound=Options)
 ASIDE = 10.0  # a cosine of this much less is none

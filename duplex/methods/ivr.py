@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints
+from duplex.layers.composition_index import Columns, Composer, Mlp, WordTable
+from duplex.layers.factors import unit
+from duplex.layers.partners import next_partner
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting
 from duplex.methods.head import Pairs, words_of
 from duplex.options import Options
-from duplex.parts.factors import unit
-from duplex.parts.heads import Columns, Composer, Mlp, WordTable
-from duplex.parts.partners import next_partner
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints
+from duplex.layers.composition_index import Mlp
+from duplex.layers.factors import unit
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, columns_of
 from duplex.options import Options
-from duplex.parts.factors import unit
-from duplex.parts.heads import Mlp
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
+from duplex.layers.factors import unit
+from duplex.layers.prompt_paths import TEMPLATE, Prompts
+from duplex.layers.sphere import exp_map, intrinsic_mean, log_map
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, columns_of
 from duplex.options import Options
-from duplex.parts.factors import unit
-from duplex.parts.prompts import TEMPLATE, Prompts
-from duplex.parts.sphere import exp_map, intrinsic_mean, log_map
 
 
 @dataclass(frozen=True)

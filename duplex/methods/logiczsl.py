@@ -11,7 +11,7 @@ true is `a (1 - b)`. Summed over rules, averaged over images:
   the marginal of the composition path, q(s) = sum_o p(s, o).
 
 The paper has a language model write the rules. Here they are lines of the row's `rules`; without any, they are read
-off the training labels (`duplex.parts.rules`). Scores are the three paths'.
+off the training labels (`duplex.layers.rules`). Scores are the three paths'.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duplex.layers.prompt_paths import Prototypes
+from duplex.layers.rules import FORM, observed, read, well_formed
 from duplex.methods.base import Batch, Setting
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
-from duplex.parts.prompts import Prototypes
-from duplex.parts.rules import FORM, observed, read, well_formed
 
 
 @dataclass(frozen=True)

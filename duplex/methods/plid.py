@@ -31,12 +31,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints
+from duplex.layers.composition_index import Columns
+from duplex.layers.factors import Factors, unit
+from duplex.layers.prompt_paths import TEMPLATE, Prompts
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting
-from duplex.methods.exhibits import Exhibits
+from duplex.methods.inspectable import Exhibits
 from duplex.options import Options
-from duplex.parts.factors import Factors, unit
-from duplex.parts.heads import Columns
-from duplex.parts.prompts import TEMPLATE, Prompts
 
 TEMPLATES = (
     "a photo of a",

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
+from duplex.layers.paths import PathOptions, Paths
+from duplex.layers.portable import portable_paths, shares
+from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, Terms, columns_of, summed
-from duplex.methods.exhibits import Exhibits, of_paths
-from duplex.parts.paths import PathOptions, Paths
-from duplex.parts.portable import portable_paths, shares
-from duplex.parts.prompts import Prototypes
+from duplex.methods.inspectable import Exhibits, of_paths
 
 
 @dataclass(frozen=True)

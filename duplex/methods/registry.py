@@ -16,8 +16,8 @@ from duplex.errors import DuplexError, UsageError
 from duplex.options import Options
 
 if TYPE_CHECKING:
+    from duplex.layers.finetuned_blocks import Tail
     from duplex.methods.base import Method, Setting
-    from duplex.parts.tail import Tail
 
 GROUP = "duplex.methods"
 KNOWN_NEEDS = ("cls", "patch", "text", "words")
@@ -112,7 +112,7 @@ def make(kind: str, options: Options, setting: Setting) -> Method[Any]:
 
 
 def _tailed(kind: str, made: Method[Any], tail: Callable[[], Tail]) -> Method[Any]:
-    from duplex.methods.tailed import Tailed
+    from duplex.methods.with_finetuning import Tailed
 
     if not made.groups():
         raise UsageError(

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from duplex.layers.composition_index import Columns, Composer, Mlp
+from duplex.layers.factors import unit
+from duplex.layers.partners import next_partner
 from duplex.methods.base import Batch, Setting
 from duplex.methods.head import PairHead, Pairs
 from duplex.options import Options
-from duplex.parts.factors import unit
-from duplex.parts.heads import Columns, Composer, Mlp
-from duplex.parts.partners import next_partner
 
 OF_STATES, OF_OBJECTS = 0.4, 0.6  # weights of L_s and L_o
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
+from duplex.layers.composition_index import Columns
+from duplex.layers.paths import Factored, PathOptions, Paths
+from duplex.layers.prompt_paths import TEMPLATE, Prototypes
 from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting
-from duplex.methods.exhibits import Exhibits, of_paths
+from duplex.methods.inspectable import Exhibits, of_paths
 from duplex.options import Options
-from duplex.parts.heads import Columns
-from duplex.parts.paths import Factored, PathOptions, Paths
-from duplex.parts.prompts import TEMPLATE, Prototypes
 
 TERMS = ("s", "o", "ct")
 

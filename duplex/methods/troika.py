@@ -23,12 +23,12 @@ from torch.nn.functional import cross_entropy
 
 from duplex.errors import UsageError
 from duplex.labels import Ints
+from duplex.layers.attention import CrossAttention, in_blocks
+from duplex.layers.composition_index import Columns
+from duplex.layers.factors import unit
+from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch, Scorer, Setting
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
-from duplex.parts.attention import CrossAttention, in_blocks
-from duplex.parts.factors import unit
-from duplex.parts.heads import Columns
-from duplex.parts.prompts import Prototypes
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
 from duplex.errors import UsageError
+from duplex.layers.attention import CrossBlock
+from duplex.layers.composition_index import Columns
+from duplex.layers.factors import unit
+from duplex.layers.prompt_paths import Prototypes
+from duplex.layers.word_vectors import word_vectors
 from duplex.methods.base import Batch, Setting
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
-from duplex.parts.attention import CrossBlock
-from duplex.parts.factors import unit
-from duplex.parts.heads import Columns
-from duplex.parts.prompts import Prototypes
-from duplex.parts.words import word_vectors
 
 
 @dataclass(frozen=True)

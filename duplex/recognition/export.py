@@ -13,16 +13,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from duplex.checkpoint import digest
 from duplex.errors import DuplexError, UsageError
-from duplex.files import replaced_folder
 from duplex.labels import World
-from duplex.recognition import recognize
+from duplex.recognition import numpy_example
 from duplex.recognition.card import Facts, card
 from duplex.recognition.onnx_files import LINES as SEEING
 from duplex.recognition.onnx_files import TOWER, TRAINED
 from duplex.recognition.sources import CONFIG, FORMAT, TAILED, TENSORS, fault, read_config
 from duplex.recognition.trained import Trained
+from duplex.system.files import replaced_folder
+from duplex.training.checkpoint import digest
 
 README, LINES = "README.md", "recognize.py"
 NAMES = {CONFIG, TENSORS, README, LINES, TRAINED, TOWER, SEEING, "__pycache__"}
@@ -66,7 +66,7 @@ def _fill(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]
     (folder / TENSORS).chmod(0o644)  # safetensors writes for its owner alone
     (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     (folder / README).write_text(text, encoding="utf-8")
-    shutil.copyfile(str(recognize.__file__), folder / LINES)
+    shutil.copyfile(str(numpy_example.__file__), folder / LINES)
 
 
 def whole(out: Path, fill: Callable[[Path], None]) -> None:

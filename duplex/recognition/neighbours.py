@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.features.pictures import BadPicture, read_picture
+from duplex.features.image_files import BadPicture, read_picture
 
 THUMBNAIL = 96  # pixels
 

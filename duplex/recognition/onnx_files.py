@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders import Encoder
-from duplex.encoders.tail import entering
+from duplex.encoders.image_blocks import entering
 from duplex.errors import DuplexError, UsageError
-from duplex.parts import portable
-from duplex.parts.tail import Tail
-from duplex.recognition import see
+from duplex.layers import portable
+from duplex.layers.finetuned_blocks import Tail
+from duplex.recognition import onnx_example
 
 TRAINED, TOWER, LINES = "trained.onnx", "encoder.onnx", "see.py"
 INSTALL = "pip install 'duplex[onnx]'"
@@ -76,7 +76,7 @@ def write_tower(
     blank = torch.zeros(2, 3, preprocess["size"], preprocess["size"], dtype=torch.uint8)
     visual.float().cpu()
     _export(Tower(encoder, preprocess, tail, depth), blank, folder / TOWER, "pixels", "features")
-    shutil.copyfile(str(see.__file__), folder / LINES)
+    shutil.copyfile(str(onnx_example.__file__), folder / LINES)
 
 
 def _export(module: nn.Module, example: Tensor, path: Path, given: str, found: str) -> None:

@@ -19,20 +19,20 @@ from torch import Tensor
 
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError, UsageError, require
-from duplex.evaluation.words import read_word_vectors
+from duplex.evaluation.glove import read_word_vectors
 from duplex.features.encoding import STEP, Kept
 from duplex.features.identity import LIBRARIES, check_identity
 from duplex.features.layout import FIRST_BAD, reason
 from duplex.features.store import Features
-from duplex.files import sha256
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Inputs, Words
+from duplex.recognition.added_words import Pair, extended, split_words
 from duplex.recognition.answers import Answer, Unreadable
-from duplex.recognition.panel import Panel
-from duplex.recognition.pictures import as_inputs, encode, encode_files, features_of, open_picture
+from duplex.recognition.candidates import Panel
+from duplex.recognition.images import as_inputs, encode, encode_files, features_of, open_picture
 from duplex.recognition.sources import open_trained
 from duplex.recognition.trained import Trained
-from duplex.recognition.words import Pair, extended, split_words
+from duplex.system.files import sha256
 
 Bias = float | Literal["calibrated"]
 BATCH = 64

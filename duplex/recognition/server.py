@@ -13,16 +13,16 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
-from duplex import __version__
 from duplex.errors import DuplexError
 from duplex.labels import World
 from duplex.recognition.batching import Batcher
+from duplex.recognition.candidates import Panel
 from duplex.recognition.counters import Counters, resident
 from duplex.recognition.limits import Gate, Limits, Refused
 from duplex.recognition.neighbours import Neighbours
-from duplex.recognition.panel import Panel
 from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.workers import Asked, Gone, Worker
+from duplex.system.version import __version__
 
 POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src blob:; style-src 'self' 'unsafe-inline'; "
 HEADERS = {

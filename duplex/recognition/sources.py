@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from duplex.checkpoint import digest
 from duplex.errors import DuplexError, UsageError
 from duplex.recognition.trained import Exported, Run, Trained, WordSource
+from duplex.training.checkpoint import digest
 
 HUB = "hf-hub:"
 CHECKPOINT, CONFIG, TENSORS = "checkpoint.safetensors", "config.json", "model.safetensors"

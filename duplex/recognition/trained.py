@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplex.calibration import Calibration, passing
-from duplex.checkpoint import WORDS, Record, fingerprint, load_checkpoint, read_record
 from duplex.encoders import Encoder, load_encoder
-from duplex.encoders.tail import entering_shape
+from duplex.encoders.image_blocks import entering_shape
 from duplex.errors import UsageError
 from duplex.features.identity import IMPORTED
 from duplex.labels import Bools, LabelSpace, World
+from duplex.layers import portable
+from duplex.layers.finetuned_blocks import Tail, tail_maker
+from duplex.layers.word_vectors import word_vectors
 from duplex.methods.base import Inputs, Method, Setting, Words, summed
 from duplex.methods.registry import find
-from duplex.methods.tailed import TAIL, Tailed, moving
+from duplex.methods.with_finetuning import TAIL, Tailed, moving
 from duplex.options import TailOptions
-from duplex.parts import portable
-from duplex.parts.tail import Tail, tail_maker
-from duplex.parts.words import word_vectors
-from duplex.recognition.panel import Panel
+from duplex.recognition.candidates import Panel
+from duplex.training.calibration import Calibration, passing
+from duplex.training.checkpoint import WORDS, Record, fingerprint, load_checkpoint, read_record
 
 
 class WordSource(Protocol):

@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplex.allocator import keep_freed_memory
 from duplex.errors import DuplexError
-from duplex.features.pictures import BadPicture, decode_picture
+from duplex.features.image_files import BadPicture, decode_picture
 from duplex.labels import World
 from duplex.recognition.recognizer import Recognizer
+from duplex.system.allocator import keep_freed_memory
 
 SPAWN = get_context("spawn")  # a fork would copy locks that torch's threads hold
 LEAVE = 10.0  # seconds that a process has to end by itself

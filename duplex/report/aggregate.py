@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from duplex.errors import DuplexError
-from duplex.files import write_text
 from duplex.labels import GROUPS, WORLDS
 from duplex.report.numbers import GROUPINGS, JUDGES, TERMS, read_numbers
+from duplex.system.files import write_text
 
 HEADLINE = ("seen", "unseen", "hm", "auc")
 BESIDE = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.curve import Curve, Margins, falling, rising
-from duplex.evaluation.evidence import Floats
 
 POINTS, ROUNDS = 81, 200
 

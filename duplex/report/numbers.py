@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from duplex.errors import DuplexError
-from duplex.files import reason
 from duplex.labels import SPLITS, WORLDS
+from duplex.system.files import reason
 
 Tree = dict[str, Any]
 JUDGES = ("words", "likelihood")  # of feasibility: what the other one than the row's own would have decided

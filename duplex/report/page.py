@@ -11,9 +11,9 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from duplex.files import replaced_folder
 from duplex.report.blocks import Block, Figure, Report, Row
 from duplex.report.charts import standalone
+from duplex.system.files import replaced_folder
 
 STYLES, SCRIPT = ("page.css", "charts.css"), "page.js"
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from duplex.features.examples import Examples
 from duplex.labels import Ints
-from duplex.methods.exhibits import Exhibits, Inputs
+from duplex.methods.inspectable import Exhibits, Inputs
 
 Array = NDArray[np.float32]
 BLOCK = 4096

@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from duplex.report.blocks import Block, Note, Part
-from duplex.report.pictures import any_there, thumbnail
 from duplex.report.predicted import Look, accuracy_tables, confused_table, examples
 from duplex.report.texts import Texts
+from duplex.report.thumbnails import any_there, thumbnail
 
 
 def look_under(root: Path) -> Look:

@@ -11,10 +11,10 @@ from typing import Protocol
 import pandas as pd
 
 from duplex.errors import DuplexError
-from duplex.files import reason
 from duplex.labels import WORLDS
 from duplex.report.curves import MeanCurve, margins_of, mean_curve
 from duplex.report.numbers import Tree, read_numbers
+from duplex.system.files import reason
 
 
 class RunFiles(Protocol):

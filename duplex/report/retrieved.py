@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from duplex.errors import UsageError
-from duplex.evaluation.evidence import Floats
+from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.retrieval import nearest, precision
 from duplex.features.examples import Examples
 from duplex.labels import Ints, LabelSpace
-from duplex.methods.exhibits import Exhibits
+from duplex.methods.inspectable import Exhibits
 from duplex.report.blocks import Block, Cell, Column, Gallery, Group, Line, Note, Row, Strip, Table, Thumb
 from duplex.report.prototypes import Embedded, prototypes_of
 from duplex.report.tables import pointer

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from duplex.evaluation.evidence import Floats
+from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.retrieval import nearest
 from duplex.labels import Bools, Ints
 from duplex.report.blocks import Block, Cell, Column, Line, Row, Table

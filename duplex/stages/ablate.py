@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.config.params import Params
 from duplex.errors import require
 from duplex.features.store import open_features
-from duplex.files import replaced_folder
 from duplex.labels import LabelSpace
-from duplex.params import Params
 from duplex.report.aggregate import aggregate, read_metrics, write_json
 from duplex.stages import evaluate, train
 from duplex.stages.plan import planned
+from duplex.system.files import replaced_folder
 
 KEPT = ("metrics", "predictions")  # of every run: what tables and comparisons read
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from duplex import __version__
-from duplex.artifacts import ArtifactPaths
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import DatasetParams, Params, load_params
 from duplex.data.mirrors import BENCHMARKS
 from duplex.data.source import are_there
 from duplex.encoders.source import absent_weights
@@ -21,7 +21,7 @@ from duplex.errors import DuplexError
 from duplex.features.identity import IMPORTED
 from duplex.features.layout import partial_path
 from duplex.features.store import open_features
-from duplex.params import DatasetParams, Params, load_params
+from duplex.system.version import __version__
 
 LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
 EXTRAS = {"serve": ("fastapi", "uvicorn", "python-multipart"), "onnx": ("onnx", "onnxscript", "onnxruntime")}

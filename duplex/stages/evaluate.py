@@ -14,25 +14,25 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.assessment import Field, Pass, assess, assess_sums
-from duplex.calibration import Calibration, passing
-from duplex.checkpoint import Record, load_checkpoint, read_record
+from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.config.params import EvaluationParams, Params
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError
+from duplex.evaluation.accumulator import Rivals
 from duplex.evaluation.curve import Curve, Margins, harmonic_mean
-from duplex.evaluation.evidence import Rivals
 from duplex.evaluation.groups import group_table
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.evaluation.sampled import sampled
 from duplex.features.examples import Examples
-from duplex.files import write_text
 from duplex.labels import Bools, LabelSpace, World, frequency_groups
 from duplex.methods.base import Method, Words
 from duplex.methods.registry import find
-from duplex.params import EvaluationParams, Params
 from duplex.stages.inputs import Inputs, LoadInputs, load_inputs, make_deterministic
-from duplex.threads import threads
+from duplex.system.files import write_text
+from duplex.system.threads import threads
+from duplex.training.calibration import Calibration, passing
+from duplex.training.checkpoint import Record, load_checkpoint, read_record
+from duplex.training.scoring import Field, Pass, assess, assess_sums
 
 
 def run(

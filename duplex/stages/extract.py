@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from duplex.artifacts import ArtifactPaths
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.data.source import ensure_pictures
 from duplex.data.tree import PictureTree
 from duplex.encoders import load_encoder
 from duplex.errors import UsageError
+from duplex.features.copy_cache import reuse
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
 from duplex.features.identity import IMPORTED, Identity, cache_identity
 from duplex.features.layout import FIRST_BAD, FORMS, open_file, reason
-from duplex.features.reuse import reuse
-from duplex.files import write_text
-from duplex.params import Params
+from duplex.system.files import write_text
 
 
 def extract(

@@ -14,29 +14,29 @@ import numpy as np
 import pandas as pd
 import torch
 
-from duplex.artifacts import ArtifactPaths
-from duplex.checkpoint import WORDS
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import DatasetParams, Params
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.data.source import ensure_pictures
 from duplex.encoders import Encoder, load_encoder, resolve_device
 from duplex.encoders.text import TextTower
 from duplex.errors import UsageError
-from duplex.evaluation.words import read_word_vectors
+from duplex.evaluation.glove import read_word_vectors
 from duplex.features.encoding import Kept
 from duplex.features.examples import Arrays, Examples, join
 from duplex.features.identity import IMPORTED
+from duplex.features.interrupts import say
 from duplex.features.remade import Remade, Source
 from duplex.features.store import Features, open_features
 from duplex.features.tokens import Some, read_tokens
 from duplex.features.views import Viewed
-from duplex.features.watching import say
-from duplex.files import sha256
 from duplex.labels import LabelSpace, World
+from duplex.layers.finetuned_blocks import Tail, tail_maker
+from duplex.layers.word_vectors import word_vectors
 from duplex.methods.base import Setting, Words
 from duplex.options import TailOptions, TrainingOptions
-from duplex.params import DatasetParams, Params
-from duplex.parts.tail import Tail, tail_maker
-from duplex.parts.words import word_vectors
+from duplex.system.files import sha256
+from duplex.training.checkpoint import WORDS
 
 ANYTHING = frozenset({"cls", "text"})
 MEMORY = TrainingOptions.memory

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from duplex.artifacts import ArtifactPaths
-from duplex.checkpoint import read_record
-from duplex.code import code_of_run
-from duplex.files import sha256
-from duplex.params import Params
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.code_hash import code_of_run
+from duplex.config.params import Params
 from duplex.report.aggregate import write_json
+from duplex.system.files import sha256
+from duplex.training.checkpoint import read_record
 
 UNFINISHED = ".partial"
 

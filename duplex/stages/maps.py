@@ -8,15 +8,15 @@ import pandas as pd
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from duplex.artifacts import ArtifactPaths
-from duplex.files import write_text
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params
 from duplex.labels import Ints
-from duplex.params import Params
-from duplex.progress import Bar
 from duplex.report.maps import EARLY, STEPS, Array, Rows, Scene, count, draw_maps
 from duplex.report.prototypes import embed
+from duplex.stages.featured_run import ShownRun, load_shown
 from duplex.stages.inventory import prototype_run
-from duplex.stages.shown import ShownRun, load_shown
+from duplex.system.files import write_text
+from duplex.system.progress import Bar
 
 COLUMNS = ["map", "kind", "label", "object", "seen", "x", "y"]
 

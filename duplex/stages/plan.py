@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from duplex.artifacts import ArtifactPaths
-from duplex.code import code_of_run
-from duplex.files import replaced_folder
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.code_hash import code_of_run
+from duplex.config.params import Params
 from duplex.methods.registry import BrokenMethod
-from duplex.params import Params
 from duplex.report.aggregate import write_json
+from duplex.system.files import replaced_folder
 
 
 def run(params: Params, paths: ArtifactPaths | None = None) -> None:

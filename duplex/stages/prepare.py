@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 
-from duplex.artifacts import ArtifactPaths
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params
 from duplex.data.manifest import write_manifest
 from duplex.data.source import ensure_pictures, load_source
 from duplex.data.stats import statistics
-from duplex.files import write_text
-from duplex.params import Params
+from duplex.system.files import write_text
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:

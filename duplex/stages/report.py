@@ -6,19 +6,19 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from duplex.artifacts import ArtifactPaths
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params
 from duplex.features.layout import open_file, read_identity
-from duplex.files import replaced
-from duplex.params import Params
-from duplex.progress import Bar
 from duplex.report.aggregate import Aggregate, aggregate, headlines, write_json
 from duplex.report.numbers import Tree
 from duplex.report.page import write_report
+from duplex.report.page_sections import build_report
 from duplex.report.provenance import find_provenance
 from duplex.report.results import DatasetResults, Results, read_run, read_tree
-from duplex.report.sections import build_report
 from duplex.report.series import curve_table, training_table
-from duplex.stages.pictured import pictured
+from duplex.stages.report_images import pictured
+from duplex.system.files import replaced
+from duplex.system.progress import Bar
 
 
 def run(params: Params, paths: ArtifactPaths | None = None) -> Path:

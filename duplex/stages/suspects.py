@@ -10,18 +10,18 @@ import numpy as np
 import pandas as pd
 import torch
 
-from duplex.artifacts import ArtifactPaths
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params
 from duplex.data.manifest import manifest_hash, read_manifest
 from duplex.data.text import read_text
 from duplex.errors import DuplexError, UsageError
 from duplex.features.store import Features, open_features
 from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
-from duplex.methods.tailed import Tailed
-from duplex.params import Params
-from duplex.parts.factors import unit
+from duplex.layers.factors import unit
+from duplex.methods.with_finetuning import Tailed
 from duplex.recognition.suspects import Suspicion, Way, margins
-from duplex.stages.runs import best_run
+from duplex.stages.trained_runs import best_run
 
 EDITED = ["image", "state", "object"]  # columns that `relabel` reads
 

@@ -10,21 +10,21 @@ from typing import Any
 import pandas as pd
 import torch
 
-from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.assessment import tune, validation_auc
-from duplex.calibration import calibrate
-from duplex.checkpoint import WORDS, Record, save_checkpoint
-from duplex.code import code_of_run
+from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.config.code_hash import code_of_run
+from duplex.config.params import Params
 from duplex.encoders import resolve_device
-from duplex.files import write_text
-from duplex.lock import sole_writer
 from duplex.methods.base import Batch, Method, Setting
 from duplex.methods.registry import find, make, source_of
 from duplex.options import Options
-from duplex.params import Params
 from duplex.stages.inputs import Inputs, LoadInputs, load_inputs, make_deterministic
-from duplex.threads import threads
-from duplex.training import Outcome, Run, train
+from duplex.system.files import write_text
+from duplex.system.lock import sole_writer
+from duplex.system.threads import threads
+from duplex.training.calibration import calibrate
+from duplex.training.checkpoint import WORDS, Record, save_checkpoint
+from duplex.training.loop import Outcome, Run, train
+from duplex.training.scoring import tune, validation_auc
 
 
 def run(

@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 
 from benchmarks import depth_study
 from benchmarks.depth_study import ADAPTERS, FROZEN, METHODS, Cell, Study, cells, claim, markdown, table, work
+from duplex.config.params import load_params
 from duplex.data.shapes import render_pictures, shapes_manifest
-from duplex.params import load_params
 from tests.subprocesses import ROOT
 
 STUDY = Study("shapes", Path("nowhere"), (3e-4, 1e-3), (100, 101), (0, 1), None, None, ROOT / "params.yaml")

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import methods
 from benchmarks.methods import Bench, compared, difference, markdown, shown_in, tune
-from duplex.artifacts import RunPaths
-from duplex.params import load_params
+from duplex.config.artifacts import RunPaths
+from duplex.config.params import load_params
 from tests.subprocesses import ROOT
 
 

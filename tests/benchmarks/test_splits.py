@@ -12,9 +12,9 @@ import pytest
 from benchmarks import splits
 from benchmarks.methods import Bench, margins
 from benchmarks.splits import difference, markdown, measured, run_all, table
-from duplex.artifacts import RunPaths
+from duplex.config.artifacts import RunPaths
+from duplex.config.params import load_params
 from duplex.evaluation.splits import compare_splits
-from duplex.params import load_params
 from tests.subprocesses import ROOT
 
 GAINS = {"clip": 0.0, "duplex": 0.4, "duplex_open": 0.2, "duplex_plus": 1.0}

@@ -11,10 +11,10 @@ import torch
 
 from benchmarks.validation import main, of_terms
 from benchmarks.variations import STUDY
-from duplex.assessment import validation_auc
 from duplex.errors import UsageError
 from duplex.features.examples import Examples
 from duplex.methods.duplex import DuplexOptions
+from duplex.training.scoring import validation_auc
 from tests.methods.world import batch_of, features, small_labels, small_method, small_setting, step_of
 from tests.subprocesses import ROOT
 

@@ -17,9 +17,9 @@ from ruamel.yaml import YAML
 
 from duplex.cli import main
 from duplex.cli.params_file import add_dataset
+from duplex.config.params import load_params
 from duplex.data.mirrors import BENCHMARKS
 from duplex.errors import DuplexError, UsageError
-from duplex.params import load_params
 from tests.data.makers import make_folder, make_standard, make_table, rows, write_lists
 from tests.data.web import serving
 

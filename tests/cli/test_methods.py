@@ -29,7 +29,7 @@ def test_what_is_undefined_is_a_dash(absent, line):
 
 def test_evaluation_by_the_sampled_protocol_is_printed(monkeypatch):
     sampled = {"closed": {key: WHOLE[key] for key in ("seen", "unseen", "hm", "auc")}}
-    monkeypatch.setattr("duplex.params.load_params", lambda: None)
+    monkeypatch.setattr("duplex.config.params.load_params", lambda: None)
     monkeypatch.setattr("duplex.stages.evaluate.run", lambda *_: sampled)
     done = CliRunner().invoke(app, ["evaluate", "--dataset", "any"])
     assert (done.exit_code, done.stdout) == (0, "closed  S 41.30  U 20.00  HM 18.20  AUC 6.90\n")

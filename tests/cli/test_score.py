@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from duplex.cli.score import register
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation import scores as module
-from duplex.evaluation.evidence import Evidence
+from duplex.evaluation.accumulator import Evidence
 from duplex.evaluation.metrics import measure
 from tests.evaluation.twins import problem
 

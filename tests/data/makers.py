@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from duplex.data.pairs import FOLDER
+from duplex.data.czsl_layout import METADATA
+from duplex.data.pair_lists import FOLDER
 from duplex.data.shapes import draw
-from duplex.data.standard import METADATA
 
 STATES, OBJECTS = ("red", "striped", "hollow", "green"), ("circle", "star", "heart", "moon")
 VAL_UNSEEN, TEST_UNSEEN = (("red", "star"), ("striped", "heart")), (("hollow", "moon"), ("green", "circle"))

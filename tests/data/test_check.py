@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 
 from duplex.data.check import Finding, check_dataset, open_picture
+from duplex.data.czsl_layout import METADATA
 from duplex.data.dataset import Dataset, labels_of
-from duplex.data.pairs import read_pair_lists
+from duplex.data.pair_lists import read_pair_lists
 from duplex.data.published import PUBLISHED, differences
 from duplex.data.source import DataSource, load_source
-from duplex.data.standard import METADATA
 from duplex.data.stats import statistics, statistics_text
 from duplex.labels import LabelSpace
 from tests.data.makers import make_standard, make_table

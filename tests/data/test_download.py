@@ -22,7 +22,7 @@ from duplex.data.fetch import DeadLink, fetch
 from duplex.data.mirrors import BENCHMARKS, Archive
 from duplex.data.unpack import unpack
 from duplex.errors import DuplexError
-from duplex.lock import sole_writer
+from duplex.system.lock import sole_writer
 from tests.data.web import BODY, Server, serving
 
 

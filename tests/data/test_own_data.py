@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duplex.data.folder import read_folder
-from duplex.data.shares import SplitOptions
 from duplex.data.source import DataSource, detect_source, load_source
+from duplex.data.split_options import SplitOptions
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
 from tests.data.makers import make_folder, make_table, rows

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from duplex.config.params import load_params
 from duplex.data.dataset import Dataset, from_rows
 from duplex.data.resplit import resplit, shares, split_name
-from duplex.data.shares import SplitOptions
 from duplex.data.source import DataSource, load_source
+from duplex.data.split_options import SplitOptions
 from duplex.errors import DuplexError, UsageError
-from duplex.params import load_params
 from tests.data.makers import make_folder, make_standard, make_table
 from tests.data.test_split import frame_of
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from duplex.data.shares import SplitOptions
 from duplex.data.split import _divide, _hold_out, make_split
+from duplex.data.split_options import SplitOptions
 from duplex.errors import DuplexError, UsageError
 
 GRIDS = st.dictionaries(st.tuples(st.integers(0, 6), st.integers(0, 6)), st.integers(1, 9), min_size=4, max_size=49)

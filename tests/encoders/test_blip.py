@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from duplex.encoders import encoder_identity, load_encoder
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.errors import DuplexError
+from duplex.layers.prompt_paths import Prompts
 from duplex.methods.base import Batch, Setting
 from duplex.methods.prompts import PromptMethod
-from duplex.parts.prompts import Prompts
 from duplex.testing import small_labels
 
 ensure_torchvision()

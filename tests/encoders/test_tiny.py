@@ -8,10 +8,10 @@ from safetensors import safe_open
 
 from duplex.data.shapes import HARSH, OBJECTS, STATES, draw, shapes_manifest
 from duplex.data.shapes import SEED as BENCHMARK_SEED
-from duplex.drawing import LOOKS, OUTLINES, stream
 from duplex.encoders import tiny
 from duplex.encoders.openclip import SimpleTokenizer
 from duplex.encoders.tiny import corpus
+from duplex.synthetic import LOOKS, OUTLINES, stream
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from duplex.evaluation import archives
 from duplex.evaluation.archives import open_npz
-from duplex.hdf5 import Unfit
+from duplex.system.hdf5 import Unfit
 
 VALUES = np.arange(500.0).reshape(50, 10)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
+from duplex.evaluation.accumulator import Evidence, Rivals
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.evidence import Evidence, Rivals
 from duplex.evaluation.metrics import Metrics, measure
 from tests.evaluation.twins import Problem, is_right, naive, problem
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from duplex.evaluation import curve, evidence, feasibility, metrics, sampled, seeds, splits, uncertainty
+from duplex.evaluation import accumulator, curve, feasibility, metrics, sampled, seeds, splits, uncertainty
 
 SAID: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (curve.Margins.of, {"k": 1}),
     (curve.Margins.right, {"bias": 0.0}),
     (curve.Curve.table, {"limit": 500}),
-    (evidence.Evidence.__init__, {"k": 1, "live": None}),
-    (evidence.Evidence.add, {"rows": None, "first_column": 0}),
-    (evidence.Rivals.prediction, {"bias": 0.0}),
+    (accumulator.Evidence.__init__, {"k": 1, "live": None}),
+    (accumulator.Evidence.add, {"rows": None, "first_column": 0}),
+    (accumulator.Rivals.prediction, {"bias": 0.0}),
     (feasibility.thresholds, {"count": 50}),
     (feasibility.choose_threshold, {"k": 1}),
     (metrics.measure, {"k": 1, "rounds": 1000, "seed": 0}),

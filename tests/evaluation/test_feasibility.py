@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError
-from duplex.evaluation.evidence import Evidence
+from duplex.evaluation.accumulator import Evidence
 from duplex.evaluation.feasibility import buckets, choose_threshold, passing, thresholds
 from duplex.evaluation.metrics import measure
-from duplex.feasibility import Feasibility, feasibility
-from tests.test_feasibility import space
+from duplex.layers.word_feasibility import Feasibility, feasibility
+from tests.layers.test_word_feasibility import space
 
 
 @settings(max_examples=15, deadline=None)
@@ -55,7 +55,7 @@ def test_by_blocks_as_at_once(seed: int, block: int, count: int) -> None:
     vectors = rng.standard_normal((5, 3)), rng.standard_normal((6, 3))
     whole = feasibility(*vectors, labels)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("duplex.feasibility.BLOCK", block)
+        patch.setattr("duplex.layers.word_feasibility.BLOCK", block)
         blocks = Feasibility(*vectors, labels)
         steps = thresholds(blocks, labels.seen, count)
         assert np.array_equal(steps, thresholds(whole, labels.seen, count))

@@ -7,8 +7,8 @@ import inspect
 import numpy as np
 import pytest
 
+from duplex.evaluation.accumulator import Evidence
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.evidence import Evidence
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.evaluation.seeds import compare_seeds
 from duplex.evaluation.splits import compare_splits

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation import sampled as module
-from duplex.evaluation.evidence import Evidence
+from duplex.evaluation.accumulator import Evidence
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.evaluation.sampled import ScorePass, sampled
 from tests.evaluation.twins import Problem, problem, published_sweep

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duplex.evaluation.accumulator import Evidence
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.evidence import Evidence
 from duplex.evaluation.metrics import measure
 from duplex.evaluation.uncertainty import Components, _normal_p, bootstrap, bootstrap_p, compare, percentiles
 from tests.evaluation.twins import literal_components, problem

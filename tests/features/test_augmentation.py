@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
+from duplex.config.params import ExtractionParams
 from duplex.features.augmentation import Augmentation, Box, box
-from duplex.params import ExtractionParams
 
 
 class Stated:

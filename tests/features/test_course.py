@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
+from duplex.config.params import ExtractionParams
 from duplex.errors import DuplexError
 from duplex.features import extraction as extraction_module
 from duplex.features.decoding import decoded_blocks
@@ -18,7 +19,6 @@ from duplex.features.extraction import BadImage, ExtractionReport
 from duplex.features.layout import ENCODED, PENDING, Span, partial_path
 from duplex.features.shards import join_shards
 from duplex.features.store import PartialCache, open_features
-from duplex.params import ExtractionParams
 from tests.features.test_store import opened_in
 
 

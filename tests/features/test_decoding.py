@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from duplex.data.damage import MachineFault
+from duplex.data.image_errors import MachineFault
 from duplex.errors import DuplexError
 from duplex.features import decoding
 from duplex.features.augmentation import Augmentation
 from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers, worker_deaths
+from duplex.features.image_files import read_picture
 from duplex.features.layout import ENCODED, mark_of
-from duplex.features.pictures import read_picture
 from tests.features.pictures import write_pictures
 
 SIZE = (12, 20)  # height, width

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from duplex.encoders import PACKAGED, load_encoder
-from duplex.encoders.tail import cut
+from duplex.encoders.image_blocks import cut
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extraction as extraction_module
 from duplex.features import store

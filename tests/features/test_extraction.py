@@ -11,8 +11,8 @@ import torch
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.decoding import decoding_workers
+from duplex.features.image_files import read_picture
 from duplex.features.layout import partial_path
-from duplex.features.pictures import read_picture
 from duplex.features.store import PartialCache, open_features
 
 

@@ -27,7 +27,7 @@ from duplex.features.layout import (
 )
 from duplex.features.shards import copy_rows, join_shards, shapes_of, shard_path
 from duplex.features.store import PartialCache, open_features
-from duplex.hdf5 import Unfit
+from duplex.system.hdf5 import Unfit
 from tests.features import damage
 
 ROWS, WIDE = 12, 128

@@ -14,7 +14,7 @@ from duplex.errors import DuplexError
 from duplex.features import store
 from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, REASONS, Span
 from duplex.features.store import PartialCache, open_features
-from duplex.hdf5 import Unfit
+from duplex.system.hdf5 import Unfit
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
 IDENTITY["torch"] = "2"

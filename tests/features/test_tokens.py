@@ -12,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.ahead import STEPS, ahead
-from duplex.assessment import Field
-from duplex.features import pieces, tokens
+from duplex.features import cache_files, tokens
 from duplex.features.layout import ENCODED, Span
 from duplex.features.shards import join_shards, shard_path
 from duplex.features.store import PartialCache
 from duplex.features.tokens import Streamed, read_tokens
 from duplex.labels import Target
 from duplex.methods.base import Batch
+from duplex.training.prefetch import STEPS, ahead
+from duplex.training.scoring import Field
 from tests.features.test_store import opened_in
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
@@ -127,8 +127,8 @@ def told(monkeypatch) -> list[tuple[str, int, int]]:
         words.append(("now", place, views[0].nbytes))
         return preadv(descriptor, views, place)
 
-    monkeypatch.setattr(pieces.os, "posix_fadvise", soon)
-    monkeypatch.setattr(pieces.os, "preadv", now)
+    monkeypatch.setattr(cache_files.os, "posix_fadvise", soon)
+    monkeypatch.setattr(cache_files.os, "preadv", now)
     return words
 
 
@@ -146,7 +146,7 @@ def test_the_rows_of_a_few_steps_are_announced_before_they_are_read_and_no_more(
 
 def test_what_is_announced_is_what_will_be_read_of_every_shard_and_data_set(tmp_path, told, monkeypatch):
     streamed = Streamed.open(joined(tmp_path, 7, 20))
-    monkeypatch.setattr(pieces, "WINDOW", 100)  # a row of 40 bytes: three neighbours take two words
+    monkeypatch.setattr(cache_files, "WINDOW", 100)  # a row of 40 bytes: three neighbours take two words
     rows = torch.tensor([39, 6, 7, 8, 9, 19, 20])
     streamed.expect(rows)
     streamed[rows]
@@ -165,9 +165,9 @@ def refused(*_: object) -> None:
 @pytest.mark.parametrize("word", [None, refused])
 def test_where_the_system_cannot_be_told_rows_are_read_as_they_are_asked_for(cache, monkeypatch, word):
     if word is None:
-        monkeypatch.delattr(pieces.os, "posix_fadvise")
+        monkeypatch.delattr(cache_files.os, "posix_fadvise")
     else:
-        monkeypatch.setattr(pieces.os, "posix_fadvise", word)
+        monkeypatch.setattr(cache_files.os, "posix_fadvise", word)
     streamed = Streamed.open(cache)
     streamed.expect(torch.tensor([1, 2]))
     assert torch.equal(streamed[torch.tensor([1, 2])], torch.from_numpy(TOKENS)[1:3])
@@ -183,7 +183,7 @@ def test_a_reading_error_reaches_the_loop(cache):
 
 def test_scores_come_in_blocks_that_fit(cache, monkeypatch):
     """Evaluation never reads more of the disk than the scores it may hold."""
-    monkeypatch.setattr("duplex.assessment.BLOCK_SCORES", 6 * SHAPE[0] * SHAPE[1])
+    monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 6 * SHAPE[0] * SHAPE[1])
     field = Field(Target(2, None), lambda inputs: inputs["patch"].float().sum((1, 2))[:, None].repeat(1, 2))
     found = list(field.blocks(batch_of(Streamed.open(cache)).inputs))
     assert max(len(scores) for _, scores in found) == 6
@@ -197,8 +197,10 @@ def test_just_as_many_as_may_be_held_are_held(cache):
 
 
 def test_a_disk_that_gives_a_few_bytes_at_a_time_gives_all_of_them(cache, monkeypatch):
-    preadv = pieces.os.preadv
-    monkeypatch.setattr(pieces.os, "preadv", lambda descriptor, views, place: preadv(descriptor, [views[0][:7]], place))
+    preadv = cache_files.os.preadv
+    monkeypatch.setattr(
+        cache_files.os, "preadv", lambda descriptor, views, place: preadv(descriptor, [views[0][:7]], place)
+    )
     rows = torch.tensor([3, 4, 5, 30])
     assert torch.equal(Streamed.open(cache)[rows], torch.from_numpy(TOKENS)[rows])
 

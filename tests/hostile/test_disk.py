@@ -106,7 +106,7 @@ def test_whatever_the_system_says_of_a_write(
             raise OSError(number, os.strerror(number), str(source))
         real(source, target)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("duplex.files.os.replace", refuse)
+    monkeypatch.setattr("duplex.system.files.os.replace", refuse)
     assert command("prepare", "-d", "pics").refused("labels.json cannot be written")
     assert not list(table.rglob("*.partial")) and not list(table.rglob("labels.json"))
 

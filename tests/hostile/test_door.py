@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from duplex.cli.lock_file import STAGE, forget
-from duplex.params import load_params
+from duplex.config.params import load_params
 from tests.data.makers import OBJECTS, STATES, make_folder, make_table, save
 from tests.hostile.conftest import Command
 from tests.subprocesses import ROOT

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from duplex.data.check import open_picture
-from duplex.data.damage import MachineFault
+from duplex.data.image_errors import MachineFault
 from duplex.errors import DuplexError
+from duplex.features.image_files import read_picture
 from duplex.features.layout import NOT_FINITE, REASONS, mark_of
-from duplex.features.pictures import read_picture
 from duplex.features.store import open_features
 from tests.features.damage import DAMAGE, infinite, nan, pending
 from tests.hostile.conftest import CACHE, Command
@@ -36,7 +36,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise fault
             return real(path, *args, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr("duplex.features.pictures.Image.open", refuse)
+        monkeypatch.setattr("duplex.features.image_files.Image.open", refuse)
 
     return arrange
 

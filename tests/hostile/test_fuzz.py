@@ -17,23 +17,23 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duplex.checkpoint import load_checkpoint, read_record, save_checkpoint
 from duplex.cli.score import _score
+from duplex.config.params import load_params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
 from duplex.features.extraction import finished_marks
 from duplex.features.inspection import inspect
 from duplex.features.layout import ENCODED, Span
 from duplex.features.store import PartialCache, open_features
-from duplex.hdf5 import Unfit, read_attribute, refuse_endless
 from duplex.labels import LabelSpace
-from duplex.params import load_params
 from duplex.report.aggregate import aggregate, metrics_table
 from duplex.report.curves import margins_of
 from duplex.report.results import read_predictions, read_tree
+from duplex.system.hdf5 import Unfit, read_attribute, refuse_endless
+from duplex.training.checkpoint import load_checkpoint, read_record, save_checkpoint
 from tests.methods.world import small_method, small_setting
 from tests.subprocesses import ROOT
-from tests.test_checkpoint import ENCODER, RECORD
+from tests.training.test_checkpoint import ENCODER, RECORD
 
 FEW, MANY = 60, 10_000
 HANG = timedelta(seconds=20)

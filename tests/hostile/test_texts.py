@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from duplex.artifacts import ArtifactPaths
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import load_params
 from duplex.data.download import download_archive
 from duplex.data.manifest import write_manifest
 from duplex.data.mirrors import BENCHMARKS, Archive
 from duplex.data.shapes import shapes_manifest
 from duplex.errors import DuplexError
-from duplex.params import load_params
-from duplex.recognition.words import read_words
+from duplex.recognition.added_words import read_words
 from duplex.report.aggregate import aggregate, metrics_table
 from duplex.report.results import read_predictions, read_run, read_tree
 from duplex.stages import report

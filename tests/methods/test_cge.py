@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
+from duplex.layers.composition_index import Columns
 from duplex.methods.cge import Cge
-from duplex.parts.composition_graph import CompositionGraph, GraphNetwork
-from duplex.parts.heads import Columns
 from tests.methods.field import (
     LABELS,
     SEEN,

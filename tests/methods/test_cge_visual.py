@@ -73,7 +73,7 @@ def test_losses_rows_and_scores_by_loops(graph):
 
 
 def _columns(asked):
-    from duplex.parts.heads import Columns
+    from duplex.layers.composition_index import Columns
 
     return Columns(torch.tensor(asked).numpy(), N)
 

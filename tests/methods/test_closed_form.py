@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from duplex.layers import portable
+from duplex.layers.factors import unit
+from duplex.layers.gaussian_prototypes import ClosedForm, Posterior, Settings
+from duplex.layers.statistics import Statistics
 from duplex.methods.base import Batch, Words
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import make
 from duplex.options import OptionError
-from duplex.parts import portable
-from duplex.parts.closed_form import ClosedForm, Posterior, Settings
-from duplex.parts.factors import unit
-from duplex.parts.statistics import Statistics
-from duplex.recognition import recognize
+from duplex.recognition import numpy_example
 from tests.methods.world import DIM, batch_of, features, scores_of, small_labels, small_setting, step_of
 
 LABELS = small_labels()
@@ -268,7 +268,7 @@ def test_evidence_and_tensors_give_the_score(row, world):
     for name, part in portable.terms(tensors, z):
         torch.testing.assert_close(part.double(), found[name].double(), rtol=1e-4, atol=1e-4)
     numbers = {name: tensor.numpy() for name, tensor in tensors.items()}
-    np.testing.assert_allclose(recognize.scores(numbers, z.numpy()), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(numpy_example.scores(numbers, z.numpy()), expected, rtol=1e-4, atol=1e-4)
     shares = method.probabilities(expected)
     torch.testing.assert_close(shares.sum(1), torch.ones(5, dtype=torch.float64))
     torch.testing.assert_close(portable.probabilities(tensors, expected), shares)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from duplex.layers.clusters import assign, moved, spread, transport
 from duplex.methods.cluspro import ClusPro, dependence
-from duplex.parts.clusters import assign, moved, spread, transport
 from tests.methods.field import SEEN, N, batch, build, close, dot, scores, unit
 
 ROW: dict[str, Any] = {

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from duplex.feasibility import feasibility
+from duplex.layers.word_feasibility import feasibility
 from duplex.methods.cge import Cge
 from duplex.methods.co_cge import CoCge
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, mlp, scores, unit

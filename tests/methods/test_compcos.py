@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.feasibility import feasibility
+from duplex.layers.word_feasibility import feasibility
 from duplex.methods.compcos import CompCos
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import UsageError
+from duplex.layers.graph import Nodes
+from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.duplex import Duplex
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.parts.graph import Nodes
-from duplex.parts.prompts import Prototypes
 from tests.methods import twin
 from tests.methods.world import (
     DIM,

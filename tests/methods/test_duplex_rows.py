@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duplex.layers.codebook import Codebook
+from duplex.layers.prompt_paths import Prototypes
+from duplex.layers.trained_codebook import TrainedCodebook
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.parts.codebook import Codebook
-from duplex.parts.prompts import Prototypes
-from duplex.parts.trained_codebook import TrainedCodebook
 from tests.methods import twin
 from tests.methods.world import DIM, every_row, features, random_labels, small_labels, small_method, step_of
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from duplex.layers import portable
+from duplex.layers.trained_codebook import TrainedCodebook
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.parts import portable
-from duplex.parts.trained_codebook import TrainedCodebook
 from tests.methods import twin
 from tests.methods.world import DIM, every_row, features, scores_of, small_labels, small_method, step_of
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from duplex.encoders.prompt_tree import PromptTree
+from duplex.layers.factors import unit as unit_rows
 from duplex.methods.gipcol import Gipcol
 from duplex.methods.prompts import PromptMethod
-from duplex.parts.factors import unit as unit_rows
 from tests.methods.field import (
     LABELS,
     SEEN,

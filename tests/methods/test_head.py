@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from duplex.feasibility import feasibility
+from duplex.layers.word_feasibility import feasibility
 from duplex.methods.head import PairHead
 from tests.methods.field import LABELS, batch, setting
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
+from duplex.layers.partners import next_partner
 from duplex.methods.ivr import Ivr
-from duplex.parts.partners import next_partner
 from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, softmax, unit
 
 ROW: dict[str, Any] = {"width": 6, "scale": 5.0, "discard": 0.34, "again": 0.7, "penalty": 0.5}

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from duplex.layers.prompt_paths import Prompts
+from duplex.layers.sphere import exp_map, intrinsic_mean, log_map
 from duplex.methods.lde import Lde
-from duplex.parts.prompts import Prompts
-from duplex.parts.sphere import exp_map, intrinsic_mean, log_map
 from tests.methods.field import LABELS, M, N, batch, build, close, dot, scores, softmax, unit
 from tests.methods.world import DIM, features, small_tower
 

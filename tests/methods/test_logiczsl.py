@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from duplex.errors import UsageError
+from duplex.layers.rules import observed, read
 from duplex.methods.logiczsl import LogicZsl
 from duplex.methods.prompts import PromptMethod
-from duplex.parts.rules import observed, read
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, scores, softmax
 
 WRITTEN = ("state: red excludes hollow", "state: striped implies Faux.Fur", "object: star implies heart")

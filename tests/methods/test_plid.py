@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from duplex.layers.prompt_paths import Prompts
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.options import OptionError
-from duplex.parts.prompts import Prompts
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, unit
 from tests.methods.world import DIM, features, small_tower
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from duplex.layers import portable
 from duplex.methods.duplex import DuplexOptions
 from duplex.methods.prompts import PromptOptions
 from duplex.options import OptionError
-from duplex.parts import portable
 from tests.methods import twin
 from tests.methods.world import features, scores_of, small_labels, small_method, step_of
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from duplex.errors import UsageError
+from duplex.layers import attention
 from duplex.methods.troika import Troika
-from duplex.parts import attention
 from tests.methods.field import (
     SEEN,
     N,

@@ -6,8 +6,8 @@ import math
 
 import torch
 
+from duplex.layers.word_vectors import word_vectors
 from duplex.methods.vp_cmjl import VpCmjl
-from duplex.parts.words import word_vectors
 from tests.methods.field import (
     SEEN,
     M,

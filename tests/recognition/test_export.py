@@ -18,8 +18,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from duplex import Recognizer, open_features
-from duplex.checkpoint import digest
 from duplex.errors import UsageError
+from duplex.training.checkpoint import digest
 from tests.recognition.hub import Hub
 
 pytestmark = pytest.mark.slow  # five models are exported, some with their encoders
@@ -114,7 +114,7 @@ def test_onnxruntime_alone_answers_for_a_picture(trained, exported):
 
 def test_the_image_tower_in_onnx(trained, exported):
     onnxruntime = pytest.importorskip("onnxruntime")
-    from duplex.recognition.pictures import open_picture
+    from duplex.recognition.images import open_picture
 
     run = Recognizer.load(trained.run(), device="cpu")
     pixels = [run.encoder.image_transform(open_picture(path)) for path in trained.pictures()[:16]]
@@ -128,8 +128,8 @@ def test_the_image_tower_in_onnx(trained, exported):
 
 def test_sixteen_bit_grey_is_the_same_picture_to_the_script(tmp_path):
     pytest.importorskip("onnxruntime")
-    from duplex.features.pictures import read_picture
-    from duplex.recognition.see import rgb
+    from duplex.features.image_files import read_picture
+    from duplex.recognition.onnx_example import rgb
 
     Image.fromarray(np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "grey.png")
     wanted = np.asarray(read_picture(tmp_path / "grey.png"))
@@ -138,7 +138,7 @@ def test_sixteen_bit_grey_is_the_same_picture_to_the_script(tmp_path):
 
 def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, exported, tmp_path):
     from duplex.recognition.export import export
-    from duplex.stages.runs import facts_of
+    from duplex.stages.trained_runs import facts_of
 
     folder = shutil.copytree(exported["duplex"], tmp_path / "out")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -154,7 +154,7 @@ def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, 
 
 
 def test_a_card_knows_its_run_however_it_is_named(trained, monkeypatch):
-    from duplex.stages.runs import facts_of
+    from duplex.stages.trained_runs import facts_of
 
     known = partial(facts_of, name="a", licence="mit", repository=None)
     wanted = known(trained.run())

@@ -14,7 +14,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from duplex.artifacts import ArtifactPaths
+from duplex.config.artifacts import ArtifactPaths
 from duplex.errors import UsageError
 from tests.recognition.test_recognizer import damaged
 from tests.subprocesses import duplex
@@ -41,7 +41,7 @@ def test_a_folder_a_pattern_and_stdin_name_the_same_files(project):
 
 @pytest.mark.slow
 def test_without_a_model_the_best_run_answers(project):
-    from duplex.checkpoint import read_record
+    from duplex.training.checkpoint import read_record
 
     closed = ("clip", "duplex", "closed_form", "duplex_plus")
     best = max(closed, key=lambda name: read_record(project.run(name) / "checkpoint.safetensors").val_auc)
@@ -68,7 +68,7 @@ def test_a_bias_is_a_number(project, bias):
 
 
 def test_where_only_the_open_world_was_trained_for_its_run_answers(project, tmp_path):
-    from duplex.stages.runs import best_run
+    from duplex.stages.trained_runs import best_run
 
     paths = ArtifactPaths(tmp_path)
     with pytest.raises(UsageError, match=r"holds no trained run for this; .* or name one with --run"):

@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 
 import duplex
 from duplex import Recognizer, open_features
-from duplex.checkpoint import load_checkpoint, read_record
 from duplex.data.manifest import read_manifest
 from duplex.encoders import load_encoder
 from duplex.errors import UsageError
 from duplex.methods.base import Setting
 from duplex.recognition.answers import Unreadable
+from duplex.training.checkpoint import load_checkpoint, read_record
 
 DOCS = Path(__file__).parents[2] / "docs" / "library.md"
 
@@ -162,7 +162,7 @@ def test_words_beyond_the_label_space(trained, recognizer):
 def test_a_pair_that_is_added_back_scores_nearly_as_before(trained, recognizer):
     """Its semantic prototype is the method's own, made by another door."""
     panel, tensors = recognizer.panel(), recognizer.trained.tensors("closed")
-    from duplex.recognition.words import NamedPrompts
+    from duplex.recognition.added_words import NamedPrompts
 
     prompts = NamedPrompts(tensors, recognizer.labels, recognizer.trained.backbone.tower("text").text)
     torch.testing.assert_close(prompts.encode("c", panel.pairs), tensors["semantic"], rtol=0, atol=1e-5)

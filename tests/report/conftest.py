@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from duplex.artifacts import ArtifactPaths
-from duplex.params import Params
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params
 from duplex.stages import inventory, maps, report
 from tests.projects import inside, make_project
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from duplex.artifacts import ArtifactPaths
 from duplex.cli import app, guarded
+from duplex.config.artifacts import ArtifactPaths
 from duplex.errors import UsageError
 from duplex.evaluation.seeds import NAMES
 from duplex.labels import LabelSpace
 from duplex.report.maps import Scene, draw_maps
-from duplex.stages import maps, questions
+from duplex.stages import maps, queries
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def test_retrieve_answers_with_both_prototypes(duplex, project):
 
 def test_swap_with_one_picture_twice_finds_that_picture(duplex, project):
     manifest = LabelSpace.load(project.paths.labels("own"))
-    source = questions.shown(project.params, "own", None, None)
+    source = queries.shown(project.params, "own", None, None)
     viewing = source.viewing()
     image = str(project.folder / "pictures" / viewing.images[0])
     found = json.loads(duplex("swap", image, image, "--dataset", "own", "--json", "--top", "2").out)
@@ -93,10 +93,10 @@ def test_a_wrong_question_is_one_line(duplex, words, code, said):
 def test_a_pair_is_found_by_its_prompt_text_whatever_its_words():
     labels = LabelSpace.from_pairs({"train": [("Faux.Fur", "Boots.Mid-Calf"), ("new", "car"), ("new car", "shop")]})
     for composition in range(labels.size):
-        assert labels.name(questions.find_pair(labels, labels.name(composition))) == labels.name(composition)
-    assert labels.name(questions.find_pair(labels, "faux fur boots mid-calf")) == "faux fur boots mid-calf"
+        assert labels.name(queries.find_pair(labels, labels.name(composition))) == labels.name(composition)
+    assert labels.name(queries.find_pair(labels, "faux fur boots mid-calf")) == "faux fur boots mid-calf"
     with pytest.raises(UsageError, match="not a state and an object"):
-        questions.find_pair(labels, "fur")
+        queries.find_pair(labels, "fur")
 
 
 def test_maps_are_the_same_on_every_run_and_hold_every_part(project):

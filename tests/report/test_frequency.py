@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from duplex.report.blocks import Table
 from duplex.report.frequency import ends_table, graph_table
+from duplex.report.page_sections import dataset_section
 from duplex.report.results import DatasetResults, Results, Run
-from duplex.report.sections import dataset_section
 
 GROUPS = {"static": {"head": 80.0, "tail": 41.0, "unseen": 20.0}, "duplex_five": {"head": 79.5, "tail": 45.25}}
 

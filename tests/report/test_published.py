@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duplex.params import load_params
+from duplex.config.params import load_params
 from duplex.report.published import published_table
 from duplex.report.tables import data_file, plain, result_table
 from tests.projects import SHIPPED

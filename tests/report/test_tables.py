@@ -7,7 +7,7 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from duplex.params import load_params
+from duplex.config.params import load_params
 from duplex.report.blocks import Cell, Note, Row, Table
 from duplex.report.figures import lambda_figures
 from duplex.report.predicted import examples

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from duplex.features.examples import Examples
-from duplex.methods.exhibits import Exhibits
+from duplex.methods.inspectable import Exhibits
 from duplex.methods.registry import make, parse
 from duplex.report.predicted import examples
 from duplex.report.prototypes import Embedded, embed
 from duplex.report.retrieved import Viewing, prototype_hits
 from duplex.report.texts import Texts, nearest_texts, texts_of
-from duplex.stages.shown import load_shown
+from duplex.stages.featured_run import load_shown
 from tests.methods.world import DIM, batch_of, features, small_labels, small_setting
 from tests.report.reading import Page, cited
 

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from duplex import training
-from duplex.artifacts import ArtifactPaths
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params, load_params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
 from duplex.features.store import open_features
 from duplex.features.tokens import Streamed
 from duplex.features.views import Views
 from duplex.options import TailOptions
-from duplex.params import Params, load_params
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract, extract_views
 from duplex.stages.inputs import load_inputs
 from duplex.stages.prepare import prepare
+from duplex.training import loop
 from tests.projects import draw_project, interrupt
 
 VIEWS, EPOCHS = 3, 3
@@ -113,10 +113,8 @@ def test_a_bad_view_takes_its_image_out_of_training_and_none_other(params, paths
 def test_an_epoch_reads_one_view_an_image_and_what_comes_before_it_the_plain_picture(
     params, paths, monkeypatch
 ) -> None:
-    seen, epoch = [], training._epoch
-    monkeypatch.setattr(
-        training, "_epoch", lambda state, images, *rest: seen.append(images) or epoch(state, images, *rest)
-    )
+    seen, epoch = [], loop._epoch
+    monkeypatch.setattr(loop, "_epoch", lambda state, images, *rest: seen.append(images) or epoch(state, images, *rest))
     train.run(params, "own", "csp", 0, paths)
     images = load_inputs(params, "own", paths, views=True).examples["train"]
     everything = held(images.views, "cls").view(len(images), VIEWS, -1)
@@ -168,7 +166,7 @@ def test_views_on_the_disk_train_too(params, paths) -> None:
     assert isinstance(images.views.inputs["deep"], Streamed)
     options, settings = params.method("deep", "own"), params.training("own", "deep")
     method = train.begin(row.kind, options, inputs.setting("closed"), inputs, 0, torch.device("cpu"))
-    outcome = training.train(method, images, settings, 0, lambda trained: float(trained.training))
+    outcome = loop.train(method, images, settings, 0, lambda trained: float(trained.training))
     assert len(outcome.history) == EPOCHS + 1
     history = [{key: value for key, value in row.items() if key.startswith("loss")} for row in outcome.history[1:]]
     assert all(history) and history[-1] != history[0]

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duplex.files import write_tensors
+from duplex.system.files import write_tensors
 
 if TYPE_CHECKING:
     import torch

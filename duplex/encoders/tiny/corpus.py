@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from duplex.drawing import LOOKS, MILD, OUTLINES, Look, picture, stream
+from duplex.synthetic import LOOKS, MILD, OUTLINES, Look, picture, stream
 
 SEED = 2026
 KINDS = tuple(OUTLINES)

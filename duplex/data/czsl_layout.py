@@ -1,0 +1,123 @@
+"""The layout that MIT-States, UT-Zappos and C-GQA share.
+
+`ROOT/images/...`, `ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`.
+A row's `set` decides its split, never its pair: a seen pair has images in all three splits. Label keys are the raw
+names. Pictures may lie in folders named with spaces or underscores (MIT-States), or as the archive of UT-Zappos has
+them (the row's `_image`).
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from duplex.data.dataset import Dataset
+from duplex.data.manifest import COLUMNS
+from duplex.data.names import relative_path
+from duplex.data.pair_lists import read_pair_lists
+from duplex.data.text import read_bytes
+from duplex.data.tree import PictureTree
+from duplex.errors import DuplexError
+from duplex.labels import SPLITS
+
+METADATA = "metadata_compositional-split-natural.t7"
+ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # where an unpacked archive's own tree may lie
+ABSENT = "NA"
+UNPICKLING = (  # what torch's reader says of bytes that are not its own
+    *(pickle.UnpicklingError, OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError),
+    *(ArithmeticError, AssertionError, ImportError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error),
+)
+
+
+def load_standard(root: Path) -> Dataset:
+    """The manifest and labels below `root`. Pictures that are not there keep the path that the metadata gives."""
+    lists = read_pair_lists(root)
+    records = read_metadata(root / METADATA)
+    listed = {split: set(pairs) for split, pairs in lists.pairs.items()}
+    notes = dict.fromkeys(
+        (
+            "rows whose state, object or split is NA",
+            "rows whose pair is in no list",
+            "rows whose pair is only in another split's list",
+        ),
+        0,
+    )
+    na, unlisted, elsewhere = notes
+    tree, rows = PictureTree(root), []
+    for number, record in enumerate(records, 1):
+        place = f"{root / METADATA}, row {number}"
+        state, thing, split = (_text(record, key, place) for key in ("attr", "obj", "set"))
+        if ABSENT in (state, thing, split):
+            notes[na] += 1
+        elif split not in SPLITS:
+            raise DuplexError(f"{place}: the set {split!r} is not one of {', '.join(SPLITS)}, {ABSENT}")
+        elif (state, thing) not in listed[split]:
+            notes[elsewhere if any((state, thing) in pairs for pairs in listed.values()) else unlisted] += 1
+        else:
+            rows.append((_find(tree, record, place), state, thing, split))
+    if not rows:
+        raise DuplexError(f"{root / METADATA}: no row has a pair that the lists name; is it another data set's?")
+    notes["lines that repeat a pair of their list"] = lists.repeats
+    manifest = pd.DataFrame(rows, columns=COLUMNS, dtype=str)
+    return Dataset(manifest, lists.labels(), {text: count for text, count in notes.items() if count})
+
+
+def read_metadata(path: Path) -> list[dict[str, Any]]:
+    """The list of records that torch saved. Only plain data is read: a pickle that would run code is refused."""
+    import io
+
+    import torch
+
+    data = read_bytes(path)
+    if not data:
+        raise DuplexError(f"{path} is empty; get it again with `duplex data download`")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            records = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except UNPICKLING as error:
+        reason = str(error).strip().split("\n", maxsplit=1)[0][:120] or type(error).__name__
+        raise DuplexError(
+            f"{path} does not hold plain data that `torch.load(weights_only=True)` reads ({reason}); "
+            "a file that needs more could run code and is never opened: get the published one again"
+        ) from error
+    if not (isinstance(records, list) and all(isinstance(record, dict) for record in records)):
+        raise DuplexError(f"{path} holds no list of records with image, attr, obj and set")
+    return records
+
+
+def _text(record: dict[str, Any], key: str, place: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str) or not value:
+        raise DuplexError(f"{place}: {key} is {value!r:.80}; it must be a text")
+    return value
+
+
+def _find(tree: PictureTree, record: dict[str, Any], place: str) -> str:
+    """The first place where the row's picture is; where it is nowhere, the first place it could be."""
+    candidates = _candidates(record, place)
+    first = next(candidates)
+    if tree.has(first):
+        return first
+    return next((path for path in candidates if tree.has(path)), first)
+
+
+def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
+    image = relative_path(_text(record, "image", place), place)
+    yield f"images/{image}"
+    folder, slash, name = image.rpartition("/")
+    for form in (folder.replace("_", " "), folder.replace(" ", "_")):
+        if form != folder:
+            yield f"images/{form}{slash}{name}"
+    if "_image" in record:
+        original = relative_path(_text(record, "_image", place), place)
+        for top in ARCHIVE_FOLDERS:
+            yield f"{top}/{original}"

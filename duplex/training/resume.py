@@ -1,0 +1,91 @@
+"""The state of an unfinished run, kept as one safetensors file: a killed run goes on where its last epoch ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from duplex.errors import DuplexError
+from duplex.methods.base import Method
+from duplex.system.files import write_tensors
+
+FORMAT = 2
+
+
+@dataclass
+class State:
+    """Everything that the next epoch depends on. `key` names what the run depends on: options, data, seed."""
+
+    key: str
+    method: Method[Any]
+    optimiser: torch.optim.Optimizer
+    schedule: LRScheduler
+    order: torch.Generator  # of the images
+    device: torch.device
+    epoch: int = 0
+    best_epoch: int = 0
+    best_auc: float = -1.0
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)  # the best epoch's tensors
+
+    def save(self, path: Path) -> None:
+        """The file is replaced whole or not at all."""
+        moments = self.optimiser.state_dict()
+        tensors = {f"method.{name}": tensor for name, tensor in self.method.state_dict().items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
+        for row, state in moments["state"].items():
+            tensors |= {f"optimiser.{row}.{name}": tensor for name, tensor in state.items()}
+        tensors |= {"random.order": self.order.get_state(), "random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state()
+        record = {
+            "format": FORMAT,
+            **{name: getattr(self, name) for name in ("key", "epoch", "best_epoch", "best_auc", "history")},
+            "groups": moments["param_groups"],
+            "schedule": self.schedule.state_dict(),
+        }
+        whole = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        write_tensors(path, whole, {"duplex": json.dumps(record)})
+
+    def load(self, path: Path) -> str | None:
+        """Go back to a saved state. Where it is of another format or of a run with another key: what it is of, with
+        nothing changed."""
+        try:
+            with safe_open(path, "pt") as file:
+                record = json.loads(file.metadata()["duplex"])
+                if record.get("format") != FORMAT:
+                    return f"of an older format ({record.get('format')}, this version goes on from {FORMAT})"
+                if record["key"] != self.key:
+                    return "of another run"
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise DuplexError(f"{path} cannot be read ({error}); delete it to start afresh") from error
+        self.method.load_state_dict(_under("method.", tensors))
+        self._load_optimiser(_under("optimiser.", tensors), record)
+        self.best = {name: tensor.to(self.device) for name, tensor in _under("best.", tensors).items()}
+        self.order.set_state(tensors["random.order"])
+        torch.set_rng_state(tensors["random.cpu"])
+        if "random.cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["random.cuda"])
+        self.epoch, self.best_epoch = record["epoch"], record["best_epoch"]
+        self.best_auc, self.history = record["best_auc"], record["history"]
+        return None
+
+    def _load_optimiser(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            row, key = name.split(".")
+            moments.setdefault(int(row), {})[key] = tensor
+        self.optimiser.load_state_dict({"state": moments, "param_groups": record["groups"]})
+        self.schedule.load_state_dict(record["schedule"])
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

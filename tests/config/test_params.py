@@ -1,0 +1,208 @@
+"""params.yaml at the door: what is shipped is right, and every mistake is one line that names its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from duplex.cli.features import _override
+from duplex.config.params import load_params
+from duplex.errors import UsageError
+
+SHIPPED = Path(__file__).parents[2] / "params.yaml"
+
+
+def changed(tmp_path: Path, old: str, new: str) -> Path:
+    text = SHIPPED.read_text()
+    assert text.count(old) >= 1, f"{old!r} is not in params.yaml"
+    path = tmp_path / "params.yaml"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+def test_the_shipped_file_is_right():
+    params = load_params(SHIPPED)
+    ours = ("closed_form", "duplex_plus", "duplex_deep")
+    assert params.run.methods == ("clip", "csp", "cso", "duplex", "duplex_open", *ours)
+    assert params.method("clip").losses == ()
+    assert params.method("duplex").momentum == 0.9
+    assert params.dataset("cgqa").training.learning_rate == 1.5e-5
+
+
+def test_a_default_row_asks_for_no_depth_that_its_data_set_does_not_keep():
+    """Another data set's cache is no larger, and its runs do not fail, for a row that is about this one."""
+    params = load_params(SHIPPED)
+    assert params.depth("shapes") == params.tail("duplex_deep", "shapes").depth == 4
+    for dataset in set(params.datasets) - {"shapes"}:
+        assert params.depth(dataset) == 0
+        assert all(params.tail(name, dataset) is None for name in params.run.methods)
+
+
+def test_a_data_sets_own_depth_goes_before_that_of_all(tmp_path):
+    params = load_params(changed(tmp_path, "  depth: 0 #", "  depth: 1 #"))
+    assert (params.depth("shapes"), params.depth("cgqa")) == (4, 1)
+    params = load_params(changed(tmp_path, "{name: tiny, depth: 4}", "{name: tiny, depth: 0}"))
+    assert params.depth("shapes") == 0
+
+
+def test_the_command_lines_depth_goes_before_the_data_sets():
+    asked = _override(load_params(SHIPPED), "shapes", {}, {"depth": 3, "batch_size": None}, None)
+    assert (asked.depth("shapes"), asked.depth("cgqa")) == (3, 3)
+    assert _override(load_params(SHIPPED), "shapes", {}, {"depth": None}, None).depth("shapes") == 4
+
+
+def test_the_papers_settings_are_stated():
+    rows = {name: load_params(SHIPPED).dataset(name).training for name in ("mit-states", "ut-zappos", "cgqa")}
+    assert [(r.learning_rate, r.batch_size, r.epochs) for r in rows.values()] == [
+        (1e-4, 64, 15),
+        (5e-4, 64, 20),
+        (1.5e-5, 32, 20),
+    ]
+    assert {(r.decay, r.decay_every) for r in rows.values()} == {(0.5, 5)}
+
+
+def test_a_row_overlays_the_training_of_its_data_set(tmp_path):
+    row = "on: {cgqa: {momentum: 0.5, training: {epochs: 3}}}, training: {schedule: cosine, learning_rate: 0.25}"
+    params = load_params(changed(tmp_path, "momentum: 0.9", row))
+    assert params.method("duplex", "cgqa").momentum == 0.5
+    assert params.method("duplex", "shapes").momentum == 0.9
+    settings = params.training("cgqa", "duplex")
+    assert (settings.epochs, settings.schedule, settings.learning_rate, settings.batch_size) == (3, "cosine", 0.25, 32)
+    assert params.training("shapes", "duplex").epochs == 12
+    assert params.training("cgqa", "duplex_open") == settings, "taken over with `of`"
+    assert params.training("cgqa", "cso") == params.dataset("cgqa").training
+
+
+def test_where_a_row_is_scored_is_not_taken_over():
+    params = load_params(SHIPPED)
+    assert (params.row("duplex").worlds, params.row("duplex_open").worlds) == (("closed",), ("open",))
+    assert params.row("duplex_open").trained_for == "open"
+    assert params.row("static").worlds == ("closed", "open")
+    assert params.method("duplex_open") == params.method("duplex")
+
+
+def test_an_ablation_is_a_method_with_changes():
+    params = load_params(SHIPPED)
+    assert params.method("static").graph is False
+    assert params.method("static").momentum == params.method("duplex").momentum
+    assert params.method("update_batch").unseen_rows == "random"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("momentum: 0.9", "momentun: 0.9", ["methods.duplex.momentun", "unknown key", "momentum"]),
+        ("momentum: 0.9", "momentum: '0.9'", ["methods.duplex.momentum", "0.9"]),
+        ("momentum: 0.9", "momentum: 1.9", ["params.yaml: methods.duplex: momentum is 1.9"]),
+        ("momentum: 0.9", "momentum: .nan", ["methods.duplex", "momentum"]),
+        ("epochs: 20", "epoch: 20", ["datasets.ut-zappos.training.epoch", "unknown key", "epochs"]),
+        ("epochs: 20", "epochs: 1.5", ["datasets.ut-zappos.training.epochs", "1.5"]),
+        ("epochs: 20", "epochs: 0", ["datasets.ut-zappos.training: epochs is 0; it is at least 1"]),
+        ("epochs: 20", "epochs: true", ["datasets.ut-zappos.training.epochs"]),
+        ("epochs: 20", "epochs: '12'", ["datasets.ut-zappos.training.epochs", "'12'"]),
+        ("epochs: 20", "epochs: 20, checkpointing: 1", ["datasets.ut-zappos.training.checkpointing"]),
+        (
+            "momentum: 0.9",
+            "adapter_scale: .nan",
+            ["duplex.adapter_scale: input should be a finite number (it is nan)"],
+        ),
+        ("momentum: 0.9", "adapter_scale: .inf", ["methods.duplex.adapter_scale", "finite"]),
+        ("{kind: prompts}", "{kind: promts}", ["unknown kind of method 'promts'", "duplex", "prompts"]),
+        ("{kind: prompts}", "{kind: 3}", ["methods.cso.kind is 3"]),
+        ("world: closed", "world: wide", ["methods.duplex.world is 'wide'", "closed, open, both"]),
+        (
+            "world: open, shown_as",
+            "world: both, shown_as",
+            ["duplex and duplex_open are both shown as duplex", "closed"],
+        ),
+        ("of: duplex, world: open", "of: duplex_open, world: open", ["duplex_open -> duplex_open goes in a circle"]),
+        ("momentum: 0.9", "training: {epoch: 3}", ["methods.duplex.training.epoch", "unknown key", "epochs"]),
+        ("momentum: 0.9", "training: 3", ["methods.duplex.training is 3"]),
+        ("momentum: 0.9", "on: {shape: {}}", ["methods.duplex.on.shape", "no such data set", "shapes"]),
+        ("momentum: 0.9", "on: {cgqa: {momentum: 2}}", ["methods.duplex: momentum is 2"]),
+        ("momentum: 0.9", "on: {cgqa: {training: {epochs: 0}}}", ["methods.duplex.training: epochs is 0"]),
+        ("epochs: 20", "epochs: yes", ["datasets.ut-zappos.training.epochs"]),
+        ("learning_rate: 1e-4", "learning_rate: .inf", ["learning_rate"]),
+        ("datasets: [shapes]", "datasets: [shape]", ["run.datasets", "'shape'", "shapes"]),
+        ("datasets: [shapes]", "datasets: []", ["run.datasets"]),
+        ("datasets: [shapes]", "datasets: shapes", ["run.datasets"]),
+        ("seeds: [0, 1]", "seeds: [0, 0]", ["run.seeds", "twice"]),
+        ("  ut-zappos:\n", "  2024-05-01:\n", ["2024-05-01 is no name; write it in quotes"]),
+        ("  ut-zappos:\n", "  [a, b]:\n", ["is no name"]),
+        ("seeds: [0, 1]", "seeds: [-1]", ["run.seeds"]),
+        ("seeds: [0, 1]", "seeds: [9223372036854775808]", ["run.seeds"]),
+        ("seeds: [0, 1]", "seeds: [99999999999999999999999]", ["run.seeds"]),
+        ("seeds: [0, 1, 2,", "seeds: [9223372036854775808,", ["ablation_run.seeds"]),
+        ("root: data/shapes, seed: 7", "root: data/shapes, seed: 9223372036854775808", ["datasets.shapes.source.seed"]),
+        ("clip, csp", "clip, cps", ["run.methods", "'cps'", "csp"]),
+        ("device: auto", "device: tpu", ["device", "cuda", "'tpu'"]),
+        ("device: auto", "device: [", ["not YAML"]),
+        ("device: auto", "device: auto\nfoo: 1", ["foo", "unknown key"]),
+        ("{kind: shapes,", "{kind: shape,", ["datasets.shapes.source.kind", "standard"]),
+        ("static: {of: duplex", "static: {of: duplicate", ["ablations.static.of", "duplex"]),
+        ("static: {of: duplex,", "static: {of: [duplex],", ["ablations.static.of", "duplex"]),
+        (
+            "static: {of: duplex, graph: false}",
+            "static: {of: cso, graph: true}",
+            ["static.graph", "unknown key"],
+        ),
+        ("static: {", "csp: {", ["csp", "both a method and an ablation"]),
+        ("  shapes:\n", "  maps: {}\n  shapes:\n", ["datasets.maps"]),
+        ("  ut-zappos:\n", "  plots:\n", ["datasets.plots", "another name"]),
+        ("num_workers: auto", "num_workers: -1", ["extraction.num_workers", "auto", "-1"]),
+        ("num_workers: auto", "num_workers: some", ["extraction.num_workers", "auto", "'some'"]),
+        ("num_workers: auto", "num_workers: true", ["extraction.num_workers", "auto", "True"]),
+        ("max_bad: 0.01", "max_bad: 2", ["extraction.max_bad"]),
+        ("worlds: [closed, open]", "worlds: [closed, half]", ["evaluation.worlds"]),
+        ("worlds: [closed, open]", "worlds: [open, open]", ["evaluation.worlds", "twice"]),
+        (
+            "worlds: [closed, open]",
+            "worlds: [closed]",
+            ["evaluation.worlds", "duplex_open is for the open world alone"],
+        ),
+        ("k: [1, 3]", "k: []", ["evaluation.k"]),
+        ("k: [1, 3]", "k: [1, 1]", ["evaluation.k", "twice"]),
+        ("word_vectors: null", "word_vectors: none.txt", ["evaluation.word_vectors", "none.txt is not a file"]),
+        ("  static: {", "  ../../x: {", ["ablations", "'../../x'"]),
+        ("  duplex_additive: #", "  a/b: #", ["methods", "'a/b'"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_its_key(tmp_path, old, new, words):
+    with pytest.raises(UsageError) as caught:
+        load_params(changed(tmp_path, old, new)).check_rows()
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"3", b"- a", b"\xff\xfe\x00", b"run: 1", b"methods: {a: 1}", b"1: 2"])
+def test_any_other_file_is_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "params.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError):
+        load_params(path)
+
+
+def test_a_row_that_is_no_table_is_named_once(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        load_params(changed(tmp_path, "{momentum: 0.9, world: closed}", "[1]"))
+    assert str(caught.value) == "params.yaml: methods.duplex is [1]; it must be a table of keys and values"
+
+
+def test_the_last_seed_and_whole_numbers_for_fractions_are_fine(tmp_path):
+    assert load_params(changed(tmp_path, "seeds: [0, 1]", f"seeds: [{2**63 - 1}]")).run.seeds == (2**63 - 1,)
+    training = load_params(changed(tmp_path, "learning_rate: 0.001", "learning_rate: 1")).dataset("shapes").training
+    assert training.learning_rate == 1
+
+
+def test_a_folder_in_its_place_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_params(tmp_path)
+
+
+def test_a_missing_file_says_where_to_stand(tmp_path):
+    with pytest.raises(UsageError, match="run from the project's folder"):
+        load_params(tmp_path / "params.yaml")

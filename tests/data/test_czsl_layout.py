@@ -1,0 +1,224 @@
+"""The standard layout with each benchmark's quirks, and metadata that is not what it should be."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from duplex.data.czsl_layout import METADATA, load_standard
+from duplex.data.manifest import read_manifest, write_manifest
+from duplex.data.pair_lists import read_pair_lists
+from duplex.data.source import DataSource, load_source
+from duplex.data.stats import statistics
+from duplex.errors import DuplexError
+from tests.data.makers import QUIRKS, Row, make_standard, rows, write_lists
+
+SMALL: list[Row] = [
+    ("a.jpg", "red", "car", "train"),
+    ("b.jpg", "old", "dog", "train"),
+    ("c.jpg", "red", "dog", "val"),
+    ("d.jpg", "old", "car", "test"),
+]
+ANY_FILE = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def small(root: Path, records: Any) -> Path:
+    write_lists(root, SMALL)
+    torch.save(records, root / METADATA)
+    return root
+
+
+def record(image: str, state: str = "red", thing: str = "car", split: str = "train", **more: Any) -> dict[str, Any]:
+    return {"image": image, "attr": state, "obj": thing, "set": split, **more}
+
+
+@pytest.mark.parametrize("quirk", QUIRKS)
+def test_each_quirk_finds_every_picture(tmp_path: Path, quirk: str) -> None:
+    good = make_standard(tmp_path, quirk)
+    dataset = load_source(DataSource("standard", tmp_path))
+    assert len(dataset.manifest) == good == len(rows())
+    assert all((tmp_path / image).is_file() for image in dataset.manifest["image"])
+    assert dataset.notes == {"rows whose state, object or split is NA": 2, "rows whose pair is in no list": 1}
+    assert list(dataset.manifest["split"]) == [split for *_, split in rows()]
+    counted = statistics(dataset.labels, dataset.manifest).to_dict()
+    assert (counted["states"], counted["objects"]) == (4, 4)
+    assert counted["train"] == {"seen": 12, "images": 24}
+    assert counted["val"] == {"seen": 12, "unseen": 2, "images": 20}
+    write_manifest(dataset.manifest, tmp_path / "manifest.csv")
+    pd.testing.assert_frame_equal(read_manifest(tmp_path / "manifest.csv"), dataset.manifest)
+
+
+def test_folders_with_underscores_are_taken_as_they_are(tmp_path: Path) -> None:
+    small(tmp_path, [record("old_car/x y.jpg")])
+    (tmp_path / "images/old_car").mkdir(parents=True)
+    (tmp_path / "images/old_car/x y.jpg").touch()
+    assert load_standard(tmp_path).manifest["image"].tolist() == ["images/old_car/x y.jpg"]
+
+
+def test_without_pictures_paths_stay_as_the_metadata_has_them(tmp_path: Path) -> None:
+    small(tmp_path, [record("red_car/Grün-1.2.jpg"), record("./a//b.jpg", _image="brand/b.jpg")])
+    assert load_standard(tmp_path).manifest["image"].tolist() == ["images/red_car/Grün-1.2.jpg", "images/a/b.jpg"]
+
+
+def test_set_decides_the_split_and_other_rows_are_counted(tmp_path: Path) -> None:
+    records = [record("1"), record("2", "red", "dog", "val"), record("3", "red", "dog", "train"), record("4", "x", "y")]
+    dataset = load_standard(small(tmp_path, records))
+    assert list(dataset.manifest["split"]) == ["train", "val"]
+    assert dataset.notes == {"rows whose pair is in no list": 1, "rows whose pair is only in another split's list": 1}
+
+
+@pytest.mark.parametrize(
+    "image", ["../x.jpg", "a/../../x.jpg", "/etc/passwd", "C:\\x.jpg", "..\\x.jpg", "a\nb.jpg", "./", "a\0b"]
+)
+@pytest.mark.parametrize("key", ["image", "_image"])
+def test_paths_that_leave_the_root_are_refused(tmp_path: Path, image: str, key: str) -> None:
+    small(tmp_path, [{**record("x.jpg", _image="x.jpg"), key: image}])
+    with pytest.raises(DuplexError, match="row 1"):
+        load_standard(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "images"])
+def test_links_that_leave_the_root_are_refused(tmp_path: Path, what: str) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (outside / "folder").mkdir(parents=True)
+    (outside / "folder/x.jpg").touch()
+    root.mkdir()
+    if what == "images":
+        (root / "images").symlink_to(outside)
+    else:
+        (root / "images").mkdir()
+        if what == "folder":
+            (root / "images/folder").symlink_to(outside / "folder")
+        else:
+            (root / "images/folder").mkdir()
+            (root / "images/folder/x.jpg").symlink_to(outside / "folder/x.jpg")
+    small(root, [record("folder/x.jpg")])
+    with pytest.raises(DuplexError, match="leaves the data root"):
+        load_standard(root)
+
+
+def test_a_link_within_the_root_and_a_linked_root_are_fine(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "images").mkdir(parents=True)
+    (root / "kept.jpg").touch()
+    (root / "images/x.jpg").symlink_to(root / "kept.jpg")
+    small(root, [record("x.jpg")])
+    (tmp_path / "link").symlink_to(root)
+    assert load_standard(tmp_path / "link").manifest["image"].tolist() == ["images/x.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        ([], "no row has a pair"),
+        ({"a": 1}, "no list of records"),
+        ([1, 2], "no list of records"),
+        (torch.zeros(3), "no list of records"),
+        ([{"image": "x"}], "attr is None"),
+        ([record("x", state="")], "attr is ''"),
+        ([record("x", split="dev")], "'dev' is not one of"),
+        ([record("")], "image is ''"),
+        ([record("x", thing=3)], "obj is 3"),  # type: ignore[arg-type]
+        ([record("x", state="zz")], "no row has a pair"),
+    ],
+)
+def test_metadata_that_is_not_metadata(tmp_path: Path, records: Any, says: str) -> None:
+    with pytest.raises(DuplexError, match=says):
+        load_standard(small(tmp_path, records))
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (os.environ["DUPLEX_TEST_TRAP"],)
+
+
+@pytest.mark.parametrize("form", ["torch zip", "pickle"])
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = tmp_path / "trap"
+    monkeypatch.setenv("DUPLEX_TEST_TRAP", str(trap))
+    small(tmp_path, [Hostile()])
+    if form == "pickle":
+        (tmp_path / METADATA).write_bytes(pickle.dumps([Hostile()]))
+    with pytest.raises(DuplexError, match="weights_only=True"):
+        load_standard(tmp_path)
+    assert not trap.exists()
+
+
+@ANY_FILE
+@given(data=st.data())
+def test_any_metadata_bytes_give_a_result_or_an_error(tmp_path: Path, data: st.DataObject) -> None:
+    small(tmp_path, [record(f"{i}.jpg") for i in range(3)])
+    path = tmp_path / METADATA
+    whole = path.read_bytes()
+    kind = data.draw(st.sampled_from(["noise", "cut", "flip", "pickle"]))
+    if kind == "noise":
+        path.write_bytes(data.draw(st.binary(max_size=300)))
+    elif kind == "cut":
+        path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    elif kind == "flip":
+        at = data.draw(st.integers(0, len(whole) - 1))
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :])
+    else:
+        path.write_bytes(pickle.dumps(data.draw(st.lists(st.dictionaries(st.text(max_size=5), st.integers())))))
+    try:
+        dataset = load_standard(tmp_path)
+    except DuplexError as error:
+        assert "\n" not in str(error)
+    else:
+        assert len(dataset.manifest) + sum(dataset.notes.values()) == 3
+
+
+TEXTS = st.sampled_from(
+    ["red", "car", "old", "dog", "NA", "train", "val", "x/y.jpg", "\ud800", "", "..", "a\x00", None, 7]
+)
+RECORDS = st.lists(st.fixed_dictionaries(dict.fromkeys(("image", "attr", "obj", "set"), TEXTS)), max_size=5)
+
+
+@ANY_FILE
+@given(records=RECORDS)
+def test_any_records_are_counted_or_refused(tmp_path: Path, records: list[dict[str, Any]]) -> None:
+    try:
+        dataset = load_standard(small(tmp_path, records))
+    except DuplexError:
+        return
+    assert len(dataset.manifest) + sum(dataset.notes.values()) == len(records)
+    write_manifest(dataset.manifest, tmp_path / "manifest.csv")
+    assert read_manifest(tmp_path / "manifest.csv").to_numpy().tolist() == dataset.manifest.to_numpy().tolist()
+
+
+def test_a_row_whose_pair_only_another_split_lists_is_left_out_and_counted(tmp_path: Path) -> None:
+    """Its `set` decides where it belongs; the lists decide whether it belongs anywhere."""
+    own, other = (SMALL[row][1:] for row in (0, 2))
+    rows = [record("a.jpg", *own), record("b.jpg", own[0], own[1], other[2]), record("c.jpg", *other)]
+    dataset = load_standard(small(tmp_path, rows))
+    assert dataset.manifest[["state", "object", "split"]].to_numpy().tolist() == [list(own), list(other)]
+    assert dataset.notes == {"rows whose pair is only in another split's list": 1}
+
+
+def test_empty_metadata_and_absent_root(tmp_path: Path) -> None:
+    (small(tmp_path, []) / METADATA).write_bytes(b"")
+    with pytest.raises(DuplexError, match="is empty"):
+        load_standard(tmp_path)
+    (tmp_path / METADATA).unlink()
+    with pytest.raises(DuplexError, match="does not exist"):
+        load_standard(tmp_path)
+    with pytest.raises(DuplexError, match="not a folder"):
+        load_source(DataSource("standard", tmp_path / "nowhere"))
+
+
+def test_lists_directly_in_the_root_are_read_too(tmp_path: Path) -> None:
+    write_lists(tmp_path / "deep", SMALL)
+    (tmp_path / "flat").mkdir()
+    for path in (tmp_path / "deep").rglob("*.txt"):
+        (tmp_path / "flat" / path.name).write_bytes(path.read_bytes())
+    assert read_pair_lists(tmp_path / "deep") == read_pair_lists(tmp_path / "flat")

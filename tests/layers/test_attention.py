@@ -1,0 +1,94 @@
+"""Cross-attention by loops over heads, queries and keys, with and without a batch on either side; blocks of images."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from duplex.layers import attention
+from duplex.layers.attention import CrossAttention, CrossBlock, in_blocks
+from tests.methods.field import close, linear, softmax
+
+DIM, INSIDE, HEADS = 8, 7, 2
+
+
+def made(kind: Any, *given: Any, **more: Any) -> Any:
+    """With every parameter random."""
+    torch.manual_seed(0)
+    found = kind(DIM, INSIDE, HEADS, *given, **more).double()
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return found
+
+
+def rows(count: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+
+
+def by_hand(attend: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What queries `x` [Q, d] read off `y` [T, w], and their weights [Q, T]."""
+    q, k, v = ([linear(layer, row) for row in given] for layer, given in
+               ((attend.query, x), (attend.key, y), (attend.value, y)))  # fmt: skip
+    width, read, weights = DIM // HEADS, torch.zeros(len(x), DIM).double(), torch.zeros(len(x), len(y)).double()
+    for head in range(HEADS):
+        part = slice(head * width, (head + 1) * width)
+        for i, query in enumerate(q):
+            share = softmax([float(query[part] @ key[part]) / math.sqrt(width) for key in k])
+            read[i, part] = sum(p * value[part] for p, value in zip(share, v, strict=True))
+            weights[i] += torch.tensor(share, dtype=torch.float64) / HEADS
+    return torch.stack([linear(attend.out, row) for row in read]), weights
+
+
+@pytest.mark.parametrize("batched_x", [False, True])
+@pytest.mark.parametrize("batched_y", [False, True])
+def test_attention_by_loops(batched_x, batched_y):
+    attend = made(CrossAttention, quiet=False)
+    x, y = rows(1, *[3] * batched_x, 5, DIM), rows(2, *[3] * batched_y, 4, INSIDE)
+    read, weights = attend.read(x, y)
+    assert torch.equal(attend(x, y), read)
+    if not batched_x and not batched_y:
+        x, y, read, weights = x[None], y[None], read[None], weights[None]
+    for i in range(len(read)):
+        expected = by_hand(
+            attend, x[i if batched_x else ...].reshape(5, DIM), y[i if batched_y else ...].reshape(4, INSIDE)
+        )
+        close(read[i].detach(), expected[0])
+        close(weights[i].detach(), expected[1])
+
+
+def test_a_block_adds_what_it_reads_and_then_what_it_thinks_of_it():
+    block, x, y = made(CrossBlock), rows(1, 5, DIM), rows(2, 4, INSIDE)
+    found, weights = block.read(x, y)
+    assert torch.equal(block(x, y), found)
+    read, expected = by_hand(block.attend, block.norm_x(x).detach(), block.norm_y(y).detach())
+    close(weights.detach(), expected)
+    norm, first, _, last = block.forward_part
+    assert first.out_features == last.in_features == 4 * DIM
+    g = x + read
+    hidden = [torch.nn.functional.gelu(linear(first, row)) for row in norm(g).detach()]
+    close(found.detach(), g + torch.stack([linear(last, row) for row in hidden]))
+
+
+def test_a_quiet_attention_and_a_block_start_at_nothing():
+    torch.manual_seed(0)
+    x, y = rows(1, 5, DIM), rows(2, 4, INSIDE)
+    assert torch.equal(CrossBlock(DIM, INSIDE, HEADS).double()(x, y), x)
+    assert not CrossAttention(DIM, INSIDE, HEADS, quiet=True).double()(x, y).any()
+    assert CrossAttention(DIM, INSIDE, HEADS, quiet=False).double()(x, y).any()
+
+
+@pytest.mark.parametrize(("width", "sizes"), [(10, [2, 2, 1]), (4, [5]), (21, [1] * 5), (1000, [1] * 5), (0, [5])])
+def test_so_many_images_at_once_as_may_be_held(width, sizes, monkeypatch):
+    monkeypatch.setattr(attention, "HELD", 20)
+    z, tokens, seen = rows(1, 5, DIM), rows(2, 5, 3, INSIDE), []
+
+    def score(some: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+        seen.append(len(some))
+        return some.sum(1, keepdim=True) + theirs.sum((1, 2))[:, None]
+
+    close(in_blocks(score, z, tokens, width), z.sum(1, keepdim=True) + tokens.sum((1, 2))[:, None])
+    assert seen == sizes

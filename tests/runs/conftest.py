@@ -1,0 +1,38 @@
+"""A drawn project small enough to be swept again and again, without DVC."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params, load_params
+from duplex.stages.extract import extract
+from duplex.stages.prepare import prepare
+from tests.projects import draw_project
+
+
+@pytest.fixture(scope="package")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drawn")
+    draw_project(folder, ["csp", "closed_form"], [0, 1], epochs=3, threads=1)
+    params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths)
+    return folder
+
+
+@pytest.fixture
+def project(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy that has its features and no run, with the test in it."""
+    for name in ("params.yaml", "artifacts"):
+        (shutil.copytree if name == "artifacts" else shutil.copy)(drawn / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def params(project: Path) -> Params:
+    return load_params(project / "params.yaml")

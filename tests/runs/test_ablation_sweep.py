@@ -1,0 +1,48 @@
+"""Ablation rows by a sweep against those that the stage makes one after another."""
+
+from __future__ import annotations
+
+import pytest
+
+from duplex.config.artifacts import ArtifactPaths
+from duplex.errors import UsageError
+from duplex.runs.ablation_sweep import sweep_ablations
+from duplex.stages import ablate
+
+ROWS = ("loss_ct", "module_cso")
+
+
+@pytest.fixture
+def small(params):
+    """Two rows, on the drawn data set."""
+    run = params.ablation_run.model_copy(update={"datasets": ("own",), "seeds": (0, 1)})
+    rows = {name: params.ablations[name] for name in ROWS}
+    return params.model_copy(update={"ablation_run": run, "ablations": rows})
+
+
+def contents(paths: ArtifactPaths) -> dict[str, bytes]:
+    folders = (paths.ablations / "runs", paths.ablations / "rows")
+    return {str(path): path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_a_row_s_files_are_those_of_the_stage(project, small):
+    paths = ArtifactPaths()
+    for name in ROWS:
+        ablate.run(small, name)
+    by_stage = contents(paths)
+    for name in by_stage:
+        (project / name).unlink()
+    report = sweep_ablations(small, None, 2, "local")
+    assert (report.cells, report.made, report.failed) == (4, 4, {})
+    assert contents(paths) == by_stage
+    assert len(by_stage) == 2 * 2 * 2 + 2
+    again = sweep_ablations(small, ["loss_ct"], 2, "local")
+    assert (again.cells, again.there, again.made) == (2, 2, 0)
+
+
+def test_only_ablations_are_rows_of_it(small):
+    with pytest.raises(UsageError, match="unknown ablation 'csp'"):
+        sweep_ablations(small, ["csp"], 1, "local")
+    with pytest.raises(UsageError, match="the ablation loss_ct is named twice"):
+        sweep_ablations(small, ["loss_ct", "loss_ct"], 1, "local")

@@ -1,0 +1,152 @@
+"""Files appear whole or not at all, whatever stops their writer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from duplex.errors import DuplexError
+from duplex.system import files
+from duplex.system.files import replaced, replaced_folder, sha256, write_text
+from tests.subprocesses import ENVIRONMENT
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_file_appears_at_the_end_with_its_folders(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file.txt"
+    with replaced(path) as scratch:
+        scratch.write_text("whole")
+        assert not path.exists() and scratch.parent == path.parent
+    assert path.read_text() == "whole" and left(path.parent) == ["file.txt"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_block_that_fails_leaves_what_was_there_and_no_scratch(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("before")
+    with pytest.raises(error), replaced(path) as scratch:
+        scratch.write_text("half")
+        raise error
+    assert path.read_text() == "before" and left(tmp_path) == ["file.txt"]
+
+
+@pytest.mark.parametrize(("number", "says"), [(errno.ENOSPC, "the disk is full; make room"), (errno.EACCES, "denied")])
+def test_what_the_system_refuses_is_one_sentence_with_its_cause(tmp_path: Path, number: int, says: str) -> None:
+    path = tmp_path / "file.txt"
+    with pytest.raises(DuplexError, match=says) as caught, replaced(path) as scratch:
+        raise OSError(number, os.strerror(number), str(scratch))
+    assert isinstance(caught.value.__cause__, OSError) and str(path) in str(caught.value)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_the_mode_follows_the_umask_whoever_made_the_scratch(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with replaced(tmp_path / "file") as scratch:
+            scratch.unlink()
+            os.close(os.open(scratch, os.O_CREAT | os.O_WRONLY, 0o600))  # as safetensors and tempfile do
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("kept")
+    (tmp_path / "link").symlink_to("cache")
+    write_text(tmp_path / "link", "ours")
+    assert (tmp_path / "cache").read_text() == "kept" and (tmp_path / "link").read_text() == "ours"
+    assert not (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_a_folder_or_a_pipe_is_never_replaced(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "there"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.raises(DuplexError, match="choose another place"):
+        write_text(path, "text")
+    assert path.is_dir() or path.is_fifo()
+
+
+def test_a_file_where_a_folder_should_be_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DuplexError, match="cannot be written"):
+        write_text(tmp_path / "file" / "below", "text")
+
+
+def test_bytes_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(files.os, "fsync", lambda fd: (happened.append("fsync"), fsync(fd)))
+    monkeypatch.setattr(files.os, "replace", lambda a, b: (happened.append("rename"), replace(a, b)))
+    write_text(tmp_path / "file", "text")
+    with replaced(tmp_path / "quick", sync=False):
+        pass
+    assert happened == ["fsync", "rename", "rename"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from duplex.system.files import replaced
+with replaced(Path(sys.argv[1])) as scratch:
+    scratch.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_scratch_of_a_killed_writer_goes_with_the_next_write(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=ENVIRONMENT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(left(tmp_path)) == 1 and left(tmp_path)[0].endswith(".partial")
+    alive, other = tmp_path / f"file.{os.getppid()}.partial", tmp_path / "file.other.partial"
+    alive.touch(), other.touch()
+    write_text(path, "whole")
+    assert left(tmp_path) == sorted(["file", alive.name, other.name])
+
+
+@pytest.mark.parametrize("rivals", [1, 3])
+def test_the_later_of_two_who_make_one_folder_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rivals: int
+) -> None:
+    """Another process may take the name between the removal of the old folder and the rename."""
+    path, rename, came = tmp_path / "plan", os.replace, list[int]()
+
+    def late(scratch: Path, final: Path) -> None:
+        if len(came) < rivals:
+            came.append(1)
+            final.mkdir()
+            (final / "theirs").write_text("theirs")
+        rename(scratch, final)
+
+    monkeypatch.setattr("duplex.system.files.os.replace", late)
+    with replaced_folder(path) as scratch:
+        (scratch / "ours").write_text("ours")
+    assert (left(path), left(tmp_path), len(came)) == (["ours"], ["plan"], rivals)
+
+
+def test_a_folder_that_never_gets_its_name_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    monkeypatch.setattr("duplex.system.files.os.replace", full)
+    says = "plan cannot be written: directory not empty"
+    with pytest.raises(DuplexError, match=says), replaced_folder(tmp_path / "plan"):
+        pass
+    assert left(tmp_path) == []
+
+
+def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    assert sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

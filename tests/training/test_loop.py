@@ -1,0 +1,389 @@
+"""The training loop: seeded, resumable bit for bit, guarded against divergence, blind to test data."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from duplex.errors import DuplexError
+from duplex.evaluation.curve import Margins
+from duplex.evaluation.uncertainty import Components
+from duplex.features.examples import Examples
+from duplex.methods.base import Batch, Method
+from duplex.methods.duplex import DuplexOptions as Options
+from duplex.methods.prompts import PromptOptions
+from duplex.options import Options as MethodOptions
+from duplex.options import TrainingOptions
+from duplex.training import loop
+from duplex.training.loop import Run, make_optimiser, optimiser_step, rate_share, train
+from duplex.training.resume import State
+from duplex.training.scoring import Field, assess, validation_auc
+from tests.methods.world import features, small_labels, small_method, small_setting, step_of
+
+SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4)
+DUPLEX = Options(width=5)
+LABELS = small_labels()
+
+
+def examples(split: str = "train", count: int = 50, seed: int = 0) -> Examples:
+    compositions = torch.as_tensor(np.resize(LABELS.pairs[split], count))
+    centres = features(LABELS.size, 99)  # one cluster a composition, so that there is something to learn
+    return Examples(np.arange(count), {"cls": centres[compositions] + 0.5 * features(count, seed)}, compositions)
+
+
+def images() -> Batch:
+    found = examples()
+    return Batch(found.inputs, found.compositions)
+
+
+def run(options: Options | PromptOptions = DUPLEX, settings: TrainingOptions = SETTINGS, **more):
+    network, val = small_method(options), examples("val", 24, 7)
+    outcome = train(network, examples(), settings, 0, lambda n: validation_auc(n, val, LABELS), **more)
+    return network, outcome
+
+
+def same(a, b) -> bool:
+    first, second = a.state_dict(), b.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_same_seed_gives_the_same_network():
+    assert same(run()[0], run()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system cannot forget a peak")
+def test_the_peak_is_this_runs_and_not_that_of_one_before():
+    with held(2**29):
+        pass
+    before = run()[1].timing["peak_bytes"]
+    with held(2**29):
+        assert run()[1].timing["peak_bytes"] > before + 2**28
+    assert run()[1].timing["peak_bytes"] < before + 2**28
+
+
+def test_the_time_of_an_epoch_is_a_mean_of_those_that_were_run(monkeypatch):
+    clock = itertools.accumulate(itertools.count())
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))  # spans of 1, 3 and 5
+    assert recorded(dataclasses.replace(FOUR, epochs=3))[1].timing["seconds_per_epoch"] == 3
+
+
+@contextmanager
+def held(size: int) -> Iterator[None]:
+    """So many bytes, from the system and back to it: an allocator may keep what it was given back."""
+    with mmap.mmap(-1, size) as memory:
+        for start in range(0, size, 2**20):
+            memory[start : start + 2**20] = b"1" * 2**20
+        yield
+
+
+def test_the_best_epoch_by_validation_auc_is_kept():
+    network, outcome = run()
+    aucs = [row["val_auc"] for row in outcome.history]
+    assert outcome.best_auc == max(aucs)
+    assert outcome.best_epoch == aucs.index(max(aucs))
+    assert validation_auc(network, examples("val", 24, 7), LABELS) == outcome.best_auc
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_killed_run_goes_on_bit_identically(tmp_path, monkeypatch, after):
+    whole, reference = run()
+    partial, save = tmp_path / "training.partial", State.save
+
+    def save_then_die(state, path):
+        save(state, path)
+        if state.epoch == after:
+            raise Killed
+
+    monkeypatch.setattr(State, "save", save_then_die)
+    with pytest.raises(Killed):
+        run(run=Run(partial=partial, key="k"))
+    monkeypatch.setattr(State, "save", save)
+    resumed, outcome = run(run=Run(partial=partial, key="k"))
+    assert same(whole, resumed)
+    assert outcome.history == reference.history
+
+
+def test_a_state_of_another_run_is_left_alone(tmp_path, capsys):
+    partial = tmp_path / "training.partial"
+    run(run=Run(partial=partial, key="lambda 0.9"))
+    other, _ = run(Options(width=5, momentum=0.5), run=Run(partial=partial, key="lambda 0.5"))
+    assert same(other, run(Options(width=5, momentum=0.5))[0])
+    assert "starting afresh" in capsys.readouterr().err
+
+
+def test_a_state_of_an_older_format_says_so_and_trains_again(tmp_path, capsys):
+    partial = tmp_path / "training.partial"
+    run(run=Run(partial=partial, key="k"))
+    with safe_open(partial, "pt") as file:
+        tensors, record = {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["duplex"])  # noqa: SIM118
+    del record["format"]
+    save_file(tensors, partial, {"duplex": json.dumps(record)})
+    again, _ = run(run=Run(partial=partial, key="k"))
+    assert same(again, run()[0])
+    said = capsys.readouterr().err
+    assert "training.partial is of an older format (None, this version goes on from 2); starting afresh" in said
+
+
+def test_an_unreadable_state_names_the_file(tmp_path):
+    partial = tmp_path / "training.partial"
+    partial.write_bytes(b"half a file")
+    with pytest.raises(DuplexError, match=r"training\.partial cannot be read"):
+        run(run=Run(partial=partial, key="k"))
+
+
+class CountingTower:
+    """A text tower that counts its encodings."""
+
+    def __init__(self, tower):
+        self.tower, self.calls = tower, 0
+
+    def encode(self, *args, **options):
+        self.calls += 1
+        return self.tower.encode(*args, **options)
+
+
+def test_accumulated_batches_are_one_step_over_one_text_encoding():
+    """Without graph and dropout the losses are means over images: four batches of 2 equal one batch of 8."""
+    options = Options(width=5, graph=False, adapter_dropout=0.0)
+    chosen, results = torch.arange(8), []
+    for settings in (SETTINGS, dataclasses.replace(SETTINGS, batch_size=2, accumulate=4)):
+        network = small_method(options)
+        tower = CountingTower(network.paths.prompts.tower)
+        network.paths.prompts._tower[0] = tower
+        terms = optimiser_step(network, images(), chosen, settings, torch.optim.SGD(network.groups(), lr=0.1))
+        results.append((network.state_dict(), terms))
+        assert tower.calls == 1
+    for name, value in results[0][0].items():
+        torch.testing.assert_close(results[1][0][name], value, rtol=1e-9, atol=1e-11)
+    first, second = ({name: float(value) for name, value in terms.items()} for _, terms in results)
+    assert first == pytest.approx(second)
+
+
+def test_a_step_updates_prompts_through_the_gathered_gradients():
+    """The prompts' gradient equals that of one backward pass through everything at once."""
+    options, chosen = Options(width=5, adapter_dropout=0.0), torch.arange(8)
+    network = small_method(options)
+    optimiser = torch.optim.SGD(network.groups(), lr=0.0)
+    optimiser_step(network, images(), chosen, SETTINGS, optimiser)
+    gathered = network.paths.prompts.learned_rows.grad.clone()
+    plain = small_method(options)
+    step_of(plain, examples().z[chosen], examples().compositions[chosen]).total.backward()
+    torch.testing.assert_close(gathered, plain.paths.prompts.learned_rows.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_divergence_names_the_step_the_term_and_the_remedy():
+    broken = examples()
+    broken.z[3] = float("nan")
+    with pytest.raises(DuplexError, match=r"loss \w+ became nan in epoch 1, step \d+; lower training.learning_rate"):
+        train(small_method(DUPLEX), broken, SETTINGS, 0, lambda _: 0.5)
+
+
+def test_early_stop_waits_for_its_patience():
+    settings = dataclasses.replace(SETTINGS, epochs=30, patience=2)
+    outcome = train(small_method(DUPLEX), examples(), settings, 0, lambda _: 0.5)
+    assert [row["epoch"] for row in outcome.history] == [0, 1, 2]
+
+
+def test_a_method_without_losses_stays_at_epoch_zero():
+    clip = PromptOptions(context="fixed", vocabulary="fixed", paths="c", adapter="none", losses=(), inference=("ct",))
+    network, outcome = run(clip)
+    assert outcome.best_epoch == 0
+    assert len(outcome.history) == 1 and outcome.timing["seconds_per_epoch"] == 0
+    assert same(network, small_method(clip))
+
+
+def test_no_training_image_is_an_error():
+    with pytest.raises(DuplexError, match="no readable training image"):
+        train(small_method(DUPLEX), examples(count=0), SETTINGS, 0, lambda _: 0.5)
+
+
+# -- what a loop can leave out without a number looking odd -----------------------------------------------------------
+
+
+class Recorder(Method[MethodOptions]):
+    """Trains one number and notes what the loop does around it."""
+
+    def __init__(self, setting, options=MethodOptions()):
+        super().__init__(setting, options)
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.seen, self.modes, self.calls, self.draws = [], [], [], []
+
+    def losses(self, batch, shared):
+        self.seen.append(batch.compositions.tolist())
+        self.modes.append(self.training)
+        self.draws.append(float(torch.rand(())))
+        self.calls.append("losses")
+        return {"a": self.weight * 0 + len(batch), "b": self.weight}
+
+    def after_batch(self):
+        self.calls.append("batch")
+
+    def after_step(self):
+        self.calls.append("step")
+
+    def after_epoch(self, epoch):
+        self.calls.append(f"epoch {epoch}")
+
+
+def recorded(settings: TrainingOptions, seed: int = 0, validate=lambda _: 0.5):
+    method = Recorder(small_setting())
+    rows = torch.arange(LABELS.size)[:10]  # as compositions, so that the order shows
+    outcome = train(method, Examples(np.arange(10), {"cls": features(10, 0)}, rows), settings, seed, validate)
+    return method, outcome
+
+
+FOUR = TrainingOptions(learning_rate=0.125, batch_size=4, epochs=4, decay_every=2)
+
+
+def test_images_are_shuffled_anew_each_epoch_by_the_seed():
+    first, again, other = (recorded(FOUR, seed)[0].seen for seed in (0, 0, 1))
+    epochs = [[row for step in first[start : start + 3] for row in step] for start in range(0, 12, 3)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert list(range(10)) not in epochs and len({tuple(epoch) for epoch in epochs}) == 4
+    assert first == again
+    assert first != other
+
+
+def test_the_seed_rules_the_draws_inside_a_step():
+    draws = [recorded(FOUR, seed)[0].draws for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_batches_train_and_validation_does_not():
+    modes = []
+
+    def validate(method):
+        modes.append(method.training)
+        method.eval()
+        return 0.5
+
+    method, _ = recorded(FOUR, validate=validate)
+    assert method.modes == [True] * 12, "whatever validation leaves behind"
+    assert not method.training, "a finished run is ready to score"
+
+
+def test_the_hooks_come_in_their_order():
+    method, _ = recorded(dataclasses.replace(FOUR, epochs=1, batch_size=4, accumulate=2))
+    assert method.calls == ["losses", "batch", "losses", "batch", "step", "losses", "batch", "step", "epoch 1"]
+
+
+def test_a_loss_is_the_mean_over_images_not_over_batches():
+    """Term `a` is the batch's size: 4, 4 and 2 images give 3.6, and not 10 / 3."""
+    _, outcome = recorded(dataclasses.replace(FOUR, epochs=1))
+    assert outcome.history[1]["loss_a"] == pytest.approx((4 * 4 + 4 * 4 + 2 * 2) / 10)
+
+
+@pytest.mark.parametrize(
+    ("more", "rates"),
+    [
+        ({}, [1, 1, 0.5, 0.5]),
+        ({"schedule": "constant"}, [1, 1, 1, 1]),
+        ({"schedule": "cosine"}, [1, 0.85355, 0.5, 0.14645]),
+        ({"warm_up": 2, "schedule": "constant"}, [1 / 3, 2 / 3, 1, 1]),
+        ({"warm_up": 1, "schedule": "cosine", "epochs": 5}, [0.5, 1, 0.85355, 0.5, 0.14645]),
+        ({"warm_up": 3}, [0.25, 0.5, 0.75, 0.5]),
+        ({"decay": 0.25, "decay_every": 1}, [1, 0.25, 0.0625, 0.015625]),
+    ],
+)
+def test_the_rate_follows_its_schedule(monkeypatch, more, rates):
+    settings = dataclasses.replace(FOUR, batch_size=10, **more)
+    found = []
+
+    def note(optimiser):
+        found.append(optimiser.param_groups[0]["lr"])
+
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self, closure=None: note(self))
+    recorded(settings)
+    assert found == pytest.approx([0.125 * rate for rate in rates], abs=1e-5)
+
+
+def test_a_rate_after_the_last_epoch_of_a_cosine_is_nothing():
+    """A schedule is asked once more when an epoch ends, and a state may be gone on with for fewer epochs."""
+    settings = dataclasses.replace(FOUR, schedule="cosine", warm_up=1)
+    assert [rate_share(epoch, settings) for epoch in (4, 5, 9)] == pytest.approx([0, 0, 0])
+
+
+def test_progress_counts_the_steps_of_all_epochs(monkeypatch):
+    shown, totals = [], []
+
+    class Noted:
+        def __init__(self, label, total):
+            totals.append((label, total))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def show(self, done, values):
+            shown.append((done, values["val AUC"], sorted(values)))
+
+    monkeypatch.setattr("duplex.training.loop.Bar", Noted)
+    aucs = iter([0.1, 0.2, 0.3])
+    recorded(dataclasses.replace(FOUR, epochs=2), validate=lambda _: next(aucs))
+    assert totals == [("training, steps", 6)]
+    assert [done for done, _, _ in shown] == [0, 1, 2, 3, 3, 4, 5, 6, 6]
+    assert [auc for _, auc, _ in shown] == [0.1] * 4 + [0.2] * 4 + [0.3]
+    assert shown[0][2] == ["val AUC"] and shown[-1][2] == sorted(["val AUC", "loss_a", "loss_b"])
+
+
+def test_the_optimiser_and_its_decay_are_those_asked_for():
+    method = Recorder(small_setting())
+    assert type(make_optimiser(method, FOUR)) is torch.optim.Adam
+    adamw = make_optimiser(method, dataclasses.replace(FOUR, optimiser="adamw", weight_decay=0.25))
+    assert type(adamw) is torch.optim.AdamW and adamw.param_groups[0]["weight_decay"] == 0.25
+
+
+def test_a_step_that_leaves_nan_behind_is_found_at_the_epochs_end():
+    class Broken(Recorder):
+        def after_step(self):
+            with torch.no_grad():
+                self.weight.fill_(float("nan"))
+
+        def losses(self, batch, shared):
+            return {"b": torch.nan_to_num(self.weight)}
+
+    rows = torch.arange(4)
+    with pytest.raises(DuplexError, match=r"weight diverged in the last step of epoch 1; lower training.learning_rate"):
+        train(Broken(small_setting()), Examples(np.arange(4), {"cls": features(4, 0)}, rows), FOUR, 0, lambda _: 0.5)
+
+
+def test_patience_counts_from_the_best_epoch():
+    aucs = iter([0.1, 0.2, 0.3, 0.3, 0.3, 0.9])
+    outcome = train(small_method(DUPLEX), examples(), dataclasses.replace(SETTINGS, epochs=30, patience=2), 0,
+                    lambda _: next(aucs))  # fmt: skip
+    assert (outcome.best_epoch, outcome.history[-1]["epoch"]) == (2, 4)
+
+
+def test_nothing_is_trained_where_no_loss_is_named():
+    """Though there are parameters: an adapter, disentanglers and learned words."""
+    idle = PromptOptions(width=5, losses=())
+    network, outcome = run(idle)
+    assert sum(p.numel() for p in network.parameters()) > 0
+    assert outcome.best_epoch == 0 and same(network, small_method(idle))
+
+
+def test_validation_is_over_the_closed_world():
+    network, val = small_method(DUPLEX), examples("val", 24, 7)
+    closed = assess(Field.of(network, LABELS.target("closed", "val")), val, LABELS).evidence.rivals()
+    wide = assess(Field.of(network, LABELS.target("open", "val")), val, LABELS).evidence.rivals()
+    aucs = [Components.of(Margins.of(rivals)).auc for rivals in (closed, wide)]
+    assert aucs[0] != aucs[1]
+    assert validation_auc(network, val, LABELS) == aucs[0]
