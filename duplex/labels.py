@@ -125,7 +125,7 @@ class LabelSpace:
 
     def is_seen(self, compositions: Ints) -> Bools:
         """[C] `seen` of some compositions, without a mark for every other."""
-        return held(self.pairs["train"], compositions)
+        return contains_sorted(self.pairs["train"], compositions)
 
     def target(self, world: str, split: str) -> Ints:
         """`C_tgt`, sorted. Closed world: the seen pairs and those that `split` lists; `train` stands for all that
@@ -211,14 +211,14 @@ class Target:
     def holds(self, compositions: Ints) -> Bools:
         """[...] Which of some compositions belong to it."""
         every = np.ones(compositions.shape, dtype=bool)
-        return every if self.listed is None else held(self.listed, compositions)
+        return every if self.listed is None else contains_sorted(self.listed, compositions)
 
     def places(self, compositions: Ints) -> Ints:
         """Columns of compositions that belong to it."""
         return compositions if self.listed is None else np.searchsorted(self.listed, compositions)
 
 
-def held(listed: Ints, compositions: Ints) -> Bools:
+def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
     """[...] Which of some compositions a rising list holds."""
     if not len(listed):
         return np.zeros(compositions.shape, dtype=bool)
@@ -246,7 +246,7 @@ class FrequencyGroups:
     def of(self, compositions: Ints) -> Ints:
         """[...] The groups of some compositions."""
         unseen = np.full(compositions.shape, GROUPS.index("unseen"), dtype=np.int64)
-        mine = held(self.seen, compositions)
+        mine = contains_sorted(self.seen, compositions)
         unseen[mine] = self.group[np.searchsorted(self.seen, compositions[mine])]
         return unseen
 

@@ -25,7 +25,7 @@ from duplex.errors import UsageError
 from duplex.features.encoding import Kept
 from duplex.features.remade import Source
 from duplex.features.tokens import BLOCK, Streamed, read_tokens
-from duplex.methods.with_finetuning import Tailed
+from duplex.methods.with_finetuning import WithFinetuning
 from duplex.options import OptionError, TailOptions, TrainingOptions
 from duplex.recognition import numpy_example
 from duplex.recognition.export import export
@@ -92,7 +92,7 @@ def test_the_checkpoint_holds_what_was_trained_and_no_frozen_tower(project) -> N
     assert record.tail is not None and (record.tail.depth, record.encoder["depth"]) == (1, "2")
     inputs = load_inputs(project.params(), "own", project.paths, {"cls", "text"}, tail=record.tail)
     method = load_checkpoint(project.checkpoint("deep"), inputs.setting(), inputs.encoder)
-    assert isinstance(method, Tailed)
+    assert isinstance(method, WithFinetuning)
     names = [name for name in method.state_dict() if name.startswith("tail.")]
     assert len(names) == 4 and all(".up." in name or ".down." in name for name in names)
     assert method.tail.trained[0].up.weight.abs().max() > 0

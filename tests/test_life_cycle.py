@@ -107,7 +107,7 @@ class Life:
         test, columns, chosen = self.examples("test", 10), LABELS.target(world, "test"), record.calibration[world]
         live = passing(method, self.setting.words, chosen)
         live = np.ones(len(columns), dtype=bool) if live is None else live[columns]
-        found = assess(Field.of(method, columns), test, LABELS, k=2, live=live, top=3, bias=chosen.bias)
+        found = assess(Field.of(method, columns), test, LABELS, k=2, feasible_mask=live, top=3, bias=chosen.bias)
         scorer, terms = method.scorer(columns), method.evidence(columns)
         panel = Panel.of(LABELS, columns, live, chosen.bias, scorer, terms, method.probabilities)
         guesses = [guess for answer in panel.answers(test.inputs, 2) for guess in answer.top]

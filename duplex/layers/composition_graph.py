@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
 
-from duplex.labels import Ints, held
+from duplex.labels import Ints, contains_sorted
 from duplex.layers.composition_index import Columns
 
 
@@ -102,7 +102,7 @@ class GraphNetwork(nn.Module):
         """Whether all of some compositions are the graph's: found out on the host, once for columns that are asked for
         again."""
         if self._asked is None or self._asked[0] is not columns:
-            self._asked = columns, bool(held(self.graph.columns.host, columns.host).all())
+            self._asked = columns, bool(contains_sorted(self.graph.columns.host, columns.host).all())
         return self._asked[1]
 
     def _layer(self, depth: int, rows: Tensor) -> Tensor:

@@ -112,14 +112,14 @@ def make(kind: str, options: Options, setting: Setting) -> Method[Any]:
 
 
 def _tailed(kind: str, made: Method[Any], tail: Callable[[], Tail]) -> Method[Any]:
-    from duplex.methods.with_finetuning import Tailed
+    from duplex.methods.with_finetuning import WithFinetuning
 
     if not made.groups():
         raise UsageError(
             f"method kind {kind!r} trains nothing with these options, so a tail would stay as it is; "
             "leave `tail` out, or give the row losses"
         )
-    return Tailed(made, tail())
+    return WithFinetuning(made, tail())
 
 
 def describe(kind: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from duplex.options import Options
 TAIL = "tail."  # begins the names of its tensors in an export
 
 
-class Moved(Mapping[str, Tensor]):
+class FinetunedInputs(Mapping[str, Tensor]):
     """Inputs whose CLS features a tail makes, once somebody asks for them."""
 
     def __init__(self, inputs: Inputs, tail: Tail) -> None:
@@ -48,12 +48,12 @@ def moving(read: Callable[[Inputs], Any], tail: Tail) -> Callable[[Inputs], Any]
 
     @torch.no_grad()
     def moved(inputs: Inputs) -> Any:
-        return read(Moved(inputs, tail))
+        return read(FinetunedInputs(inputs, tail))
 
     return moved
 
 
-class Tailed(Method[Options]):
+class WithFinetuning(Method[Options]):
     """`method` with `tail` before it; both are its state."""
 
     def __init__(self, method: Method[Any], tail: Tail) -> None:
@@ -61,7 +61,7 @@ class Tailed(Method[Options]):
         self.method, self.tail = method, tail
 
     def _moved(self, batch: Batch) -> Batch:
-        return Batch(Moved(batch.inputs, self.tail), batch.compositions, batch.host)
+        return Batch(FinetunedInputs(batch.inputs, self.tail), batch.compositions, batch.host)
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class Tailed(Method[Options]):
 
     @torch.no_grad()
     def tune(self, images: Inputs, columns: Ints, auc: Callable[[Tensor], float]) -> None:
-        self.method.tune(Moved(images, self.tail), columns, auc)
+        self.method.tune(FinetunedInputs(images, self.tail), columns, auc)
 
     # -- inference ------------------------------------------------------------------------------------------------
 

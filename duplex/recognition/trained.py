@@ -25,7 +25,7 @@ from duplex.layers.finetuned_blocks import Tail, tail_maker
 from duplex.layers.word_vectors import word_vectors
 from duplex.methods.base import Inputs, Method, Setting, Words, summed
 from duplex.methods.registry import find
-from duplex.methods.with_finetuning import TAIL, Tailed, moving
+from duplex.methods.with_finetuning import TAIL, WithFinetuning, moving
 from duplex.options import TailOptions
 from duplex.recognition.candidates import Panel
 from duplex.training.calibration import Calibration, passing
@@ -143,7 +143,7 @@ class Run(Trained):
         words_asked = self.words() if "words" in self.needs else None
         setting = Setting(self.labels, shapes, tower, words_asked, image_tail=tail)
         self.method: Method[Any] = load_checkpoint(path, setting, record.encoder).to(device)
-        if isinstance(self.method, Tailed):
+        if isinstance(self.method, WithFinetuning):
             self.tail = self.method.tail
 
     def words(self) -> Words:

@@ -116,7 +116,7 @@ def _evaluate_world(
     field = Field.of(method, labels.target(world, "test"))
     words = inputs.words if world == "open" else None
     live = passing(method, words, calibration)
-    found = assess(field, test, labels, k=max(settings.k), live=live, top=3, bias=calibration.bias)
+    found = assess(field, test, labels, k=max(settings.k), feasible_mask=live, top=3, bias=calibration.bias)
     rivals = found.evidence.rivals()
     margins = Margins.of(rivals)
     metrics = _metrics(found, rivals, labels, settings)
@@ -145,7 +145,7 @@ def _beside(
 ) -> dict[str, Any]:
     """The same world with feasibility by the other judge: what it rules out, and the numbers that this changes."""
     live = passing(method, words, calibration)
-    rivals = assess(field, test, method.labels, live=live).evidence.rivals()
+    rivals = assess(field, test, method.labels, feasible_mask=live).evidence.rivals()
     found = flat(measure(rivals, rounds=0))
     named = {name: found[name] for name in BESIDE if name in found}
     chosen = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}

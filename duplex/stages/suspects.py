@@ -19,7 +19,7 @@ from duplex.features.store import Features, open_features
 from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
 from duplex.layers.factors import unit
-from duplex.methods.with_finetuning import Tailed
+from duplex.methods.with_finetuning import WithFinetuning
 from duplex.recognition.suspects import Suspicion, Way, margins
 from duplex.stages.trained_runs import best_run
 
@@ -76,7 +76,7 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
         raise UsageError(f"{where} is an export; name a run of {dataset}, or use --method knn")
     inputs: dict[str, Any] = {"cls": torch.from_numpy(cls)}
     method = trained.method
-    if isinstance(method, Tailed):
+    if isinstance(method, WithFinetuning):
         inputs["cls"] = torch.no_grad()(method.tail)(_deep(cache.path, rows, where))
         plain, method = unit(inputs["cls"]).numpy(), method.method
     shown: Any = method.exhibits()

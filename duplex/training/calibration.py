@@ -80,7 +80,7 @@ def _under(
     field: Field, val: Examples, labels: LabelSpace, feasible: Feasible, points: int, judge: Judge
 ) -> Calibration:
     chosen, live = choose_feasible(field, val, labels, feasible, points)
-    rivals = assess(field, val, labels, live=live).evidence.rivals()
+    rivals = assess(field, val, labels, feasible_mask=live).evidence.rivals()
     aucs = 100 * float(chosen.auc[0]), 100 * float(chosen.auc.max())
     return Calibration(best_bias(Margins.of(rivals)), chosen.value, *aucs, judge=judge)
 

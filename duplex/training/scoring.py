@@ -128,7 +128,7 @@ def assess(
     *,
     k: int = 1,
     bucket: Small | None = None,
-    live: Bools | None = None,
+    feasible_mask: Bools | None = None,
     top: int = 0,
     bias: float = 0.0,
 ) -> Pass:
@@ -143,9 +143,12 @@ def assess(
     if not among.holds(own).all():
         raise DuplexError("an image is labelled with a composition outside of its target set; check the split's pairs")
     seen = labels.seen if among.listed is None else labels.is_seen(among.listed)
-    evidence, device = Evidence(among.places(own), seen, k=k, bucket=bucket, live=live), examples.compositions.device
+    evidence, device = (
+        Evidence(among.places(own), seen, k=k, bucket=bucket, live=feasible_mask),
+        examples.compositions.device,
+    )
     best = Best(len(examples), min(top, len(among)), device)
-    shifts = Shifts(seen, live, bias, device)
+    shifts = Shifts(seen, feasible_mask, bias, device)
     for rows, first, scores in field.parts(examples.inputs):
         evidence.add(scores, rows, first)
         if top:

@@ -20,7 +20,7 @@ from duplex.layers.statistics import Statistics
 from duplex.methods.base import Batch, Method, Setting
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import make, parse, sources
-from duplex.methods.with_finetuning import Moved, Tailed
+from duplex.methods.with_finetuning import FinetunedInputs, WithFinetuning
 from duplex.options import TailOptions, TrainingOptions
 from duplex.testing import small_batch, small_setting
 from duplex.training.loop import Run, make_optimiser, optimiser_step, train
@@ -51,7 +51,7 @@ def begun(kind: str = "prompts", setting: Setting | None = None, stirred: bool =
     setting = setting or deep_setting()
     torch.manual_seed(0)
     method = make(kind, parse(kind, options), setting)
-    assert isinstance(method, Tailed)
+    assert isinstance(method, WithFinetuning)
     if stirred:
         with torch.no_grad():
             for weight in method.tail.parameters():
@@ -61,7 +61,7 @@ def begun(kind: str = "prompts", setting: Setting | None = None, stirred: bool =
     return method
 
 
-def moved(method: Tailed, batch: Batch) -> Batch:
+def moved(method: WithFinetuning, batch: Batch) -> Batch:
     """As a method without a tail would be given it."""
     return Batch({**batch.inputs, "cls": method.tail(batch.inputs["deep"])}, batch.compositions)
 
@@ -97,7 +97,7 @@ def test_every_kind_reads_what_the_tail_makes(kind: str) -> None:
 def test_nothing_that_a_method_may_offer_stops_at_the_tail() -> None:
     """A part of the protocol that is not passed on would be the default of every method with a tail."""
     offered = {name for name, value in vars(Method).items() if isfunction(value) and not name.startswith("_")}
-    assert {"scorer", "likelihood"} < offered <= vars(Tailed).keys()
+    assert {"scorer", "likelihood"} < offered <= vars(WithFinetuning).keys()
 
 
 class Told(PromptMethod):
@@ -132,7 +132,7 @@ class Told(PromptMethod):
 
 def test_all_that_the_loop_says_is_passed_on() -> None:
     method, batch = make(f"{__name__}:Told", PromptOptions(), deep_setting()), deep_batch(6)
-    assert isinstance(method, Tailed)
+    assert isinstance(method, WithFinetuning)
     own, heard = moved(method, batch).z, method.method.heard  # type: ignore[union-attr]
     for name in ("start", "follow", "tune"):
         getattr(method, name)(*((batch.inputs, np.arange(2), float) if name == "tune" else (batch,)))
@@ -180,7 +180,7 @@ def test_what_a_tail_adds_is_counted() -> None:
 
 def test_moved_inputs_are_those_that_are_there_and_are_made_once() -> None:
     method, batch = begun("prompts", width=5), deep_batch(3)
-    moved = Moved(batch.inputs, method.tail)
+    moved = FinetunedInputs(batch.inputs, method.tail)
     assert list(moved) == list(batch.inputs) and len(moved) == len(batch.inputs)
     assert moved["patch"] is batch.inputs["patch"] and moved["cls"] is moved["cls"]
 

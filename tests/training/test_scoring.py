@@ -72,7 +72,7 @@ def test_an_open_world_of_more_scores_than_can_be_held_is_swept(monkeypatch, inf
     columns, live = labels.target("open", "test"), np.arange(labels.size) != 4
     whole = Field.of(method, columns)
     assert whole.sweep is None
-    at_once = assess(whole, examples, labels, k=2, live=live, top=3, bias=0.1)
+    at_once = assess(whole, examples, labels, k=2, feasible_mask=live, top=3, bias=0.1)
     shifted = np.where(live, whole.scorer(examples.inputs).numpy() + np.where(labels.seen, 0, 0.1), -np.inf)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 11)
     for swept in (6, 9, 3):
@@ -83,7 +83,7 @@ def test_an_open_world_of_more_scores_than_can_be_held_is_swept(monkeypatch, inf
         for rows, first, scores in parts:
             expected = whole.scorer(examples.inputs)[rows, first : first + scores.shape[1]]
             torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
-        found = assess(field, examples, labels, k=2, live=live, top=3, bias=0.1)
+        found = assess(field, examples, labels, k=2, feasible_mask=live, top=3, bias=0.1)
         values, wanted = (np.take_along_axis(shifted, one.top, axis=1) for one in (found, at_once))
         np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-5)  # equal ones come in any order
         ours, theirs = (measure(one.evidence.rivals(), 2, rounds=0).to_dict() for one in (found, at_once))
@@ -110,7 +110,7 @@ def test_the_best_compositions_are_those_that_may_be_with_the_bias_added():
     assert assess(field, examples, labels).top.shape == (8, 0)
     for bias in (-1.0, 0.5):
         shifted = np.where(live, scores + np.where(labels.seen, 0, np.float32(bias)), -np.inf)
-        found = assess(field, examples, labels, live=live, top=3, bias=bias).top
+        found = assess(field, examples, labels, feasible_mask=live, top=3, bias=bias).top
         assert (found == np.argsort(-shifted, axis=1)[:, :3]).all()
     assert assess(field, examples, labels, top=100).top.shape == (8, labels.size)
 
