@@ -1,40 +1,45 @@
-# The two commands a newcomer needs: `make repro` and `make test`. Needs git, make and Python 3.10 or later.
+# `make repro` runs the pipeline, `make test` the tests. Needs git, make and Python 3.10 or later.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 
 .PHONY: repro ablations test gpu hostile coverage mutants wheel
 
+# Run the whole pipeline and print the table of results.
 repro: $(VENV)/.ready
 	@$(BIN)/duplex params --check
 	@PATH="$(BIN):$$PATH" $(BIN)/duplex sweep
 	@PATH="$(BIN):$$PATH" $(BIN)/dvc repro
 	@$(BIN)/duplex metrics
 
+# Run the ablations, and write the report again with their tables.
 ablations: $(VENV)/.ready
 	@$(BIN)/duplex params --check
 	@cd ablations && PATH="$(BIN):$$PATH" $(BIN)/dvc repro
 	@$(BIN)/duplex report
 
+# Run the tests that take minutes; ARGS are passed to pytest.
 test: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-# Under ten minutes on one GPU; writes docs/gpu.md. Where there is none it says so.
+# Check results and measure speed on a GPU (ten minutes), and write docs/gpu.md.
 gpu: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m benchmarks.gpu $(ARGS)
 
-# What takes many minutes: ten thousand damaged files of each kind, commands killed at any moment.
+# Run the long tests: ten thousand damaged files of each kind, commands killed at random moments.
 hostile: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m long -o faulthandler_timeout=3600 $(ARGS)
 
-# For those who change it: lines that no test runs; changes that no test notices; the package in a fresh environment.
+# List the lines that no test runs.
 coverage: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m coverage run -m pytest $(ARGS)
 	@$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage report
 
+# List small changes of the code that no test notices.
 mutants: $(VENV)/.ready
 	@$(BIN)/python -m benchmarks.mutants $(ARGS)
 
+# Build the wheel, and test it in a fresh environment.
 wheel: $(VENV)/.ready
 	@rm -rf dist build && $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@rm -rf $(VENV)-wheel && $(PYTHON) -m venv $(VENV)-wheel

@@ -1,7 +1,7 @@
-"""Clients of a server, as many as are asked for, each with one request under way: python -m benchmarks.clients PORT N
+"""Simulate clients of a server, each with one open request: python -m benchmarks.clients PORT N
 
-Stdin names a picture a line; stdout has JSON: seconds, each request's seconds, how many were not answered well. They
-are sockets in one thread of a process of their own, because they share the cores with the server that is measured.
+Reads paths of images from stdin, one per line. Prints JSON: total seconds, seconds per request, number of failures. All
+clients are sockets of one thread in one process, because they share the cores with the server that is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BOUNDARY = "between"
 
 
 def form(data: bytes) -> bytes:
-    """A picture as a browser posts it."""
+    """Return an image as the multipart form that a browser posts."""
     head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n\r\n'.encode()
     return head + data + f"\r\n--{BOUNDARY}--\r\n".encode()
 
@@ -31,7 +31,7 @@ def request(body: bytes) -> bytes:
 
 
 class Client:
-    """One connection."""
+    """A connection to the server."""
 
     def __init__(self, port: int, requests: Iterator[bytes]) -> None:
         self.line = socket.create_connection(("127.0.0.1", port), timeout=120)
@@ -39,7 +39,7 @@ class Client:
         self._requests, self._said, self._began = requests, b"", 0.0
 
     def ask(self) -> bool:
-        """Send the next request; False where there is none."""
+        """Send the next request; return False if there is none."""
         data = next(self._requests, None)
         if data is None:
             self.line.close()
@@ -49,7 +49,7 @@ class Client:
         return True
 
     def hear(self) -> tuple[float, bool] | None:
-        """Take what has come; the seconds and whether it is good, when the answer is whole."""
+        """Receive data; return seconds and success once the response is complete."""
         part = self.line.recv(1 << 16)
         self._said += part
         head, end, body = self._said.partition(b"\r\n\r\n")

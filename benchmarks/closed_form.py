@@ -1,12 +1,12 @@
-"""The closed form at C-GQA's size: fitted and scored, in both worlds, from features in memory.
+"""Fit and score the closed form at C-GQA's size, in both worlds, from features in memory.
 
     python -m benchmarks.closed_form --json
 
-26,920 made-up features of 768 dimensions train 5,592 seen pairs of 413 states and 674 objects; 7,280 more are scored
-against the validation split's pairs and against all 278,362. The pair lists are C-GQA's own where DUPLEX_SHARED names
-the folder that holds them, made up elsewhere; words have made-up embeddings. `seconds` is statistics, fit, how
-feasible every composition is, and both passes, with the AUC of each; `cpu_seconds` the same of processor time, which
-other work on the machine disturbs less; `peak_gib` the most memory this process held.
+26,920 generated features of 768 dimensions train 5,592 seen pairs of 413 states and 674 objects; 7,280 more are scored
+against the validation split's pairs and against all 278,362. Pair lists are C-GQA's own if DUPLEX_SHARED names the
+folder with them, and generated otherwise; words have generated embeddings. `seconds` covers statistics, fit,
+feasibility of every composition and both worlds, with the AUC of each; `cpu_seconds` is the same in processor time;
+`peak_gib` is the peak memory of the process.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from torch import Tensor
 
 from benchmarks.measure import emit, memory, say
 from duplex.data.pair_lists import read_pair_lists
-from duplex.evaluation.accumulator import Evidence
+from duplex.evaluation.accumulator import ScoreAccumulator
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.uncertainty import Components
 from duplex.labels import Ints, LabelSpace
-from duplex.layers.gaussian_prototypes import ClosedForm, Settings
-from duplex.layers.statistics import Statistics
+from duplex.layers.class_statistics import ClassStatistics
+from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings
 
 STATES, OBJECTS, SEEN, LISTED = 413, 674, 5592, 2292
 TRAIN, VAL, DIM = 26_920, 7_280, 768
-BLOCK = 4096  # images whose statistics are taken at once
 BLOCK_SCORES = 2**22
 
 
 def labels() -> tuple[LabelSpace, str]:
-    """C-GQA's pair lists, or lists of their size in which each state and object is seen."""
+    """Return C-GQA's labels, or generated ones of the same size in which each state and object is seen."""
     shared = os.environ.get("DUPLEX_SHARED")
     if shared and (root := Path(shared) / "splits" / "cgqa").is_dir():
         return read_pair_lists(root).labels(), "the published lists"
@@ -52,7 +51,7 @@ def labels() -> tuple[LabelSpace, str]:
 
 
 def images(space: LabelSpace, pairs: Ints, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Unit features about a state's and an object's direction; frequencies fall as a power of the rank."""
+    """Return unit features around the directions of state and object; frequencies fall as a power of the rank."""
     rng, g = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     share = 1 / np.arange(1, len(pairs) + 1) ** 0.8
     drawn = rng.permutation(pairs)[rng.choice(len(pairs), count - len(pairs), p=share / share.sum())]
@@ -66,20 +65,20 @@ def images(space: LabelSpace, pairs: Ints, count: int, seed: int) -> tuple[Tenso
 
 def auc(model: ClosedForm, z: Tensor, own: Tensor, space: LabelSpace, columns: Ints) -> float:
     scores = model.scorer(torch.from_numpy(columns))
-    evidence = Evidence(np.searchsorted(columns, own.numpy()), space.seen[columns])
+    evidence = ScoreAccumulator(np.searchsorted(columns, own.numpy()), space.seen[columns])
     rows = max(1, BLOCK_SCORES // len(columns))
     for start in range(0, len(z), rows):
         block = slice(start, min(start + rows, len(z)))
         evidence.add(scores(z[block]).numpy(), block)
-    return 100 * (Components.of(Margins.of(evidence.rivals())).auc or 0.0)
+    return 100 * (Components.of(Margins.of(evidence.competitors())).auc or 0.0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--images", type=int, default=TRAIN)
     parser.add_argument("--val-images", type=int, default=VAL)
-    parser.add_argument("--no-words", dest="words", action="store_false", help="leave interactions by words out")
+    parser.add_argument("--no-words", dest="words", action="store_false", help="skip interactions by words")
     wanted = parser.parse_args()
     space, lists = labels()
     z, own = images(space, space.pairs["train"], wanted.images, 1)
@@ -92,21 +91,19 @@ def main() -> None:
         times[name] = time.perf_counter() - began - sum(times.values())
         say(f"{name:<12}{times[name]:6.2f} s")
 
-    statistics = Statistics.empty(len(space.states), len(space.objects), DIM)
-    for z_block, own_block in zip(z.split(BLOCK), own.split(BLOCK), strict=True):
-        statistics += Statistics.of(z_block, own_block, len(space.states), len(space.objects))
+    statistics = ClassStatistics.of(z, own, len(space.states), len(space.objects))
     lap("statistics")
     g = torch.Generator().manual_seed(3)
     words = torch.randn(len(space.states), DIM, generator=g), torch.randn(len(space.objects), DIM, generator=g)
-    fitted = ClosedForm.fit(statistics, Settings(), words if wanted.words else None)
+    fitted = ClosedForm.fit(statistics, FitSettings(), words if wanted.words else None)
     lap("fit")
-    fitted.support()
+    fitted.log_support()
     lap("feasibility")
     model = fitted.to(torch.float32)
     found = {}
     with torch.no_grad():
         for world in ("closed", "open"):
-            found[f"auc_{world}"] = auc(model, z_val, own_val, space, space.target(world, "val"))
+            found[f"auc_{world}"] = auc(model, z_val, own_val, space, space.candidates(world, "val"))
             lap(world)
     record: dict[str, Any] = {
         "seconds": sum(times.values()),

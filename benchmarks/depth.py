@@ -1,13 +1,13 @@
-"""What depth costs: seconds of a training step and bytes of an image, at ViT-L/14 size with random weights.
+"""Measure the cost of fine-tuning blocks: seconds per training step and bytes per image, at ViT-L/14 size.
 
 python -m benchmarks.depth [--json] [--depths 0,1,2,4] [--batch 2] [--rounds 1] [--images 6] [--layers 24]
                            [--width 1024] [--budget 128]
 
-A step is the image side alone, forward and backward: the feature adapter (depth 0), bottlenecks in the last k blocks
-over cached tokens, and in all blocks over pictures (`all`); what text costs is the same everywhere. `speedup_depth2` is
-the step of `all` over that of depth 2; `share_of_memory` an epoch of depth-2 steps over tokens in memory against the
-same from the disk, its pages dropped from the system's cache before. `peak_share_of_budget` is the most memory that an
-epoch's reading took, of a budget of so many MiB (`training.memory`): over tokens that fit it, and over twice as many.
+Weights are random. A step is the image side alone, forward and backward: the feature adapter (0 blocks), bottlenecks in
+the last k blocks over cached block inputs, and in all blocks over images (`all`). `speedup_depth2` is the step of `all`
+divided by that of two blocks; `share_of_memory` an epoch over block inputs in memory divided by the same from disk,
+without the system's page cache; `peak_share_of_budget` the peak memory of reading an epoch, as a share of a budget in
+MiB (`training.memory`): over block inputs that fit into it, and over twice as many.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from torch import Tensor, nn
 
 from benchmarks.measure import alternate, begin_peak, emit, memory, say
 from benchmarks.tokens import drop_pages, write
-from duplex.encoders.image_blocks import cut, entering
+from duplex.encoders.image_blocks import capture_block_input, last_blocks
 from duplex.encoders.openclip import VisionTransformer
 from duplex.features.layout import row_bytes
-from duplex.features.tokens import Streamed, read_tokens
+from duplex.features.tokens import DiskTokens, read_tokens
 from duplex.layers.factors import Adapter
-from duplex.layers.finetuned_blocks import Tail
+from duplex.layers.finetuned_blocks import FinetunedBlocks
 from duplex.methods.base import Batch
-from duplex.options import TailOptions
-from duplex.training.prefetch import ahead
+from duplex.options import FinetuneOptions
+from duplex.training.prefetch import prefetch
 
 DIM, SIZE, PATCH = 768, 224, 14
 
 
 def encoder(layers: int, width: int) -> Any:
-    """A frozen image tower with random weights, as far as a cut looks at it."""
+    """Return a frozen image tower with random weights."""
     torch.manual_seed(0)
     visual = VisionTransformer(SIZE, PATCH, width, layers, width // 64, 4.0, output_dim=DIM)
     return SimpleNamespace(visual=visual.eval().requires_grad_(False), name="random")
 
 
 def step(module: nn.Module, given: Tensor) -> Callable[[], None]:
-    """Forward and backward of a module over one batch."""
+    """Run forward and backward of a module over one batch."""
 
     def run() -> None:
         for parameter in module.parameters():
@@ -57,46 +57,48 @@ def step(module: nn.Module, given: Tensor) -> Callable[[], None]:
 
 
 class Whole(nn.Module):
-    """Bottlenecks in all blocks, over pictures: the tower's own embedding, then a tail as deep as the tower."""
+    """Bottlenecks in all blocks, over images."""
 
     def __init__(self, tower: Any, depth: int, row: tuple[int, ...]) -> None:
         super().__init__()
-        self.tail, self._tower = Tail(cut(tower, depth), TailOptions(depth), row), (tower,)
+        self.tail, self._tower = FinetunedBlocks(last_blocks(tower, depth), FinetuneOptions(depth), row), (tower,)
 
     def forward(self, pictures: Tensor) -> Tensor:
         found: Tensor = self.tail(self._tower[0].visual._embeds(pictures))
         return found
 
 
-def streamed_share(tail: Tail, row: tuple[int, ...], images: int, batch: int, folder: Path) -> dict[str, float]:
-    """An epoch of steps over tokens on the disk against the same in memory."""
+def streamed_share(
+    tail: FinetunedBlocks, row: tuple[int, ...], images: int, batch: int, folder: Path
+) -> dict[str, float]:
+    """Return the time of an epoch over block inputs in memory, divided by that from disk."""
     path, own = folder / "features.h5", torch.zeros(images, dtype=torch.long)
-    write(path, images, row, 4, "deep")
-    held = Streamed.open(path, "deep")[slice(None)]
-    order = Streamed.open(path, "deep").shuffled(torch.Generator().manual_seed(0)).split(batch)
+    write(path, images, row, 4, "block_inputs")
+    held = DiskTokens.open(path, "block_inputs")[slice(None)]
+    order = DiskTokens.open(path, "block_inputs").shuffled(torch.Generator().manual_seed(0)).split(batch)
 
     def epoch(tokens: Any) -> None:
-        for some, chosen in ahead(Batch({"deep": tokens}, own), order):
-            step(tail, some[chosen].inputs["deep"])()
+        for some, chosen in prefetch(Batch({"block_inputs": tokens}, own), order):
+            step(tail, some[chosen].inputs["block_inputs"])()
 
     def from_disk() -> None:
         drop_pages(path)
-        epoch(Streamed.open(path, "deep"))
+        epoch(DiskTokens.open(path, "block_inputs"))
 
     seconds = alternate({"memory": lambda: epoch(held), "disk": from_disk}, rounds=1, warm=1)
     return {"share_of_memory": seconds["memory"] / seconds["disk"], "file_bytes": path.stat().st_size}
 
 
 def peak_share(row: tuple[int, ...], batch: int, budget: int, images: int, folder: Path) -> float:
-    """The most memory that reading an epoch of so many images takes, of the budget."""
+    """Return the peak memory of reading an epoch of `images`, as a share of the budget."""
     path, own = folder / "read.h5", torch.zeros(images, dtype=torch.long)
-    write(path, images, row, 4, "deep")
-    order = Streamed.open(path, "deep").shuffled(torch.Generator().manual_seed(0)).split(batch)
+    write(path, images, row, 4, "block_inputs")
+    order = DiskTokens.open(path, "block_inputs").shuffled(torch.Generator().manual_seed(0)).split(batch)
     drop_pages(path)
     begin = begin_peak()
-    read = read_tokens(path, "deep", budget)
-    tokens: Any = read if isinstance(read, Streamed) else torch.from_numpy(read)
-    for some, chosen in ahead(Batch({"deep": tokens}, own), order):
+    read = read_tokens(path, "block_inputs", budget)
+    tokens: Any = read if isinstance(read, DiskTokens) else torch.from_numpy(read)
+    for some, chosen in prefetch(Batch({"block_inputs": tokens}, own), order):
         some[chosen]
     path.unlink()
     return (memory("VmHWM") - begin) / budget
@@ -107,10 +109,12 @@ def measure(
 ) -> dict[str, Any]:
     tower, pictures = encoder(layers, width), torch.randn(batch, 3, SIZE, SIZE)
     row = ((SIZE // PATCH) ** 2 + 1, width)
-    with torch.no_grad(), entering(tower, 1) as seen:
+    with torch.no_grad(), capture_block_input(tower, 1) as seen:
         cls = tower.visual(pictures)
     works = {"0": step(Adapter(DIM, 64, 0.1, 0.1), cls)}
-    tails = {depth: Tail(cut(tower, depth), TailOptions(depth), row) for depth in depths if depth}
+    tails = {
+        depth: FinetunedBlocks(last_blocks(tower, depth), FinetuneOptions(depth), row) for depth in depths if depth
+    }
     works |= {str(depth): step(tail, seen[0].half()) for depth, tail in tails.items()}
     works["all"] = step(Whole(tower, layers, row), pictures)
     seconds = alternate(works, rounds=rounds, warm=1 if rounds > 1 else 0)
@@ -124,7 +128,7 @@ def measure(
         record["speedup_depth2"] = seconds["all"] / seconds["2"]
         with tempfile.TemporaryDirectory() as folder:
             record |= streamed_share(tails[2], row, images, batch, Path(folder))
-            size, fit = budget << 20, (budget << 20) // row_bytes("deep", row)
+            size, fit = budget << 20, (budget << 20) // row_bytes("block_inputs", row)
             record["peak_share_of_budget"] = {
                 name: peak_share(row, batch, size, images, Path(folder))
                 for name, images in (("held", fit), ("streamed", 2 * fit))
@@ -134,7 +138,7 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--depths", default="0,1,2,4")
     for name, value in {"batch": 2, "rounds": 1, "images": 6, "layers": 24, "width": 1024, "budget": 128}.items():
         parser.add_argument(f"--{name}", type=int, default=value)

@@ -1,18 +1,18 @@
-"""What it gives to train the end of the image tower: depths x ways to train it x methods, one budget for all.
+"""Compare numbers of fine-tuned blocks, adapters and methods, with the same budget for each.
 
     python -m benchmarks.depth_study --folder runs/depth --jobs 2 [--json] [--markdown]
-    python -m benchmarks.depth_study --folder runs/depth --only 'cso_*,duplex_plus_trained_2' --seeds 0,1 --markdown
+    python -m benchmarks.depth_study --folder runs/depth --only 'cso_*,dual_full_2' --seeds 0,1 --markdown
     python -m benchmarks.depth_study --folder runs/depth --kept --markdown
 
-A cell is a method at a depth: `cso_0` with the feature adapter alone, `cso_tail_1`, `cso_lora_2`, `cso_trained_4` with
-something trained in the last blocks beside it. Every cell gets the tuning of benchmarks.methods: `--rates` (three) x
-`--tuning-seeds` (two, others than those reported), by validation AUC. The rate is the tail's where there is one, else
-that of training; with `--tuned-by cso` the rate found for that method at the same depth serves the others. The best one
-is trained with `--seeds` and tested. All are one model for both worlds, whose C_tgt in training is the closed world's.
+A cell is a method with a number of fine-tuned blocks: `cso_0` has the feature adapter alone, `cso_bottleneck_1`,
+`cso_lora_2`, `cso_full_4` train something in the last blocks too. Every cell is tuned like benchmarks.methods:
+`--rates` (three) x `--tuning-seeds` (two, none of the reported ones), by validation AUC. The rate is that of `finetune`
+if there is one, else that of training; with `--tuned-by cso` all methods use the rate found for that one with the same
+blocks. The best rate is trained with `--seeds` and tested. One model serves both worlds, trained for the closed one.
 
-Runs are kept in the folder and not repeated; several processes may work in one folder, each at cells that no other one
-has taken (`--jobs` starts some). `--kept` trains nothing and shows the cells that are finished. One thread a cell, if
-the data set's settings say so. A cache for each depth is made there too, so that no frozen block runs in training.
+Runs are stored in the folder and not repeated. Several processes may share a folder, each taking cells that no other
+one works on (`--jobs` starts some). `--kept` trains nothing and prints the finished cells. A cache with the block
+inputs is written there too, so that no frozen block runs in training.
 """
 
 from __future__ import annotations
@@ -31,38 +31,37 @@ from typing import Any
 from benchmarks.measure import emit, say
 from benchmarks.methods import Bench, difference, measured, tune
 from duplex.config.artifacts import ArtifactPaths, RunPaths
-from duplex.config.method_entries import Row
+from duplex.config.method_entries import MethodEntry
 from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError, require
 from duplex.labels import WORLDS
 from duplex.report.aggregate import mean, standard_error
 from duplex.stages.extract import extract, extract_views
-from duplex.stages.inputs import Loaded
+from duplex.library.inputs import InputsCache
 from duplex.stages.prepare import prepare
 from duplex.system.allocator import keep_freed_memory
 from duplex.training.checkpoint import read_record
 
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> a row of params.yaml, and options changed
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> a method of params.yaml, and changed options
     "cso": ("cso", {}),
-    "closed_form": ("duplex_plus", {"weights": [0, 0, 1]}),  # alone: its paths train the tail and are not asked
-    "duplex_plus": ("duplex_plus", {}),
+    "closed_form": ("dual", {"weights": [0, 0, 1]}),  # its paths train the blocks and have no weight in the score
+    "dual": ("dual", {}),
     "static": ("duplex", {"graph": False}),
     "recomputed": ("duplex", {"graph": False, "rows": "recomputed"}),
-    "ema": ("duplex", {"graph": False, "rows": "ema"}),
     "duplex": ("duplex", {}),
 }
-FROZEN = {"closed_form": {"losses": [], "inference": ["g"], "weights": None}}  # the same, where nothing moves features
-ADAPTERS = ("tail", "lora", "trained")
-BUSY = 5.0  # seconds until a cell that another process has taken is asked for again
+FROZEN = {"closed_form": {"losses": [], "inference": ["gaussian"], "weights": None}}  # with frozen features
+ADAPTERS = ("bottleneck", "lora", "full")
+BUSY = 5.0  # seconds between two attempts at a cell that another process works on
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A method with something trained in so many last blocks."""
+    """A method with something trained in the last `depth` blocks."""
 
     method: str
     depth: int
-    adapter: str  # of the tail; `feature` at depth 0
+    adapter: str  # of `finetune`; `feature` without fine-tuned blocks
 
     @property
     def name(self) -> str:
@@ -75,16 +74,16 @@ class Cell:
     def frozen(self) -> Cell:
         return Cell(self.method, 0, "feature")
 
-    def row(self, params: Params) -> Row:
+    def row(self, params: Params) -> MethodEntry:
         base, changes = METHODS[self.method]
-        written = params.row(base)
-        options = {**written.options, **changes, **(FROZEN.get(self.method, {}) if self.depth == 0 else {})}
-        tail = {"depth": self.depth, "adapter": self.adapter} if self.depth else {}
-        return replace(written, options=options, world="both", shown_as=None, tail=tail)
+        entry = params.entry(base)
+        options = {**entry.options, **changes, **(FROZEN.get(self.method, {}) if self.depth == 0 else {})}
+        finetune = {"blocks": self.depth, "adapter": self.adapter} if self.depth else {}
+        return replace(entry, options=options, world="both", shown_as=None, finetune=finetune)
 
 
 def cells(methods: Sequence[str], depths: Sequence[int], adapters: Sequence[str], only: Sequence[str]) -> list[Cell]:
-    """All of them, or those whose names match a pattern; methods in turn, so that rates are found early."""
+    """Return all cells, or those whose names match a pattern; methods alternate, so that rates are found early."""
     every = [
         Cell(method, depth, adapter)
         for method in methods
@@ -94,22 +93,22 @@ def cells(methods: Sequence[str], depths: Sequence[int], adapters: Sequence[str]
     return [cell for cell in every if not only or any(fnmatch(cell.name, pattern) for pattern in only)]
 
 
-class TailBench(Bench):
-    """Tunes the rate of the tail where a row has one."""
+class FinetuneBench(Bench):
+    """Tunes the learning rate of `finetune` if the method has one."""
 
     def at(self, name: str, rate: float) -> Params:
-        row = self.params.row(name)
-        if not row.tail:
+        entry = self.params.entry(name)
+        if not entry.finetune:
             return super().at(name, rate)
         params = super().at(name, self.params.training(self.dataset, name).learning_rate)
-        tail = {**row.tail_on(self.dataset), "learning_rate": rate}
-        methods = {**params.methods, name: replace(params.row(name), tail=tail)}
+        finetune = {**entry.finetune_for(self.dataset), "learning_rate": rate}
+        methods = {**params.methods, name: replace(params.entry(name), finetune=finetune)}
         return params.model_copy(update={"methods": methods})
 
 
 @dataclass(frozen=True)
 class Study:
-    """What every process of a study is told."""
+    """The settings that all processes of a study share."""
 
     dataset: str
     folder: Path
@@ -123,21 +122,21 @@ class Study:
     def paths(self, depth: int) -> ArtifactPaths:
         return ArtifactPaths(self.folder / f"depth-{depth}")
 
-    def bench(self, cell: Cell) -> TailBench:
-        """Inputs are loaded once a cell, and let go with it."""
+    def bench(self, cell: Cell) -> FinetuneBench:
+        """Return the bench of a cell. Inputs are loaded once per cell and freed with it."""
         params = load_params(self.params)
         names = {cell} | ({cell.of(self.tuned_by)} if self.tuned_by else set())
         params = params.model_copy(
-            update={"methods": {**params.methods, **{one.name: one.row(params) for one in names}}}
+            update={"methods": {**params.methods, **{cell.name: cell.row(params) for cell in names}}}
         )
-        given = {"paths": self.paths(cell.depth), "load": Loaded()}
-        return TailBench(params, self.dataset, self.folder / "runs", self.epochs, given)
+        given = {"paths": self.paths(cell.depth), "load": InputsCache()}
+        return FinetuneBench(params, self.dataset, self.folder / "runs", self.epochs, given)
 
     def cache(self, depth: int) -> None:
-        """The data set's cache at a depth, by whoever comes first."""
+        """Return the data set's cache with `depth` blocks' inputs, written by the first process that needs it."""
         params = load_params(self.params)
         entry, paths = params.dataset(self.dataset), self.paths(depth)
-        deep = entry.model_copy(update={"encoder": entry.encoder.model_copy(update={"depth": depth})})
+        deep = entry.model_copy(update={"encoder": entry.encoder.model_copy(update={"block_inputs": depth})})
         with claim(self.folder / "pictures.lock", wait=True):
             if not paths.features(self.dataset).exists():
                 prepare(params, self.dataset, paths)
@@ -145,19 +144,19 @@ class Study:
                 extract_views(params, self.dataset, paths, progress=False)
                 extract(params, self.dataset, paths, progress=False)
 
-    def rate(self, cell: Cell, bench: TailBench) -> tuple[float, dict[str, float]]:
+    def rate(self, cell: Cell, bench: FinetuneBench) -> tuple[float, dict[str, float]]:
         chooser = cell.of(self.tuned_by) if self.tuned_by else cell
         with claim(self.folder / f"{chooser.name}.tuning.lock", wait=True):
             return tune(bench, chooser.name, self.rates, self.tuning)
 
     def runs(self, cell: Cell) -> tuple[float, dict[str, float], list[RunPaths]]:
-        """Its rate, what tuning found, and the tested runs, made where they are missing."""
+        """Return a cell's rate, the tuning results and the tested runs; train those that are missing."""
         bench = self.bench(cell)
         rate, tuned = self.rate(cell, bench)
         return rate, tuned, [bench.run(cell.name, rate, seed, tested=True) for seed in self.seeds]
 
     def finished(self, cell: Cell) -> bool:
-        """Whether `runs` would find everything there."""
+        """Return whether all runs of a cell exist."""
         bench = self.bench(cell)
         chooser = cell.of(self.tuned_by) if self.tuned_by else cell
         untrained = chooser.depth == 0 and chooser.method in FROZEN  # its first rate is as good as any
@@ -168,7 +167,7 @@ class Study:
         return all(bench.kept(cell.name, rate, seed, tested=True) for seed in self.seeds)
 
     def record(self, cell: Cell, frozen: Sequence[RunPaths] | None) -> dict[str, Any]:
-        """A finished cell's numbers, and its gain over the same method at depth 0."""
+        """Return a finished cell's numbers, and its gain over the same method with no block trained."""
         rate, tuned, runs = self.runs(cell)
         records = [read_record(run.checkpoint) for run in runs]
         opened = [(one.calibration or {})["open"].val_auc_all_feasible for one in records]
@@ -198,7 +197,7 @@ def _spread(values: list[float]) -> dict[str, float | None]:
 
 @contextmanager
 def claim(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Whether this process alone may do what the file stands for; the system drops the claim of one that dies."""
+    """Lock a file without waiting; yield whether this process has it. The system releases locks of dead processes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
@@ -211,7 +210,7 @@ def claim(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def work(study: Study, wanted: Sequence[Cell]) -> None:
-    """All cells, in turn; one that another process is at comes later."""
+    """Run all cells in turn; those that another process works on come last."""
     keep_freed_memory()
     waiting = list(wanted)
     while waiting:
@@ -230,7 +229,7 @@ def work(study: Study, wanted: Sequence[Cell]) -> None:
 
 
 def table(study: Study, wanted: Sequence[Cell]) -> dict[str, Any]:
-    """The record of every finished cell, and the names of the others."""
+    """Return the record of every finished cell, and the names of the others."""
     finished = [cell for cell in wanted if study.finished(cell)]
     frozen = {cell.method: study.runs(cell)[2] for cell in finished if cell.depth == 0}
     rows = {cell.name: study.record(cell, frozen.get(cell.method)) for cell in finished}
@@ -240,7 +239,7 @@ def table(study: Study, wanted: Sequence[Cell]) -> dict[str, Any]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The table as docs/depth.md has it."""
+    """Return the table of docs/depth.md."""
     header = ["method", "depth", "adapter", "validation closed", "all pairs", "test closed", "over depth 0"]
     header += ["test open", "over depth 0", "s an epoch", "trained", "cache", "rate", "best epoch"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
@@ -273,20 +272,20 @@ def _gain(gain: dict[str, float | None] | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="shapes")
-    parser.add_argument("--folder", type=Path, required=True, help="where caches and runs are kept")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of caches and runs")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--depths", default="0,1,2,4", help="4 is all of the packaged tower")
     parser.add_argument("--adapters", default=",".join(ADAPTERS))
-    parser.add_argument("--only", default="", help="patterns of cells' names")
+    parser.add_argument("--only", default="", help="patterns of cell names")
     parser.add_argument("--rates", default="3e-4,1e-3,3e-3")
     parser.add_argument("--tuning-seeds", default="100,101")
     parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--tuned-by", help="the method whose rate serves all others at its depth and adapter")
-    parser.add_argument("--epochs", type=int, help="shorter or longer runs than the data set's")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--kept", action="store_true", help="run nothing; show what is finished")
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
-    parser.add_argument("--markdown", action="store_true", help="the table on stdout")
+    parser.add_argument("--tuned-by", help="method whose rate all others use with the same blocks and adapter")
+    parser.add_argument("--epochs", type=int, help="epochs per run; default: the data set's")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--kept", action="store_true", help="run nothing; print the finished cells")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--markdown", action="store_true", help="print the table")
     given = parser.parse_args()
 
     methods, adapters, only = (_words(text) for text in (given.methods, given.adapters, given.only))
@@ -309,7 +308,7 @@ def main() -> None:
 
 
 def _run(study: Study, wanted: list[Cell], jobs: int) -> None:
-    """In this process and in others; what fails there is tried here too, and said here."""
+    """Work in this process and in others; cells that fail in another process are repeated here."""
     context = multiprocessing.get_context("spawn")
     others = [context.Process(target=work, args=(study, wanted)) for _ in range(jobs - 1)]
     for process in others:

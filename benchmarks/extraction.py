@@ -1,10 +1,10 @@
-"""How much of the bare encoder's speed an extraction keeps: python -m benchmarks.extraction [--json] [--device cuda]
+"""Compare extraction with the speed of the bare encoder: python -m benchmarks.extraction [--json] [--device cuda]
 
-Three ways over the same pictures and weights, alternating in one run: the encoder alone over tensors that are ready in
-memory, open_clip's plain example (open, transform, encode, one batch after another), and `extract`. Decoding alone, in
-as many processes as `extract` has, tells which of the two holds it up. Random weights: speed does not depend on them. A
-convolutional encoder is extracted in processes of its own, in turns with and without what `duplex.system.allocator` does
-(`speedup_conv`). An extraction's peak memory, decoding workers and all, is read for few and many pictures.
+Three ways over the same images and weights alternate in one run: the encoder alone over tensors in memory, open_clip's
+example (open, transform, encode, one batch after another), and `extract`. Decoding alone, in as many processes as
+`extract` has, shows which of the two is the bottleneck. Weights are random: speed does not depend on them. A
+convolutional encoder is extracted in its own processes, alternately with and without `duplex.system.allocator`
+(`speedup_conv`). The peak memory of an extraction, with its workers, is read for few and many images.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from safetensors.torch import save_file
 from benchmarks.measure import FamilyMemory
 from duplex.encoders import Encoder, load_encoder
 from duplex.encoders.clip import ClipEncoder, open_clip
-from duplex.encoders.source import EncoderSource, complete_preprocess
-from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers
+from duplex.encoders.encoder_source import EncoderSource, complete_preprocess
+from duplex.features.decoding import ImageRows, decode_batches, decoding_workers
 from duplex.features.extraction import extract
 from duplex.system.allocator import keep_freed_memory
 from duplex.system.precision import PRECISIONS
@@ -51,8 +51,8 @@ def main() -> None:
     parser.add_argument("--workers", default="auto", help="decoding processes, or auto")
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
     parser.add_argument("--encoder", choices=(*SIZES, CONVOLUTIONAL), action="append")
-    parser.add_argument("--scale", type=int, default=1, help="times as many pictures and as large batches, for a GPU")
-    parser.add_argument("--alone", help=argparse.SUPPRESS)  # one measurement, in a process of its own
+    parser.add_argument("--scale", type=int, default=1, help="factor for numbers of images and batch sizes, for a GPU")
+    parser.add_argument("--alone", help=argparse.SUPPRESS)  # one measurement, in its own process
     given = parser.parse_args()
     if given.alone:
         print(ALONE[given.alone.split()[0]](*given.alone.split()[1:]))
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def compare(name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Pictures a second of the ways: medians over rounds, and the median of each round's ratio."""
+    """Return images per second of each way: medians over rounds, and the median of each round's ratio."""
     count, batch, rounds = SIZES.get(name, (16, 8, 1))
     count, batch = count * given.scale, batch * given.scale
     encoder, images = random_encoder(name, folder, given.device, given.precision), write_pictures(folder, count)
@@ -114,17 +114,17 @@ def bare(encoder: ClipEncoder, pixels: torch.Tensor, batch: int) -> None:
 
 
 def plain(encoder: ClipEncoder, folder: Path, images: list[str], batch: int) -> None:
-    """As the example in open_clip's README does it, a batch at a time."""
+    """Encode as the example in open_clip's README does, a batch at a time."""
     for start in range(0, len(images), batch):
         pictures = [Image.open(folder / image).convert("RGB") for image in images[start : start + batch]]
         encoder.encode_images(torch.stack([encoder.image_transform(picture) for picture in pictures]))
 
 
 def decode(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, workers: int) -> None:
-    """What the workers do, and nobody in their way."""
+    """Decode as the workers do, and nothing else."""
     blocks = [(start, min(start + batch, len(images))) for start in range(0, len(images), batch)]
     pinned = encoder.device.type == "cuda"
-    for _ in decoded_blocks(Pictures(images, folder, encoder.image_transform), blocks, workers, pinned=pinned):
+    for _ in decode_batches(ImageRows(images, folder, encoder.image_transform), blocks, workers, pinned=pinned):
         pass
 
 
@@ -141,7 +141,7 @@ def timed(work: Callable[[], object], device: str = "cpu") -> float:
 
 
 def random_encoder(name: str, folder: Path, device: str, precision: str) -> ClipEncoder:
-    """An architecture of open_clip with random weights, through the door that real weights take."""
+    """Return an architecture of open_clip with random weights, loaded like real weights."""
     torch.manual_seed(0)
     architecture, weights = architecture_of(name), folder / "weights.pt"
     torch.save(open_clip.CLIP(**architecture_of(name)).state_dict(), weights)
@@ -152,13 +152,13 @@ def random_encoder(name: str, folder: Path, device: str, precision: str) -> Clip
 
 
 def architecture_of(name: str) -> dict[str, Any]:
-    """One of open_clip's, or `small`; the caller may change it."""
+    """Return the configuration of an open_clip architecture, or of `small`; a copy."""
     found: dict[str, Any] = json.loads(json.dumps(SMALL)) if name == "small" else open_clip.get_model_config(name)
     return found
 
 
 def write_pictures(folder: Path, count: int) -> list[str]:
-    """JPEG pictures of a photograph's size and smoothness."""
+    """Write JPEG images of a photograph's size and smoothness."""
     random = np.random.default_rng(0)
     names = [f"{index:05d}.jpg" for index in range(count)]
     for name in names:
@@ -168,7 +168,7 @@ def write_pictures(folder: Path, count: int) -> list[str]:
 
 
 def mended(workers: int) -> dict[str, Any]:
-    """A convolutional encoder's pictures a second, with freed memory kept and without, processes taking turns."""
+    """Return images per second of a convolutional encoder with and without keeping freed memory, alternating."""
     rates: dict[str, list[float]] = {"kept": [], "given_back": []}
     for _ in range(CONVOLUTIONAL_ROUNDS):
         for way, found in rates.items():
@@ -182,7 +182,7 @@ def mended(workers: int) -> dict[str, Any]:
 
 
 def convolutional(way: str, workers: str) -> float:
-    """Pictures a second of one extraction through MobileNetV2 at 224 pixels, batches of 64."""
+    """Return images per second of extracting with MobileNetV2 at 224 pixels, in batches of 64."""
     if way == "kept":
         keep_freed_memory()
     count, batch = 384, 64
@@ -202,7 +202,7 @@ def convolutional(way: str, workers: str) -> float:
 
 
 def write_folder(folder: Path, architecture: dict[str, Any]) -> None:
-    """A `local-dir:` encoder with random weights."""
+    """Write a `local-dir:` encoder with random weights."""
     torch.manual_seed(0)
     folder.mkdir()
     config = {"model_cfg": architecture, "preprocess_cfg": {}}
@@ -213,13 +213,13 @@ def write_folder(folder: Path, architecture: dict[str, Any]) -> None:
 
 
 def alone(what: str) -> str:
-    """A measurement in a process of its own."""
+    """Run a measurement in its own process."""
     command = [sys.executable, "-m", "benchmarks.extraction", "--alone", what]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def peak_memory(pictures: str) -> float:
-    """Megabytes at the peak of extracting so many pictures with a small encoder, this process and its workers."""
+    """Return the peak memory in MB of extracting with a small encoder, workers included."""
     keep_freed_memory()
     count = int(pictures)
     with tempfile.TemporaryDirectory() as name:

@@ -1,13 +1,13 @@
-"""All that has to hold and all that is worth timing on a GPU, in under ten minutes, as a page: docs/gpu.md.
+"""Check results and measure speed on a GPU in under ten minutes, and write docs/gpu.md.
 
     make gpu                                                    # python -m benchmarks.gpu
-    python -m benchmarks.gpu --device cpu --quick --out PAGE    # a small rehearsal where there is no GPU
+    python -m benchmarks.gpu --device cpu --quick --out PAGE    # a quick trial without a GPU
 
-Held to: the suite's device tests; extraction, training and evaluation of a small project, which must come out on the
-GPU as on the CPU; one seed trained twice, and once more with a SIGKILL in its middle, to the same bytes. Timed, with
-random weights in the sizes of the three data sets and in fp32, tf32 and bf16: text, a training step, extraction; the
-graph and the evaluation in fp32. Without a GPU it says so and ends with 0; what does not hold ends it with 1. Parts
-that would begin after LIMIT seconds are left out, and the page says which.
+Checked: the device tests of the suite; extraction, training and evaluation of a small project give a CPU's results; one
+seed trained twice, and once more with a SIGKILL in between, gives the same bytes. Measured, with random weights in the
+sizes of the three data sets and in fp32, tf32 and bf16: text, a training step, extraction; graph and evaluation in
+fp32. Without a GPU it prints a message and exits with 0; it exits with 1 if a check fails. Parts that would start after
+LIMIT seconds are skipped and listed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from benchmarks.gpu_holds import holds
 from benchmarks.gpu_times import TIMES, Look
 from benchmarks.measure import emit, say
-from duplex.stages.inputs import make_deterministic
+from duplex.library.inputs import make_deterministic
 from duplex.system.files import write_text
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
@@ -37,7 +37,7 @@ PARTS: dict[str, Part] = {"holds": holds, **TIMES}
 
 
 def measure(look: Look, limit: float = LIMIT) -> dict[str, Any]:
-    """Every part that there is time for; one that breaks is noted and stops no other."""
+    """Run all parts within the time limit; a part that fails is recorded and does not stop the others."""
     make_deterministic()  # as the stages run, so that times are theirs
     began = time.perf_counter()
     record: dict[str, Any] = {"device": device_name(look.device), "torch": torch.__version__, "quick": look.quick}
@@ -50,7 +50,7 @@ def measure(look: Look, limit: float = LIMIT) -> dict[str, Any]:
         try:
             with tempfile.TemporaryDirectory(prefix="duplex-gpu-") as folder:
                 record[name] = part(look, Path(folder))
-        except Exception as error:  # the other parts are worth having
+        except Exception as error:  # the other parts still run
             record["broken"][name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             say(f"{name}: {record['broken'][name]}")
     record["seconds"] = time.perf_counter() - began
@@ -65,20 +65,18 @@ def device_name(device: str) -> str:
 
 
 def failures(record: dict[str, Any]) -> list[str]:
-    """What should hold and does not."""
+    """Return the checks that failed."""
     found = [f"{name} broke off: {reason}" for name, reason in record["broken"].items()]
-    return found + [
-        f"{name} does not hold" for name, good in record.get("holds", {}).get("held", {}).items() if not good
-    ]
+    return found + [f"{name} failed" for name, good in record.get("holds", {}).get("held", {}).items() if not good]
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
-    rehearsal = " A rehearsal in small sizes: its numbers say nothing." if record["quick"] else ""
-    head = f"{record['device']}; torch {record['torch']}; {record['seconds']:.0f} s in all.{rehearsal}"
+    """Return the record as Markdown."""
+    trial = " A quick trial in small sizes: its times mean nothing." if record["quick"] else ""
+    head = f"{record['device']}; torch {record['torch']}; {record['seconds']:.0f} s in all.{trial}"
     parts = ["# On a GPU", f"`make gpu` wrote this page. {head}"]
     wrong = failures(record)
     parts.append("**Everything held.**" if not wrong else "**Not everything held:** " + "; ".join(wrong) + ".")
@@ -90,11 +88,11 @@ def page(record: dict[str, Any]) -> str:
 
 
 def section(name: str, found: dict[str, Any]) -> list[str]:
-    """A heading and a table, one row for each entry of a part."""
+    """Return a heading and a table with one row per entry of a part."""
     if name == "holds":
-        rows = {what: {"": "holds" if good else "**does not hold**"} for what, good in found["held"].items()}
+        rows = {what: {"": "passed" if good else "**failed**"} for what, good in found["held"].items()}
         rows |= {what: {"": value} for what, value in found["read"].items()}
-        return ["## What has to hold", table(rows)]
+        return ["## Checks", table(rows)]
     return [f"## {name.capitalize()}", inspect.getdoc(TIMES[name]) or "", table(found)]
 
 
@@ -115,20 +113,20 @@ def shown(value: Any) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a rehearsal, with --quick")
-    parser.add_argument("--quick", action="store_true", help="small sizes, once each")
-    parser.add_argument("--out", type=Path, help=f"the page; by default {PAGE.relative_to(PAGE.parents[1])}")
-    parser.add_argument("--json", action="store_true", help="JSON on stdout too")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a quick trial, with --quick")
+    parser.add_argument("--quick", action="store_true", help="small sizes, one round each")
+    parser.add_argument("--out", type=Path, help=f"page to write; default: {PAGE.relative_to(PAGE.parents[1])}")
+    parser.add_argument("--json", action="store_true", help="print JSON too")
     wanted = parser.parse_args()
     if wanted.device == "cpu" and (not wanted.quick or wanted.out is None):
-        parser.error("--device cpu is a rehearsal: it needs --quick, and --out for its page")
+        parser.error("--device cpu is for trials: add --quick and --out")
     if wanted.device == "cuda" and not torch.cuda.is_available():
-        say("torch sees no GPU here: nothing was run and docs/gpu.md stays as it is")
+        say("torch finds no GPU; nothing was run, and docs/gpu.md is unchanged")
         return 0
     record = measure(Look(wanted.device, wanted.quick))
     out = wanted.out or PAGE
     write_text(out, page(record))
-    say(f"{out}: {'; '.join(failures(record)) or 'everything held'}")
+    say(f"{out}: {'; '.join(failures(record)) or 'all checks passed'}")
     if wanted.json:
         emit(json.loads(json.dumps(record, default=str)))
     return 1 if failures(record) else 0

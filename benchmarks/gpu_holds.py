@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` holds a GPU to: the device tests, the CPU's results, the same bytes for the same seed."""
+"""Checks of `benchmarks.gpu`: the device tests, the results of a CPU, the same bytes for the same seed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from duplex.config.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.features.layout import ENCODED, Span
 from duplex.features.store import PartialCache, open_features
-from duplex.features.tokens import Streamed
+from duplex.features.tokens import DiskTokens
 from duplex.methods.base import Batch
 from duplex.stages import train
-from duplex.training.prefetch import ahead
+from duplex.training.prefetch import prefetch
 from tests.projects import inside, make_project
 from tests.subprocesses import ENVIRONMENT, ROOT
 
@@ -38,7 +38,7 @@ FAR_FEATURES, FAR_AUC = 1e-3, 3.0  # largest difference of a feature of length o
 
 
 def holds(look: Look, folder: Path) -> dict[str, dict[str, Any]]:
-    """What held, and what was read beside it."""
+    """Return the results of all checks, and the numbers beside them."""
     held: dict[str, bool] = {"the device tests pass": tests_pass(look)}
     methods = METHODS[1:3] if look.quick else METHODS
     epochs = 3 if look.quick else 8
@@ -60,7 +60,7 @@ def holds(look: Look, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def tests_pass(look: Look) -> bool:
-    """The suite's device tests; a rehearsal runs the first file."""
+    """Run the device tests of the suite; a quick trial runs the first file."""
     chosen = TESTS[:1] if look.quick else TESTS
     words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
     done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
@@ -69,22 +69,22 @@ def tests_pass(look: Look) -> bool:
 
 
 def streams(look: Look, path: Path) -> bool:
-    """Steps of rows whose copies the host does not wait for, each as the file has them."""
+    """Check that asynchronous copies to the device have the rows of the file."""
     rows, shape = 512, (16, 64)
     held = np.random.default_rng(0).normal(size=(rows, *shape)).astype(np.float16)
     identity = {key: key for key in ("encoder", "weights", "precision", "preprocessing", "manifest")}
     cache = PartialCache.create(path, {**identity, "dim": "4"}, Span(0, rows, rows), 4, {"patch": shape})
     cache.write(0, np.full(rows, ENCODED, np.uint8), cls=np.ones((rows, 4), np.float16), patch=held)
     cache.finish()
-    tokens: Any = Streamed.open(path).to(torch.device(look.device))
+    tokens: Any = DiskTokens.open(path).to(torch.device(look.device))
     images = Batch({"patch": tokens}, torch.arange(rows))
     steps = torch.randperm(rows, generator=torch.Generator().manual_seed(0)).split(32)
-    read = [batch.inputs["patch"] for batch, _ in ahead(images, steps)]
+    read = [batch.inputs["patch"] for batch, _ in prefetch(images, steps)]
     return all(torch.equal(got.cpu(), torch.from_numpy(held[chosen])) for got, chosen in zip(read, steps, strict=True))
 
 
 def compared(here: Path, there: Path, methods: tuple[str, ...]) -> dict[str, float]:
-    """How far features and the test's AUC, in points, lie apart: rounding alone moves a few of the images."""
+    """Return the differences of features and of the test AUC, in points, between GPU and CPU."""
     ours, theirs = (open_features(place / ArtifactPaths().features("own")).cls for place in (here, there))
     found = {"largest difference of a feature": float(np.abs(ours - theirs).max())}
     for method in methods:
@@ -97,7 +97,7 @@ def compared(here: Path, there: Path, methods: tuple[str, ...]) -> dict[str, flo
 
 
 def twice(project: Path, params: Params, method: str) -> bool:
-    """A second training with seed 0, to the bytes of the first."""
+    """Train seed 0 again and compare the bytes of the checkpoints."""
     first, again = project / ArtifactPaths().run("own", method, 0).root, RunPaths(project / "again")
     with inside(project):
         train.run(params, "own", method, 0, out=again)
@@ -105,8 +105,10 @@ def twice(project: Path, params: Params, method: str) -> bool:
 
 
 def killed(project: Path, params: Params, method: str) -> tuple[bool, float]:
-    """Seed 1 in a process that ends by SIGKILL once it has an epoch behind it, then in another to its end: whether the
-    checkpoint is that of a run in one piece, and when it was killed."""
+    """Train seed 1 in a process that is killed after an epoch, resume it, and compare with an undisturbed run.
+
+    Returns whether the checkpoints are equal, and when the process was killed.
+    """
     whole, broken = RunPaths(project / "whole"), RunPaths(project / ArtifactPaths().run("own", method, 1).root)
     with inside(project):
         train.run(params, "own", method, 1, out=whole)

@@ -1,6 +1,6 @@
-"""What `benchmarks.gpu` times: the other benchmarks' own measurements, on its device and in three precisions.
+"""Measurements of `benchmarks.gpu`: those of other benchmarks, on its device and in three precisions.
 
-A docstring is what the page says of a table.
+The docstrings are the texts above the tables of the page.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from benchmarks import text as texts
 from benchmarks import training as steps
 from benchmarks.closed_form import labels as cgqa_labels
 from benchmarks.openworld import begun
-from duplex.encoders.arithmetic import arithmetic
+from duplex.encoders.arithmetic import float32_arithmetic
 from duplex.features.decoding import decoding_workers
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
 from duplex.system.precision import Precision
-from duplex.training.scoring import Field, assess
+from duplex.training.scoring import ScoringTask, assess
 
 TIMED: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
-SMALLER = {"layers": 2, "width": 64}  # of a text tower, for a rehearsal
+SMALLER = {"layers": 2, "width": 64}  # of a text tower, for a quick trial
 Table = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Look:
-    """How much is looked at, and where."""
+    """The device and the sizes of a measurement."""
 
     device: str
     quick: bool
@@ -50,7 +50,7 @@ class Look:
 
     @property
     def tower(self) -> dict[str, Any]:
-        """What a text tower is made smaller by."""
+        """Return the options that make a text tower smaller."""
         return SMALLER if self.quick else {}
 
 
@@ -66,7 +66,7 @@ def text(look: Look, _: Path) -> Table:
             pairs = texts.made_up(states, objects, count)
             names = texts.Names.of(pairs, "learned", 3, tower)
             options = texts.Options(look.device, time.perf_counter, look.rounds, 1, sample=8, chunk=1024, context=3)
-            with arithmetic(precision):
+            with float32_arithmetic(precision):
                 row = texts.compare(tower, names.pairs(pairs, 3), names.size, options)
             found[f"{name}, {precision}"] = {
                 "tokens": row["tokens"]["tree"],
@@ -115,8 +115,9 @@ def graph(look: Look, _: Path) -> Table:
 
 
 def extraction(look: Look, folder: Path) -> Table:
-    """Pictures a second of ViT-L/14: `extract`, the encoder alone over pixels in memory, decoding alone, open_clip's
-    plain loop; and which of encoder and decoding holds the extraction up."""
+    """Images per second of ViT-L/14: `extract`, the encoder alone over pixels in memory, decoding alone, open_clip's
+    example; and whether encoder or decoding is the bottleneck.
+    """
     given = argparse.Namespace(device=look.device, workers=decoding_workers("auto"), scale=1 if look.quick else 16)
     found: Table = {}
     for precision in TIMED:
@@ -129,21 +130,22 @@ def extraction(look: Look, folder: Path) -> Table:
 
 
 def evaluation(look: Look, _: Path) -> Table:
-    """As many images as C-GQA's test split has, against its pairs, through `assess`: scores are reduced to evidence
-    where they are. `duplex` without its composition prompts, whose encoding is the text's."""
+    """As many images as C-GQA's test split, against its pairs, with scores reduced on the device. `duplex` without its
+    composition prompts, whose encoding is measured under text.
+    """
     labels = small_world() if look.quick else cgqa_labels()[0]
-    method, train = begun(labels, 64, device=look.device, losses=("s", "o"), inference=("ch", "so"))
+    method, train = begun(labels, 64, device=look.device, losses=("state", "object"), inference=("visual", "factors"))
     images = 16 if look.quick else 5_098
     found: Table = {}
     for world, split in (("closed", "val"), ("open", "val")):
         own = torch.from_numpy(np.resize(labels.pairs[split], images)).to(look.device)
-        examples = Examples(np.arange(images), {"cls": train.z[torch.arange(images) % len(train)]}, own)
-        field = Field.of(method, labels.target(world, split))
+        examples = Examples(np.arange(images), {"cls": train.cls[torch.arange(images) % len(train)]}, own)
+        field = ScoringTask.of(method, labels.candidates(world, split))
         assess(field, examples, labels, top=3)
         began = time.perf_counter()
         assess(field, examples, labels, top=3)  # ends in a copy to the host
         seconds = time.perf_counter() - began
-        columns = len(field.columns)
+        columns = len(field.compositions)
         found[world] = {"pairs": columns, "images": images, "s": seconds, "scores/s": images * columns / seconds}
     return found
 

@@ -1,5 +1,5 @@
-"""One step of the local graph, forward and backward: factored sums against a dense adjacency matrix, and against the
-codebook's size.
+"""Measure a step of the local graph, forward and backward: factored sums against a dense adjacency matrix, and against
+the size of the codebook.
 
 python -m benchmarks.graph [--json]
 """
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import alternate, emit, finished, say
-from duplex.labels import Ints, Target
+from duplex.labels import CandidateSet, Ints
+from duplex.layers.composition_index import copy_to_device
 from duplex.layers.factors import Fusion
-from duplex.layers.graph import Candidates, Message, Nodes, aggregate, blend
-from duplex.layers.indices import send
+from duplex.layers.graph import FactorNodes, LocalCandidates, Message, aggregate, blend
 
 DIM = 768
 DENSE = 128  # largest batch of the dense step: at 256 its matrix alone takes 5.5 GB, and the gradient as much again
@@ -26,7 +26,7 @@ MESSAGES: tuple[Message, ...] = ("state", "object", "counterfactual")
 
 @dataclass
 class Problem:
-    """A batch in a world of `M x N` compositions, all of them targets, and its codebook."""
+    """A batch in a world of `M x N` compositions, all of them candidates, and its codebook."""
 
     z_s: Tensor
     z_o: Tensor
@@ -34,7 +34,7 @@ class Problem:
     logits_o: Tensor
     states: Tensor
     objects: Tensor
-    target: Target
+    target: CandidateSet
     rows: Tensor
     fusion: Fusion
     n_objects: int
@@ -44,7 +44,7 @@ class Problem:
     def of(
         cls, batch: int, m: int, n: int, pool: tuple[int, int] = (115, 245), seed: int = 0, device: str = "cpu"
     ) -> Problem:
-        """Labels are drawn from a pool of states and objects, so that the candidates are the same for any `m, n`."""
+        """Draw labels from a pool of states and objects, so that candidates are the same for any `m, n`."""
         g = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         unit = torch.nn.functional.normalize
@@ -61,7 +61,7 @@ class Problem:
             (3 * draw(batch, n)).requires_grad_(),
             states.to(device),
             objects.to(device),
-            Target(m * n, None),
+            CandidateSet(m * n, None),
             unit(torch.randn(m * n, DIM), dim=-1).to(device),
             Fusion(DIM).to(device),
             n,
@@ -71,22 +71,22 @@ class Problem:
     def leaves(self) -> list[Tensor]:
         return [self.z_s, self.z_o, self.logits_s, self.logits_o, *self.fusion.parameters()]
 
-    def batch(self) -> Nodes:
+    def batch(self) -> FactorNodes:
         p_s, p_o = self.logits_s.softmax(-1), self.logits_o.softmax(-1)
-        return Nodes(self.z_s, self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
+        return FactorNodes(self.z_s, self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
 
-    def candidates(self) -> Candidates:
-        return Candidates.of(*self.host, self.target, self.n_objects, self.states.device)
+    def candidates(self) -> LocalCandidates:
+        return LocalCandidates.of(*self.host, self.target, self.n_objects, self.states.device)
 
     def step(self, dense: bool) -> Tensor:
-        """Refine, send a gradient back, commit. Returns the refined rows."""
+        """Refine, backpropagate, commit; return the refined prototypes."""
         for leaf in self.leaves():
             leaf.grad = None
         batch = self.batch()
         candidates = self.candidates()
         gather = aggregate_densely if dense else aggregate
         h_hat, _ = gather(batch, candidates, self.fusion, MESSAGES)
-        (place,) = send(self.rows.device, candidates.compositions)
+        (place,) = copy_to_device(self.rows.device, candidates.compositions)
         refined = blend(self.rows.index_select(0, place), h_hat, 0.9, True)
         refined.sum().backward()
         self.rows.index_copy_(0, place, refined.detach())
@@ -94,10 +94,12 @@ class Problem:
 
 
 def aggregate_densely(
-    nodes: Nodes, candidates: Candidates, fusion: Fusion, messages: tuple[str, ...]
+    nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion, messages: tuple[str, ...]
 ) -> tuple[Tensor, None]:
-    """`D_P^-1 W_P X_local` with the prototypes' rows of the adjacency matrix, `|C| x N_local`, in memory, as Eq. 14-16
-    are written. (Algorithm 1's whole matrix has as many rows as columns; those that Eq. 16 leaves out are not made.)"""
+    """`D_P^-1 W_P X_local` with the prototypes' rows of the adjacency matrix, `|C| x N_local`, in memory (Eq. 14-16).
+
+    The rows of Algorithm 1's matrix that Eq. 16 leaves out are not computed.
+    """
     i, j, m, n = candidates.i, candidates.j, candidates.row, candidates.column
     z_cf = fusion(nodes.z_s[i], nodes.z_o[j])
     count = len(candidates)
@@ -111,7 +113,7 @@ def aggregate_densely(
 
 
 def peak_mib(problem: Problem, dense: bool) -> float:
-    """Bytes that torch's allocator was asked for at most: a CPU's from its profiler, a GPU's from its statistics."""
+    """Return the peak memory of torch's allocator: from its profiler on a CPU, from its statistics on a GPU."""
     if problem.rows.is_cuda:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
@@ -146,7 +148,7 @@ def by_batch(sizes: Sequence[int] = (16, 32, 64, 128, 256, 512), device: str = "
 
 
 def by_codebook(batch: int = 64) -> dict[str, float]:
-    """The same batch, the same candidates, ever larger codebooks."""
+    """Measure the same batch and candidates with larger and larger codebooks."""
     worlds = {"192": (16, 12), "28175": (115, 245), "278362": (413, 674)}
     problems = {rows: Problem.of(batch, m, n, pool=(16, 12)) for rows, (m, n) in worlds.items()}
     times = alternate({rows: lambda p=problem: p.step(dense=False) for rows, problem in problems.items()}, rounds=15)
@@ -156,7 +158,7 @@ def by_codebook(batch: int = 64) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     wanted = parser.parse_args()
     batches, books = by_batch(), by_codebook()
     at_64 = next(row for row in batches if row["batch"] == 64)

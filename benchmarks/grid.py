@@ -1,10 +1,10 @@
-"""Cells of `shapes` by `duplex sweep` against `dvc repro`, in projects of their own: seconds, processor seconds, bytes.
+"""Compare `duplex sweep` with `dvc repro` on `shapes`: seconds, processor seconds, and every byte.
 
 python -m benchmarks.grid [--json] [--cells 40] [--epochs N] [--jobs N] [--no-kill]
 
-40 cells are eight methods with five seeds; features are there on both sides. A third project is swept twice: SIGKILL
-ends the first sweep at a random moment, the second goes on. The sides run one after the other: on a machine with other
-work, processor seconds say more than seconds. Several minutes for 40 cells on two quiet cores.
+40 runs are eight methods with five seeds; features exist on both sides. A third project is swept twice: SIGKILL ends
+the first sweep at a random moment, the second resumes it. The sides run one after the other; on a busy machine, compare
+processor seconds. Takes several minutes for 40 runs on two idle cores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from duplex.config.artifacts import RunPaths
 from duplex.runs.run_tasks import OUTS
 
 ROOT = Path(__file__).resolve().parents[1]
-METHODS = ("clip", "csp", "duplex", "closed_form", "coop", "cso", "duplex_open", "duplex_plus")
+METHODS = ("clip", "csp", "duplex", "closed_form", "coop", "cso", "duplex_open", "dual")
 COPIED = ("duplex", "pipeline")
 DVC = (sys.executable, "-m", "dvc")
 DUPLEX = (sys.executable, "-c", "from duplex.cli import main; main()")
@@ -40,7 +40,7 @@ began = time.perf_counter()
 from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.stages import evaluate, train
-from duplex.stages.inputs import load_inputs
+from duplex.library.inputs import load_inputs
 imported = time.perf_counter()
 load_inputs(load_params(), "shapes", ArtifactPaths())
 print(imported - began, time.perf_counter() - imported)
@@ -55,13 +55,13 @@ class Spent:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The project's own copy of the package, and this Python, in every stage."""
+    """Return the environment in which stages import the project's own copy of the package."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(folder)}
 
 
 def spend(folder: Path, *words: str) -> Spent:
-    """Run a command to its end."""
+    """Run a command and measure it."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False)
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -71,14 +71,14 @@ def spend(folder: Path, *words: str) -> Spent:
 
 
 def grid_of(cells: int) -> tuple[list[str], list[int]]:
-    """Eight methods with as many seeds as it takes; fewer than eight cells are the first methods with one seed."""
+    """Return eight methods and as many seeds as needed; for fewer than eight runs, that many methods and one seed."""
     if cells > len(METHODS) and cells % len(METHODS):
         raise SystemExit(f"--cells is {cells}; it is at most {len(METHODS)}, or a multiple of it")
     return list(METHODS[:cells]), list(range(max(1, cells // len(METHODS))))
 
 
 def prepared(folder: Path, methods: list[str], seeds: list[int], epochs: int | None) -> None:
-    """A project with features and a plan, and no run."""
+    """Return a project with features and plan, without runs."""
     for name in COPIED:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
@@ -103,7 +103,7 @@ def results(folder: Path) -> dict[str, bytes]:
 
 
 def killed(folder: Path, seconds: float, words: tuple[str, ...]) -> float:
-    """End a sweep by SIGKILL at a random moment of its middle; when that was."""
+    """Kill a sweep at a random moment; return the moment in seconds."""
     moment = random.SystemRandom().uniform(0.2, 0.8) * seconds
     quiet = subprocess.DEVNULL  # also where it is done before that moment, and reports
     running = subprocess.Popen(words, cwd=folder, env=environment(folder), stdout=quiet, stderr=quiet)
@@ -156,11 +156,11 @@ def measure(wanted: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
-    parser.add_argument("--cells", type=int, default=40, help="at most 8, or a multiple of it")
-    parser.add_argument("--epochs", type=int, help="shorter runs than params.yaml's")
-    parser.add_argument("--jobs", type=int, help="processes of the sweep")
-    parser.add_argument("--no-kill", action="store_true", help="leave out the sweep that is killed")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--cells", type=int, default=40, help="number of runs: at most 8, or a multiple of 8")
+    parser.add_argument("--epochs", type=int, help="epochs per run; default: params.yaml's")
+    parser.add_argument("--jobs", type=int, help="worker processes of the sweep")
+    parser.add_argument("--no-kill", action="store_true", help="skip the sweep that is killed")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="duplex-grid-") as folder:
         record = measure(wanted, Path(folder))

@@ -1,4 +1,4 @@
-"""Labels at C-GQA's size, 413 x 674 = 278,362 compositions: built, looked up and turned into target sets.
+"""Measure labels at C-GQA's size, 413 x 674 = 278,362 compositions: building, look-up and candidate sets.
 
 python -m benchmarks.labels [--json]
 """
@@ -18,7 +18,7 @@ LISTED = {"train": 5592, "val": 2292, "test": 1811}  # pairs; C-GQA's counts
 
 
 def made_up_lists(seed: int = 0) -> dict[str, list[tuple[str, str]]]:
-    """Random lists of C-GQA's lengths that name every state and object."""
+    """Return random lists of C-GQA's lengths that contain every state and object."""
     rng = np.random.default_rng(seed)
     every = [(f"state{m}", f"object{n}") for m in range(STATES) for n in range(OBJECTS)]
     cover = [(f"state{i % STATES}", f"object{i}") for i in range(OBJECTS)]
@@ -29,7 +29,7 @@ def made_up_lists(seed: int = 0) -> dict[str, list[tuple[str, str]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     wanted = parser.parse_args()
     lists = made_up_lists()
     labels = LabelSpace.from_pairs(lists)
@@ -41,7 +41,7 @@ def main() -> None:
         "index_every_pair": lambda: labels.index(states, objects),
         "name_every_pair": lambda: labels.names(np.arange(labels.size)),
         "seen_mask": lambda: labels.seen,
-        "closed_target": lambda: labels.target("closed", "test"),
+        "closed_target": lambda: labels.candidates("closed", "test"),
     }
     record = {f"{name}_ms": 1e3 * seconds for name, seconds in alternate(works).items()}
     for name, value in record.items():

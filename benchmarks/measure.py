@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: alternating timings, and memory as Linux counts it."""
+"""Tools shared by the benchmarks: alternating timings, and memory as Linux counts it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATUS = "/proc/self/status"
 
 
 def alternate(works: Mapping[str, Callable[[], object]], rounds: int = 5, warm: int = 1) -> dict[str, float]:
-    """Median seconds of each piece of work; the pieces take turns, so that a slow minute slows them all."""
+    """Return the median seconds of each piece of work; they alternate, so that a slow minute affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(warm + rounds):
         for name, work in works.items():
@@ -31,7 +31,7 @@ def alternate(works: Mapping[str, Callable[[], object]], rounds: int = 5, warm: 
 
 
 def finished(work: Callable[[], object], device: Any) -> Callable[[], None]:
-    """`work`, and whatever it left a GPU to do."""
+    """Return `work` followed by waiting for the GPU."""
 
     def call() -> None:
         work()
@@ -44,23 +44,24 @@ def finished(work: Callable[[], object], device: Any) -> Callable[[], None]:
 
 
 def memory(name: str, path: str = STATUS) -> int:
-    """Bytes of a `Name:  123 kB` line: of this process VmRSS is what it holds, VmHWM the most it held. (The `ru_maxrss`
-    of a child begins at its parent's: it says nothing of the child.)"""
+    """Return the bytes of a `Name:  123 kB` line of this process: VmRSS is its memory, VmHWM the peak.
+
+    `ru_maxrss` of a child starts at its parent's, so it cannot be used.
+    """
     found = re.search(rf"{name}:\s+(\d+) kB", Path(path).read_text(encoding="ascii"))
     assert found, f"{path} has no {name}"
     return int(found[1]) * 1024
 
 
 def begin_peak() -> int:
-    """Let the high-water mark fall to what is held now, and say how much that is, in bytes."""
+    """Reset the high-water mark; return the present memory in bytes."""
     ctypes.CDLL(None).malloc_trim(0)  # what earlier work freed must not hide what this work takes
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return memory("VmRSS")
 
 
 class FamilyMemory:
-    """The most memory that this process and its children held together, looked at every tenth of a second. What they
-    share counts once."""
+    """Measures the peak memory of this process and its children every tenth of a second; shared pages count once."""
 
     def __init__(self, every: float = 0.1) -> None:
         self.peak = 0

@@ -1,12 +1,12 @@
-"""Methods on one data set with one budget: learning rates by validation AUC, then exact test results over seeds.
+"""Compare methods on one data set with one budget: learning rates by validation AUC, then test results over seeds.
 
 python -m benchmarks.methods --dataset shapes --rows cso,duplex,compcos [--json] [--markdown] [--folder FOLDER]
 
-Every row gets the same tuning: `--rates` (three) x `--tuning-seeds` (two, others than the reported ones), by the AUC
-of the validation split. Its best rate is trained with `--seeds` (five) and tested: closed and open AUC with their
-intervals over images, seconds an epoch, trained parameters, and paired differences to each of `--against`. Runs are
-kept in the folder and not repeated unless what they stand on has changed; rows that cannot be run here say why. Needs
-`duplex prepare` and `duplex extract` of the data set; kinds over patch tokens ask for `extraction.tokens: patch`.
+Every method gets the same tuning: `--rates` (three) x `--tuning-seeds` (two, none of the reported ones), by validation
+AUC. The best rate is trained with `--seeds` (five) and tested: closed and open AUC with intervals over images, seconds
+per epoch, trained parameters, and paired differences to each of `--against`. Runs are stored in the folder and not
+repeated unless their inputs changed; methods that cannot run here are listed with the reason. Needs `duplex prepare`
+and `duplex extract` of the data set; methods over patch tokens need `extraction.tokens: patch`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ import torch
 from benchmarks.measure import emit, say
 from benchmarks.products import by_onednn
 from duplex.config.artifacts import RunPaths
-from duplex.config.code_hash import code_of_run
+from duplex.config.code_hash import code_hash
 from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.seeds import compare_seeds
 from duplex.labels import WORLDS
+from duplex.methods.registry import method_source
 from duplex.report.aggregate import mean, standard_error
 from duplex.stages import evaluate, train
 from duplex.system.allocator import keep_freed_memory
@@ -41,7 +42,7 @@ ENDS = ("seen", "unseen", "hm", "auc")
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how long runs are."""
+    """Settings of the runs on one data set."""
 
     params: Params
     dataset: str
@@ -50,17 +51,17 @@ class Bench:
     given: Mapping[str, Any] = field(default_factory=dict)  # what the stages are told: paths, a loader
 
     def at(self, name: str, rate: float) -> Params:
-        """params.yaml with a row's learning rate (and length) set."""
-        row = self.params.row(name)
-        settings = {**row.training_on(self.dataset), "learning_rate": rate}
+        """Return params.yaml with a method's learning rate, and the number of epochs if it is set."""
+        row = self.params.entry(name)
+        settings = {**row.training_for(self.dataset), "learning_rate": rate}
         if self.epochs:
             settings |= {"epochs": self.epochs, "warm_up": 0}
-        on = {self.dataset: {k: v for k, v in row.on.get(self.dataset, {}).items() if k != "training"}}
-        methods = {**self.params.methods, name: replace(row, training=settings, on=on)}
+        on = {self.dataset: {k: v for k, v in row.per_dataset.get(self.dataset, {}).items() if k != "training"}}
+        methods = {**self.params.methods, name: replace(row, training=settings, per_dataset=on)}
         return self.params.model_copy(update={"methods": methods})
 
     def run(self, name: str, rate: float, seed: int, *, tested: bool) -> RunPaths:
-        """One training run, evaluated where it is to be `tested`; kept from before where nothing has changed."""
+        """Train once, and evaluate if `tested`; reuse a stored run if nothing has changed."""
         params, out, mark = self.at(name, rate), self.place(name, rate, seed), self._mark(name, rate, seed)
         if not self.kept(name, rate, seed, tested=tested):
             trained = self.kept(name, rate, seed, tested=False)
@@ -74,7 +75,7 @@ class Bench:
         return out
 
     def kept(self, name: str, rate: float, seed: int, *, tested: bool) -> bool:
-        """Whether the run is there, made by this code with these settings."""
+        """Return whether a run is stored that was made by this code with these settings."""
         out, mark = self.place(name, rate, seed), self._mark(name, rate, seed)
         last = out.metrics if tested else out.checkpoint
         return last.exists() and mark.exists() and mark.read_text() == self._key(self.at(name, rate), name)
@@ -86,16 +87,20 @@ class Bench:
         return self.place(name, rate, seed).root / "key.json"
 
     def _key(self, params: Params, name: str) -> str:
-        kind = params.row(name).kind
-        code = [code_of_run(f"duplex.stages.{stage}", kind) for stage in ("train", "evaluate")]
-        tail = params.tail(name, self.dataset)
+        kind = params.entry(name).kind
+        module = method_source(kind).module
+        code = [code_hash(f"duplex.stages.{stage}", module) for stage in ("train", "evaluate")]
+        finetune = params.finetune(name, self.dataset)
         options = params.method(name, self.dataset).to_dict(), params.training(self.dataset, name).to_dict()
-        tails = [] if tail is None else [tail.to_dict()]
-        return json.dumps([*options, *tails, code, torch.__version__], sort_keys=True)
+        finetunes = [] if finetune is None else [finetune.to_dict()]
+        return json.dumps([*options, *finetunes, code, torch.__version__], sort_keys=True)
 
 
 def tune(bench: Bench, name: str, rates: Sequence[float], seeds: Sequence[int]) -> tuple[float, dict[str, float]]:
-    """The rate with the best mean validation AUC, and that mean of each, in percent; what trains nothing has one."""
+    """Return the rate with the best mean validation AUC, and the mean of each rate in percent.
+
+    A method that trains nothing has one rate.
+    """
     found = {}
     for rate in rates:
         runs = [bench.run(name, rate, seed, tested=False) for seed in seeds]
@@ -107,7 +112,7 @@ def tune(bench: Bench, name: str, rates: Sequence[float], seeds: Sequence[int]) 
 
 
 def measured(runs: Sequence[RunPaths]) -> dict[str, Any]:
-    """Means over seeds with standard errors, and the mean interval over images."""
+    """Return means over seeds with standard errors, and the mean interval over images."""
     metrics = [json.loads(run.metrics.read_text()) for run in runs]
     timing = [json.loads(run.timing.read_text()) for run in runs]
     found: dict[str, Any] = {
@@ -126,7 +131,7 @@ def measured(runs: Sequence[RunPaths]) -> dict[str, Any]:
 
 
 def margins(run: RunPaths, world: str) -> Margins | None:
-    """The biases at which a run's images turn; None where it is not for this world."""
+    """Return the margins of a run's images; None if the run is not for this world."""
     table = pd.read_csv(run.predictions)
     chosen = table[table["world"] == world].sort_values("row", kind="stable")
     if chosen.empty:
@@ -136,7 +141,7 @@ def margins(run: RunPaths, world: str) -> Margins | None:
 
 
 def difference(first: Sequence[RunPaths], second: Sequence[RunPaths], world: str) -> dict[str, float | None] | None:
-    """AUC of the second over the first in points, paired by seeds and images."""
+    """Return the AUC of the second minus the first in points, paired by seeds and images."""
     sides = [[margins(run, world) for run in runs] for runs in (first, second)]
     if any(found is None for side in sides for found in side):
         return None
@@ -153,7 +158,7 @@ def difference(first: Sequence[RunPaths], second: Sequence[RunPaths], world: str
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The table as docs/methods.md has it."""
+    """Return the table of docs/methods.md."""
     against = record["against"]
     header = ["method", "world", "S", "U", "HM", "AUC", "AUC 95 %", *(f"over `{name}`" for name in against)]
     header += ["s an epoch", "parameters", "rate"]
@@ -179,7 +184,7 @@ def _gain(gain: dict[str, float]) -> str:
 
 
 def compared(bench: Bench, runs: dict[str, list[RunPaths]], name: str, against: Sequence[str]) -> dict[str, Any]:
-    """Differences to other rows, each in the worlds that both are for; a row shown as another stands for it."""
+    """Return the differences to other methods, in the worlds of both; a method `shown_as` another replaces it there."""
     found: dict[str, dict[str, Any]] = {}
     for other in against:
         for world in WORLDS:
@@ -192,24 +197,26 @@ def compared(bench: Bench, runs: dict[str, list[RunPaths]], name: str, against: 
 
 
 def shown_in(params: Params, name: str, world: str) -> str | None:
-    """The name under which tables show a row in a world."""
-    row = params.row(name)
+    """Return the name under which tables show a method in a world."""
+    row = params.entry(name)
     return (row.shown_as or name) if world in row.worlds else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="shapes")
-    parser.add_argument("--rows", default="", help="rows of params.yaml's methods; default: all of them")
+    parser.add_argument("--rows", default="", help="methods of params.yaml; default: all")
     parser.add_argument("--rates", default="3e-4,1e-3,3e-3")
     parser.add_argument("--tuning-seeds", default="100,101")
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--against", default="cso,duplex")
-    parser.add_argument("--epochs", type=int, help="shorter or longer runs than the data set's")
+    parser.add_argument("--epochs", type=int, help="epochs per run; default: the data set's")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "duplex-methods")
-    parser.add_argument("--onednn", action="store_true", help="linear layers by oneDNN: quicker on AMD's processors")
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
-    parser.add_argument("--markdown", action="store_true", help="the table on stdout")
+    parser.add_argument(
+        "--onednn", action="store_true", help="compute linear layers with oneDNN: faster on AMD processors"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--markdown", action="store_true", help="print the table")
     wanted = parser.parse_args()
     keep_freed_memory()
     if wanted.onednn and not torch.backends.mkldnn.is_available():

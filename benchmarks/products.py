@@ -1,7 +1,6 @@
-"""Linear layers in float32 whose products oneDNN makes in place of MKL: the same to rounding.
+"""Compute float32 linear layers with oneDNN instead of MKL: equal up to rounding.
 
-On processors that torch's MKL was not made for (AMD's) the former is about twice as quick; runs that take hours are
-measured so. Small products stay where they are.
+On AMD processors oneDNN is about twice as fast as torch's MKL; long studies use it. Small products stay with torch.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _plain = functional.linear
 
 
 def by_onednn() -> None:
-    """From now on, in this process."""
+    """Use oneDNN in this process from now on."""
     functional.linear = linear  # type: ignore[assignment]
 
 

@@ -1,11 +1,11 @@
-"""What serving costs: python -m benchmarks.serving [--json] [--model RUN]
+"""Measure the server: python -m benchmarks.serving [--json] [--model RUN]
 
-A server answers 1,000 requests from 16 clients, which are sockets in one process (benchmarks/clients.py) and share the
-cores with it. Beside it a loop without any server answers the same pictures one by one, one client sends them one after
-the other, and the server's workers get batches of eight without HTTP or clients, which bounds what any server could
-answer with them on these cores (`times_bound`). Then `duplex predict` over 4,000 pictures against an extraction of the
-same ones. What is compared takes turns. `steps_ms` is processor time a picture of what a request is made of, in one
-thread; `vit_b_32` is an encoder of that size with random weights. `--steps` measures these alone.
+A server handles 1,000 requests of 16 clients, which are sockets of one process (benchmarks/clients.py) on the same
+cores. Compared with it: a loop over single images without a server, one client that sends them one after the other, and
+the server's workers with batches of eight but without HTTP or clients, an upper bound for any server on these cores
+(`times_bound`). Then `duplex predict` over 4,000 images is compared with an extraction of the same images. What is
+compared alternates. `steps_ms` is processor time per image of each step of a request, in one thread; `vit_b_32` is an
+encoder of that size with random weights. `--steps` measures these alone.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from benchmarks.clients import BOUNDARY, form
 from benchmarks.measure import emit, memory, say
 from duplex import Recognizer
 from duplex.encoders.vision_ops import ensure_torchvision
-from duplex.features.image_files import decode_picture
+from duplex.features.image_files import decode_image
 from duplex.recognition.limits import Limits
-from duplex.recognition.workers import Asked, Job, staff
+from duplex.recognition.workers import ImageRequest, image_workers
 
 REQUESTS, CLIENTS, PICTURES, ROUNDS = 1000, 16, 4000, 3
 TOGETHER = 16  # pictures encoded at once
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def write_pictures(folder: Path, count: int) -> list[Path]:
-    """JPEG pictures of 320 x 240."""
+    """Write JPEG images of 320 x 240."""
     random, paths = np.random.default_rng(0), [folder / f"{index:05d}.jpg" for index in range(count)]
     for path in paths:
         coarse = Image.fromarray(random.integers(0, 256, (15, 20, 3), dtype=np.uint8))
@@ -68,7 +68,7 @@ def write_pictures(folder: Path, count: int) -> list[Path]:
 
 
 def served(model: str, pictures: list[Path]) -> dict[str, Any]:
-    """Requests a second, in turns with a loop over single pictures and with one client."""
+    """Return requests per second, alternating with a loop over single images and with one client."""
     one_by_one, one_client, bare, rates, times, errors, growth = [], [], [], [], [], 0, 0
     server, port = start(model)
     try:
@@ -106,28 +106,28 @@ def served(model: str, pictures: list[Path]) -> dict[str, Any]:
 
 
 def steps(model: str, pictures: list[Path]) -> dict[str, float]:
-    """Decoding, the transform, taking the form apart; encoding and answering alone and with fifteen others."""
+    """Measure decoding, transform and parsing of the form; encoding and scoring one image and sixteen."""
     ensure_torchvision()
     import open_clip
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     recognizer = Recognizer.load(model, exact=False, device="cpu")
-    panel, files, large = recognizer.panel(), [path.read_bytes() for path in pictures], Limits().pixels
-    opened = [decode_picture(io.BytesIO(data), large) for data in files]
+    candidates, files, large = recognizer.candidates(), [path.read_bytes() for path in pictures], Limits().pixels
+    opened = [decode_image(io.BytesIO(data), large) for data in files]
     pixels = [recognizer.encoder.image_transform(picture) for picture in opened]
     inputs = {size: [recognizer.encode(part) for part in parts(pixels, size)] for size in (1, TOGETHER)}
     tower = open_clip.create_model("ViT-B-32").visual.eval()
     blank = {size: torch.zeros(size, 3, 224, 224) for size in (1, TOGETHER)}
     work: dict[str, tuple[int, Callable[[], Any]]] = {
-        "decode": (len(files), lambda: [decode_picture(io.BytesIO(data), large) for data in files]),
+        "decode": (len(files), lambda: [decode_image(io.BytesIO(data), large) for data in files]),
         "transform": (len(files), lambda: [recognizer.encoder.image_transform(picture) for picture in opened]),
         "form": (len(files), lambda: asyncio.run(parse([form(data) for data in files]))),
     }
     for size in (1, TOGETHER):
         work |= {
             f"encode_{size}": (len(files), lambda k=size: [recognizer.encode(part) for part in parts(pixels, k)]),
-            f"answer_{size}": (len(files), lambda k=size: [list(panel.answers(one, 3)) for one in inputs[k]]),
+            f"answer_{size}": (len(files), lambda k=size: [list(candidates.answers(one, 3)) for one in inputs[k]]),
             f"vit_b_32_encode_{size}": (size, lambda k=size: tower(blank[k])),
         }
     with torch.no_grad():
@@ -137,7 +137,7 @@ def steps(model: str, pictures: list[Path]) -> dict[str, float]:
 
 
 def processor_seconds(work: Callable[[], Any]) -> float:
-    """The least of three, after one to warm up."""
+    """Return the shortest of three times, after one to warm up."""
     work()
     found = []
     for _ in range(3):
@@ -173,7 +173,7 @@ def start(model: str) -> tuple[subprocess.Popen[str], int]:
 
 
 def fire(port: int, pictures: list[Path], clients: int = CLIENTS) -> tuple[float, list[float], int]:
-    """Wall-clock seconds, each request's seconds, and how many were not answered well."""
+    """Return wall-clock seconds, the seconds of each request, and the number of failures."""
     given = "\n".join(map(str, pictures))
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.clients", str(port), str(clients)],
@@ -187,26 +187,29 @@ def fire(port: int, pictures: list[Path], clients: int = CLIENTS) -> tuple[float
 
 
 def family(name: str, server: int) -> int:
-    """Bytes of the server and its workers, as `memory` has them; what they share counts in each."""
+    """Return the bytes of the server and its workers as `memory` counts them; shared pages count in each."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text(encoding="ascii").split()
     return sum(memory(name, f"/proc/{pid}/status") for pid in (server, *children))
 
 
 def without_http(model: str, pictures: list[Path]) -> float:
-    """Pictures a second that two workers answer when batches of half the clients' number wait for them."""
+    """Return images per second of two workers that always have batches of half the clients' number."""
     size = CLIENTS // 2
-    job = Job(partial(Recognizer.load, model, exact=False), None, Limits().pixels, max(1, torch.get_num_threads() // 2))
-    asked = parts([Asked(path.read_bytes(), 3) for path in pictures], size)
-    with staff(job, 2) as hands, ThreadPoolExecutor(2) as threads:
-        shares = [asked[place::2] for place in range(2)]
+    load, threads = partial(Recognizer.load, model, exact=False), max(1, torch.get_num_threads() // 2)
+    requests = parts([ImageRequest(path.read_bytes(), 3) for path in pictures], size)
+    with (
+        image_workers(load, 2, world=None, max_pixels=Limits().pixels, threads=threads) as workers,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        shares = [requests[place::2] for place in range(2)]
 
-        def answered(place: int, batches: list[list[Asked]]) -> int:
-            return sum(len(hands[place].answer(batch)) for batch in batches)
+        def answer(place: int, batches: list[list[ImageRequest]]) -> int:
+            return sum(len(workers[place].submit(batch).result()) for batch in batches)
 
         for place in range(2):
-            answered(place, shares[place][:4])
+            answer(place, shares[place][:4])
         began = time.perf_counter()
-        count = sum(threads.map(answered, range(2), shares))
+        count = sum(pool.map(answer, range(2), shares))
         return count / (time.perf_counter() - began)
 
 
@@ -224,7 +227,7 @@ print(len(paths) / (time.perf_counter() - began))
 
 
 def loop(model: str, pictures: list[Path]) -> float:
-    """Pictures a second, one after the other."""
+    """Return images per second, one after the other."""
     given = "\n".join(map(str, pictures))
     done = subprocess.run(
         [sys.executable, "-c", LOOP, model], input=given, stdout=subprocess.PIPE, text=True, check=True
@@ -254,7 +257,7 @@ for turn in range(3):
 
 
 def predicted(model: str, folder: Path, pictures: list[Path]) -> dict[str, Any]:
-    """The rate of `predict` as a share of the extraction's."""
+    """Return the rate of `predict` divided by that of the extraction."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-c", STREAM, model, str(folder), out]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ})

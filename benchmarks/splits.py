@@ -1,11 +1,11 @@
-"""Methods over several splits of a data set: test AUC, how far splits lie apart, and what one row has over the others.
+"""Compare methods over several re-splits of a data set: test AUC, its deviation, and paired differences.
 
 python -m benchmarks.splits --dataset shapes --splits 5 --seeds 0,1,2,3,4 [--json] [--markdown] [--folder FOLDER]
 
-Needs `duplex data split shapes --splits 5`, and `duplex prepare` and `duplex extract` of each split. Nothing is tuned:
-a row is trained as params.yaml says. Runs go seed by seed and are kept in the folder, so that a study that was stopped
-goes on where it was, and `--seeds` of the runs that are there gives their table at once. A row that trains nothing is
-run once a split and stands for every seed. Differences are paired, with 95 % intervals over splits, seeds and images.
+Needs `duplex data split shapes --splits 5`, and `duplex prepare` and `duplex extract` of each re-split. Nothing is
+tuned: methods are trained as in params.yaml. Runs go seed by seed and are stored in the folder, so that an interrupted
+study can be resumed, and `--seeds` with stored runs prints their table at once. A method that trains nothing runs once
+per re-split for all seeds. Differences are paired, with 95 % intervals over re-splits, seeds and images.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from benchmarks.methods import ENDS, Bench, margins, shown_in
 from duplex.config.artifacts import RunPaths
 from duplex.config.params import Params, load_params
 from duplex.data.resplit import split_name
-from duplex.evaluation.splits import compare_splits
+from duplex.evaluation.seeds import compare_splits
 from duplex.labels import WORLDS
 from duplex.report.aggregate import mean
 
-ROWS = "clip,cso,static,duplex,duplex_open,closed_form,duplex_plus"
+ROWS = "clip,cso,static,duplex,duplex_open,closed_form,dual"
 Runs = list[list[RunPaths]]  # of a row: [splits][seeds]
 
 
 def run_all(
     params: Params, datasets: Sequence[str], rows: Sequence[str], seeds: Sequence[int], folder: Path
 ) -> dict[str, Runs]:
-    """Every row on every split, one seed after the other."""
+    """Run every method on every re-split, one seed after the other."""
     benches = [Bench(params, dataset, folder) for dataset in datasets]
     runs: dict[str, Runs] = {row: [[] for _ in datasets] for row in rows}
     for seed in seeds:
@@ -54,7 +54,7 @@ def reached(run: RunPaths) -> str:
 
 
 def measured(runs: Runs, world: str) -> dict[str, Any]:
-    """Means over seeds and splits, and the standard deviation between splits of their AUC."""
+    """Return means over seeds and re-splits, and the standard deviation of the AUC between re-splits."""
     parts = [[json.loads(run.metrics.read_text())[world] for run in split] for split in runs]
     by_split = [mean([part["auc"] for part in split]) for split in parts]
     middle = mean(by_split)
@@ -64,7 +64,7 @@ def measured(runs: Runs, world: str) -> dict[str, Any]:
 
 
 def difference(first: Runs, second: Runs, world: str) -> dict[str, Any]:
-    """AUC of the second over the first, in points."""
+    """Return the AUC of the second minus the first, in points."""
     sides = [[[margins(run, world) for run in split] for split in runs] for runs in (first, second)]
     found = compare_splits(*sides)  # type: ignore[arg-type]  # both are for this world
     gain = found.difference["auc"]
@@ -74,7 +74,7 @@ def difference(first: Runs, second: Runs, world: str) -> dict[str, Any]:
 
 
 def table(params: Params, runs: dict[str, Runs], of: str) -> dict[str, Any]:
-    """World -> method -> its numbers, and what the row `of` has over it; a row shown as another stands for it."""
+    """Return world -> method -> numbers, and the gain of the method `of`; a method `shown_as` another replaces it."""
     found: dict[str, Any] = {}
     for world in WORLDS:
         here = {shown: row for row in runs if (shown := shown_in(params, row, world))}
@@ -105,10 +105,10 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--rows", default=ROWS, help="methods or ablations of params.yaml")
-    parser.add_argument("--of", default="duplex_plus", help="the row that is compared with all others")
+    parser.add_argument("--of", default="dual", help="method that is compared with all others")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "duplex-splits")
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
-    parser.add_argument("--markdown", action="store_true", help="the table on stdout")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--markdown", action="store_true", help="print the table")
     wanted = parser.parse_args()
 
     params, seeds = load_params(), [int(seed) for seed in wanted.seeds.split(",")]

@@ -1,9 +1,9 @@
-"""What `duplex data suspects` finds: python -m benchmarks.suspects [--json] [--figure docs/suspects.svg]
+"""Measure how many wrong labels `duplex data suspects` finds: python -m benchmarks.suspects [--json] [--figure FILE]
 
-Labels of `shapes` are flipped at random, 5 % and 20 % of them, in every split; then the list is made as the command
-makes it, and the flipped images among its first 5 % and 20 % are counted. A flipped image gets another of its split's
-pairs. `prototypes` and `knn` judge by the cache's features, `run` by those of a run in closed form that was fitted to
-the wrong labels. Means over seeds with 95 % t-intervals, in percent. It reads the cache that `make repro` leaves.
+Of the labels of `shapes` 5 % and 20 % are flipped at random, in every split, to other pairs of the split; images are
+ranked as the command does, and the flipped ones among the first 5 % and 20 % of the list are counted. `prototypes` and
+`knn` use the features of the cache, `run` those of a run in closed form that was fitted to the wrong labels. Means over
+seeds with 95 % t-intervals, in percent. Reads the cache that `make repro` writes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from duplex.config.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
 from duplex.features.store import open_features
 from duplex.labels import LabelSpace
-from duplex.methods.base import Batch, Setting
+from duplex.methods.base import Batch, TaskContext
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
-from duplex.recognition.suspects import Suspicion, margins
-from duplex.stages.suspects import ranked
+from duplex.recognition.label_margins import LabelMargins, margins
+from duplex.stages.suspects import rank_by_margins
 
 SHARES, LOOKED, SEEDS = (0.05, 0.2), (0.05, 0.2), 5
 WAYS = ("prototypes", "knn", "run")
@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts"))
-    parser.add_argument("--figure", type=Path, help="where to draw the curves")
+    parser.add_argument("--figure", type=Path, help="SVG file for the curves")
     given = parser.parse_args()
     curves = {share: found(given.artifacts, share) for share in SHARES}
     record = {
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def found(artifacts: Path, share: float) -> dict[str, np.ndarray]:
-    """By way: of the flipped images, the share among the first so many of the list [seeds, images + 1]."""
+    """Return, per way, the share of the flipped images among the first n of the list [seeds, images + 1]."""
     paths = ArtifactPaths(artifacts)
     manifest, labels = read_manifest(paths.manifest("shapes")), LabelSpace.load(paths.labels("shapes"))
     features = open_features(paths.features("shapes")).cls
@@ -61,7 +61,9 @@ def found(artifacts: Path, share: float) -> dict[str, np.ndarray]:
         told = manifest.assign(**names)
         for way in WAYS:
             space = fitted(features, own, labels, (told["split"] == "train").to_numpy()) if way == "run" else features
-            listed = ranked(told.assign(image=np.arange(len(told))), labels, judged(space, own, labels, way, seed))
+            listed = rank_by_margins(
+                told.assign(image=np.arange(len(told))), labels, judged(space, own, labels, way, seed)
+            )
             curves[way].append(np.r_[0, wrong[listed["image"]].cumsum()] / wrong.sum())
             early = ", ".join(f"{at(curves[way][-1], looked):.3f}" for looked in LOOKED)
             say(f"{share:.0%} flipped, seed {seed}, {way}: {early}")
@@ -69,7 +71,7 @@ def found(artifacts: Path, share: float) -> dict[str, np.ndarray]:
 
 
 def flip(own: Any, labels: LabelSpace, split: Any, share: float, rng: np.random.Generator) -> Any:
-    """Give a share of the images another pair of their split, in place; which ones."""
+    """Give a share of the images another pair of their split, in place; return their mask."""
     wrong = np.zeros(len(own), dtype=bool)
     wrong[rng.choice(len(own), round(share * len(own)), replace=False)] = True
     for image in np.flatnonzero(wrong):
@@ -78,19 +80,19 @@ def flip(own: Any, labels: LabelSpace, split: Any, share: float, rng: np.random.
     return wrong
 
 
-def judged(space: np.ndarray, own: Any, labels: LabelSpace, way: str, seed: int) -> dict[str, Suspicion]:
+def judged(space: np.ndarray, own: Any, labels: LabelSpace, way: str, seed: int) -> dict[str, LabelMargins]:
     groups = {"composition": own, "state": labels.state_of(own), "object": labels.object_of(own)}
     vote = "knn" if way == "knn" else "run"
     return {name: margins(space, group, vote, seed=seed) for name, group in groups.items()}  # type: ignore[arg-type]
 
 
 def fitted(features: np.ndarray, own: Any, labels: LabelSpace, train: np.ndarray) -> np.ndarray:
-    """The features of a run that reads no text: whitened by the spread of training images about their labels' means."""
-    options = ClosedFormOptions(losses=(), inference=("g",), adapter="none")
-    method = ClosedFormMethod(Setting(labels, {"cls": (features.shape[1],)}), options)
+    """Return the features of a run without text: whitened by the training images' spread about their labels' means."""
+    options = ClosedFormOptions(losses=(), inference=("gaussian",), adapter="none")
+    method = ClosedFormMethod(TaskContext(labels, {"cls": (features.shape[1],)}), options)
     z = torch.from_numpy(features)
     method.start(Batch({"cls": z[train]}, torch.as_tensor(own[train])))
-    look = method.exhibits().features
+    look = method.inspectable().features
     assert look is not None
     return look({"cls": z}).numpy()
 
@@ -100,7 +102,7 @@ def at(curve: np.ndarray, share: float) -> Any:
 
 
 def table(curves: np.ndarray) -> dict[str, list[float]]:
-    """Mean, and the ends of its interval, among the first so many."""
+    """Return the mean and its interval among the first 5 % and 20 %."""
     record = {}
     for share in LOOKED:
         values = 100 * at(curves, share)
@@ -112,7 +114,7 @@ def table(curves: np.ndarray) -> dict[str, list[float]]:
 
 
 def ceilings(share: float) -> dict[str, float]:
-    """What a list with all flipped images first would have."""
+    """Return the numbers of a list that begins with all flipped images."""
     return {f"first_{looked:.0%}": round(100 * min(1.0, looked / share), 1) for looked in LOOKED}
 
 

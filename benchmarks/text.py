@@ -1,11 +1,11 @@
-"""Text prototypes of all training pairs: a forward and backward pass shared by prefix, against encoding each prompt.
+"""Measure text prototypes of all training pairs, forward and backward: shared by prefix, against separate prompts.
 
     python -m benchmarks.text --json [--pairs FILE] [--tower ViT-L-14-quickgelu] [--vocabulary learned] [--device cuda]
 
-Measured in alternating rounds of one run, medians reported: (full) prompts at the tower's whole context length, a
-sample of pairs, scaled; (cut) at the longest prompt's length; (tree) shared by prefix; (floor) the four matrix products
-of every layer for the tree's tokens and the products of their gradients, and nothing else. `--steps` times the text
-side of a training step instead, three paths at once, in the sizes of three benchmarks; `--open-states` the open world.
+Medians over alternating rounds of one run: (full) prompts at the tower's whole context length, a sample of pairs,
+scaled; (cut) at the longest prompt's length; (tree) shared by prefix; (floor) only the four matrix products per layer
+for the tree's tokens and those of their gradients. `--steps` measures the text side of a training step instead, three
+paths at once, in the sizes of three benchmarks; `--open-states` the open world.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.measure import begin_peak, memory
-from duplex.encoders import text_plain
-from duplex.encoders.prompt_tree import PromptTree, blocks, padded
-from duplex.encoders.text import TextTower
+from duplex.encoders.clip_text import ClipTextTower, encode_separately
+from duplex.encoders.prompt_tree import PromptTree, pad_prompts, tree_blocks
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.labels import prompt_name
 
@@ -44,8 +43,8 @@ START, END, CONTEXT = 0, 1, 2  # lexicon rows; three contexts of `--context` row
 def random_tower(
     name: str, *, layers: int | None = None, width: int | None = None, dtype: torch.dtype = torch.float32,
     precision: str = "fp32", device: str = "cpu",
-) -> TextTower:  # fmt: skip
-    """A text tower of a named open_clip architecture with random weights and no image tower beside it."""
+) -> ClipTextTower:  # fmt: skip
+    """Return a text tower of an open_clip architecture with random weights, without an image tower."""
     ensure_torchvision()
     import open_clip
     from open_clip.model import _build_text_tower
@@ -59,11 +58,11 @@ def random_tower(
         text |= {"width": width, "heads": max(1, width // 64)}
     torch.manual_seed(0)
     model = _build_text_tower(config["embed_dim"], text, quick_gelu=config.get("quick_gelu", False))
-    return TextTower(model.to(device, dtype), precision=precision)
+    return ClipTextTower(model.to(device, dtype), precision=precision)
 
 
 def read_pairs(path: Path | None) -> list[Pair]:
-    """`state object` a line; without a file, as many pairs of as many primitives as MIT-States has."""
+    """Read `state object` lines; without a file, return as many generated pairs and names as MIT-States has."""
     if path is None:
         states, objects, count, _ = SIZES["mit-states"]
         return made_up(states, objects, count)
@@ -72,7 +71,7 @@ def read_pairs(path: Path | None) -> list[Pair]:
 
 
 def made_up(states: int, objects: int, count: int) -> list[Pair]:
-    """`count` distinct pairs in which every primitive occurs."""
+    """Return `count` distinct pairs in which every state and object occurs."""
     numbers = np.random.default_rng(0).permutation(states * objects)
     cover = [max(i % states, 0) * objects + i % objects for i in range(max(states, objects))]
     chosen = list(dict.fromkeys([*cover, *numbers.tolist()]))[:count]
@@ -81,14 +80,14 @@ def made_up(states: int, objects: int, count: int) -> list[Pair]:
 
 @dataclass(frozen=True)
 class Names:
-    """Each primitive's lexicon rows: one learned vector, or its name's tokens."""
+    """Lexicon rows per state and object: one learned vector, or the tokens of the name."""
 
     states: dict[str, list[int]]
     objects: dict[str, list[int]]
     size: int  # of the lexicon
 
     @classmethod
-    def of(cls, pairs: list[Pair], vocabulary: str, context: int, tower: TextTower) -> Names:
+    def of(cls, pairs: list[Pair], vocabulary: str, context: int, tower: ClipTextTower) -> Names:
         states, objects = sorted({s for s, _ in pairs}), sorted({o for _, o in pairs})
         first = CONTEXT + 3 * context
         if vocabulary == "learned":
@@ -105,7 +104,7 @@ class Names:
         return [[*begin, *self.states[s], *self.objects[o], END] for s, o in pairs]
 
     def alone(self, context: int) -> list[list[int]]:
-        """The prompts of single states, then of single objects, each path with its own context."""
+        """Return the prompts of single states and objects, each path with its own context."""
         paths = []
         for path, rows in enumerate((self.states, self.objects), start=1):
             begin = [START, *range(CONTEXT + path * context, CONTEXT + (path + 1) * context)]
@@ -118,7 +117,7 @@ class Names:
 
 @dataclass
 class Stopwatch:
-    """Seconds and peak memory of each named piece of work, over alternating rounds."""
+    """Measures seconds and peak memory of named pieces of work, over alternating rounds."""
 
     device: torch.device
     clock: Callable[[], float] = time.perf_counter
@@ -143,11 +142,11 @@ class Stopwatch:
         return statistics.median(self.seconds[name])
 
     def ratio(self, slow: str, fast: str) -> float:
-        """Median over rounds, so that a busy moment of the machine falls on both."""
+        """Return the median of the rounds' ratios, so that a busy moment affects both sides."""
         return statistics.median(a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True))
 
     def _reset(self) -> float:
-        """Begin a peak; return what is held already, in GiB. On a CPU this asks Linux."""
+        """Start a peak; return the memory in use, in GiB (on a CPU as Linux counts it)."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -158,8 +157,8 @@ class Stopwatch:
         return (torch.cuda.max_memory_allocated() if self.device.type == "cuda" else memory("VmHWM")) / 2**30
 
 
-def floor(tower: TextTower, tokens: int, device: torch.device) -> Callable[[], None]:
-    """The matrix products alone, forward and for the gradients of their inputs, into buffers made beforehand."""
+def floor(tower: ClipTextTower, tokens: int, device: torch.device) -> Callable[[], None]:
+    """Run only the matrix products, forward and for the gradients of their inputs, into preallocated buffers."""
     weights: list[Tensor] = []
     for block in tower.parts.blocks:
         weights += [
@@ -182,20 +181,22 @@ def floor(tower: TextTower, tokens: int, device: torch.device) -> Callable[[], N
 
 
 def gradient(encode: Callable[[Tensor], Tensor], learned: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Features, and the gradient of `Σ weight · feature` with respect to the lexicon."""
+    """Return features, and the gradient of `Σ weight · feature` with respect to the lexicon."""
     features = encode(learned)
     (grad,) = torch.autograd.grad((features * weight).sum(), learned)
     return features.detach(), grad
 
 
-def plain(tower: TextTower, rows: np.ndarray, learned: Tensor, weight: Tensor, full: bool) -> tuple[Tensor, Tensor]:
-    """Each prompt by itself, cut to the longest or, `full`, filled up to the tower's context length."""
+def plain(tower: ClipTextTower, rows: np.ndarray, learned: Tensor, weight: Tensor, full: bool) -> tuple[Tensor, Tensor]:
+    """Encode each prompt separately, cut to the longest or, with `full`, padded to the context length."""
     padding = torch.zeros(tower.width, device=learned.device) if full else None
-    return gradient(lambda lexicon: text_plain.encode(tower.parts, rows, lexicon, padding), learned, weight)
+    return gradient(lambda lexicon: encode_separately(tower.parts, rows, lexicon, padding), learned, weight)
 
 
-def chunked(tower: TextTower, rows: np.ndarray, learned: Tensor, weight: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """`plain`, cut, in chunks whose gradients add up."""
+def chunked(
+    tower: ClipTextTower, rows: np.ndarray, learned: Tensor, weight: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Run `plain`, cut, in chunks whose gradients are added."""
     features, total = [], torch.zeros_like(learned)
     for start in range(0, len(rows), chunk):
         part, grad = plain(tower, rows[start : start + chunk], learned, weight[start : start + chunk], full=False)
@@ -204,10 +205,10 @@ def chunked(tower: TextTower, rows: np.ndarray, learned: Tensor, weight: Tensor,
     return torch.cat(features), total
 
 
-def compare(tower: TextTower, prompts: list[list[int]], size: int, options: Options) -> dict[str, Any]:
-    """Tree, cut, full and floor in alternating rounds."""
+def compare(tower: ClipTextTower, prompts: list[list[int]], size: int, options: Options) -> dict[str, Any]:
+    """Measure tree, cut, full and floor in alternating rounds."""
     device = torch.device(options.device)
-    tree, rows = PromptTree.of(prompts), padded(prompts)
+    tree, rows = PromptTree.of(prompts), pad_prompts(prompts)
     learned = (torch.randn(size, tower.width, device=device) * 0.02).requires_grad_()
     weight = torch.randn(len(prompts), tower.dim, device=device) / len(prompts)
     watch, products = Stopwatch(device, options.clock), floor(tower, tree.tokens, device)
@@ -239,8 +240,8 @@ def compare(tower: TextTower, prompts: list[list[int]], size: int, options: Opti
 # -- a training step --------------------------------------------------------------------------------------------
 
 
-def training_step(tower: TextTower, name: str, options: Options, *, checkpoint: bool) -> dict[str, Any]:
-    """The text side of one optimiser step: three paths in one tree, three cross-entropies over a batch, Adam."""
+def training_step(tower: ClipTextTower, name: str, options: Options, *, checkpoint: bool) -> dict[str, Any]:
+    """Measure the text side of a step: three paths in one tree, three cross-entropies over a batch, Adam."""
     states, objects, count, batch = SIZES[name]
     device = torch.device(options.device)
     pairs = made_up(states, objects, count)
@@ -273,8 +274,8 @@ def training_step(tower: TextTower, name: str, options: Options, *, checkpoint: 
     }
 
 
-def open_world(tower: TextTower, options: Options, states: int, objects: int, block: int) -> dict[str, Any]:
-    """Every composition once, without gradients."""
+def open_world(tower: ClipTextTower, options: Options, states: int, objects: int, block: int) -> dict[str, Any]:
+    """Encode every composition once, without gradients."""
     device = torch.device(options.device)
     first = CONTEXT + options.context
     m, n = np.divmod(np.arange(states * objects), objects)
@@ -283,7 +284,7 @@ def open_world(tower: TextTower, options: Options, states: int, objects: int, bl
     lexicon = torch.randn(first + states + objects, tower.width, device=device) * 0.02
     watch = Stopwatch(device, options.clock)
     watch.run("open", lambda: tower.encode_blocks(rows, lexicon, block))
-    tokens = sum(tree.tokens for _, tree in blocks(rows, block))
+    tokens = sum(tree.tokens for _, tree in tree_blocks(rows, block))
     return {"prompts": len(rows), "tokens": tokens, "seconds": watch.median("open"), "peak_gib": watch.peak["open"]}
 
 
@@ -307,28 +308,30 @@ def say(text: str) -> None:
 
 def main(
     *,
-    pairs: Annotated[Path | None, typer.Option(help="a pair list, `state object` a line")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="file with a pair `state object` per line")] = None,
     tower: Annotated[
         str, typer.Option(help="an open_clip architecture; its weights are random")
     ] = "ViT-L-14-quickgelu",
-    vocabulary: Annotated[str, typer.Option(help="learned: one vector a name; fixed: the name's tokens")] = "learned",
+    vocabulary: Annotated[
+        str, typer.Option(help="learned: one vector per name; fixed: the tokens of the name")
+    ] = "learned",
     context: Annotated[int, typer.Option(help="context tokens after the start token")] = 3,
-    layers: Annotated[int | None, typer.Option(help="fewer layers, for a quick look")] = None,
-    width: Annotated[int | None, typer.Option(help="another width, for a quick look")] = None,
+    layers: Annotated[int | None, typer.Option(help="fewer layers, for a quick trial")] = None,
+    width: Annotated[int | None, typer.Option(help="another width, for a quick trial")] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    clock: Annotated[str, typer.Option(help="wall, or cpu: processor time, for a busy machine")] = "wall",
+    clock: Annotated[str, typer.Option(help="wall, or cpu for processor time, on a busy machine")] = "wall",
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
-    rounds: Annotated[int, typer.Option(help="alternating rounds that count")] = 3,
-    warmup: Annotated[int, typer.Option(help="rounds before them")] = 1,
-    sample: Annotated[int, typer.Option(help="pairs encoded at full length; their time is scaled")] = 32,
-    chunk: Annotated[int, typer.Option(help="prompts at a time when cut; 0: all")] = 0,
+    rounds: Annotated[int, typer.Option(help="measured rounds")] = 3,
+    warmup: Annotated[int, typer.Option(help="rounds before the measured ones")] = 1,
+    sample: Annotated[int, typer.Option(help="number of pairs encoded at full length; the time is scaled")] = 32,
+    chunk: Annotated[int, typer.Option(help="prompts per chunk when cut; 0: all")] = 0,
     steps: Annotated[
-        bool, typer.Option("--steps", help="time training steps of three benchmarks' sizes instead")
+        bool, typer.Option("--steps", help="measure training steps in the sizes of three benchmarks instead")
     ] = False,
     checkpoint: Annotated[bool, typer.Option("--checkpoint", help="with --steps: recompute layers")] = False,
-    open_states: Annotated[int | None, typer.Option(help="time the open world of so many states instead")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout")] = False,
+    open_states: Annotated[int | None, typer.Option(help="measure an open world with so many states instead")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     if threads:
         torch.set_num_threads(threads)

@@ -1,10 +1,10 @@
-"""An epoch over patch tokens from the disk against the same from memory: seconds, share, and how much memory is held.
+"""Compare an epoch over patch tokens from disk with the same from memory: seconds, ratio, and peak memory.
 
 python -m benchmarks.tokens [--json] [--rows 1200] [--patches 64] [--width 512] [--rounds 9] [--folder FOLDER]
 
-Both sides take the same steps over the same rows in the same order, with the optimiser steps of `dfsp`; `load` repeats
-each step's arithmetic so often that it is at least as long as reading its rows. The file's pages are dropped from the
-system's cache before every streamed epoch where the system allows it.
+Both sides take the same optimiser steps of `dfsp` over the same rows in the same order; `load` repeats each step's
+arithmetic until it takes at least as long as reading its rows. The system's page cache is dropped before every epoch
+from disk if the system allows it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from torch import Tensor
 from benchmarks.measure import begin_peak, emit, memory, say
 from duplex.features.layout import ENCODED, Span
 from duplex.features.store import PartialCache
-from duplex.features.tokens import Streamed
-from duplex.methods.base import Batch, Setting
+from duplex.features.tokens import DiskTokens
+from duplex.methods.base import Batch, TaskContext
 from duplex.methods.dfsp import Dfsp, DfspOptions
 from duplex.options import TrainingOptions
-from duplex.testing import small_labels, small_setting
+from duplex.testing import small_labels, small_task
 from duplex.training.loop import make_optimiser, optimiser_step
-from duplex.training.prefetch import ahead
+from duplex.training.prefetch import prefetch
 
 BATCH = 32
 IDENTITY = {key: key for key in ("encoder", "weights", "precision", "preprocessing", "manifest")}
 
 
 def write(path: Path, rows: int, shape: tuple[int, ...], dim: int, name: str = "patch") -> None:
-    """A cache of random tokens of that name, written in pieces."""
+    """Write a cache of random tokens, in chunks."""
     random = np.random.default_rng(0)
     cache = PartialCache.create(path, {**IDENTITY, "dim": str(dim)}, Span(0, rows, rows), dim, {name: shape})
     for start in range(0, rows, 64):
@@ -49,7 +49,7 @@ def write(path: Path, rows: int, shape: tuple[int, ...], dim: int, name: str = "
 
 
 def drop_pages(path: Path) -> None:
-    """Ask the system to forget what it holds of a file."""
+    """Drop a file from the system's page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -59,34 +59,34 @@ def drop_pages(path: Path) -> None:
 
 
 class Runner:
-    """A method and the two ways in which it gets its tokens."""
+    """A method with tokens in memory and on disk."""
 
     def __init__(self, path: Path, rows: int, shape: tuple[int, int]) -> None:
-        plain = small_setting()
-        setting = Setting(plain.labels, {"cls": (plain.dim,), "patch": shape}, plain.text)
+        plain = small_task()
+        task = TaskContext(plain.labels, {"cls": (plain.dim,), "patch": shape}, plain.text)
         torch.manual_seed(0)
-        self.path, self.method = path, Dfsp(setting, DfspOptions()).train()
+        self.path, self.method = path, Dfsp(task, DfspOptions()).train()
         self.settings = TrainingOptions(learning_rate=1e-4, batch_size=BATCH, epochs=1)
         self.optimiser = make_optimiser(self.method, self.settings)
         seen = torch.as_tensor(small_labels().pairs["train"])
         self.own = seen[torch.arange(rows) % len(seen)]
-        self.cls = torch.nn.functional.normalize(torch.randn(rows, setting.dim), dim=-1)
+        self.cls = torch.nn.functional.normalize(torch.randn(rows, task.dim), dim=-1)
         self.load = 1
 
     def epoch(self, tokens: Any) -> float:
-        """Seconds of one pass over the tokens, in memory or on the disk."""
+        """Return the seconds of a pass over the tokens, in memory or on disk."""
         images = Batch({"cls": self.cls, "patch": tokens}, self.own)
-        order = Streamed.open(self.path).shuffled(torch.Generator().manual_seed(1)).split(BATCH)
+        order = DiskTokens.open(self.path).shuffled(torch.Generator().manual_seed(1)).split(BATCH)
         start = time.perf_counter()
-        for held, chosen in ahead(images, order):
+        for held, chosen in prefetch(images, order):
             for _ in range(self.load):
                 optimiser_step(self.method, held, chosen, self.settings, self.optimiser)
         return time.perf_counter() - start
 
     def reading(self) -> float:
-        """Seconds to read the same rows and do nothing with them."""
+        """Return the seconds of reading the same rows without any step."""
         drop_pages(self.path)
-        streamed, start = Streamed.open(self.path), time.perf_counter()
+        streamed, start = DiskTokens.open(self.path), time.perf_counter()
         for chosen in streamed.shuffled(torch.Generator().manual_seed(1)).split(BATCH):
             streamed[chosen]
         return time.perf_counter() - start
@@ -94,7 +94,7 @@ class Runner:
 
 def measure(path: Path, rows: int, shape: tuple[int, int], rounds: int) -> dict[str, Any]:
     runner = Runner(path, rows, shape)
-    streamed, reading = Streamed.open(path), runner.reading()
+    streamed, reading = DiskTokens.open(path), runner.reading()
     runner.epoch(streamed)  # warm
     begin = begin_peak()
     runner.epoch(streamed)
@@ -121,17 +121,17 @@ def measure(path: Path, rows: int, shape: tuple[int, int], rounds: int) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--rows", type=int, default=1200)
     parser.add_argument("--patches", type=int, default=64)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--folder", type=Path, help="where the cache lies; a temporary folder by default")
+    parser.add_argument("--folder", type=Path, help="folder of the cache; default: a temporary one")
     wanted = parser.parse_args()
     shape = (wanted.patches, wanted.width)
     with tempfile.TemporaryDirectory(dir=wanted.folder) as folder:
         path = Path(folder) / "features.h5"
-        write(path, wanted.rows, shape, small_setting().dim)
+        write(path, wanted.rows, shape, small_task().dim)
         record = measure(path, wanted.rows, shape, wanted.rounds)
     say("  ".join(f"{key} {value:.4g}" for key, value in record.items()))
     if wanted.json:

@@ -1,7 +1,8 @@
-"""Seconds an epoch at the three benchmarks' sizes, from cached features, with a ViT-L/14-size text tower of random
-weights: split into text, network and graph, and against the same step with the image encoder in the loop.
+"""Measure seconds per epoch at the three benchmarks' sizes, from cached features, with a random ViT-L/14 text tower.
 
 python -m benchmarks.training [--json] [--device cpu] [--datasets ut-zappos,mit-states,cgqa] [--rounds 2]
+
+An epoch is split into text, network and graph, and compared with steps that include the image encoder.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import torch
 
 from benchmarks.measure import alternate, emit, finished, say
 from benchmarks.text import SIZES, made_up, random_tower
-from duplex.encoders.arithmetic import arithmetic
+from duplex.encoders.arithmetic import float32_arithmetic
 from duplex.labels import LabelSpace
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, Setting
+from duplex.methods.base import Batch, TaskContext
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
 from duplex.system.precision import PRECISIONS, Precision
@@ -29,7 +30,7 @@ IMAGES = {"mit-states": 30338, "ut-zappos": 22998, "cgqa": 26920}
 
 
 def world(name: str, device: torch.device, dim: int) -> tuple[LabelSpace, Batch]:
-    """A label space of the benchmark's size and a few batches of random features."""
+    """Return labels of the benchmark's size and a few batches of random features."""
     states, objects, count, batch = SIZES[name]
     labels = LabelSpace.from_pairs({"train": [(s, o) for s, o in made_up(states, objects, count)]})
     compositions = np.random.default_rng(0).choice(labels.pairs["train"], size=8 * batch)
@@ -46,29 +47,31 @@ def measure(
     precision: Precision = "fp32",
     **smaller: Any,
 ) -> dict[str, Any]:
-    """One data set: whole steps beside the text alone; then, over prototypes that are there, the network with and
-    without its graph. `smaller` are layers and width of a text tower for a quick look."""
+    """Measure one data set: whole steps and text alone; then the network with and without its graph.
+
+    `smaller`: layers and width of a text tower for a quick trial.
+    """
     tower = random_tower("ViT-L-14-quickgelu", precision=precision, device=str(device), **smaller)
     labels, examples = world(name, device, tower.dim)
     batch = SIZES[name][3]
     settings = TrainingOptions(1e-4, batch, 1, checkpointing=checkpointing, precision=precision)
-    setting = Setting(labels, {"cls": (tower.dim,)}, tower)
-    method = Duplex(setting, DuplexOptions()).to(device).train()
+    task = TaskContext(labels, {"cls": (tower.dim,)}, tower)
+    method = Duplex(task, DuplexOptions()).to(device).train()
     method.checkpointing = checkpointing
     optimiser, turns = torch.optim.Adam(method.groups(), lr=1e-4), count()
 
     def step() -> None:
         chosen = torch.arange(batch) + batch * (next(turns) % 8)
-        with arithmetic(precision):
+        with float32_arithmetic(precision):
             optimiser_step(method, examples, chosen, settings, optimiser)
 
     def text() -> None:
-        with arithmetic(precision):
+        with float32_arithmetic(precision):
             prototypes = method.shared()
             torch.autograd.backward(list(prototypes), [torch.ones_like(t) for t in prototypes])
 
     def with_images() -> None:
-        """The frozen image encoder, forward only, for each batch again; a few images at a time on a CPU."""
+        """Run the frozen image encoder for each batch; a few images at a time on a CPU."""
         with torch.no_grad():
             for chunk in images.split(8 if device.type == "cpu" else batch):
                 encoder(chunk)
@@ -81,7 +84,7 @@ def measure(
     seconds |= alternate({key: finished(work, device) for key, work in works.items()}, 1, warm=0)
     with torch.no_grad():
         held = method.shared()
-    static = Duplex(setting, DuplexOptions(graph=False)).to(device).train()
+    static = Duplex(task, DuplexOptions(graph=False)).to(device).train()
 
     def rest(part: Duplex) -> None:
         chosen = torch.arange(batch) + batch * (next(turns) % 8)
@@ -117,7 +120,7 @@ def summarise(name: str, seconds: dict[str, float], device: torch.device) -> dic
 
 
 def image_encoder(device: torch.device, **smaller: Any) -> torch.nn.Module:
-    """A ViT-L/14 image tower of random weights; `smaller` are layers and width for a quick look."""
+    """Return a random ViT-L/14 image tower; `smaller` are layers and width for a quick trial."""
     from duplex.encoders.vision_ops import ensure_torchvision
 
     ensure_torchvision()
@@ -133,7 +136,7 @@ def image_encoder(device: torch.device, **smaller: Any) -> torch.nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--datasets", default="ut-zappos,mit-states,cgqa")
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS)

@@ -1,10 +1,10 @@
-"""Compare methods, learning rates and variations by validation AUC alone; test images are never scored.
+"""Compare methods, learning rates and variations by validation AUC; test images are never scored.
 
 python -m benchmarks.validation --rows coop,csp,cso,duplex --rates 3e-4,1e-3,3e-3   # the same budget for every method
 python -m benchmarks.validation --study                                             # what refinement needs
-python -m benchmarks.validation --rows duplex --terms                               # each sum of terms, of one model
+python -m benchmarks.validation --rows duplex --terms                               # sums of score terms of one model
 
-Seeds are others than those of the reported runs. Needs `dvc repro extract` first.
+Seeds differ from those of the reported runs. Needs `dvc repro extract`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from duplex.features.examples import Examples
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions
-from duplex.methods.registry import find
+from duplex.methods.registry import find_method
 from duplex.options import Options, TrainingOptions
 from duplex.report.aggregate import mean, standard_error
-from duplex.stages.inputs import Inputs, load_inputs, make_deterministic
-from duplex.stages.train import begin
+from duplex.library.inputs import InputRequest, RunInputs, load_inputs, make_deterministic
+from duplex.stages.train import start_method
 from duplex.system.precision import PRECISIONS
 from duplex.training.loop import train
-from duplex.training.scoring import Field, assess, assess_sums, validation_auc
+from duplex.training.scoring import ScoringTask, assess, assess_sums, validation_auc
 
 
 def run(
-    inputs: Inputs,
+    inputs: RunInputs,
     row: Row,
     settings: TrainingOptions,
     seed: int,
@@ -47,10 +47,12 @@ def run(
     variation: Variation | None = None,
     terms: bool = False,
 ) -> dict[str, float]:
-    """Train one method; its best validation AUC, S and U there, and its AUC over all compositions. With `terms`, also
-    the AUC of the parts of its score, each asked of the model that all of it chose."""
+    """Train a method; return its best validation AUC, S and U, and its AUC over all compositions.
+
+    `terms` adds the AUC of subsets of its score terms, for the model chosen by all of them.
+    """
     method = (
-        begin(row.kind, row.options, inputs.setting(row.world), inputs, seed, device)
+        start_method(row.kind, row.options, inputs.task(row.world), inputs, seed, device)
         if variation is None
         else varied(inputs, row, settings, seed, device, variation)
     )
@@ -58,7 +60,10 @@ def run(
     outcome = train(method, images, settings, seed, lambda trained: validation_auc(trained, val, inputs.labels))
     closed, wide = (
         measure(
-            assess(Field.of(method, inputs.labels.target(world, "val")), val, inputs.labels).evidence.rivals(), rounds=0
+            assess(
+                ScoringTask.of(method, inputs.labels.candidates(world, "val")), val, inputs.labels
+            ).accumulator.competitors(),
+            rounds=0,
         )
         for world in ("closed", "open")
     )
@@ -74,9 +79,9 @@ def run(
 
 
 def of_terms(method: Method[Any], val: Examples, labels: LabelSpace) -> dict[str, float]:
-    """Validation AUC by some parts of the score."""
-    sums = assess_sums(method, labels.target("closed", "val"), val, labels)
-    found = {"_".join(names): measure(evidence.rivals(), rounds=0).auc for names, evidence in sums.items()}
+    """Return the validation AUC of subsets of the score terms."""
+    sums = assess_sums(method, labels.candidates("closed", "val"), val, labels)
+    found = {"_".join(names): measure(evidence.competitors(), rounds=0).auc for names, evidence in sums.items()}
     return {f"auc_{name}": 100 * auc for name, auc in found.items() if auc is not None}
 
 
@@ -90,12 +95,12 @@ class Row:
 
 
 def varied(
-    inputs: Inputs, row: Row, settings: TrainingOptions, seed: int, device: torch.device, variation: Variation
+    inputs: RunInputs, row: Row, settings: TrainingOptions, seed: int, device: torch.device, variation: Variation
 ) -> Method[Any]:
-    """A variation of `duplex`, begun as `duplex` is."""
+    """Return a variation of `duplex`, started like `duplex`."""
     assert isinstance(row.options, DuplexOptions)
     torch.manual_seed(seed)
-    method = variation.kind(inputs.setting(row.world), replace(row.options, **variation.options)).to(device)
+    method = variation.kind(inputs.task(row.world), replace(row.options, **variation.options)).to(device)
     method.schedule, method.settings = variation.schedule, settings
     images = inputs.examples["train"].to(device)
     method.start(Batch(images.inputs, images.compositions))
@@ -111,10 +116,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS, help="of the text tower")
     parser.add_argument("--study", action="store_true", help="the variations of duplex in variations.py")
-    parser.add_argument("--terms", action="store_true", help="also every part of a score that is a sum")
-    parser.add_argument("--only", default="", help="some rows of the study, separated by ';'")
-    parser.add_argument("--out", type=Path, help="also write the JSON here, after every row")
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument("--terms", action="store_true", help="also score subsets of the score terms")
+    parser.add_argument("--only", default="", help="some variations of the study, separated by ';'")
+    parser.add_argument("--out", type=Path, help="also write the JSON to this file, after every method")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     wanted = parser.parse_args()
 
     params = load_params()
@@ -127,11 +132,13 @@ def main() -> None:
         }
     else:
         rows = {name: (name, None) for name in wanted.rows.split(",")}
-    needs = set().union(*(find(params.row(n).kind).needs(params.method(n, wanted.dataset)) for n, _ in rows.values()))
-    inputs = load_inputs(params, wanted.dataset, ArtifactPaths(), needs, wanted.precision, views=True)
+    needs = frozenset[str]().union(
+        *(find_method(params.entry(n).kind).needs(params.method(n, wanted.dataset)) for n, _ in rows.values())
+    )
+    inputs = load_inputs(params, wanted.dataset, ArtifactPaths(), InputRequest(needs, wanted.precision, views=True))
     found: dict[str, Any] = {}
     for name, (of, variation) in rows.items():
-        written = params.row(of)
+        written = params.entry(of)
         row = Row(written.kind, params.method(of, wanted.dataset), written.trained_for)
         settings = replace(params.training(wanted.dataset, of), precision=wanted.precision)
         settings = replace(settings, epochs=wanted.epochs) if wanted.epochs else settings

@@ -1,7 +1,6 @@
-"""Variations of `duplex`: what refinement needs, asked one change at a time (benchmarks.validation --study).
+"""Variations of `duplex`, each with one change, for `benchmarks.validation --study`: what does refinement need?
 
-What `options` can say is a row of options; the rest is a network that does one thing otherwise, or a write-back rate
-that changes from epoch to epoch.
+A variation is a set of options, a network with one difference, or a momentum that changes over epochs.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from duplex.labels import Ints
 from duplex.layers.factors import unit
-from duplex.layers.graph import Nodes
-from duplex.layers.paths import Factored
+from duplex.layers.graph import FactorNodes
+from duplex.layers.paths import FactorPosteriors
 from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch
 from duplex.methods.duplex import Duplex, DuplexOptions
@@ -27,17 +25,17 @@ Schedule = Callable[[int, DuplexOptions, TrainingOptions], float]  # finished ep
 
 
 def late(epoch: int, options: DuplexOptions, settings: TrainingOptions) -> float:
-    """Rows stay as they are until half of the epochs are over."""
+    """Keep prototypes unchanged for the first half of the epochs."""
     return 1.0 if epoch < settings.epochs // 2 else options.momentum
 
 
 def early(epoch: int, options: DuplexOptions, settings: TrainingOptions) -> float:
-    """Rows stay as they are once half of the epochs are over."""
+    """Keep prototypes unchanged in the second half of the epochs."""
     return options.momentum if epoch < settings.epochs // 2 else 1.0
 
 
 def annealed(epoch: int, options: DuplexOptions, settings: TrainingOptions) -> float:
-    """`1 - lambda` falls as the learning rate does."""
+    """Decrease `1 - lambda` like the learning rate."""
     return 1 - (1 - options.momentum) * settings.decay ** (epoch // settings.decay_every)
 
 
@@ -59,34 +57,36 @@ class Scheduled(Duplex):
 
 
 class Uniform(Scheduled):
-    """Messages weigh the same from every image, whatever its posteriors."""
+    """Messages have the same weight from every image, whatever its posteriors."""
 
-    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor, labels: Ints) -> Nodes:
-        nodes = super().nodes(z, factored, compositions, labels)
+    def nodes(self, z: Tensor, factored: FactorPosteriors, compositions: Tensor) -> FactorNodes:
+        nodes = super().nodes(z, factored, compositions)
         return replace(nodes, p_s=torch.ones_like(nodes.p_s), p_o=torch.ones_like(nodes.p_o))
 
 
 class Labelled(Scheduled):
-    """Messages go where the image's own labels say, in place of its posteriors."""
+    """Messages follow the labels of the image instead of its posteriors."""
 
-    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor, labels: Ints) -> Nodes:
-        nodes = super().nodes(z, factored, compositions, labels)
+    def nodes(self, z: Tensor, factored: FactorPosteriors, compositions: Tensor) -> FactorNodes:
+        nodes = super().nodes(z, factored, compositions)
         p_s = one_hot(nodes.states, len(self.labels.states)).to(nodes.p_s)
         p_o = one_hot(nodes.objects, len(self.labels.objects)).to(nodes.p_o)
         return replace(nodes, p_s=p_s, p_o=p_o)
 
 
 class Detached(Scheduled):
-    """`L_c^h` does not reach the disentanglers or the posteriors: `L_s` and `L_o` alone pull them."""
+    """`L_c^h` has no gradient for disentanglers and posteriors: only `L_s` and `L_o` train them."""
 
-    def nodes(self, z: Tensor, factored: Factored, compositions: Tensor, labels: Ints) -> Nodes:
-        nodes = super().nodes(z, factored, compositions, labels)
+    def nodes(self, z: Tensor, factored: FactorPosteriors, compositions: Tensor) -> FactorNodes:
+        nodes = super().nodes(z, factored, compositions)
         return replace(nodes, **{name: getattr(nodes, name).detach() for name in ("z_s", "z_o", "p_s", "p_o")})
 
 
 class PulledToImages(Scheduled):
-    """Factors are drawn to the mean image of their state or object as well: `L_s` and `L_o` each gain `1 - cos`, times
-    `pull`, so that messages stay among the features with which prototypes are compared."""
+    """Factors are also drawn to the mean image of their class: `L_s` and `L_o` each gain `1 - cos`, times `pull`.
+
+    Messages then stay among the features with which prototypes are compared.
+    """
 
     pull = 10.0
     mean_s: Tensor
@@ -97,14 +97,17 @@ class PulledToImages(Scheduled):
         n = len(self.labels.objects)
         groups = {"mean_s": (train.compositions // n, len(self.labels.states)), "mean_o": (train.compositions % n, n)}
         for name, (group, count) in groups.items():  # [M, d], [N, d]
-            self.register_buffer(name, _unit_means(unit(train.z), group, count), persistent=False)
+            self.register_buffer(name, _unit_means(unit(train.cls), group, count), persistent=False)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         losses = super().losses(batch, shared)
         assert self.paths.factors is not None
         n = len(self.labels.objects)
-        z_s, z_o = self.paths.factors(self.paths.features(batch.z))
-        means = {"s": (z_s, self.mean_s[batch.compositions // n]), "o": (z_o, self.mean_o[batch.compositions % n])}
+        z_s, z_o = self.paths.factors(self.paths.features(batch.cls))
+        means = {
+            "state": (z_s, self.mean_s[batch.compositions // n]),
+            "object": (z_o, self.mean_o[batch.compositions % n]),
+        }
         pulled = {name: losses[name] + self.pull * (1 - (z * mean).sum(-1)).mean() for name, (z, mean) in means.items()}
         return {**losses, **pulled}
 
@@ -122,22 +125,14 @@ class Variation:
     schedule: Schedule | None = None
 
 
-GRAPH_ALONE = {"losses": ("ct", "ch"), "inference": ("ch", "ct")}
+GRAPH_ALONE = {"losses": ("semantic", "visual"), "inference": ("visual", "semantic")}
 IN_IMAGE_SPACE = {"fusion": "additive", "messages": ("counterfactual",)}
 READINGS: dict[str, dict[str, Any]] = {  # what the paper leaves open, read otherwise (docs/method.md)
-    "label nodes": {"nodes": "label"},
     "no relu": {"fusion": "linear"},
-    "low rank": {"fusion_rank": 16},
-    "weighed by kind": {"weighing": "by_kind"},
     "anchored blend": {"blend": "anchored"},
-    "empty unseen rows": {"unseen_rows": "empty"},
     "L_c^t over C_tgt": {"semantic_negatives": "target"},
     "frozen names": {"vocabulary": "fixed"},
-    "no relu, by kind": {"fusion": "linear", "weighing": "by_kind"},
-    "no relu, by kind, label nodes, anchored": {
-        **{"fusion": "linear", "weighing": "by_kind"},
-        **{"nodes": "label", "blend": "anchored"},
-    },
+    "no relu, anchored": {"fusion": "linear", "blend": "anchored"},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "duplex": {},
@@ -156,8 +151,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "residual disentanglers, static": {"disentangler": "residual", "graph": False},
     "pulled by the graph alone": GRAPH_ALONE,
     "pulled by the graph alone, static": {**GRAPH_ALONE, "graph": False},
-    "trainable codebook": {"codebook": "trainable"},
-    "trainable codebook, static": {"codebook": "trainable", "graph": False},
     "refine over all pairs": {"refine_over": "open"},
     "static, all pairs": {"graph": False, "refine_over": "open"},
     "no adapter": {"adapter": "none"},

@@ -13,8 +13,8 @@ from matplotlib import pyplot as plt
 
 HERE = Path(__file__).parent
 PUBLISHED = {"clip": "#8a8f98", "csp": "#5b8bb0", "cso": "#3a7d5c", "duplex": "#b4472f"}  # the field's and the paper's
-OURS = {"closed_form": "#d08a2e", "duplex_plus": "#8b5fa8", "duplex_deep": "#0f6f86"}
-ANSWERING = "duplex_deep"
+OURS = {"closed_form": "#d08a2e", "dual": "#8b5fa8", "dual_finetuned": "#0f6f86"}
+ANSWERING = "dual_finetuned"
 SHOWN = 12
 SEED = 0
 

@@ -1,6 +1,6 @@
 """Duplex: compositional zero-shot learning over cached CLIP features.
 
-The names below are the library; each is loaded when it is first asked for (docs/library.md).
+The public names below are imported when they are first used (docs/library.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from duplex.system.version import __version__ as __version__
 if TYPE_CHECKING:
     from duplex.encoders import load_encoder as load_encoder
     from duplex.errors import DuplexError as DuplexError
-    from duplex.evaluation.accumulator import Evidence as Evidence
+    from duplex.evaluation.accumulator import ScoreAccumulator as ScoreAccumulator
     from duplex.evaluation.curve import Curve as Curve
     from duplex.evaluation.metrics import measure as measure
     from duplex.features.store import open_features as open_features
@@ -26,10 +26,10 @@ PUBLIC = {
     "Answer": "duplex.recognition.answers",
     "Curve": "duplex.evaluation.curve",
     "DuplexError": "duplex.errors",
-    "Evidence": "duplex.evaluation.accumulator",
     "LabelSpace": "duplex.labels",
     "Options": "duplex.options",
     "Recognizer": "duplex.recognition.recognizer",
+    "ScoreAccumulator": "duplex.evaluation.accumulator",
     "load_encoder": "duplex.encoders",
     "measure": "duplex.evaluation.metrics",
     "open_features": "duplex.features.store",

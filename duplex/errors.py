@@ -1,25 +1,27 @@
-"""The errors a person may cause. They are shown as one sentence, never as a traceback."""
+"""Errors that a user can fix. Commands print them as one line, without a traceback."""
+
+from collections.abc import Iterable
 
 
 class DuplexError(Exception):
-    """The work could not be done. The message names the file or value and the command that mends it."""
+    """A command failed. The message names the file or value, and the command that fixes it."""
 
     exit_code = 1
 
 
 class UsageError(DuplexError):
-    """The request itself is wrong: an unknown key, name or option. The message names what is allowed."""
+    """A request is invalid: an unknown key, name or option. The message lists what is allowed."""
 
     exit_code = 2
 
 
-def require(value: str, allowed: object, what: str) -> str:
-    """Return `value` if it is among `allowed`; else say what is.
+def require(value: str, allowed: Iterable[object], noun: str) -> str:
+    """Return `value` if it is among `allowed`; otherwise raise `UsageError` listing them. `noun` describes the value.
 
     >>> require("val", ("train", "val"), "split")
     'val'
     """
-    names = [str(name) for name in allowed]  # type: ignore[attr-defined]
+    names = [str(name) for name in allowed]
     if value not in names:
-        raise UsageError(f"unknown {what} {value!r}; known: {', '.join(names)}")
+        raise UsageError(f"unknown {noun} {value!r}; known: {', '.join(names)}")
     return value

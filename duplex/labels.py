@@ -1,8 +1,7 @@
 """States, objects and their compositions as integers.
 
-A composition `c = (s_m, o_n)` is the number `m * N + n`, so that state and object of any array of compositions
-are one division away and no table of all `M * N` pairs is ever built from Python objects. States and objects are
-separate name spaces: a word may be both.
+A composition `c = (s_m, o_n)` is the number `m * N + n`, so that one division gives the states and objects of
+an array of compositions. States and objects are separate name spaces: a word may be both.
 """
 
 from __future__ import annotations
@@ -22,27 +21,30 @@ from duplex.system.files import write_text
 
 SPLITS = ("train", "val", "test")
 World = Literal["closed", "open"]
-GROUPS = ("head", "medium", "tail", "unseen")  # compositions by how often they are trained on
+GROUPS = ("head", "medium", "tail", "unseen")  # of compositions by training frequency
 HEAD, HEAD_AND_MEDIUM = 0.2, 0.5
-MOST = 1 << 30  # pairs: a mark for each of them is a gigabyte
-MARKS = 1 << 10  # to a composition that occurs: beyond it, sorting those that do is the sooner done
+MAX_PAIRS = 1 << 30  # a mask over them takes a gigabyte
+MAX_SPARSITY = 1 << 10  # pairs per listed composition beyond which sorting is faster than a mask
 WORLDS: tuple[World, ...] = ("closed", "open")
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
 def prompt_name(label: str) -> str:
-    """The text of a label in a prompt: `Faux.Fur` -> `faux fur`. The label's key stays the raw name."""
+    """Return the text of a label in prompts: `Faux.Fur` -> `faux fur`."""
     return " ".join(label.replace(".", " ").replace("_", " ").lower().split())
 
 
 @dataclass(frozen=True, eq=False)
 class LabelSpace:
-    """`M` states, `N` objects and the compositions that each split lists."""
+    """`M` states, `N` objects and the compositions of each split.
+
+    Raises `DuplexError` for empty, repeated or too many names, and for compositions that are out of range or unsorted.
+    """
 
     states: tuple[str, ...]
     objects: tuple[str, ...]
-    pairs: Mapping[str, Ints]  # split -> sorted compositions it lists; "train" lists the seen ones
+    pairs: Mapping[str, Ints]  # split -> its compositions, sorted; those of "train" are the seen ones
     _state_index: dict[str, int] = field(init=False, repr=False)
     _object_index: dict[str, int] = field(init=False, repr=False)
 
@@ -52,14 +54,17 @@ class LabelSpace:
                 raise DuplexError(f"the data set has no {kind}s")
             if len(set(names)) != len(names):
                 raise DuplexError(f"a {kind} is listed twice")
-        if self.size > MOST:
-            raise DuplexError(f"{len(self.states)} states and {len(self.objects)} objects make {self.size:,} pairs")
+        if self.size > MAX_PAIRS:
+            raise DuplexError(
+                f"{len(self.states)} states and {len(self.objects)} objects make {self.size:,} pairs; "
+                f"expected at most {MAX_PAIRS:,}"
+            )
         for split, pairs in self.pairs.items():
             require(split, SPLITS, "split")
             if pairs.size and not (pairs[0] >= 0 and pairs[-1] < self.size):
-                raise DuplexError(f"{split} lists a composition outside of {self.size}")
+                raise DuplexError(f"{split} lists a composition that is not in 0 to {self.size - 1}")
             if not (pairs[1:] > pairs[:-1]).all():
-                raise DuplexError(f"{split} does not list its compositions once each, in rising order")
+                raise DuplexError(f"{split} does not list its compositions sorted, once each")
         empty = np.empty(0, dtype=np.int64)
         object.__setattr__(self, "pairs", {split: self.pairs.get(split, empty) for split in SPLITS})
         object.__setattr__(self, "_state_index", {name: m for m, name in enumerate(self.states)})
@@ -67,7 +72,7 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """Build from named (state, object) pairs of each split; the primitives are all that occur, sorted."""
+        """Build from the (state, object) names of each split; states and objects are all that occur, sorted."""
         columns = {split: tuple(zip(*pairs.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
         objects = sorted(set().union(*(column[1] for column in columns.values())))
@@ -81,11 +86,9 @@ class LabelSpace:
         }
         return cls(tuple(states), tuple(objects), rows)
 
-    # -- sizes and index arithmetic ---------------------------------------------------------------------------
-
     @property
     def size(self) -> int:
-        """`M * N`, the number of compositions that exist."""
+        """`M * N`, the number of all compositions."""
         return len(self.states) * len(self.objects)
 
     def state_of(self, compositions: Ints) -> Ints:
@@ -98,46 +101,45 @@ class LabelSpace:
         return states * len(self.objects) + objects
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Compositions of two columns of names."""
+        """Return the compositions of states and objects given by name."""
         return self.composition(
             _look_up(self._state_index, states, "state"), _look_up(self._object_index, objects, "object")
         )
 
     def name(self, composition: int) -> str:
-        """`striped heart`: what a person reads and a prompt says."""
+        """Return a composition as prompts and lists show it: `striped heart`."""
         n = len(self.objects)
         return f"{prompt_name(self.states[composition // n])} {prompt_name(self.objects[composition % n])}"
 
     def names(self, compositions: Ints) -> list[str]:
-        """`name` of an array of compositions; each primitive's text is made once."""
+        """Return `name` of every composition of an array."""
         states, objects = ([prompt_name(label) for label in labels] for labels in (self.states, self.objects))
         rows = zip(self.state_of(compositions).tolist(), self.object_of(compositions).tolist(), strict=True)
         return [f"{states[m]} {objects[n]}" for m, n in rows]
 
-    # -- sets of compositions -----------------------------------------------------------------------------------
-
     @property
     def seen(self) -> Bools:
-        """[M*N] True where a composition labels training images."""
+        """Mask of seen compositions [M*N]: those of training images."""
         mask = np.zeros(self.size, dtype=bool)
         mask[self.pairs["train"]] = True
         return mask
 
     def is_seen(self, compositions: Ints) -> Bools:
-        """[C] `seen` of some compositions, without a mark for every other."""
+        """Return the mask of seen ones among compositions [C]."""
         return contains_sorted(self.pairs["train"], compositions)
 
-    def target(self, world: str, split: str) -> Ints:
-        """`C_tgt`, sorted. Closed world: the seen pairs and those that `split` lists; `train` stands for all that
-        any split lists, which is what refinement may touch. Open world: all `M * N`."""
+    def candidates(self, world: str, split: str) -> Ints:
+        """Return the candidates (the paper's `C_tgt`), sorted.
+
+        Closed world: the seen compositions and those of `split`; for "train" those of every split, which refinement may
+        update. Open world: all `M * N`.
+        """
         require(world, WORLDS, "world")
         require(split, SPLITS, "split")
         if world == "open":
             return np.arange(self.size, dtype=np.int64)
         splits = SPLITS if split == "train" else ("train", split)
         return _distinct(np.concatenate([self.pairs[name] for name in splits]), self.size)
-
-    # -- on disk ----------------------------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LabelSpace) and self.to_dict() == other.to_dict()
@@ -178,7 +180,6 @@ class LabelSpace:
 
 
 def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
-    """Indices of a column of names, in one pass over a hash table."""
     try:
         return np.fromiter(map(index.__getitem__, names), dtype=np.int64)
     except KeyError as error:
@@ -186,49 +187,48 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
 
 
 @dataclass(frozen=True)
-class Target:
-    """`C_tgt` without a list of what has none: `listed` compositions, rising, or all `size` of them."""
+class CandidateSet:
+    """Candidates as a sorted list of compositions, or all `size` compositions without a list."""
 
     size: int
     listed: Ints | None
 
     @classmethod
-    def of(cls, labels: LabelSpace, world: str, split: str) -> Target:
-        return cls(labels.size, None if world == "open" else labels.target(world, split))
+    def of(cls, labels: LabelSpace, world: str, split: str) -> CandidateSet:
+        """Return `labels.candidates(world, split)` as a set."""
+        return cls(labels.size, None if world == "open" else labels.candidates(world, split))
 
     def __len__(self) -> int:
         return self.size if self.listed is None else len(self.listed)
 
     @property
-    def columns(self) -> Ints:
-        """[C] All that belong to it, listed."""
+    def compositions(self) -> Ints:
+        """The candidates as a list [C]."""
         return np.arange(self.size, dtype=np.int64) if self.listed is None else self.listed
 
-    def at(self, columns: Ints) -> Ints:
-        """The compositions of some columns."""
-        return columns if self.listed is None else self.listed[columns]
+    def at(self, positions: Ints) -> Ints:
+        """Return the compositions at positions of the list."""
+        return positions if self.listed is None else self.listed[positions]
 
-    def holds(self, compositions: Ints) -> Bools:
-        """[...] Which of some compositions belong to it."""
-        every = np.ones(compositions.shape, dtype=bool)
-        return every if self.listed is None else contains_sorted(self.listed, compositions)
+    def contains(self, compositions: Ints) -> Bools:
+        """Return the mask of compositions that are candidates."""
+        return np.ones_like(compositions, bool) if self.listed is None else contains_sorted(self.listed, compositions)
 
-    def places(self, compositions: Ints) -> Ints:
-        """Columns of compositions that belong to it."""
+    def positions(self, compositions: Ints) -> Ints:
+        """Return the positions of compositions, all candidates, in the list."""
         return compositions if self.listed is None else np.searchsorted(self.listed, compositions)
 
 
 def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
-    """[...] Which of some compositions a rising list holds."""
+    """Return the mask of compositions that a sorted list contains."""
     if not len(listed):
         return np.zeros(compositions.shape, dtype=bool)
-    found: Bools = listed[np.searchsorted(listed, compositions).clip(max=len(listed) - 1)] == compositions
-    return found
+    return np.asarray(listed[np.searchsorted(listed, compositions).clip(max=len(listed) - 1)] == compositions)
 
 
 def _distinct(compositions: Ints, size: int) -> Ints:
-    """Sorted, each once: marking beats sorting where all that can occur is a short range."""
-    if size > MARKS * max(1, len(compositions)):
+    """Return the distinct compositions, sorted."""
+    if size > MAX_SPARSITY * max(1, len(compositions)):
         return np.unique(compositions)
     mask = np.zeros(size, dtype=bool)
     mask[compositions] = True
@@ -237,32 +237,32 @@ def _distinct(compositions: Ints, size: int) -> Ints:
 
 @dataclass(frozen=True)
 class FrequencyGroups:
-    """How often compositions are trained on, as indices into `GROUPS`; only those that are have a mark."""
+    """Frequency group of every composition, as indices into `GROUPS`; only seen ones are stored."""
 
     size: int  # of the label space
-    seen: Ints  # rising [K]
-    group: Ints  # of each of them [K]
+    seen: Ints  # [K] seen compositions, sorted
+    group: Ints  # [K] their groups
 
     def of(self, compositions: Ints) -> Ints:
-        """[...] The groups of some compositions."""
-        unseen = np.full(compositions.shape, GROUPS.index("unseen"), dtype=np.int64)
-        mine = contains_sorted(self.seen, compositions)
-        unseen[mine] = self.group[np.searchsorted(self.seen, compositions[mine])]
-        return unseen
+        """Return the groups of compositions."""
+        groups = np.full(compositions.shape, GROUPS.index("unseen"), dtype=np.int64)
+        is_seen = contains_sorted(self.seen, compositions)
+        groups[is_seen] = self.group[np.searchsorted(self.seen, compositions[is_seen])]
+        return groups
 
     @property
     def sizes(self) -> Ints:
-        """Compositions of each group."""
-        found = np.bincount(self.group, minlength=len(GROUPS))
-        found[GROUPS.index("unseen")] += self.size - len(self.seen)
-        return found
+        """Number of compositions in each group."""
+        sizes = np.bincount(self.group, minlength=len(GROUPS))
+        sizes[GROUPS.index("unseen")] += self.size - len(self.seen)
+        return sizes
 
 
 def frequency_groups(train: Ints, size: int) -> FrequencyGroups:
-    """Of all `size` compositions, from those of the training images: head is the most frequent 20 % of the seen ones,
-    medium the next 30 %, tail the last 50 % (the paper's appendix).
+    """Group compositions by frequency in `train`, the compositions of the training images.
 
-    Among equal counts the lower composition is the more frequent one, so that the groups are always the same.
+    Of the seen ones, head is the most frequent 20 %, medium the next 30 %, tail the rest (the paper's appendix). Of
+    equal counts the lower composition comes first.
     """
     seen, counts = np.unique(train, return_counts=True)
     group = np.empty(len(seen), dtype=np.int64)

@@ -1,6 +1,7 @@
-"""Options as frozen, checked records: the base of every method's row, and the optimiser's settings.
+"""Frozen dataclasses of options that check their values: the base of every method's options, training options,
+and options of fine-tuned blocks.
 
-A record refuses a wrong value where it is made, in Python as from a file: `Options(context="lerned")` raises.
+A wrong value raises when the object is made, in Python as from a file: `Options(context="lerned")`.
 """
 
 from __future__ import annotations
@@ -8,151 +9,183 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 from duplex.errors import UsageError
 from duplex.system.precision import Precision
+from duplex.system.renamed import renamed_key, renamed_value
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-Kind = TypeVar("Kind", bound="Options")
+OptionsType = TypeVar("OptionsType", bound="Options")
+
+
+def _has_words(template: str) -> str:
+    if not template.strip():
+        raise PydanticCustomError("template", "is empty; expected at least one word, such as 'a photo of'")
+    return template
+
+
+# Types of options
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+Template = Annotated[str, AfterValidator(_has_words)]  # words before the names in a prompt
 
 
 class OptionError(UsageError, ValueError):
-    """An option that cannot be. `key` is its name where one option alone is at fault. As a ValueError it reaches
-    whoever parses a file, with the record's place there."""
+    """A wrong option. `key` is the option's name, None if several options contradict each other.
 
-    def __init__(self, sentence: str, key: str | None = None) -> None:
-        super().__init__(sentence if key is None else f"{key}: {sentence}")
-        self.key, self.sentence = key, sentence
+    It is a ValueError so that pydantic adds the place in the file to it.
+    """
+
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message if key is None else f"{key}: {message}")
+        self.key = key
+        self.message = message
 
 
 @dataclass(frozen=True)
 class Options:
-    """A record whose fields are checked against their annotations, then against `rules`."""
+    """Base of frozen dataclasses whose fields are checked against their annotations, then against `rules`."""
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)
-        for name, adapter in _adapters(kind).items():
-            given = getattr(self, name)
-            value = tuple(given) if isinstance(given, list) else given
+        """Check all fields; lists become tuples. Raises OptionError."""
+        cls: Any = type(self)
+        for name, adapter in _adapters(cls).items():
+            value = getattr(self, name)
+            value = tuple(value) if isinstance(value, list) else value
             try:
                 object.__setattr__(self, name, adapter.validate_python(value))
             except ValidationError as error:
                 fault = error.errors(include_url=False)[0]
-                said = f"{fault['msg'][0].lower()}{fault['msg'][1:]} (it is {fault['input']!r})"
-                raise OptionError(said, name) from None
-        for holds, sentence in self.rules():
+                message = f"{fault['msg'][0].lower()}{fault['msg'][1:]} (it is {fault['input']!r})"
+                present = renamed_value(fault["input"], _literals(get_type_hints(cls)[name]))
+                if present is not None:
+                    message = f"{fault['input']} was renamed: write {present}"
+                raise OptionError(message, name) from None
+        for holds, message in self.rules():
             if not holds:
-                raise OptionError(sentence)
+                raise OptionError(message)
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        """What must hold between options, and the sentence where it does not."""
+        """Yield pairs (condition, error message if it is false) that relate options to each other or to a range."""
         return ()
 
     @classmethod
-    def spoken_types(cls) -> dict[str, str]:
-        """Option -> what it takes, as a person writes it: `learned | fixed`."""
+    def describe_types(cls) -> dict[str, str]:
+        """Return option -> allowed values as a user writes them, such as `learned | fixed`."""
         hints = get_type_hints(cls)
-        return {field.name: _spoken(hints[field.name]) for field in fields(cls)}
+        return {field.name: _describe(hints[field.name]) for field in fields(cls)}
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the options as plain values for JSON and YAML; tuples become lists."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls: type[Kind], record: Mapping[str, Any]) -> Kind:
-        """From a table of a file; unknown and missing keys are named."""
+    def from_dict(cls: type[OptionsType], record: Mapping[str, Any]) -> OptionsType:
+        """Make options from a table of a file. Raises OptionError for unknown and missing keys."""
         known = {field.name: field for field in fields(cls)}
         for key in record:
             if key not in known:
-                raise OptionError(f"unknown key; known: {', '.join(known) or 'none'}", str(key))
+                unknown = f"unknown key; known: {', '.join(known) or 'none'}"
+                raise OptionError(renamed_key(str(key), known) or unknown, str(key))
         for key, field in known.items():
             if key not in record and field.default is MISSING and field.default_factory is MISSING:
                 raise OptionError("missing", key)
         return cls(**record)
 
 
-def _spoken(hint: Any) -> str:
-    origin, inside = get_origin(hint), get_args(hint)
+def _describe(hint: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return " | ".join(str(value) for value in inside)
+        return " | ".join(str(value) for value in arguments)
     if origin is tuple:
-        return f"list of {_spoken(inside[0])}"
-    if inside:
-        return " | ".join(_spoken(part) for part in inside)
+        return f"list of {_describe(arguments[0])}"
+    if arguments:
+        return " | ".join(_describe(part) for part in arguments)
     return {bool: "true | false", str: "text", type(None): "null"}.get(hint, getattr(hint, "__name__", str(hint)))
 
 
+def _literals(hint: Any) -> set[object]:
+    """Return all literal values inside a type annotation."""
+    if get_origin(hint) is Literal:
+        return set(get_args(hint))
+    return {value for part in get_args(hint) for value in _literals(part)}
+
+
 @cache
-def _adapters(kind: Any) -> dict[str, TypeAdapter[Any]]:
-    hints = get_type_hints(kind)
-    return {field.name: TypeAdapter(hints[field.name], config=STRICT) for field in fields(kind)}
+def _adapters(cls: Any) -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: TypeAdapter(hints[field.name], config=STRICT) for field in fields(cls)}
 
 
 @dataclass(frozen=True)
 class TrainingOptions(Options):
-    """The optimiser's settings. The paper's Tab. 2 gives rate, batch and epochs for the benchmarks: Adam, the rate
-    halved every five epochs."""
+    """Options of training. The paper's Tab. 2 gives learning rate, batch size and epochs per data set: Adam, the
+    learning rate halved every five epochs."""
 
     learning_rate: float
-    batch_size: int
+    batch_size: int  # images per batch
     epochs: int
     optimiser: Literal["adam", "adamw"] = "adam"
     weight_decay: float = 0.0
-    schedule: Literal["step", "cosine", "constant"] = "step"
-    decay: float = 0.5  # of `schedule: step`
-    decay_every: int = 5  # epochs
-    warm_up: int = 0  # epochs over which the rate rises to its value
-    patience: int | None = None  # stop after so many epochs without a better validation AUC
-    accumulate: int = 1  # batches an optimiser step; text is encoded once for all of them
-    precision: Precision = "fp32"  # of the text tower; logits are fp32 always
-    threads: int | Literal["auto"] = "auto"  # of the CPU, in evaluation too; auto: all cores. They decide the last bits
-    memory: float = (
-        2.0  # GiB of tokens that are held; more stay on the disk and are read ahead, in an order of their own
-    )
-    checkpointing: bool = False  # recompute the text tower's activations in the backward pass: less memory, more time
+    schedule: Literal["step", "cosine", "constant"] = "step"  # how the learning rate changes from epoch to epoch
+    decay: float = 0.5  # factor on the learning rate every `decay_every` epochs (schedule: step)
+    decay_every: int = 5  # epochs (schedule: step)
+    warm_up: int = 0  # epochs over which the learning rate rises linearly to its value
+    patience: int | None = None  # stop after this many epochs without a better validation AUC; null: never
+    accumulate: int = 1  # batches per optimiser step; prompts are encoded once per step
+    precision: Precision = "fp32"  # of the text tower; logits are always fp32
+    threads: int | Literal["auto"] = "auto"  # CPU threads of training and evaluation; auto: all cores. Last bits vary
+    memory: float = 2.0  # GiB of patch tokens and block inputs held in memory; larger ones are read from disk
+    checkpointing: bool = False  # recompute the text tower's activations in the backward pass: slower, less memory
 
     def rules(self) -> Iterable[tuple[object, str]]:
         for key in ("batch_size", "epochs", "decay_every", "accumulate"):
-            yield getattr(self, key) >= 1, f"{key} is {getattr(self, key)}; it is at least 1"
-        yield (
-            self.threads == "auto" or 1 <= self.threads <= 1024,
-            f"threads is {self.threads}; it is at least 1, or auto",
-        )
-        block = 2**-8  # of tokens, which are read so many GiB at once
-        yield self.memory >= block, f"memory is {self.memory}; it is at least {block}, one block of tokens (GiB)"
-        yield self.patience is None or self.patience >= 1, f"patience is {self.patience}; it is at least 1, or null"
-        yield 0 < self.learning_rate < 10, f"learning_rate is {self.learning_rate}; it lies between 0 and 10"
-        yield 0 < self.decay <= 1, f"decay is {self.decay}; it lies in (0, 1]"
-        yield 0 <= self.weight_decay < 1, f"weight_decay is {self.weight_decay}; it lies in [0, 1)"
-        yield 0 <= self.warm_up < self.epochs, f"warm_up is {self.warm_up}; it is at least 0 and below epochs"
+            yield getattr(self, key) >= 1, f"{key} is {getattr(self, key)}; expected 1 or more"
+        threads = self.threads
+        yield threads == "auto" or 1 <= threads <= 1024, f"threads is {threads}; expected 1–1024 or auto"
+        block = 2**-8  # GiB; tokens are read in blocks of this size
+        yield self.memory >= block, f"memory is {self.memory}; expected at least {block} (GiB), one block of tokens"
+        yield self.patience is None or self.patience >= 1, f"patience is {self.patience}; expected 1 or more, or null"
+        rate = self.learning_rate
+        yield 0 < rate < 10, f"learning_rate is {rate}; expected more than 0 and less than 10"
+        yield 0 < self.decay <= 1, f"decay is {self.decay}; expected more than 0 and at most 1"
+        yield 0 <= self.weight_decay < 1, f"weight_decay is {self.weight_decay}; expected 0 or more and less than 1"
+        yield 0 <= self.warm_up < self.epochs, f"warm_up is {self.warm_up}; expected 0 or more and less than epochs"
 
 
-WIDTHS = {"tail": 64, "lora": 8}
+DEFAULT_WIDTHS = {"bottleneck": 64, "lora": 8}
 
 
 @dataclass(frozen=True)
-class TailOptions(Options):
-    """What is trained in the image tower's last blocks, over a cache that holds what enters them."""
+class FinetuneOptions(Options):
+    """Options of fine-tuned blocks: what is trained in the image tower's last blocks. The feature cache must hold
+    their inputs (`block_inputs`)."""
 
-    depth: int  # blocks
-    adapter: Literal["tail", "lora", "trained"] = "tail"  # bottlenecks, low-rank updates, or the blocks themselves
-    width: int | None = None  # hidden units of a bottleneck (null: 64), rank of an update (null: 8)
+    blocks: int  # number of the image tower's last blocks to fine-tune
+    adapter: Literal["bottleneck", "lora", "full"] = "bottleneck"  # added bottlenecks, low-rank updates, or all weights
+    width: int | None = None  # hidden units of a bottleneck (null: 64), rank of a low-rank update (null: 8)
     dropout: float = 0.1  # inside a bottleneck
-    learning_rate: float | None = None  # of the tail; null: that of training
+    learning_rate: float | None = None  # of the fine-tuned blocks; null: the learning rate of training
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        yield self.depth >= 1, f"depth is {self.depth}; it is at least 1, or leave the tail out"
-        yield self.width is None or self.width >= 1, f"width is {self.width}; it is at least 1, or null"
-        yield self.width is None or self.adapter in WIDTHS, f"adapter: {self.adapter} has no width; leave it out"
-        yield 0 <= self.dropout < 1, f"dropout is {self.dropout}; it lies in [0, 1)"
-        alone = self.adapter == "tail" or self.dropout == type(self).dropout
-        yield alone, f"adapter: {self.adapter} has no dropout; leave it out"
-        rate = self.learning_rate
-        yield rate is None or 0 < rate < 10, f"learning_rate is {rate}; it lies between 0 and 10, or null"
+        yield self.blocks >= 1, f"blocks is {self.blocks}; expected 1 or more; leave finetune out to train none"
+        width, rate = self.width, self.learning_rate
+        yield width is None or width >= 1, f"width is {width}; expected 1 or more, or null"
+        yield width is None or self.adapter in DEFAULT_WIDTHS, f"adapter: {self.adapter} has no width; leave it out"
+        yield 0 <= self.dropout < 1, f"dropout is {self.dropout}; expected 0 or more and less than 1"
+        has_dropout = self.adapter == "bottleneck" or self.dropout == type(self).dropout
+        yield has_dropout, f"adapter: {self.adapter} has no dropout; leave it out"
+        yield rate is None or 0 < rate < 10, f"learning_rate is {rate}; expected more than 0, less than 10, or null"
 
     @property
-    def inner(self) -> int:
-        """Hidden units, or rank."""
-        return self.width or WIDTHS[self.adapter]
+    def inner_width(self) -> int:
+        """Hidden units of a bottleneck, or rank of a low-rank update."""
+        return self.width or DEFAULT_WIDTHS[self.adapter]

@@ -11,7 +11,7 @@ def work(*words: str) -> None:
         case ["plan"]:
             ablate.plan(load_params())
         case ["inputs", dataset]:
-            ablate.note_inputs(load_params(), dataset)
+            ablate.write_inputs(load_params(), dataset)
         case ["row", name]:
             ablate.run(load_params(), name)
         case _:

@@ -8,7 +8,7 @@ def work(dataset: str) -> None:
     from duplex.stages.extract import extract_views
 
     report = extract_views(load_params(), dataset)
-    print("no views are asked for" if report is None else "\n".join(report.lines()))
+    print("params.yaml sets no views" if report is None else "\n".join(report.lines()))
 
 
 if __name__ == "__main__":

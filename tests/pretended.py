@@ -1,4 +1,4 @@
-"""A device that does not exist: tensors that say they lie on it, computed on the CPU.
+"""A pretended device: tensors that report to be on it, computed on the CPU.
 
     def test_a_step(pretended: Pretended) -> None:  # the fixture enters it
         network = build().to(pretended.name)
@@ -7,12 +7,12 @@
         assert pretended.synchronisations == {}
         assert pretended.operations.total() < 100
 
-What a GPU would refuse is refused: an operation over tensors of two devices (a tensor of no dimensions may come from
-the CPU), a generator of another device, NumPy's view of a tensor. What would make the host wait is counted by operation
-and by the line of `duplex/` (or of a benchmark) that asked: a copy between devices unless it is `non_blocking`, a value
-read, and operations whose result's shape depends on values. Operations are counted as they are dispatched, views
-not; a GPU would run about one kernel for each. As there, an optimiser moves all its parameters together, and the
-gradient of silu is one operation. Timings mean nothing here.
+It refuses what a GPU refuses: operations over tensors of two devices (a tensor without dimensions may come from the
+CPU), a generator of another device, NumPy's view of a tensor. Waits of the host are counted by operation and by the
+calling line of `duplex/` or a benchmark: a copy between devices unless it is `non_blocking`, a value read, and
+operations whose result's shape depends on values. Operations are counted when they are dispatched, except views; a GPU
+would run about one kernel for each. As on a GPU, an optimiser updates all its parameters together, and the gradient of
+silu is one operation. Timings mean nothing here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ KERNELS = Library("aten", "IMPL")
 
 
 class Pretended(TorchDispatchMode):
-    """While it is entered, `name` is a device. `operations` and `synchronisations` count since the last `reset`."""
+    """Context in which `name` is a device; `operations` and `synchronisations` count since the last `reset`."""
 
     name = f"{NAME}:0"
 
@@ -58,7 +58,7 @@ class Pretended(TorchDispatchMode):
         self.synchronisations: Counter[tuple[str, str]] = Counter()
 
     def __enter__(self) -> Pretended:
-        """Inference mode, whose tensors bear no version, cannot look into a wrapper: without gradients is as good."""
+        """Replace inference mode by `no_grad`: its tensors have no version, which wrapper tensors need."""
         self._around = ExitStack()
         patch = self._around.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(torch._C, "_InferenceMode", lambda mode: torch.no_grad() if mode else nullcontext())
@@ -126,7 +126,7 @@ class Pretended(TorchDispatchMode):
 
 
 class Constants(TorchFunctionMode):
-    """`torch.tensor` copies to its device below what a dispatch mode sees: here it copies above."""
+    """Make `torch.tensor` copy to its device by an operation that the dispatch mode sees."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -143,7 +143,7 @@ class Constants(TorchFunctionMode):
 class Elsewhere(Tensor):
     """A tensor on the pretended device; `inner` holds its values."""
 
-    inner: Tensor  # type: ignore[assignment]  # torch has a method of this name, which nobody calls
+    inner: Tensor  # type: ignore[assignment]  # torch's method of this name is not used
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Elsewhere:
@@ -166,7 +166,7 @@ class Elsewhere(Tensor):
         return f"Elsewhere({tuple(self.shape)}, {self.dtype})"
 
     def tolist(self) -> Any:
-        """One wait, however many values."""
+        """Copy all values with one wait."""
         return self.cpu().tolist()
 
     def numpy(self, **_: Any) -> Any:
@@ -176,18 +176,19 @@ class Elsewhere(Tensor):
 
 
 def register() -> bool:
-    """Make the device known to torch, once a process; False where torch takes none from Python. Autograd starts a
-    thread for each device it knows at the first backward pass: this has to come before."""
+    """Register the device with torch, once per process; return False if this torch takes none from Python.
+
+    Call it before the first backward pass, at which autograd starts a thread for each registered device."""
     setup: Callable[[str], None] | None = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
     if setup is not None:
         setup(NAME)
-        getattr(torch, NAME).get_amp_supported_dtype = list  # checkpointing asks every device
+        getattr(torch, NAME).get_amp_supported_dtype = list  # checkpointing calls it for every device
         KERNELS.impl("silu_backward", _kernel, "PrivateUse1")
     return setup is not None
 
 
 def _kernel(*_: Any) -> None:
-    """Stands for a kernel that a GPU has and torch takes to pieces elsewhere; the mode comes first and computes it."""
+    """Stand for a kernel that GPUs have and that torch decomposes elsewhere; the dispatch mode computes it instead."""
     raise AssertionError("a tensor of the pretended device outside `with Pretended()`")
 
 
@@ -200,7 +201,7 @@ def _inner(value: Any) -> Any:
 
 
 def _wrapped(func: Any, args: Any, kwargs: Any, result: Any, here: bool) -> Any:
-    """What an operation gives back: the tensors it wrote to as they were given, the others on their device."""
+    """Return the results of an operation: the given tensors where it wrote in place, others on their device."""
     schema = func._schema
     written = [
         kwargs.get(argument.name) if argument.kwarg_only else args[position] if position < len(args) else None

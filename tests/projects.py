@@ -1,4 +1,4 @@
-"""Small projects of drawn pictures that have run the pipeline's stages, for tests that look at what those leave."""
+"""Small projects with drawn images, whose pipeline has run, for tests of what it writes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ruamel.yaml import YAML
 
 from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
-from duplex.data.shapes import render_pictures, shapes_manifest
+from duplex.data.shapes import render_images, shapes_manifest
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
-from duplex.stages.inputs import Loaded
+from duplex.stages.inputs import InputsCache
 from duplex.stages.prepare import prepare
 from duplex.training import loop
 from tests.subprocesses import ROOT
@@ -45,10 +45,12 @@ def draw_project(
     changes: Callable[[dict[str, Any]], None] = lambda record: None,
     **training: object,
 ) -> None:
-    """Pictures, their table, and a params.yaml with a data set `own` of them, to be used from anywhere; `changes` may
-    say more of params.yaml, `training` of how `own` is trained."""
+    """Write images, their table, and a params.yaml with them as the data set `own`, with absolute paths.
+
+    `changes`: called with the content of params.yaml. `training`: training options of `own`.
+    """
     manifest = shapes_manifest(scale=scale)
-    render_pictures(manifest, folder / "pictures")
+    render_images(manifest, folder / "pictures")
     manifest.to_csv(folder / "pictures.csv", index=False)
     record = YAML(typ="safe").load(SHIPPED.read_text())
     record["run"] = {"datasets": ["own"], "methods": list(methods), "seeds": list(seeds)}
@@ -66,15 +68,15 @@ def draw_project(
 def make_project(
     folder: Path, seeds: Sequence[int], methods: Sequence[str] = METHODS, device: str = "cpu", epochs: int = 2
 ) -> Params:
-    """`methods` trained on the data set `own` and evaluated."""
+    """Train and evaluate `methods` on the data set `own`; return the params."""
 
     def beside(record: dict[str, Any]) -> None:
-        """Paths of the folder in which the stages run, as users write them."""
+        """Use paths relative to the folder in which the stages run."""
         record["datasets"]["own"]["source"] |= {"root": "pictures", "table": "pictures.csv"}
 
     draw_project(folder, methods, seeds, device=device, epochs=epochs, changes=beside)
     with inside(folder):
-        params, paths, load = load_params(), ArtifactPaths(), Loaded()
+        params, paths, load = load_params(), ArtifactPaths(), InputsCache()
         prepare(params, "own", paths)
         extract(params, "own", paths, num_workers=0)
         for method in methods:
@@ -85,7 +87,7 @@ def make_project(
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
-    """Stop training once, as its epoch `number` from now begins. Holds the numbers of those that began."""
+    """Raise KeyboardInterrupt at the start of the epoch `number` from now, once; return the list of started epochs."""
     epoch, begun = loop._epoch, list[int]()
 
     def counted(*given: Any) -> Any:

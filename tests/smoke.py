@@ -1,4 +1,4 @@
-"""An installed package at work, away from its sources: `make wheel` runs it in a fresh environment."""
+"""Test an installed package without the repository: `make wheel` runs this in a fresh environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def command(*words: str) -> str:
-    """The console script beside this Python."""
+    """Run the console script of this Python; return its output."""
     done = subprocess.run(
         [Path(sys.executable).with_name("duplex"), *words], check=True, stdout=subprocess.PIPE, text=True
     )
@@ -21,19 +21,19 @@ def command(*words: str) -> str:
 
 
 def project() -> None:
-    """A new project, to the report and an answer, on a small table of drawn pictures."""
+    """Run a new project to the report and a prediction, on a small table of drawn images."""
     from ruamel.yaml import YAML
 
-    from duplex.data.shapes import render_pictures, shapes_manifest
+    from duplex.data.shapes import render_images, shapes_manifest
 
     command("init", "new")
     os.chdir("new")
     pictures = shapes_manifest(scale=0.06)
-    render_pictures(pictures, Path("pictures"))
+    render_images(pictures, Path("pictures"))
     pictures.to_csv("pictures.csv", index=False)
     yaml, params = YAML(), Path("params.yaml")
     record = yaml.load(params)
-    record["run"] = {"datasets": ["own"], "methods": ["duplex_plus"], "seeds": [0]}
+    record["run"] = {"datasets": ["own"], "methods": ["dual"], "seeds": [0]}
     record["evaluation"]["bootstrap"] = 20
     record["datasets"]["own"] = {
         "source": {"kind": "table", "root": "pictures", "table": "pictures.csv"},
@@ -41,12 +41,12 @@ def project() -> None:
         "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 1},
     }
     yaml.dump(record, params)
-    assert "Running stage 'train@own-duplex_plus-0'" in repro()
+    assert "Running stage 'train@own-dual-0'" in repro()
     assert Path("artifacts/report/index.html").is_file()
-    assert "duplex_plus" in command("metrics")
+    assert "dual" in command("metrics")
     assert command("predict", f"pictures/{pictures['image'][0]}")
     command("doctor")
-    assert set(re.findall(r"Running stage '([^']+)'", repro())) == {"plan"}  # it looks, and finds nothing changed
+    assert set(re.findall(r"Running stage '([^']+)'", repro())) == {"plan"}  # runs each time, and finds no change
 
 
 def repro() -> str:
@@ -65,7 +65,7 @@ def main() -> None:
     np.savez("s.npz", scores=rng.random((40, 8)), target=np.arange(40) % 8, seen=np.arange(8) < 4)
     assert "auc" in command("score", "s.npz", "--rounds", "10")
     assert "ViT-L-14-quickgelu" in command("encoders")
-    encoder = load_encoder("tiny")  # the packaged weights are in the wheel
+    encoder = load_encoder("tiny")  # its weights are in the wheel
     picture = encoder.image_transform(draw("red_star/0000.png"))[None]
     assert encoder.encode_images(picture).shape == (1, encoder.dim)
     from duplex.report.page import _environment
@@ -73,7 +73,7 @@ def main() -> None:
     assert {"page.html.j2", "report.md.j2"} <= set(_environment().list_templates())
     blocked = "import sys; sys.modules.update(dict.fromkeys(('dvc', 'openTSNE', 'pyarrow')))"
     code = f"{blocked}; import duplex.evaluation.metrics, duplex.evaluation.scores, duplex.evaluation.sampled"
-    subprocess.run([sys.executable, "-c", code], check=True)  # the evaluation needs no extra
+    subprocess.run([sys.executable, "-c", code], check=True)  # evaluation needs no extra
     project()
     print(f"duplex {duplex.__version__} works in {sys.prefix}")
 

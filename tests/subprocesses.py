@@ -1,8 +1,7 @@
-"""How tests start Python: with the package under test, wherever they are run from.
+"""Start Python processes with the package under test, from any folder.
 
-A fresh interpreter takes seconds to import torch. `Forked` is a process of its own too, forked from one that has
-imported what every command imports (tests/warm.py) and done nothing else: for tests of what a command does, not of
-how it starts.
+A fresh interpreter takes seconds to import torch. `Forked` starts a process by forking one that has only imported the
+modules of all commands (tests/warm.py): for tests of what a command does, not of how it starts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,10 @@ WARM.set_forkserver_preload(["tests.warm"])
 
 
 class Forked:
-    """`work(*words)` in a forked process, met as `subprocess.Popen` is: its pipes, its signals, its exit code."""
+    """`work(*words)` in a forked process, with the interface of `subprocess.Popen`: pipes, signals, exit code.
+
+    `given` is its stdin.
+    """
 
     def __init__(
         self,
@@ -38,9 +40,9 @@ class Forked:
     ) -> None:
         pipes = [WARM.Pipe(duplex=False) for _ in range(3)]
         (their_in, our_in), (our_out, their_out), (our_err, their_err) = pipes
-        surroundings = (str(cwd or Path.cwd()), dict(os.environ if env is None else env), get_start_method())
+        settings = (str(cwd or Path.cwd()), dict(os.environ if env is None else env), get_start_method())
         theirs = (their_in, their_out, their_err)
-        self._process = WARM.Process(target=_work, args=(theirs, surroundings, work, words))
+        self._process = WARM.Process(target=_work, args=(theirs, settings, work, words))
         _ensure_running()
         self._process.start()
         for end in theirs:
@@ -75,12 +77,12 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it said until its end, on both; so long at most."""
-        said = {"out": "", "err": ""}
+        """Wait for the end, at most `timeout` seconds; return stdout and stderr."""
+        output = {"out": "", "err": ""}
 
         def read(name: str, stream: io.TextIOWrapper) -> None:
             with stream:
-                said[name] = stream.read()
+                output[name] = stream.read()
 
         both = (("out", self.stdout), ("err", self.stderr))
         readers = [threading.Thread(target=read, args=one, daemon=True) for one in both]
@@ -89,13 +91,13 @@ class Forked:
         self.wait(timeout)
         for reader in readers:
             reader.join()
-        return said["out"], said["err"]
+        return output["out"], output["err"]
 
 
 def duplex(
     *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, given: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, here unless `cwd` says where; `env` is added to the surroundings."""
+    """Run a command in its own process; `env` is added to the environment, `given` is its stdin."""
     process = Forked(_duplex, *map(str, words), cwd=cwd, env={**os.environ, **(env or {})}, given=given)
     out, err = process.communicate()
     return subprocess.CompletedProcess(["duplex", *map(str, words)], process.wait(), out, err)
@@ -113,7 +115,7 @@ def _duplex(*words: str) -> None:
 
 
 def _ensure_running() -> None:
-    """The process to fork from: without this one's folder, and with the package under test."""
+    """Start the process to fork from, with the package under test in its path."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(ROOT) if before is None else os.pathsep.join([str(ROOT), before])
     try:
@@ -126,24 +128,24 @@ def _ensure_running() -> None:
 
 
 def _text(end: Connection, mode: str) -> io.TextIOWrapper:
-    """Our end of a pipe as a file of text."""
+    """Open our end of a pipe as a text file."""
     stream = os.fdopen(os.dup(end.fileno()), mode, encoding="utf-8")
     end.close()
     return stream  # type: ignore[return-value]
 
 
 def _work(
-    ends: tuple[Connection, ...], surroundings: tuple[str, dict[str, str], str], work: Callable[..., object], words: Any
+    ends: tuple[Connection, ...], settings: tuple[str, dict[str, str], str], work: Callable[..., object], words: Any
 ) -> None:
-    folder, environment, method = surroundings
+    folder, environment, method = settings
     for number, end in enumerate(ends):
         os.dup2(end.fileno(), number)
         end.close()
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    set_start_method(method, force=True)  # of its own children: else that of how it was started itself
+    set_start_method(method, force=True)  # for its children; otherwise they would use the way it was started itself
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf where tests run in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if tests run in the background
     work(*words)

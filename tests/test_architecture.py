@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.code_hash import _imported
+from duplex.config.code_hash import imported_names
 from tests.subprocesses import ROOT
 
 PACKAGE = ROOT / "duplex"
@@ -32,7 +32,7 @@ def modules() -> dict[str, Path]:
 def imports() -> dict[str, set[str]]:
     """Module -> modules of the package that it imports when it runs, in functions too; a package's own parts are not
     imports of it."""
-    return {name: {other for other in _imported(name, path) if other in modules() and other != name}
+    return {name: {other for other in imported_names(name, path) if other in modules() and other != name}
             for name, path in modules().items()}  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_methods_and_layers_read_no_file():
 
 def test_the_common_rooms_name_no_method():
     """No import of a method's module, and no kind or row of params.yaml as a string."""
-    common = {"__init__", "base", "inspectable", "registry", "with_finetuning"}
+    common = {"__init__", "base", "registry", "with_finetuning"}
     kinds = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - common
     own = {f"duplex.methods.{kind}" for kind in kinds}
     words = re.compile(r"""["'](?:clip|coop|csp|cso|prompts|duplex_\w+|static\w*|codebook|counterfactual)["']""")

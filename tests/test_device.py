@@ -1,4 +1,4 @@
-"""What a training step and an evaluation ask of a device: counts, on a pretended one."""
+"""Operations and waits of training and evaluation, counted on a pretended device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError
-from duplex.evaluation.accumulator import Evidence
+from duplex.evaluation.accumulator import ScoreAccumulator
 from duplex.features.examples import Examples
 from duplex.methods.base import Batch
 from duplex.methods.duplex import DuplexOptions
 from duplex.methods.prompts import PromptOptions
 from duplex.options import Options, TrainingOptions
 from duplex.training.loop import make_optimiser, optimiser_step, train
-from duplex.training.scoring import Field, assess
+from duplex.training.scoring import ScoringTask, assess
 from tests.methods.world import features, small_labels, small_method, small_tower
 from tests.pretended import Pretended
 
@@ -27,10 +27,9 @@ SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=4, accumulate=2, epoch
 LABELS = small_labels()
 ROWS = [
     DuplexOptions(width=5),
-    DuplexOptions(width=5, refine_over="open", nodes="label", weighing="by_kind", blend="anchored"),
+    DuplexOptions(width=5, refine_over="open", blend="anchored"),
     DuplexOptions(width=5, unseen_rows="random", seen_rows="random", fusion="additive"),
-    DuplexOptions(width=5, codebook="trainable"),
-    DuplexOptions(width=5, graph=False, unseen_rows="empty"),
+    DuplexOptions(width=5, graph=False),
     PromptOptions(width=5),
 ]
 
@@ -47,8 +46,8 @@ def examples(split: str, count: int, device: str) -> Examples:
     return Examples(np.arange(count), {"cls": features(count, 3)}, own).to(torch.device(device))
 
 
-@pytest.mark.parametrize("options", ROWS, ids=["duplex", "labels", "random", "trainable", "empty", "prompts"])
-def test_nothing_in_a_step_waits_for_the_device(pretended: Pretended, options: Options) -> None:
+@pytest.mark.parametrize("options", ROWS, ids=["duplex", "anchored", "random", "static", "prompts"])
+def test_a_training_step_never_waits_for_the_device(pretended: Pretended, options: Options) -> None:
     method = there(options, pretended.name)
     found = examples("train", 16, pretended.name)
     images = Batch(found.inputs, found.compositions, found.compositions.cpu().numpy())
@@ -67,16 +66,16 @@ def test_losses_are_read_once_every_few_steps(pretended: Pretended) -> None:
         return 0.5
 
     settings = TrainingOptions(learning_rate=0.01, batch_size=4, epochs=2)
-    train(method, examples("train", 80, pretended.name), settings, 0, validate)  # 20 steps an epoch
-    tensors = len(method.state_dict())  # each is looked at once an epoch
+    train(method, examples("train", 80, pretended.name), settings, 0, validate)  # 20 steps per epoch
+    tensors = len(method.state_dict())  # each is checked once per epoch
     assert [after - before for before, after in pairwise(waits)] == [3 + tensors] * 2
 
 
-def test_only_evidence_leaves_the_device(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each block of images one copy of what its groups keep; at the ends, the labels and the best three."""
+def test_only_score_statistics_leave_the_device(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One copy of the top scores per block of images; at the end the labels and the best three."""
     method = there(DuplexOptions(width=5), pretended.name)
     test = examples("test", 8, pretended.name)
-    field = Field.of(method, LABELS.target("open", "test"))
+    field = ScoringTask.of(method, LABELS.candidates("open", "test"))
     pretended.reset()
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 2 * LABELS.size)
     assess(field, test, LABELS, top=3)
@@ -85,29 +84,29 @@ def test_only_evidence_leaves_the_device(pretended: Pretended, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("k", "bucketed", "kind"), [(1, False, "float32"), (3, True, "float64"), (2, True, "int64")])
-def test_scores_reduced_where_they_lie_are_those_reduced_here(
+def test_statistics_computed_on_the_device_equal_those_on_the_cpu(
     pretended: Pretended, k: int, bucketed: bool, kind: str
 ) -> None:
-    """Blocks cut both ways, with ties, infinite scores, dead columns and groups of fewer than `k`."""
+    """Blocks cut both ways, with ties, infinite scores, infeasible columns and groups of fewer than `k`."""
     random = np.random.default_rng(k)
     for _ in range(10):
         seen, target = random.random(17) < 0.4, random.integers(0, 17, 9)
-        more = {"bucket": random.integers(0, 4, 17), "live": random.random(17) < 0.8} if bucketed else {}
+        more = {"bucket": random.integers(0, 4, 17), "feasible_mask": random.random(17) < 0.8} if bucketed else {}
         scores = torch.as_tensor(random.integers(-3, 4, (9, 17))).to(getattr(torch, kind))
         if scores.is_floating_point():
             scores[torch.as_tensor(random.random((9, 17)) < 0.1)] = -torch.inf
-        here, elsewhere = (Evidence(target, seen, k=k, **more) for _ in range(2))
+        here, elsewhere = (ScoreAccumulator(target, seen, k=k, **more) for _ in range(2))
         for rows in (slice(0, 4), slice(4, 9)):
             for first, last in ((0, 6), (6, 17)):
                 here.add(scores[rows, first:last], rows, first)
                 elsewhere.add(scores[rows, first:last].to(pretended.name), rows, first)
-        for a, b in zip(here.cuts(), elsewhere.cuts(), strict=True):
+        for a, b in zip(here.cumulative(), elsewhere.cumulative(), strict=True):
             assert all((getattr(a, part.name) == getattr(b, part.name)).all() for part in fields(a))
 
 
-def test_a_score_that_is_no_number_is_found_on_the_device(pretended: Pretended) -> None:
+def test_nan_scores_are_found_on_the_device(pretended: Pretended) -> None:
     for column in (0, 2):  # the label's own, another
         scores = torch.zeros(2, 3)
         scores[1, column] = torch.nan
         with pytest.raises(DuplexError, match="scores of image 1 contain NaN"):
-            Evidence([0, 0], [True, False, False]).add(scores.to(pretended.name))
+            ScoreAccumulator([0, 0], [True, False, False]).add(scores.to(pretended.name))

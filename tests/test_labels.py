@@ -1,4 +1,4 @@
-"""Label spaces: real sizes, target sets, candidates; every vectorised answer against the plain one."""
+"""Label spaces: real sizes, index arithmetic, candidates and frequency groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from duplex.data.pair_lists import read_pair_lists
 from duplex.errors import DuplexError
-from duplex.labels import GROUPS, SPLITS, LabelSpace, Target, frequency_groups, prompt_name
+from duplex.labels import GROUPS, SPLITS, CandidateSet, LabelSpace, frequency_groups, prompt_name
 from tests.methods.world import random_labels
 
 WORDS = st.sampled_from(["red", "Faux.Fur", "orange", "wet", "é", "Boots.Mid-Calf", "old_x"])
@@ -28,7 +28,7 @@ REAL = {
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_sizes_masks_and_target_sets(name: str) -> None:
+def test_real_data_sets_have_their_sizes_and_candidates(name: str) -> None:
     shared = os.environ.get("DUPLEX_SHARED")
     if not shared:
         pytest.skip("DUPLEX_SHARED does not name the folder with the real pair lists")
@@ -40,12 +40,12 @@ def test_real_sizes_masks_and_target_sets(name: str) -> None:
     assert seen.sum() == train == len(lists.pairs["train"])
     for split, (known, unknown) in {"val": val, "test": test}.items():
         assert (seen[labels.pairs[split]].sum(), (~seen[labels.pairs[split]]).sum()) == (known, unknown)
-        closed = labels.target("closed", split)
+        closed = labels.candidates("closed", split)
         named = set(lists.pairs["train"]) | set(lists.pairs[split])
         assert len(closed) == len(named) == train + unknown
         assert {_pair(labels, c) for c in closed.tolist()} == named
-        assert len(labels.target("open", split)) == states * objects
-    assert len(labels.target("closed", "train")) == len(set().union(*map(set, lists.pairs.values())))
+        assert len(labels.candidates("open", split)) == states * objects
+    assert len(labels.candidates("closed", "train")) == len(set().union(*map(set, lists.pairs.values())))
 
 
 def _pair(labels: LabelSpace, composition: int) -> tuple[str, str]:
@@ -67,16 +67,16 @@ def test_index_arithmetic_agrees_with_names(lists: dict[str, list[tuple[str, str
     assert labels.composition(labels.state_of(found), labels.object_of(found)).tolist() == found.tolist()
     assert {_pair(labels, c) for c in np.flatnonzero(labels.seen).tolist()} == set(lists["train"])
     for split in ("val", "test"):
-        closed = [_pair(labels, c) for c in labels.target("closed", split).tolist()]
+        closed = [_pair(labels, c) for c in labels.candidates("closed", split).tolist()]
         assert closed == sorted(set(lists["train"]) | set(lists[split]))
 
 
-def test_full_grid_of_cgqa_size() -> None:
+def test_a_full_grid_of_the_size_of_cgqa() -> None:
     states, objects = [f"s{i:03}" for i in range(413)], [f"o{i:03}" for i in range(674)]
     labels = LabelSpace.from_pairs({"train": itertools.product(states, objects)})
     assert labels.size == len(labels.pairs["train"]) == 278_362
     assert labels.index(["s412"], ["o673"]).tolist() == [278_361]
-    assert labels.target("closed", "test").tolist() == labels.target("open", "test").tolist()
+    assert labels.candidates("closed", "test").tolist() == labels.candidates("open", "test").tolist()
 
 
 def test_a_word_may_be_state_and_object() -> None:
@@ -85,14 +85,14 @@ def test_a_word_may_be_state_and_object() -> None:
     assert (labels.states, labels.objects) == (("orange", "wet"), ("car", "orange"))
 
 
-def test_prompt_names_and_raw_keys() -> None:
+def test_prompts_use_plain_text_and_keys_stay_raw() -> None:
     labels = LabelSpace.from_pairs({"train": [("Faux.Fur", "Boots.Mid-Calf")]})
     assert labels.states == ("Faux.Fur",)
     assert labels.name(0) == "faux fur boots mid-calf"
     assert prompt_name("A__b. C") == "a b c"
 
 
-def test_strangers_and_broken_files_are_one_sentence(tmp_path: Path) -> None:
+def test_unknown_names_and_broken_files_are_refused(tmp_path: Path) -> None:
     labels = LabelSpace.from_pairs({"train": [("red", "car")]})
     with pytest.raises(DuplexError, match="object 'moon' is not among"):
         labels.index(["red"], ["moon"])
@@ -107,7 +107,7 @@ def test_strangers_and_broken_files_are_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [[1, 0], [0, 0], [9], [-1], [0, 2, 1]])
-def test_compositions_are_listed_once_in_order_and_exist(rows: list[int]) -> None:
+def test_unsorted_repeated_and_unknown_compositions_are_refused(rows: list[int]) -> None:
     with pytest.raises(DuplexError):
         LabelSpace(("a", "b"), ("c",), {"train": np.array(rows)})
 
@@ -123,15 +123,15 @@ def test_frequency_groups_are_20_30_50_percent_of_the_seen_pairs() -> None:
     ("seen", "sizes"), [(7, (1, 3, 3)), (8, (2, 2, 4)), (13, (3, 3, 7)), (1, (0, 0, 1)), (3, (1, 1, 1))]
 )
 def test_cuts_between_groups_are_rounded(seen: int, sizes: tuple[int, int, int]) -> None:
-    """20 % of 8 pairs is 1.6: two of them are head, where a cut-off number would say one."""
+    """20 % of 8 pairs is 1.6, rounded to 2."""
     found = frequency_groups(np.arange(seen).repeat(np.arange(seen, 0, -1)), seen + 2)
     groups = found.of(np.arange(seen + 2))
     assert tuple(np.bincount(groups, minlength=4)) == tuple(found.sizes) == (*sizes, 2)
     assert (groups[:seen] == np.repeat([0, 1, 2], sizes)).all()  # the most frequent first
 
 
-def grouped_whole(train: Any, size: int) -> Any:
-    """The group of every composition, by ranking them all."""
+def groups_by_ranking(train: Any, size: int) -> Any:
+    """Group all compositions by ranking them all."""
     counts = np.bincount(train, minlength=size)
     ranked, seen = np.argsort(-counts, kind="stable"), int((counts > 0).sum())
     groups = np.full(size, 3)
@@ -142,13 +142,16 @@ def grouped_whole(train: Any, size: int) -> Any:
 
 
 @given(st.lists(st.integers(0, 19), max_size=60), st.integers(20, 30))
-def test_groups_of_those_that_occur_are_those_of_all(train: list[int], size: int) -> None:
-    found, whole = frequency_groups(np.array(train, dtype=np.int64), size), grouped_whole(np.array(train, int), size)
+def test_groups_equal_those_of_ranking_all_compositions(train: list[int], size: int) -> None:
+    found, whole = (
+        frequency_groups(np.array(train, dtype=np.int64), size),
+        groups_by_ranking(np.array(train, int), size),
+    )
     assert found.of(np.arange(size)).tolist() == whole.tolist()
     assert found.sizes.tolist() == np.bincount(whole, minlength=4).tolist()
 
 
-def test_label_spaces_are_equal_when_all_of_them_is() -> None:
+def test_label_spaces_are_equal_if_names_and_splits_are() -> None:
     pairs = {"train": [("red", "car"), ("wet", "dog")], "val": [("red", "dog")], "test": [("wet", "car")]}
     one, same = LabelSpace.from_pairs(pairs), LabelSpace.from_pairs(pairs)
     other = LabelSpace.from_pairs({**pairs, "val": pairs["test"], "test": pairs["val"]})
@@ -156,7 +159,7 @@ def test_label_spaces_are_equal_when_all_of_them_is() -> None:
     assert one != other and one != LabelSpace.from_pairs({**pairs, "test": [("wet", "cat")]}) and one != "labels"
 
 
-def test_what_no_label_space_is() -> None:
+def test_impossible_label_spaces_are_refused() -> None:
     empty, rows = np.empty(0, np.int64), np.array([0, 1])
     with pytest.raises(DuplexError, match="has no states"):
         LabelSpace((), ("car",), {})
@@ -177,18 +180,18 @@ def test_what_no_label_space_is() -> None:
     assert labels.pairs["val"].size == labels.pairs["test"].size == 0
     for world, split, says in (("half", "test", "unknown world"), ("closed", "holdout", "unknown split")):
         with pytest.raises(DuplexError, match=says):
-            labels.target(world, split)
+            labels.candidates(world, split)
 
 
-def test_targets_of_training_are_what_any_split_lists() -> None:
+def test_candidates_of_training_are_those_of_every_split() -> None:
     pairs = {"train": [("red", "car"), ("wet", "dog")], "val": [("red", "dog")], "test": [("wet", "car")]}
     labels = LabelSpace.from_pairs({**pairs, "val": pairs["val"], "test": [("old", "dog")]})
-    assert labels.names(labels.target("closed", "train")) == ["old dog", "red car", "red dog", "wet dog"]
-    assert labels.names(labels.target("closed", "val")) == ["red car", "red dog", "wet dog"]
-    assert labels.target("open", "val").size == labels.size == 6
+    assert labels.names(labels.candidates("closed", "train")) == ["old dog", "red car", "red dog", "wet dog"]
+    assert labels.names(labels.candidates("closed", "val")) == ["red car", "red dog", "wet dog"]
+    assert labels.candidates("open", "val").size == labels.size == 6
 
 
-def test_labels_keep_their_letters_on_disk(tmp_path: Path) -> None:
+def test_label_files_keep_letters_and_refuse_wrong_types(tmp_path: Path) -> None:
     labels = LabelSpace.from_pairs({"train": [("é", "ü")]})
     labels.save(tmp_path / "labels.json")
     assert (
@@ -208,14 +211,14 @@ def test_labels_keep_their_letters_on_disk(tmp_path: Path) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 10**6))
-def test_a_target_set_is_its_list(m, n, seed):
-    """Of the open world there is none, and it answers as if there were."""
+def test_a_candidate_set_equals_its_list(m, n, seed):
+    """In the open world it stores no list."""
     labels = random_labels(m, n, np.random.default_rng(seed))
     every = np.arange(labels.size)
     assert (labels.is_seen(every) == labels.seen).all()
     for world in ("closed", "open"):
-        target, listed = Target.of(labels, world, "train"), labels.target(world, "train")
-        assert (target.listed is None) == (world == "open") and len(target) == len(listed)
-        assert (target.holds(every) == np.isin(every, listed)).all()
-        assert (target.places(listed) == np.arange(len(listed))).all()
-        assert (target.at(np.arange(len(listed))) == listed).all() and (target.columns == listed).all()
+        candidates, listed = CandidateSet.of(labels, world, "train"), labels.candidates(world, "train")
+        assert (candidates.listed is None) == (world == "open") and len(candidates) == len(listed)
+        assert (candidates.contains(every) == np.isin(every, listed)).all()
+        assert (candidates.positions(listed) == np.arange(len(listed))).all()
+        assert (candidates.at(np.arange(len(listed))) == listed).all() and (candidates.compositions == listed).all()

@@ -1,4 +1,4 @@
-"""The pretended device refuses what a GPU refuses and counts what makes the host wait."""
+"""The pretended device refuses what a GPU refuses and counts the waits of the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.pretended import Pretended
 NAME = Pretended.name
 
 
-def test_it_computes_what_the_cpu_computes(pretended: Pretended) -> None:
+def test_results_equal_those_of_the_cpu(pretended: Pretended) -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(3, 2)
     x = torch.randn(5, 3)
@@ -26,7 +26,7 @@ def test_it_computes_what_the_cpu_computes(pretended: Pretended) -> None:
     assert torch.equal(found.cpu(), expected)
 
 
-def test_two_devices_do_not_mix(pretended: Pretended) -> None:
+def test_tensors_of_two_devices_do_not_mix(pretended: Pretended) -> None:
     there, here = torch.ones(3, device=NAME), torch.ones(3)
     with pytest.raises(RuntimeError, match="same device: add"):
         _ = there + here
@@ -51,14 +51,14 @@ def test_two_devices_do_not_mix(pretended: Pretended) -> None:
         lambda x: torch.zeros(3).copy_(x),
     ],
 )
-def test_what_makes_the_host_wait_is_counted_once(pretended: Pretended, work: Any) -> None:
+def test_each_wait_of_the_host_is_counted_once(pretended: Pretended, work: Any) -> None:
     x = torch.ones(3, device=NAME)
     pretended.reset()
     work(x)
     assert pretended.synchronisations.total() == 1
 
 
-def test_what_does_not_is_not(pretended: Pretended) -> None:
+def test_asynchronous_copies_and_views_are_not_counted_as_waits(pretended: Pretended) -> None:
     x = torch.ones(2, 3, device=NAME)
     pretended.reset()
     x.to("cpu", non_blocking=True)
@@ -69,7 +69,7 @@ def test_what_does_not_is_not(pretended: Pretended) -> None:
     assert pretended.operations == {"_to_copy": 1, "copy_": 1, "mul_": 1, "sum": 1, "clone": 1}
 
 
-def test_views_and_writes_share_their_values(pretended: Pretended) -> None:
+def test_views_and_in_place_writes_share_values(pretended: Pretended) -> None:
     x = torch.zeros(2, 3, device=NAME)
     x[1].add_(1)
     torch.add(x[0], 5, out=x[0])
@@ -77,7 +77,7 @@ def test_views_and_writes_share_their_values(pretended: Pretended) -> None:
 
 
 @pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
-def test_constants_are_made_where_they_are_asked_for(pretended: Pretended, make: Any) -> None:
+def test_constants_are_created_on_the_given_device(pretended: Pretended, make: Any) -> None:
     assert make([1.0, 2.0], device=NAME).device == torch.device(NAME)
     assert make([1.0, 2.0]).device == torch.device("cpu")
     assert torch.zeros(2, device=NAME).new_tensor([3]).device == torch.device(NAME)

@@ -1,4 +1,4 @@
-"""What the README tells people to type exists."""
+"""The commands and options in README.md and docs/use.md exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INLINE = [code for code in re.findall(r"`([^`\n]+)`", TEXT + USE) if code.split(
 COMMANDS = sorted({line.rstrip("… ") for line in [*LINES, *INLINE] if " " in line})
 
 
-def test_there_are_commands():
+def test_commands_are_found():
     assert {"make repro", "make test", "dvc metrics diff"} <= set(COMMANDS)
 
 
@@ -32,16 +32,15 @@ def test_a_duplex_command_and_its_options_exist(line):
     command = get_command(app)
     while hasattr(command, "commands") and words and words[0] in command.commands:
         command = command.commands[words.pop(0)]
-    alone = not hasattr(command, "commands") or getattr(command, "invoke_without_command", False)
-    assert alone, f"{line}: no such command"
+    is_command = not hasattr(command, "commands") or getattr(command, "invoke_without_command", False)
+    assert is_command, f"{line}: no such command"
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in words if word.startswith("-")} <= known
 
 
-def test_make_has_the_two_commands():
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
-    assert targets[:3] == ["repro", "ablations", "test"]
-    assert targets[3:] == ["gpu", "hostile", "coverage", "mutants", "wheel"]  # CONTRIBUTING.md tells what they are for
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("make ")])
+def test_a_make_target_exists(line):
+    assert shlex.split(line)[1] in re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((docs/[^)#]+)", TEXT))))

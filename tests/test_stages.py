@@ -1,4 +1,4 @@
-"""The stages one after another on a small data set of one's own: what they write, and what they must not look at."""
+"""The stages one after another on a small data set: what they write, and that they never use test images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METHODS = ("clip", "coop", "csp", "cso", "duplex")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with params.yaml, pictures of a tenth of `shapes` as a table, and their features."""
+    """A folder with params.yaml, a tenth of the images of `shapes` as a table, and their features."""
     folder = tmp_path_factory.mktemp("project")
     draw_project(folder, METHODS, scale=0.1)
     params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
@@ -51,7 +51,7 @@ def test_every_method_goes_from_features_to_metrics(place, method):
     assert 0 < found["closed"]["auc"] <= 100
     assert found["closed"]["auc_low"] <= found["closed"]["auc"] <= found["closed"]["auc_high"]
     assert found["val_auc"] == pytest.approx(100 * outcome.best_auc)
-    assert ("open" in found) == (method != "duplex"), "the paper's form has a model of its own in the open world"
+    assert ("open" in found) == (method != "duplex"), "duplex has another model for the open world, duplex_open"
     if "open" in found:
         assert found["open"]["unseen"] <= found["closed"]["unseen"]
     assert found["closed"]["hm_at_val_bias"] <= found["closed"]["hm"]
@@ -60,7 +60,7 @@ def test_every_method_goes_from_features_to_metrics(place, method):
         == found["closed"]["images_seen"] + (found["closed"]["images_unseen"])
     )
     sums = {name for name in found if name.startswith("terms_")}
-    assert len(sums) == {"cso": 2, "duplex": 6}.get(method, 0), "the parts of a score are those of its own sum"
+    assert len(sums) == {"cso": 2, "duplex": 6}.get(method, 0), "sums of the score terms of the method"
     assert all(0 <= found[name]["auc"] <= 100 for name in sums)
     at_ends = {name: group["accuracy_at_ends"] for name, group in found["groups"].items()}
     counts = {name: group["test_images"] for name, group in found["groups"].items()}
@@ -74,8 +74,8 @@ def test_every_method_goes_from_features_to_metrics(place, method):
     assert not list(run.root.glob("*.writing"))
 
 
-def test_a_split_of_a_data_set_takes_its_features_over(place, tmp_path, capsys):
-    """Whichever comes first is encoded; the other's cache is the same as if it had been."""
+def test_a_resplit_copies_the_features_of_its_data_set(place, tmp_path, capsys):
+    """The first of both is encoded; the other's cache has the same bytes as if it had been encoded."""
     _, params, paths = place
     own = params.dataset("own")
     split = own.model_copy(update={"source": own.source.model_copy(update={"resplit": 1})})
@@ -85,35 +85,29 @@ def test_a_split_of_a_data_set_takes_its_features_over(place, tmp_path, capsys):
         prepare(params, "own-split1", where)
         capsys.readouterr()
         extract(params, "own-split1", where)
-        assert ("is copied" in capsys.readouterr().err) == (where is paths)
+        assert (": copied " in capsys.readouterr().err) == (where is paths)
     copied = paths.features("own-split1")
     assert copied.read_bytes() == alone.features("own-split1").read_bytes()
     assert copied.read_bytes() != paths.features("own").read_bytes()
     prepare(params, "own", alone)
     extract(params, "own", alone)
     assert alone.features("own").read_bytes() == paths.features("own").read_bytes()
-    assert "is copied" in capsys.readouterr().err
+    assert ": copied " in capsys.readouterr().err
     train.run(params, "own-split1", "cso", 0, paths)
     found = evaluate.run(params, "own-split1", "cso", 0, paths)
     assert 0 < found["closed"]["auc"] <= 100
 
 
-def test_a_split_takes_over_what_enters_the_last_blocks_but_not_that_of_some_rows(place, tmp_path, capsys):
+def test_a_resplit_copies_block_inputs_too(place, tmp_path, capsys):
     _, params, _ = place
     own, paths = params.dataset("own"), ArtifactPaths(tmp_path)
-
-    def kept(**asked) -> Params:
-        deep = own.model_copy(update={"encoder": own.encoder.model_copy(update={"depth": 1, **asked})})
-        split = deep.model_copy(update={"source": own.source.model_copy(update={"resplit": 1})})
-        return params.model_copy(update={"datasets": {"own": deep, "own-split1": split}})
-
+    whole = own.model_copy(update={"encoder": own.encoder.model_copy(update={"block_inputs": 1})})
+    split = whole.model_copy(update={"source": whole.source.model_copy(update={"resplit": 1})})
+    both = params.model_copy(update={"datasets": {"own": whole, "own-split1": split}})
     for name in ("own", "own-split1"):
-        prepare(kept(), name, paths)
-        extract(kept(), name, paths)
-    assert "is copied" in capsys.readouterr().err
-    paths.features("own-split1").unlink()
-    extract(kept(deep_test=False), "own-split1", paths)
-    assert capsys.readouterr().err == "", "the rows without are those of its own test pictures"
+        prepare(both, name, paths)
+        extract(both, name, paths)
+    assert ": copied " in capsys.readouterr().err
 
 
 def test_the_same_seed_gives_the_same_bytes(place):
@@ -128,7 +122,7 @@ def test_the_same_seed_gives_the_same_bytes(place):
 
 
 @pytest.mark.slow
-def test_killed_training_ends_in_the_same_bytes(place):
+def test_killed_and_resumed_training_ends_with_the_same_bytes(place):
     """SIGKILL at random moments of `duplex train`, then the same command again."""
     folder, _, paths = place
     shipped = (folder / "params.yaml").read_text()
@@ -154,7 +148,7 @@ def test_killed_training_ends_in_the_same_bytes(place):
             assert partial.exists()
             assert not run.checkpoint.exists()
         last = start_duplex(*command, cwd=folder)
-        assert "going on after epoch" in last.communicate()[1]
+        assert "continuing after epoch" in last.communicate()[1]
         assert [path.read_bytes() for path in files] == whole
     finally:
         (folder / "params.yaml").write_text(shipped)
@@ -164,7 +158,7 @@ def saved(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def test_test_images_have_no_part_in_training_and_selection(place):
+def test_training_and_selection_do_not_use_test_images(place):
     """Scramble every test row: checkpoint, its bias and threshold, and history stay the same, test metrics do not."""
     _, params, paths = place
     run = paths.run("own", "duplex_open", 5)
@@ -190,7 +184,7 @@ def with_evaluation(params: Params, **changes) -> Params:
     return params.model_copy(update={"evaluation": params.evaluation.model_copy(update=changes)})
 
 
-def test_parts_of_a_score_are_measured_where_that_is_asked_for(place):
+def test_score_terms_are_measured_if_evaluation_terms_is_true(place):
     _, params, paths = place
     train.run(params, "own", "cso", 0, paths)
     found, plain = (
@@ -201,7 +195,7 @@ def test_parts_of_a_score_are_measured_where_that_is_asked_for(place):
     assert set(found["terms_factors"]) == {"seen", "unseen", "hm", "auc"}
 
 
-def test_the_sampled_protocol_reads_close_to_the_exact_one(place):
+def test_the_sampled_protocol_is_close_to_the_exact_one(place):
     _, params, paths = place
     train.run(params, "own", "csp", 0, paths)
     exact = evaluate.run(params, "own", "csp", 0, paths)["closed"]
@@ -210,7 +204,7 @@ def test_the_sampled_protocol_reads_close_to_the_exact_one(place):
     assert "auc_low" not in swept
 
 
-def test_word_vectors_of_a_file_decide_feasibility(place):
+def test_feasibility_uses_the_word_vectors_of_a_file(place):
     folder, params, paths = place
     train.run(params, "own", "clip", 0, paths)
     own = evaluate.run(params, "own", "clip", 0, paths)["open"]["threshold"]
@@ -227,15 +221,15 @@ def test_word_vectors_of_a_file_decide_feasibility(place):
     with pytest.raises(DuplexError, match="trained with other word vectors than evaluation"):
         evaluate.run(params, "own", "clip", 0, paths)
     model = paths.run("own", "clip", 0).root
-    wanted = Recognizer.load(model, device="cpu", words=words).panel("open")
-    assert wanted.live.sum() == json.loads(paths.run("own", "clip", 0).metrics.read_text())["open"]["feasible"]
-    assert len(Recognizer.load(model, device="cpu").panel("closed").pairs) > 0, "no word is compared there"
+    wanted = Recognizer.load(model, device="cpu", word_vectors=words).candidates("open")
+    assert wanted.feasible.sum() == json.loads(paths.run("own", "clip", 0).metrics.read_text())["open"]["feasible"]
+    assert len(Recognizer.load(model, device="cpu").candidates("closed").pairs) > 0, "no word is compared there"
     with pytest.raises(UsageError, match="trained with other word vectors"):
-        Recognizer.load(model, device="cpu").panel("open")
+        Recognizer.load(model, device="cpu").candidates("open")
 
 
-def test_a_killed_run_does_not_go_on_with_other_word_vectors(place, capsys, monkeypatch):
-    """Of another width, they would not fit; of the same, nobody would see it."""
+def test_interrupted_training_does_not_continue_with_other_word_vectors(place, capsys, monkeypatch):
+    """Vectors of the same width would fit, and give other results."""
     folder, params, paths = place
     labels = LabelSpace.load(paths.labels("own"))
     rng = np.random.default_rng(1)
@@ -249,12 +243,12 @@ def test_a_killed_run_does_not_go_on_with_other_word_vectors(place, capsys, monk
             train.run(with_evaluation(params, word_vectors=files[0]), "own", "compcos", 0, paths)
         capsys.readouterr()
         found = train.run(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
-        assert "is of another run; starting afresh" in capsys.readouterr().err
+        assert "belongs to another run; starting from the beginning" in capsys.readouterr().err
         again = train.run(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
         assert found == again
 
 
-def test_a_row_without_a_world_to_be_evaluated_in_is_told(place):
+def test_a_method_without_a_world_to_evaluate_is_refused(place):
     _, params, paths = place
     train.run(params, "own", "duplex", 4, paths)
     with pytest.raises(UsageError, match=r"evaluation.worlds is \['open'\] and duplex is for the closed world alone"):
@@ -262,34 +256,34 @@ def test_a_row_without_a_world_to_be_evaluated_in_is_told(place):
     assert not paths.run("own", "duplex", 4).metrics.exists()
 
 
-def test_features_brought_along_are_not_encoded(place):
+def test_imported_features_are_not_encoded(place):
     _, params, paths = place
     own = params.dataset("own")
     theirs = own.model_copy(update={"encoder": own.encoder.model_copy(update={"name": IMPORTED})})
-    with pytest.raises(UsageError, match="`duplex cache import FILE --dataset own`, then under DVC"):
+    with pytest.raises(UsageError, match="run `duplex cache import FILE --dataset own` to replace them"):
         extract(params.model_copy(update={"datasets": {"own": theirs}}), "own", paths)
 
 
-def test_images_judge_beside_words_and_in_their_place(place, capsys):
-    """Both AUCs of a run that has a likelihood of its own, whichever decides; others fall back on words, and say so."""
+def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(place, capsys):
+    """Methods without a likelihood use words, and print that."""
     _, params, paths = place
     found = {}
-    for judge in ("words", "likelihood"):
-        asked = with_evaluation(params, feasibility=judge)
+    for source in ("words", "likelihood"):
+        asked = with_evaluation(params, feasibility=source)
         for method in ("closed_form", "clip"):
             train.run(asked, "own", method, 0, paths)
-            found[judge, method] = evaluate.run(asked, "own", method, 0, paths)["open"]
+            found[source, method] = evaluate.run(asked, "own", method, 0, paths)["open"]
     first, second = found["words", "closed_form"], found["likelihood", "closed_form"]
     for name in ("threshold", "feasible", "auc", "unseen", "val_auc_at_threshold"):
         assert first["likelihood"][name] == second[name] and second["words"][name] == first[name]
     assert first["threshold"] != second["threshold"] and second["by_likelihood"] == 1 and "by_likelihood" not in first
     assert found["words", "clip"] == found["likelihood", "clip"] and "likelihood" not in found["words", "clip"]
-    assert "clip has no likelihood of compositions; words say which are feasible" in capsys.readouterr().err
+    assert "clip has no likelihood of compositions; feasibility is by words" in capsys.readouterr().err
     assert summary({("own", "m"): [{"open": first}]})["own"]["m"]["open"]["auc_by_likelihood"] == second["auc"]
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["train", "--dataset", "shape"], 2, "unknown data set 'shape'; known: shapes"),
         (["train", "--dataset", "own", "--method", "dupl"], 2, "unknown method 'dupl'; known: clip"),
@@ -300,12 +294,12 @@ def test_images_judge_beside_words_and_in_their_place(place, capsys):
         (["extract", "--dataset", "mit-states"], 1, "`duplex prepare --dataset mit-states` writes it"),
     ],
 )
-def test_a_wrong_request_is_one_line(place, words, code, said):
+def test_a_wrong_argument_is_reported_in_one_line(place, words, code, message):
     folder, _, _ = place
     before = sorted(folder.rglob("*"))
     done = duplex(*words, cwd=folder, env={"COLUMNS": "200"})
     assert done.returncode == code, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert sorted(folder.rglob("*")) == before

@@ -1,4 +1,4 @@
-"""What commands import, for the process that `tests.subprocesses.Forked` forks: nothing is done here."""
+"""Import the modules of all commands, in the process from which `tests.subprocesses.Forked` forks."""
 
 from duplex.encoders.vision_ops import ensure_torchvision
 

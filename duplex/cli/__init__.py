@@ -1,4 +1,4 @@
-"""The `duplex` command. Each group of commands is a module here; heavy imports happen inside commands only."""
+"""The `duplex` command. Each module adds commands to `app`; heavy imports happen inside commands only."""
 
 from __future__ import annotations
 
@@ -11,52 +11,40 @@ import typer
 from typer.core import TyperGroup
 
 from duplex.errors import UsageError
-from duplex.system.error_report import DEBUG, guarded, sentences
+from duplex.system.error_report import DEBUG, report_errors, run_command
+from duplex.system.renamed import renamed_option
 from duplex.system.version import __version__
 
 __all__ = ["app", "main"]
 
-GROUPS = (
-    "data",
-    "features",
-    "methods",
-    "score",
-    "compare",
-    "report",
-    "predict",
-    "export",
-    "serve",
-    "doctor",
-    "suspects",
-    "project",
-    "sweep",
-)
+MODULES = ["data", "own_data", "features", "methods", "score", "compare", "report", "predict", "export", "serve",
+           "suspects", "project", "sweep"]  # fmt: skip
 
 
-class Guarded(TyperGroup):
-    """Commands that tell of Ctrl-C and of a reader that left as scripts do; typer has answers of its own."""
+class CommandGroup(TyperGroup):
+    """Report Ctrl-C and closed pipes as the pipeline's scripts do, instead of as typer does."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, OSError):
-            with sentences():
+            with report_errors():
                 raise
 
 
 app = typer.Typer(
-    cls=Guarded,
+    cls=CommandGroup,
     help="Compositional zero-shot learning over cached CLIP features.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in GROUPS:
-    importlib.import_module(f"duplex.cli.{group}").register(app)
+for module in MODULES:
+    importlib.import_module(f"duplex.cli.{module}")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"duplex {__version__}")
         raise typer.Exit
 
@@ -66,18 +54,21 @@ def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help=f"Show where an error came from; {DEBUG}=1 does too.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help=f"Add the traceback to errors, as {DEBUG}=1 does.")] = False,
 ) -> None:
     if debug:
         os.environ[DEBUG] = "1"
 
 
 def main() -> None:
-    """The console script."""
-    guarded(_answer)
+    """Run the console script."""
+    run_command(_run)
 
 
-def _answer() -> None:
-    if "" in sys.argv[1:]:  # an empty path would be the current folder
-        raise UsageError("an argument is empty, perhaps a variable that is not set; name something or leave it out")
+def _run() -> None:
+    for word in sys.argv[1:]:
+        if word == "":  # an empty path would mean the current folder
+            raise UsageError("an argument is empty, perhaps a variable that is not set; give a value or leave it out")
+        if message := renamed_option(word.partition("=")[0]):
+            raise UsageError(message)
     app()

@@ -1,16 +1,18 @@
-"""`duplex compare`: two trained methods on the same test images."""
+"""`duplex compare`: paired comparison of two trained methods on the same test images."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duplex.cli.report import AsJson, Dataset
+from duplex.cli import app
+from duplex.cli.formatting import estimate_line, number, print_json, to_points
+from duplex.cli.options import AsJson, Dataset, seed_option
 from duplex.errors import DuplexError, UsageError, require
 from duplex.labels import WORLDS
-from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,192 +20,149 @@ if TYPE_CHECKING:
     from duplex.config.params import Params
     from duplex.evaluation.curve import Margins
 
-IMAGES = ["row", "image", "label", "seen"]  # columns that must agree
+SHARED_COLUMNS = ["row", "image", "label", "seen"]  # must agree between both runs
 NAMES = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
 
 
-def register(app: typer.Typer) -> None:
-    app.command("compare")(compare)
-
-
+@app.command()
 def compare(
     dataset: Dataset,
     methods: Annotated[tuple[str, str], typer.Option("--methods", help="Two methods or ablations: FIRST SECOND.")],
-    seed: Annotated[
-        int | None, typer.Option("--seed", "-s", min=0, max=LARGEST_SEED, help="One seed; default: all that both have.")
-    ] = None,
-    world: Annotated[str, typer.Option("--world", help="closed or open")] = "closed",
+    seed: Annotated[int | None, seed_option("One seed; default: all common ones.")] = None,
+    world: Annotated[str, typer.Option("--world", help="closed or open.")] = "closed",
     splits: Annotated[
-        int | None, typer.Option("--splits", min=2, help="Over so many of `duplex data split`; default: its own alone.")
+        int | None, typer.Option("--splits", min=2, help="Number of re-splits to average over; default: none.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Second minus first in S, U, HM and AUC, in percentage points, with 95 % intervals and p-values: over seeds and
-    images, over the images of one seed, or over splits, seeds and images.
+    """Print second minus first in S, U, HM and AUC, in percentage points, with 95 % intervals and p-values.
 
-    Both are read from the runs' predictions.csv. It keeps nine digits of a margin, so that margins equal in all of them
-    count as ties.
+    Intervals cover test images, and seeds and re-splits where there are several. Reads the runs' predictions.csv, whose
+    margins have nine digits: margins equal in all of them count as ties.
     """
-    import json
-
     from duplex.config.params import load_params
 
     params = load_params()
     params.dataset(dataset)
-    world = require(world, WORLDS, "world")
-    report = (
-        _on_one(params, dataset, methods, seed, world)
-        if splits is None
-        else _over_splits(params, dataset, splits, methods, seed, world)
-    )
-    typer.echo(json.dumps(report, indent=2, allow_nan=False) if as_json else _text(report))
+    require(world, WORLDS, "world")
+    names = [dataset] if splits is None else _split_names(params, dataset, splits)
+    runs = {name: _margins_of_runs(params, name, methods, seed, world) for name in names}
+    report = {"dataset": dataset, "world": world, "first": methods[0], "second": methods[1]}
+    report |= _seeds_report(*runs[dataset]) if splits is None else _splits_report(runs)
+    if as_json:
+        print_json(report)
+    else:
+        typer.echo(_text(report))
 
 
-def _on_one(params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from duplex.cli.differences import points
-    from duplex.evaluation.seeds import compare_seeds
-
-    seeds, before, after = _runs(params, dataset, methods, seed, world)
-    gains = compare_seeds(before, after)
-    return {
-        "dataset": dataset,
-        "world": world,
-        "seeds": seeds,
-        "first": methods[0],
-        "second": methods[1],
-        "images_seen": before[0].seen.size,
-        "images_unseen": before[0].unseen.size,
-        "difference": {name: points(asdict(gain)) for name, gain in gains.items()},
-    }
-
-
-def _over_splits(
-    params: Params, dataset: str, splits: int, methods: tuple[str, str], seed: int | None, world: str
-) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from duplex.cli.differences import points
+def _split_names(params: Params, dataset: str, splits: int) -> list[str]:
     from duplex.data.resplit import split_name
-    from duplex.evaluation.splits import compare_splits
 
     names = [split_name(dataset, number) for number in range(1, splits + 1)]
-    absent = next((name for name in names if name not in params.datasets), None)
-    if absent:
-        raise UsageError(f"params.yaml has no {absent}; `duplex data split {dataset} --splits {splits}` adds it")
-    found = [_runs(params, name, methods, seed, world) for name in names]
-    over = compare_splits([before for _, before, _ in found], [after for _, _, after in found])
+    if missing := next((name for name in names if name not in params.datasets), None):
+        raise UsageError(f"params.yaml has no {missing}; `duplex data split {dataset} --splits {splits}` adds it")
+    return names
+
+
+def _seeds_report(seeds: list[int], first: list[Margins], second: list[Margins]) -> dict[str, Any]:
+    from duplex.evaluation.seeds import compare_seeds
+
+    images = {"images_seen": first[0].seen.size, "images_unseen": first[0].unseen.size}
+    return {"seeds": seeds, **images, "difference": to_points(compare_seeds(first, second))}
+
+
+def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margins]]]) -> dict[str, Any]:
+    from duplex.evaluation.seeds import compare_splits
+
+    comparison = compare_splits([first for _, first, _ in runs.values()], [second for _, _, second in runs.values()])
     return {
-        "dataset": dataset,
-        "world": world,
         "splits": [
             {"dataset": name, "seeds": seeds, "difference": {key: 100 * value for key, value in gain.items()}}
-            for name, (seeds, _, _), gain in zip(names, found, over.by_split, strict=True)
+            for (name, (seeds, _, _)), gain in zip(runs.items(), comparison.by_split, strict=True)
         ],
-        "first": methods[0],
-        "second": methods[1],
-        "difference": {name: points(asdict(gain)) for name, gain in over.difference.items()},
-        "deviation": {name: 100 * value for name, value in over.deviation.items()},
+        "difference": to_points(comparison.difference),
+        "deviation": {name: 100 * value for name, value in comparison.deviation.items()},
     }
 
 
-def _runs(
+def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
-    """The seeds of two methods on one data set, and their runs, which are of the same images."""
-    rows = [params.shown(method, world) for method in methods]  # type: ignore[arg-type]
-    seeds = [seed] if seed is not None else _common_seeds(params, dataset, rows)
-    files = [[_file(params, dataset, row, one) for one in seeds] for row in rows]
-    tables = [
-        [
-            _predictions(file, f"--dataset {dataset} --method {row} --seed {one}", world)
-            for file, one in zip(paths, seeds, strict=True)
-        ]
-        for row, paths in zip(rows, files, strict=True)
+    """Return the seeds, and the margins of both methods per seed. Raises `UsageError` if their images differ."""
+    from duplex.evaluation.curve import Margins
+
+    entries = [params.method_for_world(method, world) for method in methods]  # type: ignore[arg-type]
+    seeds = [seed] if seed is not None else _common_seeds(params, dataset, entries)
+    margins: list[list[Margins]] = [[], []]
+    first: tuple[Path, pd.DataFrame] | None = None
+    for entry, margins_by_seed in zip(entries, margins, strict=True):
+        for run_seed in seeds:
+            path = _predictions_file(params, dataset, entry, run_seed)
+            table = _read_predictions(path, f"--dataset {dataset} --method {entry} --seed {run_seed}", world)
+            first = first or (path, table)
+            if not first[1][SHARED_COLUMNS].equals(table[SHARED_COLUMNS]):
+                raise UsageError(f"{first[0]} and {path} have different images; `duplex evaluate` both runs again")
+            is_seen = table["seen"].to_numpy(dtype=bool)
+            margin = table["margin"].to_numpy(dtype=float)
+            margins_by_seed.append(Margins(margin[is_seen], margin[~is_seen], is_seen))
+    return seeds, margins[0], margins[1]
+
+
+def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
+    """Return the seeds that both methods were evaluated with; without any, one seed for the error message."""
+    planned = [params.ablation_run.seeds if entry in params.ablations else params.run.seeds for entry in entries]
+    seeds = sorted({*planned[0], *planned[1]})
+    evaluated = [
+        seed for seed in seeds if all(_predictions_file(params, dataset, entry, seed).exists() for entry in entries)
     ]
-    first = tables[0][0]
-    for paths, found in zip(files, tables, strict=True):
-        for path, table in zip(paths, found, strict=True):
-            if not first[IMAGES].equals(table[IMAGES]):
-                raise UsageError(f"{files[0][0]} and {path} are of different images; `duplex evaluate` both runs again")
-    before, after = ([_margins(table) for table in found] for found in tables)
-    return seeds, before, after
+    return evaluated or seeds[:1]
 
 
-def _common_seeds(params: Params, dataset: str, rows: list[str]) -> list[int]:
-    """Seeds that both were evaluated with; of what was not evaluated at all, the first seed, whose absence has a
-    sentence of its own."""
-    asked = [params.ablation_run.seeds if row in params.ablations else params.run.seeds for row in rows]
-    every = sorted({*asked[0], *asked[1]})
-    there = [seed for seed in every if all(_file(params, dataset, row, seed).exists() for row in rows)]
-    return there or every[:1]
-
-
-def _file(params: Params, dataset: str, row: str, seed: int) -> Path:
-    """Predictions of a run: an ablation's own where the table has been made, else as `duplex evaluate` leaves them."""
+def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Path:
+    """Return the predictions of a run; an ablation's from the table's own runs if they exist."""
     from duplex.config.artifacts import ArtifactPaths
 
     paths = ArtifactPaths()
-    kept = paths.ablation_run(row, dataset, seed).predictions
-    return kept if row in params.ablations and kept.exists() else paths.run(dataset, row, seed).predictions
+    ablation = paths.ablation_run(entry, dataset, seed).predictions
+    is_tabulated = entry in params.ablations and ablation.exists()
+    return ablation if is_tabulated else paths.run(dataset, entry, seed).predictions
 
 
-def _predictions(file: Path, run: str, world: str) -> pd.DataFrame:
-    """One world's images, in the order of their rows in the feature cache."""
+def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
+    """Return one world's images, in the order of the feature cache."""
     from duplex.report.results import read_table
 
     table = read_table(file)
     if table is None:
         raise DuplexError(f"{file} does not exist; `duplex train {run}` and `duplex evaluate {run}` write it")
-    missing = [column for column in (*IMAGES, "margin", "world") if column not in table]
+    missing = [column for column in (*SHARED_COLUMNS, "margin", "world") if column not in table]
     if missing:
         raise DuplexError(f"{file} has no column {missing[0]!r}; `duplex evaluate {run}` writes it again")
-    chosen = table[table["world"] == world]
-    if chosen.empty:
+    images = table[table["world"] == world]
+    if images.empty:
         raise DuplexError(
             f"{file} has no images of the {world} world; "
             f"add {world} to evaluation.worlds in params.yaml and run `duplex evaluate {run}`"
         )
-    return chosen.sort_values("row", kind="stable").reset_index(drop=True)
-
-
-def _margins(predictions: pd.DataFrame) -> Margins:
-    """The biases at which the images turn; NaN for those that are never right."""
-    from duplex.evaluation.curve import Margins
-
-    is_seen = predictions["seen"].to_numpy(dtype=bool)
-    margin = predictions["margin"].to_numpy(dtype=float)
-    return Margins(margin[is_seen], margin[~is_seen], is_seen)
+    return images.sort_values("row", kind="stable").reset_index(drop=True)
 
 
 def _text(report: dict[str, Any]) -> str:
-    from duplex.cli.differences import p_value, span
-
-    place = f"{report['dataset']}, {report['world']} world, {_over(report)}"
-    head = f"{report['second']} - {report['first']}: {place}"
-    lines = [f"{NAMES[name]:<5}{span(gain)}   {p_value(gain['p'])}" for name, gain in report["difference"].items()]
-    return "\n".join([head, *(line.rstrip() for line in lines), *_remarks(report)])
-
-
-def _over(report: dict[str, Any]) -> str:
-    if "splits" in report:
-        seeds = sorted({seed for split in report["splits"] for seed in split["seeds"]})
-        return f"mean of {len(report['splits'])} splits, seeds {', '.join(map(str, seeds))}"
-    seeds = report["seeds"]
-    return f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {', '.join(map(str, seeds))}"
-
-
-def _remarks(report: dict[str, Any]) -> list[str]:
-    """How many images there were, or how far the splits lie apart."""
-    from duplex.cli.differences import number
-
-    if "splits" not in report:
-        return [f"{report['images_seen']} seen and {report['images_unseen']} unseen images"]
-    width = max(len(split["dataset"]) for split in report["splits"])
-    apart = ((split["dataset"], split["difference"]) for split in report["splits"])
-    rows = [*apart, ("deviation", report["deviation"])]
-    return [
-        f"{name:<{width}}  " + "  ".join(f"{NAMES[key]} {number(value)}" for key, value in gains.items())
-        for name, gains in rows
-    ]
+    splits = report.get("splits")
+    seeds = sorted({seed for split in splits or [report] for seed in split["seeds"]})
+    seed_list = ", ".join(map(str, seeds))
+    if splits:
+        runs = f"mean of {len(splits)} splits, seeds {seed_list}"
+    else:
+        runs = f"seed {seed_list}" if len(seeds) == 1 else f"mean of seeds {seed_list}"
+    lines = [f"{report['second']} - {report['first']}: {report['dataset']}, {report['world']} world, {runs}"]
+    lines += [estimate_line(f"{NAMES[name]:<5}", gain) for name, gain in report["difference"].items()]
+    if not splits:
+        return "\n".join([*lines, f"{report['images_seen']} seen and {report['images_unseen']} unseen images"])
+    width = max(len(split["dataset"]) for split in splits)
+    for name, gains in [
+        *((split["dataset"], split["difference"]) for split in splits),
+        ("deviation", report["deviation"]),
+    ]:
+        lines.append(f"{name:<{width}}  " + "  ".join(f"{NAMES[key]} {number(value)}" for key, value in gains.items()))
+    return "\n".join(lines)

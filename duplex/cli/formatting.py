@@ -1,16 +1,51 @@
-"""What a look at a data set found, as lines."""
+"""Text and JSON as commands print them: numbers with intervals and p-values, and the issues of a data set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 if TYPE_CHECKING:
-    from duplex.data.check import Finding
+    from duplex.data.check import DataIssue
+    from duplex.evaluation.uncertainty import Difference
 
 
-def print_findings(name: str, findings: Iterable[Finding], notes: dict[str, int], different: Iterable[str]) -> None:
-    lines = [f"{'problem' if finding.problem else 'remark'}: {finding}" for finding in findings]
-    lines += [f"left out or short: {what}: {count:,}" for what, count in notes.items()]
-    lines += [f"differs from the published table: {line}" for line in different]
-    print("\n".join(lines) or f"{name}: nothing to report")
+def print_json(record: object) -> None:
+    typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+
+
+def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
+    """Return one line per issue, per note of the data set's reader and per difference from the published counts."""
+    lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
+    lines += [f"left out or short: {note}: {count:,}" for note, count in notes.items()]
+    lines += [f"differs from the published table: {line}" for line in differences]
+    return "\n".join(lines) or f"{name}: nothing to report"
+
+
+def to_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
+    """Convert differences of fractions to percentage points; p stays a probability."""
+    return {
+        name: {
+            "value": 100 * gain.value,
+            "interval": None if gain.interval is None else [100 * end for end in gain.interval],
+            "p": gain.p,
+        }
+        for name, gain in gains.items()
+    }
+
+
+def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
+    """`auc       12.34   [11.00, 13.70]   p = 0.012`, with the value only where interval and p are None."""
+    line = f"{name}{number(estimate['value'])}"
+    if estimate["interval"] is not None:
+        line += "   [{}, {}]".format(*map(number, estimate["interval"]))
+    p = estimate.get("p")
+    return line if p is None else f"{line}   p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
+
+
+def number(value: float | None) -> str:
+    """Two decimals, or a dash for an undefined value."""
+    return "     -" if value is None else f"{value:6.2f}"

@@ -1,4 +1,4 @@
-"""`duplex params`, `methods`, `prepare`, `train`, `evaluate`, `metrics`: the pipeline's steps, without DVC."""
+"""`duplex params`, `methods`, `prepare`, `train`, `evaluate`, `metrics`: single steps of the pipeline, without DVC."""
 
 from __future__ import annotations
 
@@ -7,114 +7,108 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duplex.system.script import LARGEST_SEED
+from duplex.cli import app
+from duplex.cli.formatting import print_json
+from duplex.cli.options import AsJson, Dataset, seed_option
 
-Dataset = Annotated[str, typer.Option("--dataset", "-d", help="A data set of params.yaml.")]
 Method = Annotated[str, typer.Option("--method", "-m", help="A method or an ablation of params.yaml.")]
-Seed = Annotated[
-    int, typer.Option("--seed", "-s", min=0, max=LARGEST_SEED, help="Seed of initial values, order and dropout.")
-]
+Seed = Annotated[int, seed_option("Seed of initial values, batches and dropout.")]
 if TYPE_CHECKING:
     from duplex.config.params import Params
 
 HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("params")(show_params)
-    app.command("methods")(methods)
-    app.command("prepare")(prepare)
-    app.command("train")(train)
-    app.command("evaluate")(evaluate)
-    app.command("metrics")(metrics)
-
-
+@app.command("params")
 def show_params(
-    check: Annotated[bool, typer.Option("--check", help="Print nothing; fail where something is wrong.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check; print nothing.")] = False,
 ) -> None:
-    """Check params.yaml and print it with every default filled in, as JSON."""
+    """Check params.yaml and print it as JSON, with all defaults filled in."""
     import json
 
     from duplex.config.params import load_params
 
     params = load_params()
-    params.check_rows()
+    params.check_entries()
     if not check:
         record = json.loads(params.model_dump_json(exclude={"methods", "ablations"}))
         for section in ("methods", "ablations"):
-            record[section] = {name: _row(params, name) for name in getattr(params, section)}
-        typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+            record[section] = {name: _entry(params, name) for name in getattr(params, section)}
+        print_json(record)
 
 
-def _row(params: Params, name: str) -> dict[str, Any]:
-    """A row with the options that it leaves out; what it says of training and of single data sets as it is written."""
-    row = params.row(name)
-    changes = {"training": dict(row.training), "on": dict(row.on), "shown_as": row.shown_as}
-    said = {key: value for key, value in changes.items() if value}
-    return {"kind": row.kind, "world": row.world, **params.method(name).to_dict(), **said}
+def _entry(params: Params, name: str) -> dict[str, Any]:
+    """Return a method with its default options filled in; `training` and `per_dataset` as they are written."""
+    entry = params.entry(name)
+    overrides = {"training": dict(entry.training), "per_dataset": dict(entry.per_dataset), "shown_as": entry.shown_as}
+    overrides = {key: value for key, value in overrides.items() if value}
+    return {"kind": entry.kind, "world": entry.world, **params.method(name).to_dict(), **overrides}
 
 
+@app.command()
 def methods(as_json: AsJson = False) -> None:
-    """The kinds of methods that are installed: what they read, their options with defaults, and who brings them."""
+    """List the installed kinds of methods: the inputs they need, their options with defaults, and their packages."""
     import json
 
-    from duplex.methods.registry import describe, sources
+    from duplex.methods.registry import describe_method, installed_methods
 
-    found = [describe(kind) for kind in sources()]
+    kinds = [describe_method(kind) for kind in installed_methods()]
     if as_json:
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(kinds)
         return
-    for one in found:
-        typer.echo(f"{one['kind']}  ({one['source']})")
-        if "error" in one:
-            typer.echo(f"  {one['error']}")
+    for kind in kinds:
+        typer.echo(f"{kind['kind']}  ({kind['source']})")
+        if "error" in kind:
+            typer.echo(f"  {kind['error']}")
             continue
-        typer.echo(f"  reads {', '.join(one['needs'])}")
-        for option in one["options"]:
+        typer.echo(f"  needs {', '.join(kind['needs'])}")
+        for option in kind["options"]:
             typer.echo(f"  {option['name']}: {option['type']} = {json.dumps(option['default'])}")
 
 
+@app.command()
 def prepare(dataset: Dataset) -> None:
-    """Write a data set's manifest, labels and statistics; draw its pictures if it is a drawn one."""
+    """Write a data set's manifest.csv, labels.json and statistics.json; `shapes` is drawn first."""
     from duplex.config.artifacts import ArtifactPaths
     from duplex.config.params import load_params
     from duplex.stages import prepare as stage
 
     stage.prepare(load_params(), dataset)
-    typer.echo(f"{ArtifactPaths().manifest(dataset)} is written", err=True)
+    typer.echo(f"wrote {ArtifactPaths().manifest(dataset)}", err=True)
 
 
+@app.command()
 def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
-    """Train one method on cached features and keep its best epoch by validation AUC."""
+    """Train a method on cached features and write the checkpoint of its best epoch by validation AUC.
+
+    An interrupted training is resumed by the same command.
+    """
     from duplex.config.artifacts import ArtifactPaths
     from duplex.config.params import load_params
     from duplex.stages import train as stage
 
     outcome = stage.run(load_params(), dataset, method, seed)
-    where = ArtifactPaths().run(dataset, method, seed).checkpoint
-    typer.echo(f"{where}: epoch {outcome.best_epoch}, validation AUC {100 * outcome.best_auc:.2f}", err=True)
+    checkpoint = ArtifactPaths().run(dataset, method, seed).checkpoint
+    typer.echo(f"{checkpoint}: epoch {outcome.best_epoch}, validation AUC {100 * outcome.best_auc:.2f}", err=True)
 
 
+@app.command()
 def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_json: AsJson = False) -> None:
-    """Evaluate a trained method on the test split: exact metrics with intervals, closed and open world."""
-    import json
-
+    """Evaluate a trained method on the test split, and write and print its metrics with 95 % intervals."""
     from duplex.config.params import load_params
     from duplex.stages import evaluate as stage
 
-    found = stage.run(load_params(), dataset, method, seed)
+    record = stage.run(load_params(), dataset, method, seed)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        print_json(record)
         return
     for world in ("closed", "open"):
-        if world in found:
-            typer.echo(f"{world:6}  {headline(found[world])}")
+        if world in record:
+            typer.echo(f"{world:6}  {headline(record[world])}")
 
 
 def headline(values: Mapping[str, Any]) -> str:
-    """`S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`; what is undefined is a dash, and the sampled protocol has
-    no interval."""
+    """`S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`, with a dash for undefined values."""
     line = "  ".join(
         f"{name} {values[key]:.2f}" if values.get(key) is not None else f"{name} –" for name, key in HEADLINE
     )
@@ -122,17 +116,16 @@ def headline(values: Mapping[str, Any]) -> str:
     return line if low is None or high is None else f"{line} [{low:.2f}, {high:.2f}]"
 
 
+@app.command()
 def metrics(as_json: AsJson = False) -> None:
-    """Print the aggregate of all runs, and where the report is."""
-    import json
-
+    """Print the metrics of all runs, averaged over seeds, and the path of the report."""
     from duplex.config.artifacts import ArtifactPaths
     from duplex.report.aggregate import metrics_table, read_metrics
 
     paths = ArtifactPaths()
     table = read_metrics(paths.summary, "dvc repro report")
     if as_json:
-        typer.echo(json.dumps(table, indent=2))
+        print_json(table)
         return
     rows = metrics_table(table)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""`duplex data add` and `remove`: pictures of one's own, checked at the door, into params.yaml and out of it."""
+"""`duplex data add`, `split` and `remove`: data sets of params.yaml, checked before they are written."""
 
 from __future__ import annotations
 
@@ -9,199 +9,188 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duplex.cli.formatting import print_findings
-from duplex.data.split_options import SplitOptions
+from duplex.cli.data import group
+from duplex.cli.formatting import issue_lines
+from duplex.cli.options import DatasetName
+from duplex.data.source_options import SplitOptions
 from duplex.errors import DuplexError, UsageError
 from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
     from duplex.config.params import DatasetParams, EncoderParams
-    from duplex.data.check import Finding
-    from duplex.data.dataset import Dataset
-    from duplex.data.source import Source
+    from duplex.data.check import DataIssue
     from duplex.labels import LabelSpace
 
 ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
 TRAINING = {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15}
 
 
-def add(
-    name: Annotated[str, typer.Argument(help="what the data set will be called")],
-    path: Annotated[Path, typer.Argument(help="a folder of pictures, a CSV or Parquet table, or a benchmark's folder")],
-    images: Annotated[Path | None, typer.Option(help="for a table: the folder its image paths start from")] = None,
-    split_seed: Annotated[
-        int | None, typer.Option(min=0, max=LARGEST_SEED, help=f"seed of the split to be made [{SplitOptions.seed}]")
-    ] = None,
-    val_unseen: Annotated[
-        float | None, typer.Option(help=f"share of the pairs held out for validation [{SplitOptions.val_unseen}]")
-    ] = None,
-    test_unseen: Annotated[
-        float | None, typer.Option(help=f"share of the pairs held out for test [{SplitOptions.test_unseen}]")
-    ] = None,
-    val_images: Annotated[
-        float | None, typer.Option(help=f"share of the seen pairs' images for validation [{SplitOptions.val_images}]")
-    ] = None,
-    test_images: Annotated[
-        float | None, typer.Option(help=f"share of the seen pairs' images for test [{SplitOptions.test_images}]")
-    ] = None,
-    encoder: Annotated[
-        str | None, typer.Option(help=f"the frozen encoder [{ENCODER}]; tiny knows only the drawn benchmark's words")
-    ] = None,
-    weights: Annotated[str | None, typer.Option(help="its weights: a tag or a file")] = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="do not add it to run.datasets")] = False,
-) -> None:
-    """Check pictures of your own, print their statistics, and write what params.yaml needs.
+def _share(text: str, default: float) -> typer.models.OptionInfo:
+    return typer.Option(help=f"Share of {text} [{default}].")
 
-    A data set that is there keeps what no option changes. Exits with 1 if there is a problem.
+
+@group.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Name of the data set.")],
+    path: Annotated[Path, typer.Argument(help="A folder of images, a CSV or Parquet table, or a benchmark's folder.")],
+    images: Annotated[Path | None, typer.Option(help="For a table: the folder that image paths start from.")] = None,
+    split_seed: Annotated[
+        int | None, typer.Option(min=0, max=LARGEST_SEED, help=f"Seed of the split [{SplitOptions.seed}].")
+    ] = None,
+    val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
+    test_unseen: Annotated[float | None, _share("pairs held out for test", SplitOptions.test_unseen)] = None,
+    val_images: Annotated[float | None, _share("seen pairs' images for validation", SplitOptions.val_images)] = None,
+    test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help=f"Frozen encoder [{ENCODER}]; tiny has only the words of `shapes`.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights of the encoder: a published tag or a file.")] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the data set to run.datasets.")] = False,
+) -> None:
+    """Check a data set, print its statistics, and add it to params.yaml.
+
+    Run again for an existing data set, it changes only what the options name. Exits with 1 if there is a problem.
     """
     from duplex.cli.params_file import add_dataset, check_name
     from duplex.config.params import load_params
+    from duplex.data.benchmark_counts import published_differences
     from duplex.data.check import check_dataset
-    from duplex.data.published import differences
+    from duplex.data.dataset_source import detect_source, load_source
     from duplex.data.stats import statistics, statistics_text
 
     check_name(name)
     known = load_params().datasets.get(name)
-    asked = {"seed": split_seed, "val_unseen": val_unseen, "test_unseen": test_unseen}
-    asked |= {"val_images": val_images, "test_images": test_images}
-    split = _split(asked, known)
-    chosen = _encoder(encoder, weights, known)
-    source, dataset = _found(path, images, split)
-    if not dataset.made_split and any(value is not None for value in asked.values()):
-        raise UsageError(f"{path} comes with its split; leave out what says how to make one")
-    counted = statistics(dataset.labels, dataset.manifest)
-    findings = [*_encoder_findings(chosen, dataset.labels), *check_dataset(dataset, source.root)]
-    print_findings(name, findings, dataset.notes, differences(name, counted))
-    print(statistics_text(name, counted))
-    if fatal := next((finding for finding in findings if finding.fatal), None):
+    options = {"seed": split_seed, "val_unseen": val_unseen, "test_unseen": test_unseen}
+    options |= {"val_images": val_images, "test_images": test_images}
+    options = {key: value for key, value in options.items() if value is not None}
+    split = SplitOptions(**{**(known.source.split.model_dump() if known else {}), **options})
+    encoder_entry = _encoder_entry(encoder, weights, known)
+    source = detect_source(path.resolve(), split, images.resolve() if images else None)
+    if images is not None and source.kind != "table":
+        raise UsageError(f"--images is for tables, and {path} is not a table; leave it out")
+    dataset = load_source(source)
+    if options and not dataset.made_split:
+        raise UsageError(f"{path} has a split of its own; leave out the options for making one")
+    counts = statistics(dataset.labels, dataset.manifest)
+    issues = [*_encoder_issues(encoder_entry, dataset.labels), *check_dataset(dataset, source.root)]
+    print(issue_lines(name, issues, dataset.notes, published_differences(name, counts)))
+    print(statistics_text(name, counts))
+    if fatal := next((issue for issue in issues if issue.fatal), None):
         raise DuplexError(f"{name} is not added: {fatal}")
-    entry = {"source": _source_record(source, split if dataset.made_split else None)}
+    source_entry: dict[str, Any] = {"kind": source.kind, "root": str(source.root)}
+    if source.table:
+        source_entry["table"] = str(source.table)
+    if dataset.made_split:
+        source_entry["split"] = dataclasses.asdict(split)
+    entry = {"source": source_entry}
     if known is None or encoder is not None or weights is not None:
-        entry["encoder"] = chosen
+        entry["encoder"] = encoder_entry
     add_dataset(name, entry if known else {**entry, "training": TRAINING}, run=not no_run)
-    what = f"; its {' and '.join(entry)} changed, the rest stays" if known else ""
-    typer.echo(f"params.yaml has {name}{what}; `dvc repro` runs it{' once run.datasets names it' * no_run}", err=True)
-    if any(finding.problem for finding in findings):
+    changes = f"; changed: {' and '.join(entry)}" if known else ""
+    typer.echo(
+        f"params.yaml has {name}{changes}; `dvc repro` runs it{' after you add it to run.datasets' * no_run}", err=True
+    )
+    if any(issue.problem for issue in issues):
         raise typer.Exit(1)
 
 
+@group.command()
 def split(
-    name: Annotated[str, typer.Argument(help="a data set of params.yaml")],
-    splits: Annotated[int, typer.Option(min=1, max=100, help="how many: NAME-split1 and so on")] = 5,
-    no_run: Annotated[bool, typer.Option("--no-run", help="do not add them to run.datasets")] = False,
+    name: DatasetName,
+    splits: Annotated[int, typer.Option(min=1, max=100, help="Number of re-splits.")] = 5,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Do not add them to run.datasets.")] = False,
 ) -> None:
-    """Splits of a data set, each a data set of its own: which pairs are unseen is drawn anew, as many as before.
+    """Add data sets NAME-split1, NAME-split2, … to params.yaml, each with other unseen pairs, as many as before.
 
-    They keep its pictures, encoder and training; features are copied where it has been extracted.
+    They share the images, encoder and training options of NAME; existing features are copied.
     """
     from duplex.cli.params_file import add_dataset, check_name
     from duplex.config.params import load_params
+    from duplex.data.dataset_source import load_source
     from duplex.data.resplit import resplit, split_name
-    from duplex.data.source import load_source
 
     params = load_params()
     base = params.dataset(name)
     if base.source.resplit is not None:
-        raise UsageError(f"{name} is a split itself; split the data set that it is of")
+        raise UsageError(f"{name} is itself a re-split; name the data set that it was made from")
     check_name(split_name(name, splits))
     for number in range(1, splits + 1):
-        there = params.datasets.get(split_name(name, number))
-        if there is not None and there.source != base.source.model_copy(update={"resplit": number}):
-            raise UsageError(f"{split_name(name, number)} is there and no such split of {name}; give it another name")
-    data = load_source(base.source)
-    drawn = [resplit(data, number).labels for number in range(1, splits + 1)]  # a fault, before anything is written
+        existing = params.datasets.get(split_name(name, number))
+        if existing is not None and existing.source != base.source.model_copy(update={"resplit": number}):
+            raise UsageError(
+                f"{split_name(name, number)} exists and is not re-split {number} of {name}; rename or remove it"
+            )
+    data = load_source(base.source.options())
+    labels_by_split = [resplit(data, number).labels for number in range(1, splits + 1)]  # may fail: before any writing
     record = base.model_dump(mode="json", exclude_defaults=True)
     defaults = {entry.name: entry.default for entry in dataclasses.fields(base.training)}
     record["training"] = {key: value for key, value in base.training.to_dict().items() if value != defaults[key]}
-    for number, labels in enumerate(drawn, 1):
+    for number, labels in enumerate(labels_by_split, 1):
         source = {**record["source"], "resplit": number}
         add_dataset(split_name(name, number), {**record, "source": source}, run=not no_run)
         val, test = ((~labels.seen[labels.pairs[part]]).sum() for part in ("val", "test"))
         seen = f"{labels.pairs['train'].size} seen pairs"
         typer.echo(f"{split_name(name, number)}: {seen}, {val} unseen in validation and {test} in test", err=True)
-    apart = [row for row, written in {**params.methods, **params.ablations}.items() if name in written.on]
-    if apart:
-        typer.echo(f"{', '.join(apart)}: what `on: {name}` says is not of its splits; add it for them", err=True)
+    entries = {**params.methods, **params.ablations}
+    if special := [method for method, entry in entries.items() if name in entry.per_dataset]:
+        typer.echo(f"{', '.join(special)}: per_dataset has {name} but not its re-splits; add them there", err=True)
 
 
+@group.command()
 def remove(
-    name: Annotated[str, typer.Argument(help="a data set of params.yaml")],
-    results: Annotated[bool, typer.Option("--results", help="delete artifacts/NAME too")] = False,
+    name: DatasetName,
+    results: Annotated[bool, typer.Option("--results", help="Delete artifacts/NAME and its views too.")] = False,
 ) -> None:
-    """Take a data set out of params.yaml, dvc.lock and the report. Its pictures are never touched."""
+    """Remove a data set from params.yaml, dvc.lock and the report. Images are never deleted."""
     import shutil
 
-    from duplex.cli.lock_file import forget
-    from duplex.cli.params_file import remove_dataset
+    from duplex.cli.params_file import forget_stages, remove_dataset
     from duplex.config.artifacts import ArtifactPaths
 
     remove_dataset(name)
-    stages = sum(forget(name, lock) for lock in (Path("dvc.lock"), Path("ablations/dvc.lock")))
+    stages = sum(forget_stages(name, lock) for lock in (Path("dvc.lock"), Path("ablations/dvc.lock")))
     paths = ArtifactPaths()
     shutil.rmtree(paths.inventory(name), ignore_errors=True)
     paths.maps(name).unlink(missing_ok=True)
-    own = [place for place in (paths.manifest(name).parent, paths.views(name).parent) if place.exists()]
+    folders = [folder for folder in (paths.manifest(name).parent, paths.views(name).parent) if folder.exists()]
     if results:
-        for place in own:
-            shutil.rmtree(place, ignore_errors=True)
-    left = [str(place) for place in own if place.exists()]
-    kept = f"; kept: {', '.join(left)} (--results deletes them)" if left else ""
-    typer.echo(f"params.yaml and dvc.lock are without {name} ({stages} stages){kept}", err=True)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+    left = [str(folder) for folder in folders if folder.exists()]
+    remark = f"; kept: {', '.join(left)} (--results deletes them)" if left else ""
+    typer.echo(f"removed {name} from params.yaml and dvc.lock ({stages} stages){remark}", err=True)
 
 
-def _found(path: Path, images: Path | None, split: SplitOptions) -> tuple[Source, Dataset]:
-    """What lies at a path, and its manifest and labels."""
-    from duplex.data.source import detect_source, load_source
-
-    source = detect_source(path.resolve(), split, images.resolve() if images else None)
-    if images is not None and source.kind != "table":
-        raise UsageError(f"--images is the folder of a table's pictures, and {path} is no table; leave it out")
-    return source, load_source(source)
-
-
-def _split(asked: dict[str, Any], known: DatasetParams | None) -> SplitOptions:
-    """What is asked for; else what the data set has; else the defaults."""
-    has = known.source.split.model_dump() if known else {}
-    return SplitOptions(**{**has, **{key: value for key, value in asked.items() if value is not None}})
-
-
-def _encoder(name: str | None, weights: str | None, known: DatasetParams | None) -> dict[str, Any]:
+def _encoder_entry(name: str | None, weights: str | None, known: DatasetParams | None) -> dict[str, Any]:
+    """Return the `encoder` entry: the options, else the existing data set's, else the paper's encoder."""
     if name is None and known is not None:
-        chosen: EncoderParams = known.encoder
-        return {**chosen.model_dump(exclude_defaults=True), **({"weights": weights} if weights else {})}
+        encoder: EncoderParams = known.encoder
+        return {**encoder.model_dump(exclude_defaults=True), **({"weights": weights} if weights else {})}
     name = name or ENCODER
     weights = weights or (WEIGHTS if name.startswith("ViT-") else None)
     return {"name": name, **({"weights": weights} if weights else {})}
 
 
-def _source_record(source: Source, split: SplitOptions | None) -> dict[str, Any]:
-    record: dict[str, Any] = {"kind": source.kind, "root": str(source.root)}
-    if source.table:
-        record["table"] = str(source.table)
-    if split is not None:
-        record["split"] = dataclasses.asdict(split)
-    return record
-
-
-def _encoder_findings(chosen: dict[str, Any], labels: LabelSpace) -> Iterator[Finding]:
-    """Words that the encoder does not know, and weights that are not here."""
-    from duplex.data.check import Finding
-    from duplex.encoders import unknown_words
-    from duplex.encoders.hub import answers
-    from duplex.encoders.source import absent_weights
+def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[DataIssue]:
+    """Yield words that the encoder's vocabulary lacks, and weights that are not on disk."""
+    from duplex.data.check import DataIssue
+    from duplex.encoders import missing_weights, unknown_words
+    from duplex.encoders.hub import is_reachable
     from duplex.labels import prompt_name
 
-    name, weights = chosen["name"], chosen.get("weights")
-    if strange := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
-        what = f"words are unknown to {name}; choose another --encoder (`duplex encoders` lists those on disk)"
-        yield Finding(what, len(strange), tuple(strange), True, fatal=True)
+    name, weights = encoder["name"], encoder.get("weights")
+    if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
+        message = f"words are unknown to {name}; choose another --encoder (`duplex encoders` lists those on disk)"
+        yield DataIssue(message, len(unknown), tuple(unknown), True, fatal=True)
     try:
-        absent = absent_weights(name, weights)
+        missing = missing_weights(name, weights)
     except UsageError as error:
         raise UsageError(f"--encoder {name}: {error}") from error
-    if absent is not None:
-        size = f", about {absent.size / 1e9:.1f} GB" if absent.size else ""
-        there = answers(absent.address)
-        what = "weights will be downloaded" if there else "weights are not on disk and cannot be fetched from here"
-        hint = "" if there else "; fetch them elsewhere, or name a folder with weights as --encoder local-dir:FOLDER"
-        yield Finding(what, 1, (f"{name} + {weights}{size}, from {absent.address}{hint}",), not there)
+    if missing is not None:
+        size = f", about {missing.size / 1e9:.1f} GB" if missing.size else ""
+        address = f"{name} + {weights}{size}, from {missing.address}"
+        if is_reachable(missing.address):
+            yield DataIssue("weights will be downloaded", 1, (address,), False)
+        else:
+            hint = "; download them elsewhere, or name a folder with weights as --encoder local-dir:FOLDER"
+            yield DataIssue("weights are neither on disk nor reachable", 1, (address + hint,), True)

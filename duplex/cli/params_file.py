@@ -1,193 +1,214 @@
-"""Data sets put into params.yaml and taken out of it, with no comment or line touched that is somebody else's."""
+"""Edit the data sets of params.yaml, and of dvc.lock: every other line, comment and line end stays as it is.
+
+ruamel.yaml's round trip would reformat lines that nobody changed and attach a comment to the entry above it. Its parser
+gives the positions of all keys and values instead, and the text is edited there. An edit is written only if the file
+then holds exactly what was intended.
+"""
 
 from __future__ import annotations
 
+import copy
 import io
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shlex
+from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
 
 from duplex.config.artifacts import RESERVED
-from duplex.config.params import Params, load_params
+from duplex.config.params import load_params
 from duplex.errors import DuplexError, UsageError, require
-from duplex.system.files import replaced
+from duplex.system.files import replace_file
 
 PARAMS = Path("params.yaml")
-LONGEST = 100  # letters of a name: it becomes a folder and part of many others' names
+MAX_NAME_LENGTH = 100  # a name becomes a folder and part of other names
 
 
 def check_name(name: str, path: Path = PARAMS) -> None:
-    """Before any work is done: there is a good params.yaml, and the name fits its keys, a folder and DVC's stages."""
+    """Raise `UsageError` unless `path` is valid and `name` can be a key, a folder and part of DVC's stage names."""
     load_params(path)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*", name) or len(name) > LONGEST:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*", name) or len(name) > MAX_NAME_LENGTH:
         raise UsageError(
-            f"{name!r} is no name for a data set; use letters, digits, `_` and single hyphens "
-            f"(DVC takes a dot for the way to a key), {LONGEST} at most"
+            f"{name!r} is not a valid name for a data set; use letters, digits, `_` and single hyphens "
+            f"(DVC reads a dot as a separator of keys), at most {MAX_NAME_LENGTH} characters"
         )
-    if not isinstance(YAML(typ="safe", pure=True).load(name), str):
-        raise UsageError(f"{name!r} is no name for a data set: YAML reads it as something other than a word")
+    if not isinstance(_parse(name), str):
+        raise UsageError(f"{name!r} is not a valid name for a data set: YAML does not read it as text")
     if name in RESERVED:
-        raise UsageError(f"{name!r} is no name for a data set: artifacts/{name} has another use")
+        raise UsageError(f"{name!r} is not a valid name for a data set: artifacts/{name} has another use")
 
 
 def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = PARAMS) -> None:
-    """Put `datasets.NAME` into the file and, with `run`, the name into `run.datasets`. Of one that is there only the
-    keys of `entry` change. The file is replaced only if what comes out is a good params.yaml."""
-    text = _with_entry(path.read_text(encoding="utf-8"), name, entry)
-    if run:
-        text = _with_name(text, name)
-    with _edited(path, text) as params:
-        written = params.datasets.get(name)
-        if (
-            written is None
-            or written.source.root != Path(entry["source"]["root"])
-            or (name in params.run.datasets) < run
-        ):
-            raise DuplexError(f"{path} has a form that cannot be edited; add by hand: {_flow({name: entry})}")
+    """Write `datasets.NAME` and, with `run`, add the name to `run.datasets`.
+
+    Of an existing data set only the keys of `entry` change. Raises `DuplexError`, with the lines to add by hand, if the
+    file's layout cannot be edited, and `UsageError` if the result would not be a valid params.yaml.
+    """
+    text = path.read_text(encoding="utf-8")
+    record = _parse(text)
+    intended = copy.deepcopy(record)
+    intended["datasets"][name] = {**record["datasets"].get(name, {}), **entry}
+    if name in record["datasets"]:
+        for key, value in entry.items():
+            text = _with_value(text, ("datasets", name, key), value)
+    else:
+        text = _with_item(text, ("datasets",), name, entry)
+    if run and name not in record["run"]["datasets"]:
+        text = _with_item(text, ("run", "datasets"), name)
+        intended["run"]["datasets"].append(name)
+    _write(path, text, intended, f"add by hand: {_one_line({name: entry})}")
 
 
 def remove_dataset(name: str, path: Path = PARAMS) -> None:
-    """Take `datasets.NAME`, with the comment above it, the name in the lists of `run` and `ablation_run`, and what rows
-    say of it under `on:` out."""
-    params, text = load_params(path), path.read_text(encoding="utf-8")
+    """Remove `datasets.NAME` with the comment above it, and the name from `run`, `ablation_run` and `per_dataset`."""
+    params = load_params(path)
     require(name, params.datasets, "data set")
     for section, names in (("run", params.run.datasets), ("ablation_run", params.ablation_run.datasets)):
         if set(names) == {name}:
-            raise UsageError(f"{path}: {section}.datasets names only {name}; put another one there first")
-        if name in names:
-            text = _without_name(text, section, name)
+            raise UsageError(f"{path}: {section}.datasets lists only {name}; add another data set there first")
+    text = path.read_text(encoding="utf-8")
+    intended = _parse(text)
+    places: list[tuple[str, ...]] = [("run", "datasets"), ("ablation_run", "datasets")]
     for section in ("methods", "ablations"):
-        for row in [key.value for key, _ in _rows(text, section)]:
-            text = _without_overlay(text, section, row, name)
-    with _edited(path, _without_entry(text, name)) as params:
-        if name in params.datasets or name in (*params.run.datasets, *params.ablation_run.datasets):
-            raise DuplexError(f"{path} has a form that cannot be edited; take {name} out of it by hand")
+        places += [(section, method, "per_dataset") for method in intended.get(section) or ()]
+    for keys in (*places, ("datasets",)):
+        items = reduce(lambda table, key: table.get(key) or {}, keys, intended)
+        if name in items:
+            text = _without_item(text, keys, name, with_comment=keys == ("datasets",))
+            items.remove(name) if isinstance(items, list) else items.pop(name)
+    _write(path, text, intended, f"remove {name} by hand")
 
 
-@contextmanager
-def _edited(path: Path, text: str) -> Iterator[Params]:
-    """What an edited params.yaml would mean; it takes the old one's place if the block agrees. Where `path` is a link,
-    the file it leads to is edited."""
-    with replaced(path.resolve()) as scratch:
+def forget_stages(dataset: str, lock: Path) -> int:
+    """Remove the stages of `dataset` from a dvc.lock; return how many there were."""
+    if not lock.is_file():
+        return 0
+    yaml = YAML()
+    try:
+        record = yaml.load(lock)
+        stages = record.get("stages") or {}
+    except (YAMLError, AttributeError) as error:
+        raise DuplexError(f"{lock} is not a lock file of DVC; restore it, or delete it and run `dvc repro`") from error
+    names = [name for name, stage in stages.items() if _is_for(stage.get("cmd"), dataset)]
+    for name in names:
+        del stages[name]
+    if names:
+        with replace_file(lock.resolve()) as scratch:
+            yaml.dump(record, scratch)
+    return len(names)
+
+
+def _is_for(command: object, dataset: str) -> bool:
+    """`python pipeline/train.py shapes duplex 0`, or `python ../pipeline/ablate.py inputs shapes`."""
+    words = shlex.split(command) if isinstance(command, str) else []
+    arguments = words[3:] if words[2:3] == ["inputs"] else words[2:]
+    return arguments[:1] == [dataset]
+
+
+def _write(path: Path, text: str, intended: object, by_hand: str) -> None:
+    """Replace the file, or the one that a link leads to, if `text` is valid and holds what was intended."""
+    try:
+        edited = _parse(text)
+    except YAMLError:
+        edited = None
+    if edited != intended:
+        raise DuplexError(f"the layout of {path} cannot be edited; {by_hand}")
+    with replace_file(path.resolve()) as scratch:
         scratch.write_text(text, encoding="utf-8", newline="\r\n" if b"\r\n" in path.read_bytes() else "\n")
         try:
-            params = load_params(scratch)
+            load_params(scratch)
         except UsageError as error:
             raise UsageError(str(error).replace(str(scratch), str(path))) from error
-        yield params
 
 
-def _with_entry(text: str, name: str, entry: Mapping[str, Any]) -> str:
-    datasets = _child(_compose(text), "datasets")
-    if datasets is None or datasets.flow_style:
-        raise DuplexError(f"params.yaml needs a block `datasets:`; add by hand: {_flow({name: entry})}")
-    if _child(datasets, name) is not None:
-        for key, value in entry.items():
-            node = _child(_child(_child(_compose(text), "datasets"), name), key)
-            if node is None or not (isinstance(node, ScalarNode) or node.flow_style):
-                raise DuplexError(
-                    f"params.yaml: datasets.{name}.{key} is not written as {{...}}; put by hand: {_flow(value)}"
-                )
-            text = text[: node.start_mark.index] + _flow(value) + text[node.end_mark.index :]
-        return text
-    indent = " " * datasets.start_mark.column
-    lines = [f"{indent}{name}:", *(f"{indent}  {key}: {_flow(value)}" for key, value in entry.items())]
-    end = _end(text, datasets)
-    return text[:end] + "\n\n" + "\n".join(lines) + text[end:]
+def _with_value(text: str, keys: tuple[str, ...], value: Any) -> str:
+    """Replace a value, or add the last of `keys`."""
+    node = _node(text, keys)
+    if node is None:
+        return _with_item(text, keys[:-1], keys[-1], value)
+    end = node.end_mark.index if isinstance(node, ScalarNode) or node.flow_style else _end(text, node)
+    return text[: node.start_mark.index] + _one_line(value) + text[end:]
 
 
-def _without_entry(text: str, name: str) -> str:
-    datasets = _child(_compose(text), "datasets")
-    if datasets is None or datasets.flow_style:
-        raise DuplexError(f"params.yaml needs a block `datasets:`; take {name} out of it by hand")
-    key, value = next(pair for pair in datasets.value if pair[0].value == name)
-    end = min(_end(text, value) + 1, len(text))
-    lines = text[: text.rfind("\n", 0, key.start_mark.index) + 1].splitlines(keepends=True)
-    while lines and lines[-1].lstrip().startswith("#"):
-        lines.pop()
-    while lines and not lines[-1].strip() and text[end : end + 1] in ("", "\n"):  # one blank line stays between others
-        lines.pop()
+def _with_item(text: str, keys: tuple[str, ...], name: str, value: Any = None) -> str:
+    """Append `- name` to a list, or `name: value` to a table."""
+    parent = _collection(text, keys)
+    is_table = isinstance(parent, MappingNode)
+    if parent.flow_style:
+        item = _one_line({name: value})[1:-1] if is_table else name
+        end = _items(parent)[-1][1].end_mark.index if parent.value else parent.start_mark.index + 1
+        return text[:end] + (", " if parent.value else "") + item + text[end:]
+    indent, end = " " * parent.start_mark.column, _end(text, parent)
+    if is_table and isinstance(value, Mapping):
+        lines = [f"{indent}{name}:", *(f"{indent}  {key}: {_one_line(part)}" for key, part in value.items())]
+        return text[:end] + "\n\n" + "\n".join(lines) + text[end:]
+    item = f"{name}: {_one_line(value)}" if is_table else f"- {name}"
+    return text[:end] + f"\n{indent}{item}" + text[end:]
+
+
+def _without_item(text: str, keys: tuple[str, ...], name: str, *, with_comment: bool = False) -> str:
+    """Remove an item of a list or table; a table without others becomes `{}`."""
+    parent = _collection(text, keys)
+    items = _items(parent)
+    place = next(place for place, (key, _) in enumerate(items) if key.value == name)
+    if len(items) == 1:
+        end = parent.end_mark.index if parent.flow_style else _end(text, parent)
+        return text[: parent.start_mark.index] + "{}" + text[end:]
+    if parent.flow_style:
+        if place == len(items) - 1:
+            return text[: items[place - 1][1].end_mark.index] + text[items[place][1].end_mark.index :]
+        return text[: items[place][0].start_mark.index] + text[items[place + 1][0].start_mark.index :]
+    end = min(_end(text, items[place][1]) + 1, len(text))
+    lines = text[: text.rfind("\n", 0, items[place][0].start_mark.index) + 1].splitlines(keepends=True)
+    if with_comment:
+        while lines and lines[-1].lstrip().startswith("#"):
+            lines.pop()
+        while lines and not lines[-1].strip() and text[end : end + 1] in ("", "\n"):  # leave one blank line
+            lines.pop()
     return "".join(lines) + text[end:]
 
 
-def _without_name(text: str, section: str, name: str) -> str:
-    names = _child(_child(_compose(text), section), "datasets")
-    place = next(i for i, item in enumerate(names.value) if item.value == name)
-    return _without_item(text, names, place)
-
-
-def _without_item(text: str, parent: CollectionNode, place: int) -> str:
-    """A list's or a table's text without one of its items, of which there are more."""
-    pairs = parent.value if isinstance(parent, MappingNode) else [(item, item) for item in parent.value]
-    begins, ends = [key.start_mark.index for key, _ in pairs], [value.end_mark.index for _, value in pairs]
-    if not parent.flow_style:
-        start = text.rfind("\n", 0, begins[place]) + 1
-        return text[:start] + text[min(_end(text, pairs[place][1]) + 1, len(text)) :]
-    last = place == len(pairs) - 1
-    return text[: ends[place - 1] if last else begins[place]] + text[ends[place] if last else begins[place + 1] :]
-
-
-def _rows(text: str, section: str) -> list[tuple[Node, Node]]:
-    rows = _child(_compose(text), section)
-    return rows.value if isinstance(rows, MappingNode) else []
-
-
-def _without_overlay(text: str, section: str, row: str, name: str) -> str:
-    """A row's text without `on.NAME`; an `on:` of which nothing is left stays as `{}`."""
-    on = _child(_child(_child(_compose(text), section), row), "on")
-    if _child(on, name) is None:
-        return text
-    place = next(i for i, (key, _) in enumerate(on.value) if key.value == name)
-    if len(on.value) > 1:
-        return _without_item(text, on, place)
-    end = on.end_mark.index if on.flow_style else _end(text, on)
-    return text[: on.start_mark.index] + "{}" + text[end:]
-
-
-def _with_name(text: str, name: str) -> str:
-    names = _child(_child(_compose(text), "run"), "datasets")
-    if not isinstance(names, SequenceNode):
-        raise DuplexError("params.yaml needs a list `run: {datasets: [...]}`")
-    if name in [item.value for item in names.value]:
-        return text
-    if names.flow_style:
-        end = names.value[-1].end_mark.index if names.value else names.start_mark.index + 1
-        return text[:end] + (", " if names.value else "") + name + text[end:]
-    end = _end(text, names)
-    found: str = text[:end] + "\n" + " " * names.start_mark.column + f"- {name}" + text[end:]
-    return found
-
-
-def _compose(text: str) -> MappingNode:
-    node = YAML().compose(io.StringIO(text))
-    if not isinstance(node, MappingNode):
-        raise DuplexError("params.yaml is not a table of keys and values")
+def _collection(text: str, keys: tuple[str, ...]) -> CollectionNode:
+    node = _node(text, keys)
+    if not isinstance(node, CollectionNode):
+        raise DuplexError(f"params.yaml: {'.'.join(keys)} is not a list or table; write it as one")
     return node
 
 
-def _child(node: Node | None, key: str) -> Any:
-    if not isinstance(node, MappingNode):
-        return None
-    return next((value for name, value in node.value if name.value == key), None)
+def _node(text: str, keys: tuple[str, ...]) -> Any:
+    node: Any = YAML().compose(io.StringIO(text))
+    for key in keys:
+        pairs = node.value if isinstance(node, MappingNode) else []
+        node = next((value for name, value in pairs if name.value == key), None)
+    return node
+
+
+def _items(parent: CollectionNode) -> list[tuple[Node, Node]]:
+    """Return the first and the last node of each item."""
+    return parent.value if isinstance(parent, MappingNode) else [(item, item) for item in parent.value]
 
 
 def _end(text: str, block: Node) -> int:
-    """Where a block's last line ends; the comments and blank lines that follow belong to what comes next."""
+    """Return where the last line of a block ends. Comments and blank lines below it belong to the next one."""
     last: Any = block
-    while isinstance(last, (MappingNode, SequenceNode)) and not last.flow_style and last.value:
-        last = last.value[-1][1] if isinstance(last, MappingNode) else last.value[-1]
-    is_flow = isinstance(last, (MappingNode, SequenceNode)) and last.flow_style
+    while isinstance(last, CollectionNode) and not last.flow_style and last.value:
+        last = _items(last)[-1][1]
+    is_flow = isinstance(last, CollectionNode) and last.flow_style
     end = text.find("\n", last.end_mark.index - 1 if is_flow else last.start_mark.index)
     return len(text) if end < 0 else end
 
 
-def _flow(value: Any) -> str:
-    """`{kind: folder, root: pictures}`, on one line."""
+def _parse(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def _one_line(value: Any) -> str:
+    """`{kind: folder, root: pictures}`"""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = True
     yaml.width = 1 << 20

@@ -1,8 +1,10 @@
-"""`duplex predict`: what is in some pictures."""
+"""`duplex predict`: name the compositions in images."""
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import math
 import os
 import sys
@@ -13,55 +15,58 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from duplex.cli import app
 from duplex.errors import UsageError, require
 
 if TYPE_CHECKING:
-    from duplex.recognition.answers import Answer, Unreadable
+    from duplex.recognition.answers import Answer, UnreadableImage
     from duplex.recognition.recognizer import Recognizer
 
 FORMATS = ("table", "jsonl", "csv")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
-BEGINNINGS = (b'{"image": "', ",".join(COLUMNS).encode())  # of the two formats that can be told from other files
-SOME_BAD = 3  # exit code: some files gave no picture
-Model = Annotated[
-    str | None, typer.Option("--model", "-m", help="A run's folder, an exported one, or hf-hub:OWNER/NAME.")
-]
-World = Annotated[str | None, typer.Option("--world", help="closed or open; by default the model's own.")]
+FIRST_BYTES = (b'{"image": "', ",".join(COLUMNS).encode())  # of jsonl and CSV answers
+SOME_UNREADABLE = 3  # exit code
+World = Annotated[str | None, typer.Option("--world", help="closed or open; default: the model's first.")]
+Add = Annotated[list[str] | None, typer.Option(help="A composition to choose from too, such as 'rusty kettle'.")]
+Compositions = Annotated[Path | None, typer.Option(help="A CSV file of compositions to choose from too: state,object.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("predict")(predict)
-
-
+@app.command()
 def predict(
     paths: Annotated[list[str], typer.Argument(help="Files, folders, patterns; - reads paths from stdin.")],
-    model: Model = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Compositions for each picture.")] = 3,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A run's folder, an exported one, or hf-hub:OWNER/NAME; default: best run."),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="Compositions per image.")] = 3,
     world: World = None,
-    bias: Annotated[float | None, typer.Option(help="Added to unseen pairs; default: what validation chose.")] = None,
-    add: Annotated[list[str] | None, typer.Option(help="A further composition, such as 'rusty kettle'.")] = None,
-    words: Annotated[Path | None, typer.Option(help="A CSV file of further compositions: state,object.")] = None,
+    bias: Annotated[
+        float | None, typer.Option(help="Added to the scores of unseen pairs; default: calibrated on validation.")
+    ] = None,
+    add: Add = None,
+    compositions: Compositions = None,
     form: Annotated[str, typer.Option("--format", help="table, jsonl or csv.")] = "table",
-    out: Annotated[Path | None, typer.Option(help="Write there instead of to stdout.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures at once.")] = 64,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 64,
     num_workers: Annotated[int | None, typer.Option(min=0, help="Decoding processes; default: by the cores.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
 ) -> None:
-    """Say which state and object each picture shows. Without --model, the run with the best validation AUC answers.
+    """Name the state and object in each image. Without --model, use the run with the best validation AUC.
 
-    Files that give no picture get a line with the reason, and exit code 3 tells of them at the end.
+    Files that are not images get a line with the reason; the exit code is then 3.
     """
-    from duplex.recognition.gathering import gather
+    from duplex.recognition.image_paths import list_images
 
     require(form, FORMATS, "format")
     if out is not None:
-        _refuse_others(out)
+        _check_output(out)
     if bias is not None and not math.isfinite(bias):
-        raise UsageError(f"--bias is {bias}; give a number")
+        raise UsageError(f"--bias is {bias}; expected a finite number")
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # a name need not be text
-    files = gather(paths, sys.stdin)
-    recognizer = load_model(model, world, device, add or [], words)
+        sys.stdin.reconfigure(errors="surrogateescape")  # a path may hold bytes that are not text
+    files = list_images(paths, sys.stdin)
+    recognizer = load_model(model, world, device, add or [], compositions)
     answers = recognizer.stream(
         files,
         top,
@@ -70,16 +75,12 @@ def predict(
         batch_size,
         "auto" if num_workers is None else num_workers,
     )
-    with _opened(out) as target:
-        bad = WRITERS[form](zip(map(_spoken, files), answers, strict=True), target, top)
-    if bad:
-        typer.echo(f"{bad} of {len(files)} files gave no picture", err=True)
-        raise typer.Exit(SOME_BAD)
-
-
-def _spoken(path: Path) -> str:
-    """A file's name as text; bytes of it that are none are written as such."""
-    return str(path).encode("utf-8", "backslashreplace").decode()
+    names = (str(path).encode("utf-8", "backslashreplace").decode() for path in files)
+    with _open_output(out) as target:
+        unreadable = _write(zip(names, answers, strict=True), target, form, top)
+    if unreadable:
+        typer.echo(f"{unreadable} of {len(files)} files are not readable images", err=True)
+        raise typer.Exit(SOME_UNREADABLE)
 
 
 def load_model(
@@ -87,14 +88,18 @@ def load_model(
     world: str | None,
     device: str,
     add: list[str],
-    words: Path | None,
+    compositions: Path | None,
     *,
     exact: bool = True,
     hint: str = "name a model with --model",
 ) -> Recognizer:
-    """The model that is asked for, ready for the world that is asked for."""
+    """Load a model, by default the best run, with added compositions, ready for a world.
+
+    `hint` tells in error messages how to name a model.
+    """
+    from duplex.config.params import load_params
     from duplex.labels import WORLDS
-    from duplex.recognition.added_words import read_pairs
+    from duplex.recognition.added_words import read_compositions
     from duplex.recognition.recognizer import Recognizer
     from duplex.stages.trained_runs import best_run
 
@@ -104,104 +109,67 @@ def load_model(
         run = best_run(world, hint=hint)
         model = str(run.files.root)
         typer.echo(f"model: {run}", err=True)
-    found = Recognizer.load(model, device=device, words=_glove(), exact=exact)
-    pairs = read_pairs(words, add, found.labels)
-    found = found.with_words(pairs) if pairs else found
-    found.panel(world)  # type: ignore[arg-type]
-    return found
-
-
-def _glove() -> Path | None:
-    """The word vectors that this project's runs were trained with."""
-    from duplex.config.params import load_params
-
-    return load_params().evaluation.word_vectors if Path("params.yaml").is_file() else None
+    word_vectors = load_params().evaluation.word_vectors if Path("params.yaml").is_file() else None
+    recognizer = Recognizer.load(model, device=device, word_vectors=word_vectors, exact=exact)
+    added = [*(read_compositions(compositions) if compositions else ()), *add]
+    if added:
+        recognizer = recognizer.with_compositions(added)
+    recognizer.candidates(world)  # type: ignore[arg-type]
+    return recognizer
 
 
 @contextmanager
-def _opened(out: Path | None) -> Iterator[TextIO]:
-    """A file that is there whole or not at all."""
-    from duplex.system.files import replaced
+def _open_output(out: Path | None) -> Iterator[TextIO]:
+    """Open stdout, or a temporary file that replaces `out` at the end."""
+    from duplex.system.files import replace_file
 
     if out is None:
         yield sys.stdout
         return
-    with replaced(out) as scratch, scratch.open("w", encoding="utf-8", newline="") as file:
+    with replace_file(out) as scratch, scratch.open("w", encoding="utf-8", newline="") as file:
         yield file
 
 
-def _refuse_others(out: Path) -> None:
-    """What is replaced are answers of before, which say so in their first bytes; never a picture or a checkpoint."""
+def _check_output(out: Path) -> None:
+    """Overwrite only files that an earlier `predict` wrote."""
     if out.is_dir() or not out.parent.is_dir():
-        raise UsageError(f"{out} cannot be written; name a file in a folder that exists")
+        raise UsageError(f"{out} cannot be written; expected a file in a folder that exists")
     if os.path.lexists(out):
         with suppress(OSError):
-            if out.is_file() and not out.is_symlink() and _first(out).startswith(BEGINNINGS):
-                return
-        raise UsageError(
-            f"{out} is there already and holds no answers in CSV or jsonl; move it or choose another --out"
-        )
+            if out.is_file() and not out.is_symlink():
+                with out.open("rb") as file:
+                    if file.read(100).startswith(FIRST_BYTES):
+                        return
+        raise UsageError(f"{out} exists and holds no answers in CSV or jsonl; move it or choose another --out")
 
 
-def _first(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(100)
-
-
-Rows = Iterable[tuple[str, "Answer | Unreadable"]]
-
-
-def _jsonl(rows: Rows, target: TextIO, top: int) -> int:
-    import json
-
-    return _written(
-        rows, target, lambda image, said: json.dumps({"image": image, **said.to_dict(top)}, ensure_ascii=False)
-    )
-
-
-def _table(rows: Rows, target: TextIO, top: int) -> int:
-    def line(image: str, said: Answer | Unreadable) -> str:
-        found = getattr(said, "top", None)
-        if found is None:
-            return f"{image}  ! {said.reason}"  # type: ignore[union-attr]
-        return f"{image}  " + "  ".join(
-            f"{guess.name} {100 * guess.probability:.1f} %{_doubt(guess)}" for guess in found
-        )
-
-    return _written(rows, target, line)
-
-
-def _doubt(guess: Any) -> str:
-    """Which words of a composition that was added were not known."""
-    known = guess.known
-    new = [] if known is None else [name for name in ("state", "object") if not getattr(known, name)]
-    return f" (new {' and '.join(new)})" if new else ""
-
-
-def _csv(rows: Rows, target: TextIO, top: int) -> int:
-    import csv
-
-    writer, bad = csv.writer(target, lineterminator="\n"), 0
-    writer.writerow(COLUMNS)
-    for image, said in rows:
-        record = said.to_dict()
-        bad += "error" in record
-        if "error" in record:
-            writer.writerow([image, "", "", "", "", "", record["error"]])
-        for rank, guess in enumerate(record.get("top", ()), 1):
-            writer.writerow([image, rank, *(guess[key] for key in ("state", "object", "score", "probability")), ""])
+def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO, form: str, top: int) -> int:
+    """Write each answer as soon as it is ready; return the number of files that are not images."""
+    unreadable, lines = 0, csv.writer(target, lineterminator="\n")
+    if form == "csv":
+        lines.writerow(COLUMNS)
+    for image, answer in rows:
+        record = answer.to_dict(top)
+        unreadable += "error" in record
+        if form == "jsonl":
+            target.write(json.dumps({"image": image, **record}, ensure_ascii=False) + "\n")
+        elif form == "table":
+            target.write(f"{image}  {_summary(record)}\n")
+        elif "error" in record:
+            lines.writerow([image, "", "", "", "", "", record["error"]])
+        else:
+            for rank, guess in enumerate(record["top"], 1):
+                lines.writerow([image, rank, *(guess[key] for key in COLUMNS[2:6]), ""])
         target.flush()
-    return bad
+    return unreadable
 
 
-def _written(rows: Rows, target: TextIO, line: Any) -> int:
-    """Each line as soon as it is known; how many were of files that gave no picture."""
-    bad = 0
-    for image, said in rows:
-        bad += not hasattr(said, "top")
-        target.write(line(image, said) + "\n")
-        target.flush()
-    return bad
-
-
-WRITERS = {"table": _table, "jsonl": _jsonl, "csv": _csv}
+def _summary(record: dict[str, Any]) -> str:
+    if "error" in record:
+        return f"! {record['error']}"
+    parts = []
+    for guess in record["top"]:
+        new = [name for name, known in guess.get("known", {}).items() if not known]
+        note = f" (new {' and '.join(new)})" if new else ""
+        parts.append(f"{guess['state']} {guess['object']} {100 * guess['probability']:.1f} %{note}")
+    return "  ".join(parts)

@@ -1,4 +1,4 @@
-"""`duplex serve`: a trained run behind HTTP, and a page to show it."""
+"""`duplex serve`: a trained model as an HTTP server with a web page."""
 
 from __future__ import annotations
 
@@ -12,132 +12,111 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duplex.cli import app
+from duplex.cli.predict import Add, Compositions, Device, World, load_model
 from duplex.errors import DuplexError, UsageError
 
 if TYPE_CHECKING:
     import torch
-    from uvicorn import Server
 
     from duplex.recognition.neighbours import Neighbours
     from duplex.recognition.recognizer import Recognizer
 
 
-def register(app: typer.Typer) -> None:
-    app.command("serve")(serve)
-
-
+@app.command()
 def serve(
     model: Annotated[
         str | None, typer.Argument(help="A run's folder, an exported one, or hf-hub:OWNER/NAME; default: the best run.")
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="The address to listen at; others than this machine need another.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    world: Annotated[str | None, typer.Option("--world", help="closed or open; by default the model's own.")] = None,
-    add: Annotated[list[str] | None, typer.Option(help="A further composition, such as 'rusty kettle'.")] = None,
-    words: Annotated[Path | None, typer.Option(help="A CSV file of further compositions: state,object.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    max_megabytes: Annotated[int, typer.Option(min=1, help="Of a request.")] = 32,
-    max_pictures: Annotated[int, typer.Option(min=1, help="Of a request.")] = 32,
+    host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 for other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind; 0 takes a free one.")] = 8000,
+    world: World = None,
+    add: Add = None,
+    compositions: Compositions = None,
+    device: Device = "auto",
+    max_megabytes: Annotated[int, typer.Option(min=1, help="Size limit of a request.")] = 32,
+    max_images: Annotated[int, typer.Option(min=1, help="Number of images allowed in a request.")] = 32,
     workers: Annotated[
         int | None,
         typer.Option(min=1, max=64, help="Processes with the model; default: 2, or 1 with a GPU or a single core."),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="For a request to arrive, and for its answer.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of a request's arrival and of its answer.")] = 20,
 ) -> None:
-    """Answer by HTTP until it is stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
-    from duplex.cli.predict import load_model
-
+    """Answer by HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
     try:
         import uvicorn
 
         from duplex.recognition.limits import Limits, protocol
-        from duplex.recognition.server import application
-        from duplex.recognition.workers import Job, staff
+        from duplex.recognition.server import HEADERS, application
+        from duplex.recognition.workers import image_workers
     except ImportError as error:
         raise UsageError(f"the server needs further packages ({error.name}); pip install 'duplex[serve]'") from error
     if not math.isfinite(seconds):
-        raise UsageError(f"--seconds is {seconds}; give a number of them")
-    recognizer = load_model(model, world, device, add or [], words, exact=False, hint="name it after `duplex serve`")
-    limits = Limits(body=max_megabytes * 2**20, pictures=max_pictures, seconds=seconds)
-    near, where = _neighbours(recognizer), model or recognizer.trained.where
-    load = partial(_the_same, recognizer.trained.fingerprint, where, world, device, add or [], words)
-    count, threads = _shared(workers, recognizer.device)
-    job = Job(load, world, limits.pixels, threads)  # type: ignore[arg-type]
-    stopped = suppress(KeyboardInterrupt)  # uvicorn has finished what was under way, and passes it on
-    with _listening(host, port) as line, stopped, staff(job, count) as hands:
+        raise UsageError(f"--seconds is {seconds}; expected a finite number")
+    hint = "name it after `duplex serve`"
+    recognizer = load_model(model, world, device, add or [], compositions, exact=False, hint=hint)
+    limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
+    neighbours, trained = _training_images(recognizer), recognizer.trained
+    load = partial(_load_same, trained.fingerprint, model or trained.where, world, device, add or [], compositions)
+    count, threads = _processes(workers, recognizer.device)
+    pool = image_workers(load, count, world=world, max_pixels=limits.pixels, threads=threads)  # type: ignore[arg-type]
+    with _listen(host, port) as bound, suppress(KeyboardInterrupt), pool as running:
         config = uvicorn.Config(
-            application(recognizer, hands, limits, near, world),  # type: ignore[arg-type]
-            host=host,
-            port=port,
+            application(recognizer, running, limits, neighbours, world),  # type: ignore[arg-type]
             http=protocol(limits.seconds),
             ws="none",
             log_level="warning",
             access_log=False,
             server_header=False,
+            headers=HEADERS,
             limit_concurrency=limits.connections,
             timeout_graceful_shutdown=round(limits.seconds),
         )
-        server = uvicorn.Server(config)
-        _announce(server, host, line.getsockname()[1])
-        server.run(sockets=[line])
+        address = f"[{host}]" if ":" in host else host
+        print(f"http://{address}:{bound.getsockname()[1]}/", file=sys.stderr, flush=True)  # the socket listens
+        uvicorn.Server(config).run(sockets=[bound])  # finishes requests before it raises KeyboardInterrupt
     typer.echo("stopped", err=True)
 
 
-def _the_same(fingerprint: str, where: str, *rest: Any) -> Recognizer:
-    """The model for a worker, which may be started long after the server."""
-    from duplex.cli.predict import load_model
-
-    found = load_model(where, *rest, exact=False)
-    if found.trained.fingerprint != fingerprint:
+def _load_same(fingerprint: str, where: str, *options: Any) -> Recognizer:
+    """Load the server's model in a worker, which may start long after the server."""
+    recognizer = load_model(where, *options, exact=False)
+    if recognizer.trained.fingerprint != fingerprint:
         raise DuplexError(f"{where} holds another model than it did when the server started; start the server again")
-    return found
+    return recognizer
 
 
-def _shared(workers: int | None, device: torch.device) -> tuple[int, int]:
-    """How many workers there are, and threads of torch in each. Two overlap what one would do in turns."""
+def _processes(workers: int | None, device: torch.device) -> tuple[int, int]:
+    """Return the number of workers and of torch threads in each. Two overlap Python with encoding."""
     import torch
 
     cores = torch.get_num_threads()
     count = workers or (min(2, cores) if device.type == "cpu" else 1)
-    return count, max(1, cores // count if count > 1 else cores - 1)  # one leaves a core for HTTP
+    return count, max(1, cores // count if count > 1 else cores - 1)  # a single worker leaves a core for HTTP
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     try:
-        line = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise DuplexError(
-            f"{host}:{port} cannot be listened at: {error.strerror or error}; choose another --port or --host"
-        ) from error
-    # An answer is a head and a body: without this, a body waits 40 ms for the client to acknowledge its head.
-    # Connections inherit it; asyncio sets it only for sockets that name their protocol, which create_server's do not.
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return line
+        reason = error.strerror or error
+        raise DuplexError(f"{host}:{port} cannot be bound: {reason}; choose another --port or --host") from error
+    # Without this, a body waits 40 ms for the client to acknowledge the head. Connections inherit it; asyncio sets it
+    # only for sockets that name their protocol, which create_server's do not.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
 
 
-def _announce(server: Server, host: str, port: int) -> None:
-    """Say the address as soon as it answers."""
-    begin = server.startup
-
-    async def startup(sockets: list[socket.socket] | None = None) -> None:
-        await begin(sockets=sockets)
-        print(f"http://{f'[{host}]' if ':' in host else host}:{port}/", file=sys.stderr, flush=True)
-
-    server.startup = startup  # type: ignore[method-assign]
-
-
-def _neighbours(recognizer: Recognizer) -> Neighbours | None:
-    """The training pictures of the run's data set, where this is its project and they are there, seen as it sees."""
+def _training_images(recognizer: Recognizer) -> Neighbours | None:
+    """Return the training images with features of the same encoder; None outside of the run's project."""
     from duplex.config.params import load_params
-    from duplex.stages.trained_runs import dataset_of, training_pictures
+    from duplex.stages.trained_runs import dataset_of_run, training_images
 
-    dataset = dataset_of(Path(recognizer.trained.where))
+    dataset = dataset_of_run(Path(recognizer.trained.where))
     if dataset is None or not Path("params.yaml").is_file():
         return None
     try:
-        return training_pictures(load_params(), dataset, check=recognizer.check_cache)
+        return training_images(load_params(), dataset, check=recognizer.check_cache)
     except DuplexError as error:
-        typer.echo(f"no training pictures are shown: {error}", err=True)
+        typer.echo(f"no similar training images: {error}", err=True)
         return None

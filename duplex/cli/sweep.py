@@ -1,48 +1,51 @@
-"""`duplex sweep`: train and evaluate of many cells at once."""
+"""`duplex sweep`: train and evaluate many runs at once."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duplex.cli import app
+from duplex.cli.options import ENGINES, AsJson
+from duplex.cli.options import Engine as EngineOption
 from duplex.errors import UsageError, require
 from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
-    from duplex.runs.sweep import Engine, Swept
+    from duplex.runs.sweep import Engine, SweepReport
 
-ENGINES = ("local", "ray")
-
-
-def register(app: typer.Typer) -> None:
-    app.command("sweep")(sweep)
+MAX_SEEDS = 10_000  # of a range
 
 
+@app.command()
 def sweep(
-    datasets: Annotated[str | None, typer.Option(help="Data sets, with commas between; default: those of run.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Rows of methods, with commas; default: those of run.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, with commas; 0-4 are five; default: those of run.")] = None,
+    datasets: Annotated[str | None, typer.Option(help="Data sets, comma-separated; default: run.datasets.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods, comma-separated; default: run.methods.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, comma-separated, or a range such as 0-4; default: run.seeds.")
+    ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; default: one a GPU, or as many as the cores have threads for.")
+        int | None,
+        typer.Option(min=1, help="Worker processes; default: one per GPU, or cores divided by threads per run."),
     ] = None,
     ablations: Annotated[
         str | None,
-        typer.Option(
-            help="Rows of ablations instead, with commas, or all; on the data sets and seeds of ablation_run."
-        ),
+        typer.Option(help="Ablations instead of methods, comma-separated, or all; uses ablation_run in params.yaml."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    engine: EngineOption = "local",
+    as_json: AsJson = False,
 ) -> None:
-    """Train and evaluate whatever is missing of data sets x methods x seeds, several at a time, and hand it to DVC.
+    """Train and evaluate all missing runs (data set × method × seed) in parallel, and commit them to DVC.
 
-    The files are those of `dvc repro`, byte for byte, and it runs none of them again. Stopped or killed, the same
-    command goes on. A cell that fails stops no other; it is named at the end, with exit code 2.
+    Writes the same files as `dvc repro`, byte for byte, so `dvc repro` repeats none of them. An interrupted sweep is
+    resumed by the same command. A failed run does not stop the others; failures are listed at the end, and the command
+    exits with 1.
     """
-    import json
     from dataclasses import asdict
 
+    from duplex.cli.formatting import print_json
     from duplex.config.params import load_params
 
     params = load_params()
@@ -50,54 +53,51 @@ def sweep(
     if ablations is not None:
         if datasets or methods or seeds:
             raise UsageError(
-                "--ablations goes with no other choice: ablation_run in params.yaml has data sets and seeds"
+                "--ablations cannot be combined with --datasets, --methods or --seeds; set ablation_run in params.yaml"
             )
         from duplex.runs.ablation_sweep import sweep_ablations
 
-        report = sweep_ablations(params, None if ablations == "all" else _words(ablations), jobs, kind)
+        report = sweep_ablations(params, None if ablations == "all" else _names(ablations), jobs, kind)
     else:
         from duplex.runs import sweep as stage
 
-        cells = stage.grid(params, _words(datasets), _words(methods), _numbers(seeds))
-        report = stage.sweep(params, cells, jobs, kind)
+        runs = stage.grid(params, _names(datasets), _names(methods), _seeds(seeds))
+        report = stage.sweep(params, runs, jobs, kind)
     typer.echo(summary(report), err=True)
-    for cell, why in report.failed.items():
-        typer.echo(f"{cell}: {' '.join(why.split())}", err=True)
+    for run, error in report.failed.items():
+        typer.echo(f"{run}: {' '.join(error.split())}", err=True)
     if as_json:
-        typer.echo(json.dumps(asdict(report), indent=2))
+        print_json(asdict(report))
     if report.failed:
-        raise typer.Exit(2)
+        raise typer.Exit(1)
 
 
-def summary(report: Swept) -> str:
-    """`40 cells: 12 were there, 27 made in 61 s, 1 failed; 27 handed to DVC`"""
-    parts = [
-        f"{report.there} were there" if report.there else "",
-        f"{report.made} made in {report.seconds:.0f} s" if report.made else "",
+def summary(report: SweepReport) -> str:
+    """`40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`"""
+    runs = [
+        f"{report.complete} complete" if report.complete else "",
+        f"{report.executed} trained and evaluated in {report.seconds:.0f} s" if report.executed else "",
         f"{len(report.failed)} failed" if report.failed else "",
     ]
-    handed = [
-        f"{report.handed} handed to DVC" if report.handed else "",
-        f"{report.apart} are not in run, and DVC has no stage for them" if report.apart else "",
+    dvc = [
+        f"{report.committed} committed to DVC" if report.committed else "",
+        f"{report.outside_pipeline} not in params.yaml's `run`, unknown to DVC" if report.outside_pipeline else "",
     ]
-    said = [", ".join(filter(None, some)) for some in (parts, handed)]
-    return f"{report.cells} cells: {'; '.join(filter(None, said))}"
+    parts = [", ".join(filter(None, part)) for part in (runs, dvc)]
+    return f"{report.runs} runs: {'; '.join(filter(None, parts))}"
 
 
-def _words(given: str | None) -> list[str] | None:
-    return None if given is None else [word.strip() for word in given.split(",")]
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
-def _numbers(given: str | None) -> list[int] | None:
-    """`0,2,5-9`"""
-    found: list[int] = []
-    for word in _words(given) or []:
-        first, dash, last = word.partition("-")
-        ends = [first, last] if dash else [first, first]
-        if (
-            not all(end.isascii() and end.isdigit() and int(end) <= LARGEST_SEED for end in ends)
-            or not 0 <= int(ends[1]) - int(ends[0]) < 10000
-        ):
-            raise UsageError(f"--seeds has {word!r}; it takes whole numbers such as 0,1,2 or 0-4")
-        found += range(int(ends[0]), int(ends[1]) + 1)
-    return found or None
+def _seeds(text: str | None) -> list[int] | None:
+    """Parse `0,2,5-9`."""
+    seeds: list[int] = []
+    for part in _names(text) or []:
+        ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
+        first, last = (int(end or ends[1]) for end in ends.groups()) if ends else (1, 0)
+        if last > LARGEST_SEED or not 0 <= last - first < MAX_SEEDS:
+            raise UsageError(f"--seeds has {part!r}; expected whole numbers or a range, such as 0,1,2 or 0-4")
+        seeds += range(first, last + 1)
+    return seeds or None

@@ -1,4 +1,4 @@
-"""Where every file of a run lives."""
+"""Paths of all files that the pipeline writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of one data set x method x seed."""
+    """Files of one run: a method trained on a data set with a seed."""
 
     root: Path
 
@@ -40,21 +40,24 @@ class RunPaths:
     def predictions(self) -> Path:
         return self.root / "predictions.csv"
 
+    @property
+    def unfinished_training(self) -> Path:
+        """State from which interrupted training continues."""
+        return self.root / "training.partial"
 
-RESERVED = (
-    "ablations",
-    "inventory",
-    "maps",
-    "plan",
-    "plots",
-    "report",
-    "views",
-)  # folders beside those of the data sets
+    @property
+    def sweep_mark(self) -> Path:
+        """Keys and hashes of the files that a sweep wrote, until DVC tracks them."""
+        return self.root / "swept.partial"
+
+
+# Names of folders beside those of the data sets
+RESERVED = ("ablations", "inventory", "maps", "plan", "plots", "report", "views")
 
 
 @dataclass(frozen=True)
 class ArtifactPaths:
-    """The layout of `artifacts/`."""
+    """Files in `artifacts/`."""
 
     root: Path = Path("artifacts")
 
@@ -71,10 +74,11 @@ class ArtifactPaths:
         return self.root / dataset / "features.h5"
 
     def views(self, dataset: str) -> Path:
-        """The cache of its training pictures' views, where there are any."""
+        """Feature cache of random crops of the training images."""
         return self.root / "views" / dataset / "features.h5"
 
     def extraction(self, dataset: str) -> Path:
+        """Size of the feature cache, and the images that could not be read."""
         return self.root / dataset / "extraction.json"
 
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:
@@ -82,19 +86,25 @@ class ArtifactPaths:
 
     @property
     def ablations(self) -> Path:
-        """A DVC project of its own, beside the artifacts."""
+        """Folder of the ablations, a DVC project of its own."""
         return self.root.parent / "ablations"
 
     def ablation_run(self, name: str, dataset: str, seed: int) -> RunPaths:
-        """The metrics and predictions of one run of an ablation row."""
         return RunPaths(self.ablations / "runs" / name / dataset / str(seed))
 
     def ablation(self, name: str) -> Path:
+        """Metrics of all runs of an ablation."""
         return self.ablations / "rows" / f"{name}.json"
 
     @property
     def plan(self) -> Path:
+        """Folder of the records that stages depend on."""
         return self.root / "plan"
+
+    @property
+    def checked_options(self) -> Path:
+        """Digest of the plan whose options were checked last."""
+        return self.root / "plan.partial"
 
     def inventory(self, dataset: str) -> Path:
         return self.root / "inventory" / dataset

@@ -1,76 +1,140 @@
-"""Which code a run stands on: the modules that an entry point and a kind of method import, found by reading them.
+"""Hash of the code that a stage or a method uses: all modules that its own module imports, found without running it.
 
-A stage depends on the hash of these files, so that changing a shared part repeats all that use it and adding a method
-repeats nothing. Imports are followed wherever they stand, in functions too, but for those that only type checkers see.
+Imports are followed wherever they stand, inside functions too, except under `if TYPE_CHECKING`. Followed are modules
+of this package and of the packages that the entry modules belong to. Modules are hashed by their syntax trees without
+docstrings, so that comments, docstrings and formatting change no hash.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Collection, Iterator
 from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from duplex.methods.registry import source_of
-
-OURS = __name__.partition(".")[0]
-# What these say, where files lie and how they are written changes no number.
-SAYING = tuple(
-    f"{OURS}.{name}"
-    for name in ("errors", "system.progress", "config.artifacts", "system.files", "system.lock", "system.allocator")
+PACKAGE = __name__.partition(".")[0]
+# Modules that change no number: messages, places of files, and options, whose values are hashed instead.
+IGNORED_MODULES = tuple(
+    f"{PACKAGE}.{name}"
+    for name in (
+        "config",
+        "errors",
+        "system.allocator",
+        "system.error_report",
+        "system.files",
+        "system.lock",
+        "system.progress",
+        "system.renamed",
+        "system.version",
+    )
 )
+IRRELEVANT_FIELDS = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # of nodes of a syntax tree
 
 
-def code_of_run(entry: str, kind: str) -> str:
-    """sha256 of all that `entry`, a module of this program, does with methods of a kind."""
-    return hash_of(modules_of(entry) | modules_of(source_of(kind).module))
+def code_hash(*entries: str, ignored: Collection[str] = ()) -> str:
+    """Return the sha256 of all code that modules use; `entries`: names of the modules, such as `duplex.stages.train`.
 
-
-def hash_of(modules: dict[str, Path]) -> str:
+    `ignored`: names of modules and packages that are left out, with what only they import.
+    """
     digest = hashlib.sha256()
-    for name in sorted(modules):
-        digest.update(name.encode() + b"\0" + hashlib.sha256(modules[name].read_bytes()).digest())
+    for name, path in sorted(imported_modules(*entries, ignored=ignored).items()):
+        digest.update(f"{name}\0{_parsed(name, path)[0]}\0".encode())
     return digest.hexdigest()
 
 
-@lru_cache(maxsize=256)
-def _closure(entry: str) -> tuple[tuple[str, Path], ...]:
-    followed = {OURS, entry.partition(".")[0]}
-    found: dict[str, Path] = {}
-    waiting = [entry]
+def imported_modules(*entries: str, ignored: Collection[str] = ()) -> dict[str, Path]:
+    """Return name -> file of the entry modules, of all modules that they import, and of their parent packages."""
+    packages = {PACKAGE, *(name.partition(".")[0] for name in entries)}
+    left_out = (*IGNORED_MODULES, *ignored)
+    modules: dict[str, Path] = {}
+    waiting = list(entries)
     while waiting:
         name = waiting.pop()
-        if name in found or name in SAYING or name.partition(".")[0] not in followed:
+        is_left_out = any(name == other or name.startswith(f"{other}.") for other in left_out)
+        if name in modules or name == PACKAGE or is_left_out or name.partition(".")[0] not in packages:
             continue
         path = _file(name)
-        if path is None:
-            continue
-        found[name] = path
-        waiting += [name.rpartition(".")[0]] if "." in name else []
-        waiting += _imported(name, path)
-    return tuple(found.items())
+        if path is not None:
+            modules[name] = path
+            waiting += [name.rpartition(".")[0], *_parsed(name, path)[1]]
+    return modules
 
 
-def modules_of(entry: str) -> dict[str, Path]:
-    """Name -> file of a module, of all that it imports from this program and from its own package, and of their
-    packages."""
-    return dict(_closure(entry))
+def imported_names(name: str, path: Path) -> set[str]:
+    """Return the names that a module imports when it runs; `from a import b` gives both `a` and `a.b`."""
+    return set(_imports(name, path, ast.parse(path.read_bytes())))
 
 
 def _file(name: str) -> Path | None:
-    try:
-        spec = find_spec(name)
-    except (ImportError, AttributeError, ValueError):
+    """Return the source file of a module; nothing but its top-level package is looked for by Python's finders."""
+    top, *rest = name.split(".")
+    spec = _spec(top, os.getcwd(), *sys.path) if top else None
+    if spec is None:
         return None
-    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+    if not rest:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    for folder in spec.submodule_search_locations or ():
+        place = Path(folder, *rest)
+        for path in (place.with_name(f"{rest[-1]}.py"), place / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
 
 
-def _imported(name: str, path: Path) -> Iterator[str]:
-    """Names that a file imports; `from a import b` may mean the module `a.b`."""
+@lru_cache(maxsize=64)
+def _spec(top: str, folder: str, *search: str) -> ModuleSpec | None:
+    """Return where a top-level package is; methods may also be modules of the project's folder (`module:Class`)."""
+    try:
+        return find_spec(top) or PathFinder.find_spec(top, [folder])
+    except (ImportError, ValueError):
+        return None
+
+
+def _parsed(name: str, path: Path) -> tuple[str, tuple[str, ...]]:
+    """Return the hash of a module's syntax tree and the modules that it imports."""
+    state = path.stat()
+    return _parse(name, path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _parse(name: str, path: Path, *state: int) -> tuple[str, tuple[str, ...]]:
+    text = path.read_bytes()
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return hashlib.sha256(text).hexdigest(), ()
+    code = " ".join(_tokens(tree))
+    return hashlib.sha256(code.encode()).hexdigest(), tuple(sorted(set(_imports(name, path, tree))))
+
+
+def _tokens(node: ast.AST) -> Iterator[str]:
+    """Yield what makes up a syntax tree, the same in all versions of Python, without docstrings and type checks."""
+    if _only_for_types(node):
+        for child in node.orelse:  # type: ignore[attr-defined]
+            yield from _tokens(child)
+        return
+    yield f"{type(node).__name__}("
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if value is None or value == [] or field in IRRELEVANT_FIELDS:
+            continue
+        yield f"{field}="
+        for part in value if isinstance(value, list) else [value]:
+            if not isinstance(part, ast.AST):
+                yield repr(part)
+            elif not _is_docstring(part):
+                yield from _tokens(part)
+    yield ")"
+
+
+def _imports(name: str, path: Path, tree: ast.AST) -> Iterator[str]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in _seen_at_run_time(ast.parse(path.read_bytes())):
+    for node in _run_time_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -80,11 +144,19 @@ def _imported(name: str, path: Path) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def _seen_at_run_time(tree: ast.AST) -> Iterator[ast.AST]:
+def _run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            for other in node.orelse:
-                yield from _seen_at_run_time(other)
+        if _only_for_types(node):
+            for child in node.orelse:  # type: ignore[attr-defined]
+                yield from _run_time_nodes(child)
             continue
         yield node
-        yield from _seen_at_run_time(node)
+        yield from _run_time_nodes(node)
+
+
+def _only_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

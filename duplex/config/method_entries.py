@@ -1,9 +1,10 @@
-"""Rows of params.yaml: a kind of method with some options, in some worlds, trained in some way.
+"""Entries of `methods:` and `ablations:` in params.yaml: a kind of method with options, worlds and training options.
 
-    duplex_open: {of: duplex, world: open, shown_as: duplex, training: {epochs: 20}, on: {cgqa: {momentum: 0.99}}}
+    duplex_open:
+      {extends: duplex, world: open, shown_as: duplex, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
 
-`of` takes over kind, options, `training`, `tail` and `on` of another row. All keys but those below are options of the
-kind.
+`extends` takes kind, options, `training`, `finetune` and `per_dataset` from another entry. All keys other than
+RESERVED_KEYS are options of the kind.
 """
 
 from __future__ import annotations
@@ -14,102 +15,128 @@ from typing import Any, Literal
 
 from duplex.errors import UsageError
 from duplex.labels import WORLDS, World
+from duplex.system.renamed import renamed_key, renamed_method
 
 DEFAULT_KIND = "duplex"
-OWN = ("kind", "of", "world", "shown_as", "training", "tail", "on")
-NESTED = ("training", "tail")  # tables of their own
+RESERVED_KEYS = ("kind", "extends", "world", "shown_as", "training", "finetune", "per_dataset")
+TABLES = ("training", "finetune")  # keys whose values are tables of options
 Table = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row as it is written, with what it takes over from the row it is made `of`."""
+class MethodEntry:
+    """One entry of `methods:` or `ablations:`, including what it takes from the entry that it extends."""
 
     kind: str
     options: Table = field(default_factory=dict)
-    world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in either
-    shown_as: str | None = None  # the method that tables show it as, where it is that method in another world
-    training: Table = field(default_factory=dict)
-    tail: Table = field(default_factory=dict)  # what is trained in the image tower's last blocks; empty: nothing
-    on: Mapping[str, Table] = field(default_factory=dict)  # data set -> options, and its own `training` and `tail`
+    world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
+    shown_as: str | None = None  # method under whose name the tables show this one, which is its model of another world
+    training: Table = field(default_factory=dict)  # overrides training options of the data set
+    finetune: Table = field(default_factory=dict)  # options of fine-tuned blocks; empty: no block is fine-tuned
+    per_dataset: Mapping[str, Table] = field(default_factory=dict)  # data set -> options, `training` and `finetune`
 
     @property
     def worlds(self) -> tuple[World, ...]:
-        """The worlds that it is scored in."""
+        """The worlds in which the method is scored."""
         return WORLDS if self.world == "both" else (self.world,)
 
     @property
     def trained_for(self) -> World:
-        """The world whose target set training knows."""
+        """The world whose candidates are used in training."""
         return "open" if self.world == "open" else "closed"
 
-    def options_on(self, dataset: str | None) -> dict[str, Any]:
-        changes = self.on.get(dataset, {}) if dataset else {}
-        return {**self.options, **{key: value for key, value in changes.items() if key not in NESTED}}
+    def options_for(self, dataset: str | None) -> dict[str, Any]:
+        """Return the kind's options, unchecked; those for one data set, or for all others if None."""
+        changes = self.per_dataset.get(dataset, {}) if dataset else {}
+        return {**self.options, **{key: value for key, value in changes.items() if key not in TABLES}}
 
-    def training_on(self, dataset: str) -> dict[str, Any]:
-        return {**self.training, **self.on.get(dataset, {}).get("training", {})}
+    def training_for(self, dataset: str) -> dict[str, Any]:
+        """Return the training options that differ from those of the data set."""
+        return {**self.training, **self.per_dataset.get(dataset, {}).get("training", {})}
 
-    def tail_on(self, dataset: str | None) -> dict[str, Any]:
-        return {**self.tail, **(self.on.get(dataset, {}).get("tail", {}) if dataset else {})}
+    def finetune_for(self, dataset: str | None) -> dict[str, Any]:
+        """Return the options of fine-tuned blocks, unchecked; empty if no block is fine-tuned."""
+        return {**self.finetune, **(self.per_dataset.get(dataset, {}).get("finetune", {}) if dataset else {})}
 
 
-def read_rows(methods: Table, ablations: Table, datasets: tuple[str, ...]) -> dict[str, dict[str, Row]]:
-    """`methods:` and `ablations:`; every ablation is a method with some options changed."""
-    rows = {name: _row(f"methods.{name}", _whole(name, methods, ()), datasets) for name in methods}
-    lines = {}
-    for name, written in ablations.items():
+def read_entries(methods: Table, ablations: Table, datasets: tuple[str, ...]) -> dict[str, dict[str, MethodEntry]]:
+    """Return `{"methods": ..., "ablations": ...}` as entries; an ablation extends a method. Raises UsageError."""
+    entries = {name: _parse(f"methods.{name}", _with_base(name, methods, ()), datasets) for name in methods}
+    changed = {}
+    for name, record in ablations.items():
         place = f"ablations.{name}"
-        base = _table(place, written).get("of")
-        if not isinstance(base, str) or base not in methods:
-            raise UsageError(f"{place}.of is {base!r}; known methods: {', '.join(methods)}")
-        lines[name] = _row(place, _joined(_whole(base, methods, ()), _table(place, written)), datasets)
-    return {"methods": rows, "ablations": lines}
+        base = _base(place, _check_keys(place, record), methods)
+        changed[name] = _parse(place, _merge(_with_base(base, methods, ()), record), datasets)
+    return {"methods": entries, "ablations": changed}
 
 
-def _whole(name: str, methods: Table, below: tuple[str, ...]) -> Table:
-    """A method's row with what it takes over."""
-    row = _table(f"methods.{name}", methods[name])
-    if "of" not in row:
-        return row
-    base = row["of"]
+def _with_base(name: str, methods: Table, path: tuple[str, ...]) -> Table:
+    """Return a method's record merged over the one that it extends; `path`: names followed so far."""
+    place = f"methods.{name}"
+    record = _check_keys(place, methods[name])
+    if "extends" not in record:
+        return record
+    base = _base(place, record, methods)
+    if base == name or base in path:
+        raise UsageError(f"{place}.extends: {' -> '.join((*path, name, base))} is a circle; remove one `extends`")
+    return _merge(_with_base(base, methods, (*path, name)), record)
+
+
+def _base(place: str, record: Table, methods: Table) -> str:
+    base = record.get("extends")
     if not isinstance(base, str) or base not in methods:
-        raise UsageError(f"methods.{name}.of is {base!r}; known methods: {', '.join(methods)}")
-    if base == name or base in below:
-        raise UsageError(f"methods.{name}.of: {' -> '.join((*below, name, base))} goes in a circle")
-    return _joined(_whole(base, methods, (*below, name)), row)
+        hint = renamed_method(str(base)) or f"known methods: {', '.join(methods)}"
+        raise UsageError(f"{place}.extends is {base!r}; {hint}")
+    return base
 
 
-def _joined(base: Table, row: Table) -> Table:
-    """A row over the one it is made of. Where a row is scored and what it is shown as are its own affair."""
-    taken = {key: value for key, value in base.items() if key not in ("of", "world", "shown_as")}
-    merged = {**taken, **{key: value for key, value in row.items() if key != "of"}}
-    for key in (*NESTED, "on"):
-        if isinstance(base.get(key), Mapping) and isinstance(row.get(key), Mapping):
-            merged[key] = {**base[key], **row[key]}
+def _merge(base: Table, record: Table) -> Table:
+    """Return a record over its base. `world` and `shown_as` are not taken from the base."""
+    taken = {key: value for key, value in base.items() if key not in ("extends", "world", "shown_as")}
+    merged = {**taken, **{key: value for key, value in record.items() if key != "extends"}}
+    for key in (*TABLES, "per_dataset"):
+        if isinstance(base.get(key), Mapping) and isinstance(record.get(key), Mapping):
+            merged[key] = {**base[key], **record[key]}
     return merged
 
 
-def _row(place: str, record: Table, datasets: tuple[str, ...]) -> Row:
-    kind, world, shown = record.get("kind", DEFAULT_KIND), record.get("world", "both"), record.get("shown_as")
+def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
+    kind = record.get("kind", DEFAULT_KIND)
     if not isinstance(kind, str) or not kind:
-        raise UsageError(f"{place}.kind is {kind!r}; it is a name that `duplex methods` lists, or module:Class")
+        raise UsageError(f"{place}.kind is {kind!r}; expected a name that `duplex methods` lists, or module:Class")
+    world = record.get("world", "both")
     if world not in (*WORLDS, "both"):
         raise UsageError(f"{place}.world is {world!r}; known: closed, open, both")
-    if shown is not None and not isinstance(shown, str):
-        raise UsageError(f"{place}.shown_as is {shown!r}; it is the name of a method")
-    on = _table(f"{place}.on", record.get("on", {}))
-    for name, changes in on.items():
+    shown_as = record.get("shown_as")
+    if shown_as is not None and not isinstance(shown_as, str):
+        raise UsageError(f"{place}.shown_as is {shown_as!r}; expected the name of a method")
+    per_dataset = check_table(f"{place}.per_dataset", record.get("per_dataset", {}))
+    for name, changes in per_dataset.items():
+        where = f"{place}.per_dataset.{name}"
         if name not in datasets:
-            raise UsageError(f"{place}.on.{name}: there is no such data set; known: {', '.join(datasets)}")
-        for key in NESTED:
-            _table(f"{place}.on.{name}.{key}", _table(f"{place}.on.{name}", changes).get(key, {}))
-    options = {key: value for key, value in record.items() if key not in OWN}
-    training, tail = (_table(f"{place}.{key}", record.get(key, {})) for key in NESTED)
-    return Row(kind, options, world, shown, training, tail, on)
+            raise UsageError(f"{where}: unknown data set; known: {', '.join(datasets)}")
+        for key in TABLES:
+            check_table(f"{where}.{key}", _check_keys(where, changes).get(key, {}))
+    options = {key: value for key, value in record.items() if key not in RESERVED_KEYS}
+    training = check_table(f"{place}.training", record.get("training", {}))
+    finetune = check_table(f"{place}.finetune", record.get("finetune", {}))
+    return MethodEntry(kind, options, world, shown_as, training, finetune, per_dataset)
 
 
-def _table(place: str, value: Any) -> Table:
+def _check_keys(place: str, record: Any) -> Table:
+    """Return a record that is a table without keys of an earlier version."""
+    for key in check_table(place, record):
+        if hint := renamed_key(key, RESERVED_KEYS):
+            raise UsageError(f"{place}.{key} {hint}")
+    checked: Table = record
+    return checked
+
+
+def check_table(place: str, value: Any) -> Table:
+    """Return `value`, a place of params.yaml, if it is a table with words as keys. Raises UsageError."""
     if not isinstance(value, Mapping):
-        raise UsageError(f"{place} is {value!r}; it must be a table of keys and values")
+        raise UsageError(f"{place} is {value!r}; expected a table of keys and values")
+    numbers = [key for key in value if not isinstance(key, str)]
+    if numbers:
+        raise UsageError(f"{place} has the key {numbers[0]!r}; expected a word")
     return value

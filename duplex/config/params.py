@@ -1,4 +1,4 @@
-"""params.yaml as frozen typed objects. An unknown key or a wrong type is one sentence that names the key."""
+"""params.yaml as frozen, typed objects. An unknown key or a wrong type is an error of one line that names the key."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from duplex.config.artifacts import RESERVED
-from duplex.config.method_entries import Row, read_rows
+from duplex.config.method_entries import MethodEntry, check_table, read_entries
 from duplex.config.plain_yaml import read_yaml
-from duplex.data.split_options import SplitOptions
+from duplex.data.source_options import Kind, SourceOptions, SplitOptions
 from duplex.errors import UsageError, require
 from duplex.features.augmentation import MOST, Augmentation
 from duplex.features.identity import IMPORTED
 from duplex.labels import World
 from duplex.methods import registry
-from duplex.options import OptionError, Options, TailOptions, TrainingOptions
+from duplex.options import FinetuneOptions, OptionError, Options, TrainingOptions
 from duplex.system.precision import Precision
+from duplex.system.renamed import renamed_key, renamed_method
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$"
 Name = Annotated[str, Field(pattern=NAME)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what every random generator takes
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # the range that every random generator takes
 
 
 def _workers(value: object) -> int | Literal["auto"]:
@@ -40,90 +42,98 @@ def _workers(value: object) -> int | Literal["auto"]:
 Workers = Annotated[int | Literal["auto"], PlainValidator(_workers)]
 
 
-class Section(BaseModel):
-    """A part of params.yaml: frozen, and strict about what it holds."""
+class ParamsSection(BaseModel):
+    """Base of the sections of params.yaml: frozen; unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class RunParams(Section):
-    """What `dvc repro` runs: every data set x method x seed."""
+class RunParams(ParamsSection):
+    """`run:`. `dvc repro` trains and evaluates every combination of data set, method and seed."""
 
     datasets: tuple[Name, ...] = Field(min_length=1)
     methods: tuple[Name, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
 
 
-class AblationRunParams(Section):
-    """What the ablation tables are made of."""
+class AblationRunParams(ParamsSection):
+    """`ablation_run:`. Every entry of `ablations:` is trained on these data sets with these seeds."""
 
     datasets: tuple[Name, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
 
 
-class SplitParams(Section):
-    """The compositional split made for a data set that comes without one: shares of the pairs that become unseen."""
+class SplitParams(ParamsSection):
+    """`source.split:`. How a data set without a split is divided into training, validation and test."""
 
-    seed: Seed = SplitOptions.seed
-    val_unseen: Share = SplitOptions.val_unseen
-    test_unseen: Share = SplitOptions.test_unseen
-    val_images: Share = SplitOptions.val_images  # of each seen pair's images
-    test_images: Share = SplitOptions.test_images
-
-
-class SourceParams(Section):
-    """Where a data set's pictures and labels come from."""
-
-    kind: Literal["shapes", "standard", "table", "folder"]
-    root: Path
-    table: Path | None = None
-    seed: Seed = 7
-    split: SplitParams = SplitParams()
-    resplit: Positive | None = None  # which of the splits drawn anew; None: the one that the data come with
+    seed: Seed = SplitOptions.seed  # of the random choice
+    val_unseen: Share = SplitOptions.val_unseen  # share of the pairs that are unseen, with images in validation only
+    test_unseen: Share = SplitOptions.test_unseen  # share of the pairs that are unseen, with images in test only
+    val_images: Share = SplitOptions.val_images  # share of each seen pair's images
+    test_images: Share = SplitOptions.test_images  # share of each seen pair's images
 
 
-class EncoderParams(Section):
-    """Which frozen encoder a data set is seen through."""
+class SourceParams(ParamsSection):
+    """`source:`. Where a data set's images and labels are."""
 
-    name: str
-    weights: str | None = None
-    precision: Precision = "fp32"
-    depth: Annotated[int, Field(ge=0)] | None = None  # of its cache; None: extraction.depth
-    bits: Literal[8, 16] = 16  # that are kept of each number of what enters the last blocks
-    deep_test: bool = True  # whether it is kept of test pictures too; if not they are encoded for each evaluation
+    kind: Kind  # drawn, the benchmarks' layout, a table, state/object/*.jpg
+    root: Path  # folder of the images
+    table: Path | None = None  # CSV or Parquet file (kind: table)
+    seed: Seed = 7  # of the drawing (kind: shapes)
+    split: SplitParams = SplitParams()  # for data without a split
+    resplit: Positive | None = None  # number of a new random split (`duplex data split`); null: the data set's own
+
+    def options(self) -> SourceOptions:
+        return SourceOptions(**{**dict(self), "split": SplitOptions(**dict(self.split))})
 
 
-class DatasetParams(Section):
+class EncoderParams(ParamsSection):
+    """`encoder:`. The frozen image and text encoder of a data set."""
+
+    name: str  # one of `duplex encoders`, a file or a folder
+    weights: str | None = None  # published tag, or a file
+    precision: Precision = "fp32"  # of the image tower
+    block_inputs: Count | None = None  # keep the inputs of this many last blocks; null: extraction.block_inputs
+    bits: Literal[8, 16] = 16  # per stored value of block inputs
+
+
+class DatasetParams(ParamsSection):
+    """`datasets.NAME:`."""
+
     source: SourceParams
     encoder: EncoderParams
-    views: Annotated[int, Field(ge=0, le=MOST)] | None = None  # of each training picture; None: extraction.views
-    flip: bool = False  # whether views may be mirrored: not where left and right matter
+    views: Annotated[int, Field(ge=0, le=MOST)] | None = None  # random crops per training image; null: extraction.views
+    flip: bool = False  # mirror half of the views; not for data where left and right matter
     training: Annotated[
         TrainingOptions, PlainValidator(TrainingOptions.from_dict), PlainSerializer(TrainingOptions.to_dict)
     ]
 
 
-class ExtractionParams(Section):
-    batch_size: Positive = 64
-    num_workers: Workers = "auto"
-    max_bad: Share = 0.01
-    tokens: Literal["none", "patch"] = "none"
-    depth: Annotated[int, Field(ge=0)] = 0
-    views: Annotated[int, Field(ge=0, le=MOST)] = 0
+class ExtractionParams(ParamsSection):
+    """`extraction:`. How feature caches are written."""
+
+    batch_size: Positive = 64  # images per batch
+    num_workers: Workers = "auto"  # processes that decode images; auto: one per core, less one
+    max_bad: Share = 0.01  # largest share of unreadable images; more is an error
+    tokens: Literal["none", "patch"] = "none"  # patch: keep patch tokens beside the CLS feature
+    block_inputs: Count = 0  # keep the inputs of this many last blocks of the image tower, for fine-tuning
+    views: Annotated[int, Field(ge=0, le=MOST)] = 0  # random crops per training image, one used per epoch
 
 
-class EvaluationParams(Section):
+class EvaluationParams(ParamsSection):
+    """`evaluation:`. What is measured on the test split."""
+
     worlds: tuple[World, ...] = Field(default=("closed", "open"), min_length=1)
-    protocol: Literal["exact", "sampled"] = "exact"
-    k: tuple[Positive, ...] = Field(default=(1,), min_length=1)
-    thresholds: Positive = 50
-    feasibility: Literal["words", "likelihood"] = "words"  # who rules compositions out, where both can
-    word_vectors: Path | None = None  # GloVe-format file; None: the encoder's own text tower
-    bootstrap: Positive = 1000
-    terms: bool = True  # the parts of a score alone, in the closed world
+    protocol: Literal["exact", "sampled"] = "exact"  # sampled: the literature's 20 values of the bias
+    k: tuple[Positive, ...] = Field(default=(1,), min_length=1)  # an image is right if its pair is among the best k
+    thresholds: Positive = 50  # number of feasibility thresholds tried on validation data
+    feasibility: Literal["words", "likelihood"] = "words"  # likelihood: for methods that have one; others use words
+    word_vectors: Path | None = None  # file in GloVe's format; null: embeddings of the encoder's text tower
+    bootstrap: Positive = 1000  # resamples of the confidence intervals
+    terms: bool = True  # measure each score term alone too, in the closed world (protocol: exact)
 
 
-class Params(Section):
+class Params(ParamsSection):
     """All of params.yaml."""
 
     run: RunParams
@@ -132,190 +142,191 @@ class Params(Section):
     extraction: ExtractionParams
     evaluation: EvaluationParams
     datasets: dict[Name, DatasetParams]
-    methods: dict[str, Row] = {}
-    ablations: dict[str, Row] = {}
+    methods: dict[str, MethodEntry] = {}
+    ablations: dict[str, MethodEntry] = {}
 
     def dataset(self, name: str) -> DatasetParams:
+        """Return a data set's section. Raises UsageError for an unknown name."""
         return self.datasets[require(name, self.datasets, "data set")]
 
-    def depth(self, dataset: str) -> int:
-        """How many of the image tower's last blocks a data set's cache holds the input of."""
-        own = self.dataset(dataset).encoder.depth
-        return self.extraction.depth if own is None else own
+    def block_inputs(self, dataset: str) -> int:
+        """Return the number of the image tower's last blocks whose inputs a data set's cache keeps."""
+        count = self.dataset(dataset).encoder.block_inputs
+        return self.extraction.block_inputs if count is None else count
 
     def augmentation(self, dataset: str) -> Augmentation | None:
-        """The views of a data set's training pictures; None for the plain ones alone, as of features brought along."""
+        """Return the random crops of a data set's training images; None without views and for imported features."""
         entry = self.dataset(dataset)
         count = self.extraction.views if entry.views is None else entry.views
         return Augmentation(count, entry.flip) if count and entry.encoder.name != IMPORTED else None
 
-    def row(self, name: str) -> Row:
-        """A method or an ablation as it is written."""
-        rows = {**self.methods, **self.ablations}
-        return rows[require(name, rows, "method")]
+    def entry(self, name: str) -> MethodEntry:
+        """Return the entry of a method or an ablation. Raises UsageError for an unknown name."""
+        return self._entries[_require_method(name, self._entries)]
 
-    def shown(self, name: str, world: World) -> str:
-        """The row whose runs stand for a method in a world: its own, or one that is shown as it there."""
-        if world in self.row(name).worlds:
+    def check_method(self, name: str) -> None:
+        """Raise UsageError unless `name` is a method; ablations are not methods."""
+        _require_method(name, self.methods)
+
+    def method_for_world(self, name: str, world: World) -> str:
+        """Return the method whose runs stand for `name` in a world: itself, or one that is `shown_as` it there."""
+        if world in self.entry(name).worlds:
             return name
-        rows = {**self.methods, **self.ablations}
-        others = [other for other, row in rows.items() if row.shown_as == name and world in row.worlds]
-        if not others:
-            raise UsageError(
-                f"{name} is for the {self.row(name).world} world alone; correct --world or the row's `world`"
-            )
-        return others[0]
+        for other, entry in self._entries.items():
+            if entry.shown_as == name and world in entry.worlds:
+                return other
+        only = self.entry(name).world
+        raise UsageError(f"{name} is for the {only} world alone; change --world, or `world` of the method")
 
     def worlds(self, name: str) -> tuple[World, ...]:
-        """Those of a row's that are evaluated; one at least."""
-        found = tuple(world for world in self.row(name).worlds if world in self.evaluation.worlds)
-        if not found:
+        """Return the worlds in which a method is evaluated. Raises UsageError if there is none."""
+        worlds = tuple(world for world in self.entry(name).worlds if world in self.evaluation.worlds)
+        if not worlds:
+            only = self.entry(name).world
             raise UsageError(
-                f"params.yaml: evaluation.worlds is {list(self.evaluation.worlds)} and {name} is for the "
-                f"{self.row(name).world} world alone; leave it out of run.methods, or have that world evaluated"
+                f"params.yaml: evaluation.worlds is {list(self.evaluation.worlds)} and {name} is for the {only} world "
+                f"alone; remove it from run.methods, or add {only} to evaluation.worlds"
             )
-        return found
+        return worlds
 
     def method(self, name: str, dataset: str | None = None) -> Options:
-        """A row's options on a data set, checked by its kind."""
-        row = self.row(name)
+        """Return a method's options on a data set, checked by its kind."""
+        entry = self.entry(name)
         try:
-            return registry.parse(row.kind, row.options_on(dataset))
+            return registry.parse_options(entry.kind, entry.options_for(dataset))
         except OptionError as error:
-            raise _at(self._place(name), error) from None
+            raise self._located(name, "", error) from None
 
     def training(self, dataset: str, name: str) -> TrainingOptions:
-        """The data set's settings, overlaid by what the row says."""
-        row, base = self.row(name), self.dataset(dataset).training
+        """Return the training options of a method on a data set: those of the data set, changed by the method's."""
+        base = self.dataset(dataset).training
         try:
-            return TrainingOptions.from_dict({**base.to_dict(), **row.training_on(dataset)})
+            return TrainingOptions.from_dict({**base.to_dict(), **self.entry(name).training_for(dataset)})
         except OptionError as error:
-            raise _at(f"{self._place(name)}.training", error) from None
+            raise self._located(name, ".training", error) from None
 
-    def tail(self, name: str, dataset: str | None = None) -> TailOptions | None:
-        """What a row trains in the image tower's last blocks; None: nothing."""
-        written = self.row(name).tail_on(dataset)
+    def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | None:
+        """Return a method's options of fine-tuned blocks; None if it fine-tunes no block."""
+        record = self.entry(name).finetune_for(dataset)
         try:
-            return TailOptions.from_dict(written) if written else None
+            return FinetuneOptions.from_dict(record) if record else None
         except OptionError as error:
-            raise _at(f"{self._place(name)}.tail", error) from None
+            raise self._located(name, ".finetune", error) from None
 
-    def _place(self, name: str) -> str:
-        return f"methods.{name}" if name in self.methods else f"ablations.{name}"
-
-    def check_rows(self) -> None:
-        """Every row makes sense to its kind, on every data set that it names apart."""
-        for name, row in {**self.methods, **self.ablations}.items():
-            for dataset in (None, *row.on):
+    def check_entries(self) -> None:
+        """Check the options of all methods and ablations, on all data sets. Raises UsageError."""
+        for name, entry in self._entries.items():
+            for dataset in (None, *entry.per_dataset):
                 self.method(name, dataset)
-                self.tail(name, dataset)
+                self.finetune(name, dataset)
             for dataset in self.datasets:
                 self.training(dataset, name)
 
+    def check_run(self) -> None:
+        """Check that names under `run:` exist, and that no name or value is given twice. Raises UsageError."""
+        for key, names in (("run", self.run.datasets), ("ablation_run", self.ablation_run.datasets)):
+            for name in names:
+                require(name, self.datasets, f"data set in params.yaml, {key}.datasets:")
+        for name in self.run.methods:
+            _require_method(name, self.methods, " in params.yaml, run.methods:")
+        for section in ("run", "ablation_run", "evaluation"):
+            for key, values in getattr(self, section):
+                if isinstance(values, tuple) and len(set(values)) != len(values):
+                    raise UsageError(f"params.yaml: {section}.{key} has a value twice: {list(values)}; remove one")
+        words = self.evaluation.word_vectors
+        if words is not None and not words.is_file():
+            raise UsageError(
+                f"params.yaml: evaluation.word_vectors: {words} is not a file; null uses the encoder's text tower"
+            )
+        for name in sorted(set(self.datasets) & set(RESERVED)):
+            raise UsageError(f"params.yaml: datasets.{name}: artifacts/{name} has another use; choose another name")
+        for name in sorted(set(self.methods) & set(self.ablations)):
+            raise UsageError(f"params.yaml: {name!r} is both a method and an ablation; rename one of them")
+        self._check_shown_as()
+
+    def _check_shown_as(self) -> None:
+        """Check that each method is evaluated in some world, and that no two have the same name in one world."""
+        names: dict[tuple[str, str], str] = {}
+        for name in self.run.methods:
+            self.worlds(name)
+            entry = self.methods[name]
+            for world in entry.worlds:
+                other = names.setdefault((entry.shown_as or name, world), name)
+                if other != name:
+                    raise UsageError(
+                        f"params.yaml: run.methods: {other} and {name} are both shown as {entry.shown_as or name} "
+                        f"in the {world} world; change `world` or `shown_as` of one"
+                    )
+
+    @property
+    def _entries(self) -> dict[str, MethodEntry]:
+        return {**self.methods, **self.ablations}
+
+    def _located(self, name: str, section: str, error: OptionError) -> UsageError:
+        """Return the error with its place, such as `params.yaml: methods.duplex.momentum: ...`."""
+        place = f"{'methods' if name in self.methods else 'ablations'}.{name}{section}"
+        return UsageError(f"params.yaml: {place}{'.' if error.key else ': '}{error}")
+
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
-    """Read and check params.yaml. What a method's options mean is its kind's to say, when it is asked for."""
-    record = _read(path)
-    written = {key: _rows(key, record.pop(key, None) or {}) for key in ("methods", "ablations")}
+    """Read and check params.yaml; options of methods are checked when they are used, or by `Params.check_entries`.
+
+    Raises UsageError with one line that gives the key.
+    """
+    record = dict(check_table(str(path), read_yaml(path)))
+    entries = {key: _read_entries(key, record.pop(key, None) or {}) for key in ("methods", "ablations")}
     try:
         params = Params.model_validate_json(json.dumps(record, default=str))
     except ValidationError as error:
-        raise UsageError(f"{path}: {_first_fault(error, Params)}") from None
+        raise UsageError(f"{path}: {_first_fault(error)}") from None
     try:
-        rows = read_rows(written["methods"], written["ablations"], tuple(params.datasets))
+        checked = read_entries(entries["methods"], entries["ablations"], tuple(params.datasets))
     except UsageError as error:
         raise UsageError(f"params.yaml: {error}") from None
-    params = params.model_copy(update=rows)
-    _check_run(params)
+    params = params.model_copy(update=checked)
+    params.check_run()
     return params
 
 
-def _at(place: str, error: OptionError) -> UsageError:
-    """`params.yaml: methods.duplex.momentum: ...`"""
-    return UsageError(f"params.yaml: {place}{'.' if error.key else ': '}{error}")
+def _require_method(name: str, known: Mapping[str, MethodEntry], where: str = "") -> str:
+    if name not in known and (hint := renamed_method(name)):
+        raise UsageError(hint)
+    return require(name, known, f"method{where}")
 
 
-def _check_run(params: Params) -> None:
-    """What `run:` names exists, and nothing is named twice."""
-    for key, names in (("run", params.run.datasets), ("ablation_run", params.ablation_run.datasets)):
-        for name in names:
-            require(name, params.datasets, f"data set in params.yaml, {key}.datasets:")
-    for name in params.run.methods:
-        require(name, params.methods, "method in params.yaml, run.methods:")
-    for section in ("run", "ablation_run", "evaluation"):
-        for key, values in getattr(params, section):
-            if isinstance(values, tuple) and len(set(values)) != len(values):
-                raise UsageError(f"params.yaml: {section}.{key} names a value twice: {list(values)}")
-    words = params.evaluation.word_vectors
-    if words is not None and not words.is_file():
-        raise UsageError(f"params.yaml: evaluation.word_vectors: {words} is not a file; null takes the encoder's own")
-    taken = sorted(set(params.datasets) & set(RESERVED))
-    if taken:
-        raise UsageError(f"params.yaml: datasets.{taken[0]}: artifacts/{taken[0]} has another use; choose another name")
-    both = sorted(set(params.methods) & set(params.ablations))
-    if both:
-        raise UsageError(f"params.yaml: {both[0]!r} is both a method and an ablation; give one another name")
-    _check_shown(params)
-
-
-def _check_shown(params: Params) -> None:
-    """Each method of `run:` is evaluated in some world, and in no world are two shown as one."""
-    shown: dict[tuple[str, str], str] = {}
-    for name in params.run.methods:
-        params.worlds(name)
-        row = params.methods[name]
-        for world in row.worlds:
-            other = shown.setdefault((row.shown_as or name, world), name)
-            if other != name:
-                raise UsageError(
-                    f"params.yaml: run.methods: {other} and {name} are both shown as {row.shown_as or name} "
-                    f"in the {world} world; give one another `world` or `shown_as`"
-                )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return dict(_table(str(path), read_yaml(path)))
-
-
-def _table(key: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UsageError(f"params.yaml: {key} is {value!r}; it must be a table of keys and values")
-    strange = [name for name in value if not isinstance(name, str)]
-    if strange:
-        raise UsageError(f"params.yaml: {key} has the key {strange[0]!r}; keys are words")
-    return value
-
-
-def _rows(key: str, value: Any) -> Mapping[str, Any]:
-    """Methods or ablations by name; a name becomes a folder."""
-    table = _table(key, value)
+def _read_entries(key: str, value: Any) -> Mapping[str, Any]:
+    """Return `methods:` or `ablations:` as a table whose keys can be names of folders."""
+    table = check_table(f"params.yaml: {key}", value)
     for name in table:
         if not re.fullmatch(NAME, name):
             raise UsageError(f"params.yaml: {key} has the name {name!r}; use letters, digits, `_` and single hyphens")
     return table
 
 
-def _first_fault(error: ValidationError, table: type) -> str:
-    """`datasets.shapes.training.epochs: input should be greater than 0 (it is 0)`."""
+def _first_fault(error: ValidationError) -> str:
+    """Return one line such as `datasets.shapes.training.epochs: input should be greater than 0 (it is 0)`."""
     unknown = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_property")
     faults = error.errors(include_url=False)
-    fault = next((one for one in faults if one["type"] in unknown), faults[0])
+    fault = next((each for each in faults if each["type"] in unknown), faults[0])
     place = ".".join(str(part) for part in fault["loc"])
     if fault["type"] in unknown:
-        return f"{place}: unknown key; known: {', '.join(_known_keys(table, fault['loc'][:-1]))}"
+        known = _known_keys(fault["loc"][:-1])
+        hint = renamed_key(str(fault["loc"][-1]), known) or f"unknown key; known: {', '.join(known)}"
+        return f"{place}: {hint}"
     if fault["type"].startswith("missing"):
         return f"{place}: missing"
-    if fault["type"] == "value_error":  # a sentence of our own
-        own = fault["ctx"]["error"]
-        return f"{place}{'.' if getattr(own, 'key', None) else ': '}{own}"
+    if fault["type"] == "value_error":  # raised by our own validators
+        cause = fault["ctx"]["error"]
+        return f"{place}{'.' if getattr(cause, 'key', None) else ': '}{cause}"
     return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]} (it is {fault['input']!r})"
 
 
-def _known_keys(table: Any, place: tuple[int | str, ...]) -> list[str]:
-    """The keys allowed at a place of params.yaml, found by walking the sections' own types."""
+def _known_keys(place: tuple[int | str, ...]) -> list[str]:
+    """Return the keys allowed at a place of params.yaml, found by walking the sections' types."""
+    table: Any = Params
     for part in place:
-        entry = getattr(table, "model_fields", {}).get(part)
-        if entry:
-            inner = [entry.annotation, *getattr(entry.annotation, "__args__", ())]
-            table = next((kind for kind in inner if hasattr(kind, "model_fields")), table)
+        field = getattr(table, "model_fields", {}).get(part)
+        if field:
+            types = [field.annotation, *getattr(field.annotation, "__args__", ())]
+            table = next((kind for kind in types if hasattr(kind, "model_fields")), table)
     return list(table.model_fields)

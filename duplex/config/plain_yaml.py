@@ -1,4 +1,4 @@
-"""YAML as plain data: what is read is small and shallow, whatever a file makes of anchors, nesting and numbers."""
+"""Read YAML as plain data of bounded size, whatever a file does with anchors, nesting and numbers."""
 
 from __future__ import annotations
 
@@ -11,66 +11,69 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.errors import UsageError
-from duplex.system.files import reason
+from duplex.system.files import os_reason
 
-LARGEST = 1 << 20  # bytes of a file
-LONGEST = 4096  # characters of a text
-VALUES = 100_000  # in all, every alias counted as what it stands for
-BITS = 128  # of a whole number
+MAX_BYTES = 1 << 20  # of a file
+MAX_CHARACTERS = 4096  # of a text
+MAX_VALUES = 100_000  # in all; an alias counts as all values that it stands for
+MAX_BITS = 128  # of a whole number
 
 
-class _Unfit(Exception):
+class _Refused(Exception):
     pass
 
 
 def read_yaml(path: Path) -> Any:
-    """The one document of a file, in YAML 1.2 as DVC reads it; what is wrong with it is one sentence."""
+    """Return the content of a YAML 1.2 file with one document. Raises UsageError, a message of one line."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise UsageError(f"{path} has {path.stat().st_size:,} bytes; parameters have at most {LARGEST:,}")
-        found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        _weigh(found, {}, set())
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise UsageError(f"{path} has {size:,} bytes; expected at most {MAX_BYTES:,}")
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        _count(content, {}, set())
     except FileNotFoundError as error:
         raise UsageError(f"{path} does not exist here; run from the project's folder") from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {reason(error)}") from error
+        raise UsageError(f"{path} cannot be read: {os_reason(error)}") from error
     except RecursionError as error:
         raise UsageError(f"{path} is nested too deeply to be read") from error
     except (YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    except _Unfit as error:
+    except _Refused as error:
         raise UsageError(f"{path}: {error}") from error
-    return found
+    return content
 
 
-def _weigh(value: Any, known: dict[int, int], above: set[int]) -> int:
-    """How many values there are in all. `known`: of the tables and lists counted before; `above`: those we are in."""
-    if isinstance(value, str) and (len(value) > LONGEST or not _encodable(value)):
-        raise _Unfit(f"{value[:20]!r}... is no text that a parameter can be")
-    if isinstance(value, int) and value.bit_length() > BITS:
-        raise _Unfit(f"a whole number has {value.bit_length()} bits; none needs more than {BITS}")
+def _count(value: Any, counts: dict[int, int], outer: set[int]) -> int:
+    """Return the number of values in all.
+
+    `counts`: by id, those of tables and lists counted before. `outer`: ids of the tables and lists around this one.
+    """
+    if isinstance(value, str) and (len(value) > MAX_CHARACTERS or not _is_unicode(value)):
+        raise _Refused(f"{value[:20]!r}... is too long or not Unicode; expected at most {MAX_CHARACTERS} characters")
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise _Refused(f"a whole number has {value.bit_length()} bits; expected at most {MAX_BITS}")
     if not isinstance(value, Mapping | list | tuple | set):
         return 1
-    if id(value) in above:
-        raise _Unfit("an anchor stands within itself")
+    if id(value) in outer:
+        raise _Refused("an anchor contains itself")
     if isinstance(value, Mapping):
-        odd = next((key for key in value if not isinstance(key, str | int | float | bool | None)), None)
-        if odd is not None:
-            raise _Unfit(f"{_shown(odd)} is no name; write it in quotes if it is one")
-    if id(value) not in known:
-        within = above | {id(value)}
+        for key in value:
+            if not isinstance(key, str | int | float | bool | None):
+                raise _Refused(f"the key {_shorten(key)} is not a word; write it in quotes")
+    if id(value) not in counts:
         inner = [*value.keys(), *value.values()] if isinstance(value, Mapping) else [*value]
-        known[id(value)] = 1 + sum(_weigh(part, known, within) for part in inner)
-    if known[id(value)] > VALUES:
-        raise _Unfit(f"with its aliases written out it holds more than {VALUES:,} values")
-    return known[id(value)]
+        counts[id(value)] = 1 + sum(_count(part, counts, outer | {id(value)}) for part in inner)
+    if counts[id(value)] > MAX_VALUES:
+        raise _Refused(f"it has more than {MAX_VALUES:,} values, aliases written out")
+    return counts[id(value)]
 
 
-def _shown(key: object) -> str:
+def _shorten(key: object) -> str:
     return str(key.isoformat() if isinstance(key, date) else key)[:40]
 
 
-def _encodable(text: str) -> bool:
+def _is_unicode(text: str) -> bool:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,1 +1,1 @@
-"""Pictures and labels, from wherever they come, as one manifest table."""
+"""Data sets: images and labels from any source, as one manifest table."""

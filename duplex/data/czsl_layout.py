@@ -1,9 +1,9 @@
-"""The layout that MIT-States, UT-Zappos and C-GQA share.
+"""The common layout of MIT-States, UT-Zappos and C-GQA.
 
 `ROOT/images/...`, `ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`.
-A row's `set` decides its split, never its pair: a seen pair has images in all three splits. Label keys are the raw
-names. Pictures may lie in folders named with spaces or underscores (MIT-States), or as the archive of UT-Zappos has
-them (the row's `_image`).
+A row's `set` is its split, whatever its pair: a seen pair has images in all three splits. Labels are the raw names.
+Image folders may be named with spaces or underscores (MIT-States) or as in the archive of UT-Zappos (the row's
+`_image`).
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from typing import Any
 
 import pandas as pd
 
-from duplex.data.dataset import Dataset
+from duplex.data.dataset import LabelledImages
+from duplex.data.image_tree import ImageTree
 from duplex.data.manifest import COLUMNS
 from duplex.data.names import relative_path
 from duplex.data.pair_lists import read_pair_lists
-from duplex.data.text import read_bytes
-from duplex.data.tree import PictureTree
+from duplex.data.text_files import read_bytes
 from duplex.errors import DuplexError
 from duplex.labels import SPLITS
 
 METADATA = "metadata_compositional-split-natural.t7"
-ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # where an unpacked archive's own tree may lie
+ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # folders that may hold an unpacked archive's own tree
 ABSENT = "NA"
-UNPICKLING = (  # what torch's reader says of bytes that are not its own
+UNPICKLING = (  # raised by torch.load for bytes that torch did not save
     *(pickle.UnpicklingError, OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError),
     *(ArithmeticError, AssertionError, ImportError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error),
 )
 
 
-def load_standard(root: Path) -> Dataset:
-    """The manifest and labels below `root`. Pictures that are not there keep the path that the metadata gives."""
+def load_czsl(root: Path) -> LabelledImages:
+    """Load the manifest and labels below `root`. Missing images keep the path that the metadata states."""
     lists = read_pair_lists(root)
     records = read_metadata(root / METADATA)
     listed = {split: set(pairs) for split, pairs in lists.pairs.items()}
@@ -51,7 +51,8 @@ def load_standard(root: Path) -> Dataset:
         0,
     )
     na, unlisted, elsewhere = notes
-    tree, rows = PictureTree(root), []
+    tree = ImageTree(root)
+    rows = []
     for number, record in enumerate(records, 1):
         place = f"{root / METADATA}, row {number}"
         state, thing, split = (_text(record, key, place) for key in ("attr", "obj", "set"))
@@ -67,11 +68,11 @@ def load_standard(root: Path) -> Dataset:
         raise DuplexError(f"{root / METADATA}: no row has a pair that the lists name; is it another data set's?")
     notes["lines that repeat a pair of their list"] = lists.repeats
     manifest = pd.DataFrame(rows, columns=COLUMNS, dtype=str)
-    return Dataset(manifest, lists.labels(), {text: count for text, count in notes.items() if count})
+    return LabelledImages(manifest, lists.labels(), {text: count for text, count in notes.items() if count})
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:
-    """The list of records that torch saved. Only plain data is read: a pickle that would run code is refused."""
+    """Read a list of records that torch saved. Only plain data is read: a pickle that would run code is refused."""
     import io
 
     import torch
@@ -97,12 +98,12 @@ def read_metadata(path: Path) -> list[dict[str, Any]]:
 def _text(record: dict[str, Any], key: str, place: str) -> str:
     value = record.get(key)
     if not isinstance(value, str) or not value:
-        raise DuplexError(f"{place}: {key} is {value!r:.80}; it must be a text")
+        raise DuplexError(f"{place}: {key} is {value!r:.80}; it must be text")
     return value
 
 
-def _find(tree: PictureTree, record: dict[str, Any], place: str) -> str:
-    """The first place where the row's picture is; where it is nowhere, the first place it could be."""
+def _find(tree: ImageTree, record: dict[str, Any], place: str) -> str:
+    """Return the first possible path of a row's image that exists, else the first possible path."""
     candidates = _candidates(record, place)
     first = next(candidates)
     if tree.has(first):

@@ -1,4 +1,4 @@
-"""A data set in memory: its manifest, its labels and what was left out on the way."""
+"""A data set in memory: its manifest, its labels and notes on rows that were left out."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import pandas as pd
 
 from duplex.data.manifest import COLUMNS
 from duplex.data.names import check_labels
+from duplex.data.source_options import SplitOptions
 from duplex.data.split import make_split
-from duplex.data.split_options import SplitOptions
 from duplex.errors import DuplexError
 from duplex.labels import SPLITS, LabelSpace
 
 
 @dataclass(frozen=True)
-class Dataset:
-    manifest: pd.DataFrame  # columns image, state, object, split; one row an image
+class LabelledImages:
+    """A loaded data set."""
+
+    manifest: pd.DataFrame  # columns image, state, object, split; one row per image
     labels: LabelSpace
-    notes: dict[str, int] = field(default_factory=dict)  # what was left out or is short -> how many
-    made_split: bool = False  # whether the split is ours, made by its options
+    notes: dict[str, int] = field(default_factory=dict)  # description of rows left out or pairs lacking -> count
+    made_split: bool = False  # whether this package made the split
 
 
 def labels_of(manifest: pd.DataFrame) -> LabelSpace:
-    """The labels of a data set whose rows are all there is: a pair is listed by the splits that show it."""
+    """Return the labels of a data set without pair lists: a split's pairs are those of its images."""
     pairs = {}
     for split in SPLITS:
         rows = manifest.loc[manifest["split"] == split, ["state", "object"]].drop_duplicates()
@@ -31,8 +33,12 @@ def labels_of(manifest: pd.DataFrame) -> LabelSpace:
     return LabelSpace.from_pairs(pairs)
 
 
-def from_rows(frame: pd.DataFrame, options: SplitOptions, place: object) -> Dataset:
-    """A data set from rows of one's own: image, state, object and, where it is given, split."""
+def from_rows(frame: pd.DataFrame, options: SplitOptions, place: object) -> LabelledImages:
+    """Make a data set of rows with image, state, object and optionally split; a missing split is made with `options`.
+
+    `place` names the source in messages. Raise DuplexError for an empty table, an unusable label, an image with two
+    different rows, or a split without images.
+    """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
     check_labels(frame["state"], "state", place)
@@ -46,11 +52,11 @@ def from_rows(frame: pd.DataFrame, options: SplitOptions, place: object) -> Data
         raise DuplexError(f"{place}: the image {image!r} has two different rows; an image has one label and one split")
     made_split = "split" not in frame
     if made_split:
-        made = make_split(frame, options, place)
-        frame = frame.assign(split=made.split)
-        notes["unseen pairs fewer than asked for, so that every primitive stays in training"] = made.short
+        result = make_split(frame, options, place)
+        frame = frame.assign(split=result.split)
+        notes["unseen pairs fewer than requested, so that every primitive stays in training"] = result.short
     for split in SPLITS:
         if not (frame["split"] == split).any():
             raise DuplexError(f"{place} has no {split} images; list some, or leave the split out to have one made")
     notes = {text: count for text, count in notes.items() if count}
-    return Dataset(frame[COLUMNS], labels_of(frame), notes, made_split)
+    return LabelledImages(frame[COLUMNS], labels_of(frame), notes, made_split)

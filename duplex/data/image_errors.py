@@ -1,4 +1,4 @@
-"""Whose fault it is that a picture cannot be read: the file's, or the machine's."""
+"""Errors while reading images: those of the file and those of the machine."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import zlib
 
 from duplex.errors import DuplexError
 
-DECODING = (  # what Pillow's decoders raise on bytes that are no picture, beside the errors of the system itself
+DECODING_ERRORS = (  # raised by Pillow's decoders for bytes that are no image
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(RuntimeError, AssertionError, struct.error, zlib.error),
 )
-OF_THE_FILE = (  # it is not there, it may not be read, its name or kind is wrong
+FILE_ERRORS = (  # error numbers for a file that is missing, forbidden, or of a wrong name or kind
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM),
     *(errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
 )
 
 
 class MachineFault(DuplexError):
-    """Not the picture's fault: too little memory, too many open files, a disk that fails. Worth another try."""
+    """An error of the machine, not of the image: too little memory, too many open files, a failing disk."""
 
 
 def machine_fault(place: object, error: BaseException) -> MachineFault | None:
-    """What to raise where an error says nothing about the file `place`. The system gives its errors a number; Pillow's
-    own, about what is in a file, have none."""
+    """Return the error to raise if reading the file `place` failed for a reason that is not the file's; None otherwise.
+    Errors of the operating system have a number; Pillow's own, about a file's content, have none."""
     if isinstance(error, MemoryError):
-        what = "there was not enough memory"
-    elif isinstance(error, OSError) and error.errno is not None and error.errno not in OF_THE_FILE:
-        what = str(error.strerror or error).lower()
+        reason = "there was not enough memory"
+    elif isinstance(error, OSError) and error.errno is not None and error.errno not in FILE_ERRORS:
+        reason = str(error.strerror or error).lower()
     else:
         return None
-    return MachineFault(f"{place} could not be read: {what}; nothing is wrong with what is done, run the command again")
+    return MachineFault(f"{place} could not be read: {reason}; finished work is not affected, run the command again")

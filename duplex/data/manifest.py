@@ -1,4 +1,4 @@
-"""The manifest: the one table of a data set, one row an image, to which everything downstream is row-aligned."""
+"""The manifest: the table of a data set with one row per image, to which caches and results are row-aligned."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from pathlib import Path
 import pandas as pd
 
 from duplex.data.names import check_labels, relative_path
-from duplex.data.text import read_text
+from duplex.data.text_files import read_text
 from duplex.errors import DuplexError
 from duplex.labels import SPLITS
-from duplex.system.files import replaced, sha256
+from duplex.system.files import replace_file
 
 COLUMNS = ["image", "state", "object", "split"]
 
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
-    """Write rows in their order; the same rows give the same bytes everywhere."""
-    with replaced(path) as scratch:
+    """Write the rows in their order; equal rows give equal bytes on every machine."""
+    with replace_file(path) as scratch:
         frame[COLUMNS].to_csv(scratch, index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL, encoding="utf-8")
 
 
 def read_manifest(path: Path) -> pd.DataFrame:
-    """Read and check a manifest. Every cell is text: a state named `NA` or `1` stays what it is. No image path leads
-    out of the data root."""
+    """Read and check a manifest. Every cell is text, so a state named `NA` or `1` stays as it is.
+
+    Raise DuplexError for a missing file, a wrong column, split or label, or an image path outside of the data root.
+    """
     command = f"`duplex prepare --dataset {path.parent.name}` writes it"
     if not path.is_file():
         raise DuplexError(f"{path} does not exist; {command}")
@@ -52,8 +54,3 @@ def _check_row(row: list[str], place: str) -> None:
         raise DuplexError(f"{place}: split {row[3]!r} is not one of {', '.join(SPLITS)}")
     if relative_path(row[0], place) != row[0]:
         raise DuplexError(f"{place}: the image path {row[0]!r} is not written in full; `duplex prepare` does it")
-
-
-def manifest_hash(path: Path) -> str:
-    """sha256 of the file; part of a feature cache's identity."""
-    return sha256(path)

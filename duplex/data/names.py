@@ -1,4 +1,4 @@
-"""What a label and an image path may be: they go into tables, prompts and file names and must survive all three."""
+"""Rules for labels and image paths, so that they can be used in tables, prompts and file names."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ PATH_LIMIT = 4096
 
 
 def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
-    """Every label is one line of real text that leaves a word for the prompt."""
+    """Raise DuplexError for a label with control characters or without a word for the prompt; `place` is its source."""
     for label in set(labels):
         if UNFIT.search(label):
-            raise DuplexError(f"{place}: the {kind} {label!r} holds a character that no name can have")
+            raise DuplexError(f"{place}: the {kind} {label!r} holds a control character or half a character")
         if not prompt_name(label):
             raise DuplexError(f"{place}: the {kind} {label!r} leaves no word for a prompt; rename it")
 
 
 def relative_path(image: str, place: object) -> str:
-    """`image` as a path below the data root, without `.` and empty parts. One that would leave the root is refused."""
+    """Return `image` as a path below the data root, without `.` and empty parts; raise DuplexError if it leaves it."""
     if UNFIT.search(image) or len(image) > PATH_LIMIT:
         raise DuplexError(f"{place}: the image path {image[:80]!r} is not a file name")
     if image.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", image):

@@ -1,4 +1,4 @@
-"""The three pair lists of the standard layout: one `state object` a line."""
+"""The pair lists of a benchmark: one file per split with one `state object` per line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duplex.data.names import check_labels
-from duplex.data.text import read_lines
+from duplex.data.text_files import read_lines
 from duplex.errors import DuplexError
 from duplex.labels import SPLITS, LabelSpace
 
@@ -17,7 +17,9 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class PairLists:
-    pairs: dict[str, list[Pair]]  # split -> its pairs, each once
+    """The pair lists of all splits."""
+
+    pairs: dict[str, list[Pair]]  # split -> its pairs without repeats
     repeats: int  # lines that repeat a pair of their own list
 
     def labels(self) -> LabelSpace:
@@ -29,14 +31,14 @@ def has_pair_lists(root: Path) -> bool:
 
 
 def read_pair_lists(root: Path) -> PairLists:
-    """Read the lists below `root`, in their own folder or directly in it."""
+    """Read the three lists in `root`, or in its folder `compositional-split-natural`."""
     lists = {split: read_pair_list(_folder(root) / f"{split}_pairs.txt") for split in SPLITS}
     pairs = {split: list(dict.fromkeys(listed)) for split, listed in lists.items()}
     return PairLists(pairs, sum(len(lists[split]) - len(pairs[split]) for split in SPLITS))
 
 
 def read_pair_list(path: Path) -> list[Pair]:
-    """Every line's (state, object); blank lines are passed over."""
+    """Return the (state, object) of every line that is not blank; raise DuplexError for a line without two words."""
     pairs: list[Pair] = []
     for number, line in enumerate(read_lines(path), 1):
         words = re.split(r"[ \t]+", line.strip(" \t"))
@@ -44,7 +46,7 @@ def read_pair_list(path: Path) -> list[Pair]:
             continue
         if len(words) != 2:
             raise DuplexError(
-                f"{path}, line {number}: {line[:80]!r} is not `state object`, two words with a space between"
+                f"{path}, line {number}: {line[:80]!r} is not `state object`, two words separated by a space"
             )
         pairs.append((words[0], words[1]))
     if not pairs:

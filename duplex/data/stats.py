@@ -1,4 +1,4 @@
-"""The paper's row of statistics for a data set, and how unevenly its training images fall on the seen pairs."""
+"""Statistics of a data set, as in the paper's table, and the shares of images per frequency group."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from duplex.labels import GROUPS, SPLITS, Ints, LabelSpace, frequency_groups
 
 @dataclass(frozen=True)
 class SplitCounts:
-    seen: int  # pairs that the split lists and training shows
-    unseen: int
-    images: int | None  # None where only pair lists are at hand
+    """Numbers of pairs and images of a split."""
+
+    seen: int  # listed pairs that are in training
+    unseen: int  # listed pairs that are not
+    images: int | None  # None if only pair lists are known
 
 
 @dataclass(frozen=True)
-class Statistics:
+class DatasetStatistics:
+    """Counts of a data set."""
+
     states: int
     objects: int
     splits: dict[str, SplitCounts]
@@ -37,8 +41,8 @@ class Statistics:
         }
 
 
-def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Statistics:
-    """Pairs are counted as listed, images as the manifest has them."""
+def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> DatasetStatistics:
+    """Count the listed pairs, and the images of a manifest if there is one."""
     seen, shares = labels.seen, None
     images: dict[str, int | None] = dict.fromkeys(SPLITS)
     if manifest is not None:
@@ -50,7 +54,7 @@ def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Stat
     for split in SPLITS:
         known = int(seen[labels.pairs[split]].sum())
         counts[split] = SplitCounts(known, len(labels.pairs[split]) - known, images[split])
-    return Statistics(len(labels.states), len(labels.objects), counts, shares)
+    return DatasetStatistics(len(labels.states), len(labels.objects), counts, shares)
 
 
 def _shares(size: int, rows: dict[str, Ints]) -> dict[str, dict[str, float]]:
@@ -62,15 +66,14 @@ def _shares(size: int, rows: dict[str, Ints]) -> dict[str, dict[str, float]]:
     return shares
 
 
-def statistics_text(name: str, stats: Statistics) -> str:
-    """The row as the paper prints it, and the shares below it."""
+def statistics_text(name: str, stats: DatasetStatistics) -> str:
+    """Return the paper's row of counts as text, and the shares of images below it."""
     header = ["", "|S|", "|O|", "|S|x|O|", "C_s", "X_s", "val C_s", "C_u", "imgs", "test C_s", "C_u", "imgs"]
     train, val, test = (stats.splits[split] for split in SPLITS)
     counts = [stats.states, stats.objects, stats.states * stats.objects, train.seen, train.images]
     counts += [val.seen, val.unseen, val.images, test.seen, test.unseen, test.images]
     cells = [name, *("-" if count is None else f"{count:,}" for count in counts)]
-    table = [header, cells]
-    lines = _aligned(table)
+    lines = _aligned([header, cells])
     if stats.shares:
         body = [[split, *(f"{stats.shares[split][group]:.1%}" for group in GROUPS)] for split in SPLITS]
         lines += ["", *_aligned([["images in", *GROUPS], *body])]

@@ -1,4 +1,4 @@
-"""A table of one's own: CSV or Parquet with the columns image, state, object and, if there is one, split."""
+"""Tables as data sets: CSV or Parquet with the columns image, state, object and optionally split."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import pandas as pd
 
 from duplex.data.names import relative_path
-from duplex.data.text import read_bytes, read_text
+from duplex.data.text_files import read_bytes, read_text
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import SPLITS
 
 NEEDED = ("image", "state", "object")
 CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
-Row = tuple[str, list[str]]  # where it stands, its cells
+Row = tuple[str, list[str]]  # its place for messages, its cells
 
 
 def is_table(path: Path) -> bool:
@@ -24,7 +24,10 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """The rows of a table, checked; `split` is there when every row has one."""
+    """Read and check a table; the result has a column `split` if every row has one.
+
+    Raise UsageError for another file format, DuplexError for a missing column, an empty cell or an unknown split.
+    """
     if not is_table(path):
         raise UsageError(f"{path} is not a table; its name ends in one of {', '.join(CSV + PARQUET)}")
     columns, rows = _csv(path) if path.suffix.lower() in CSV else _parquet(path)
@@ -42,11 +45,11 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def _columns(header: list[str], path: Path) -> list[str]:
-    """Which columns to read, in our order; others are the table's own business."""
+    """Return the names of the columns to read, in a fixed order; further columns are ignored."""
     for name in (*NEEDED, "split"):
         if header.count(name) != 1 and not (name == "split" and name not in header):
-            what = "no column" if name not in header else "two columns"
-            raise DuplexError(f"{path} has {what} {name!r}; it needs {', '.join(NEEDED)} and may have split")
+            count = "no column" if name not in header else "two columns"
+            raise DuplexError(f"{path} has {count} {name!r}; it needs {', '.join(NEEDED)} and may have split")
     return [*NEEDED, "split"] if "split" in header else list(NEEDED)
 
 
@@ -62,7 +65,7 @@ def _checked(columns: list[str], row: Row) -> list[str]:
 
 
 def _csv(path: Path) -> tuple[list[str], Iterable[Row]]:
-    """A comma, semicolon or tab between cells, whichever the header uses most."""
+    """Read CSV with commas, semicolons or tabs, whichever is most frequent in the header."""
     text = read_text(path)
     first = text.lstrip("\r\n").split("\n", 1)[0]
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
@@ -72,10 +75,10 @@ def _csv(path: Path) -> tuple[list[str], Iterable[Row]]:
         raise DuplexError(f"{path} is empty; it needs a header with {', '.join(NEEDED)} and may have split")
     names = [cell.strip() for cell in header[1]]
     columns = _columns(names, path)
-    return columns, _picked(rows, names, [names.index(name) for name in columns])
+    return columns, _select_cells(rows, names, [names.index(name) for name in columns])
 
 
-def _picked(rows: Iterator[Row], names: list[str], keep: list[int]) -> Iterator[Row]:
+def _select_cells(rows: Iterator[Row], names: list[str], keep: list[int]) -> Iterator[Row]:
     for place, cells in rows:
         if len(cells) != len(names):
             raise DuplexError(f"{place} has {len(cells)} cells; the header has {len(names)}")
@@ -83,7 +86,7 @@ def _picked(rows: Iterator[Row], names: list[str], keep: list[int]) -> Iterator[
 
 
 def _csv_rows(lines: Iterator[list[str]], path: Path) -> Iterator[Row]:
-    """Lines that are not blank, each with its number."""
+    """Yield the place and the cells of every line that is not blank."""
     while True:
         number = getattr(lines, "line_num", 0) + 1
         try:
@@ -106,17 +109,17 @@ def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
     try:
         columns = _columns(parquet.read_schema(source).names, path)
         table = parquet.read_table(source, columns=columns)
-        values = [table.column(name).to_pylist() for name in columns]
+        rows = zip(*(table.column(name).to_pylist() for name in columns), strict=True)
     except (ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120]
         raise DuplexError(f"{path} is not a Parquet table ({reason})") from error
-    return columns, _parquet_rows(values, columns, path)
+    return columns, _parquet_rows(rows, columns, path)
 
 
-def _parquet_rows(values: list[list[object]], columns: list[str], path: Path) -> Iterator[Row]:
-    for number, cells in enumerate(zip(*values, strict=True), 1):
+def _parquet_rows(rows: Iterable[tuple[object, ...]], columns: list[str], path: Path) -> Iterator[Row]:
+    for number, cells in enumerate(rows, 1):
         place = f"{path}, row {number}"
         for name, cell in zip(columns, cells, strict=True):
             if not isinstance(cell, str) and not (cell is None and name == "split"):
-                raise DuplexError(f"{place}: {name} is {cell!r:.80}; it must be a text")
+                raise DuplexError(f"{place}: {name} is {cell!r:.80}; it must be text")
         yield place, [str(cell or "") for cell in cells]

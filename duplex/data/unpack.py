@@ -1,4 +1,4 @@
-"""Archives from strangers: only the wanted parts come out, below one folder, and no more than a stated size."""
+"""Unpacking of untrusted archives: only wanted parts, below one folder, up to a limit of bytes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from duplex.data.progress import tracked
 from duplex.errors import DuplexError
+from duplex.system.progress import track
 
 CHUNK = 1 << 20
 DAMAGED = (
@@ -26,9 +26,11 @@ DAMAGED = (
 
 
 @dataclass(frozen=True)
-class Member:
+class ArchiveMember:
+    """A file in a zip or tar archive."""
+
     name: str
-    regular: bool  # a plain file; else a link or a device
+    regular: bool  # False for links and devices
     open: Callable[[], IO[bytes] | None]
 
 
@@ -37,15 +39,19 @@ def is_archive(path: Path) -> bool:
 
 
 def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit: int) -> None:
-    """Bring the wanted parts of `archive` to `root`. `take` maps a name below `root` to the names it may have in the
-    archive. Parts are complete or absent: they are written beside their place and moved there at the end."""
+    """Unpack the wanted parts of an archive to `root`; each part appears complete or not at all.
+
+    take: name of a part below `root` -> its possible names in the archive.
+    limit: most bytes that may be unpacked; checked while unpacking, whatever sizes the archive states.
+    Raise DuplexError for a damaged archive, a missing part, a name that leads out of the folder, a link or a device.
+    """
     staging = root / f".{archive.name}.partial"
     shutil.rmtree(staging, ignore_errors=True)
     try:
-        found = _write_parts(archive, take, staging, limit)
-        absent = [name for name in take if name not in found]
-        if absent:
-            raise DuplexError(f"{archive} holds no {take[absent[0]][0]!r}; it is not the archive it should be")
+        parts = _write_parts(archive, take, staging, limit)
+        missing = [name for name in take if name not in parts]
+        if missing:
+            raise DuplexError(f"{archive} holds no {take[missing[0]][0]!r}; it is not the archive it should be")
         for name in take:
             if not (root / name).exists():
                 (staging / name).rename(root / name)
@@ -58,10 +64,11 @@ def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit
 
 
 def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Path, limit: int) -> set[str]:
-    found: set[str] = set()
+    """Write the wanted members below `staging`; return the names of the parts that the archive holds."""
+    parts: set[str] = set()
     left = limit
     with _members(archive) as (members, total):
-        for member in tracked(members, f"unpacking {archive.name}", total):
+        for member in track(members, f"unpacking {archive.name}", total):
             place = _place(_safe(member.name, archive), take)
             if place is None:
                 continue
@@ -70,12 +77,12 @@ def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Pa
             target = staging.joinpath(*place)
             target.parent.mkdir(parents=True, exist_ok=True)
             left -= _copy(member, target, left, archive, limit)
-            found.add(place[0])
-    return found
+            parts.add(place[0])
+    return parts
 
 
-def _copy(member: Member, target: Path, left: int, archive: Path, limit: int) -> int:
-    """Bytes are counted as they come out: what the archive says of its sizes is not believed."""
+def _copy(member: ArchiveMember, target: Path, left: int, archive: Path, limit: int) -> int:
+    """Copy a member and return its size, counted while copying: the sizes that an archive states may be false."""
     written, source = 0, member.open()
     if source is None:
         raise DuplexError(f"{archive}: {member.name!r} is not a file")
@@ -89,6 +96,7 @@ def _copy(member: Member, target: Path, left: int, archive: Path, limit: int) ->
 
 
 def _safe(name: str, archive: Path) -> list[str]:
+    """Return the parts of a member's path; raise DuplexError if it leads out of the folder."""
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or parts[0].endswith(":") or "\0" in name:
         raise DuplexError(f"{archive}: the name {name!r} leads out of the folder; nothing of it is unpacked")
@@ -96,7 +104,7 @@ def _safe(name: str, archive: Path) -> list[str]:
 
 
 def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] | None:
-    """Where a member belongs below the root, or None if it is not wanted."""
+    """Return the path of a member below the root, None for an unwanted one."""
     for name, sources in take.items():
         for source in sources:
             depth = source.count("/") + 1
@@ -106,8 +114,8 @@ def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] |
 
 
 @contextmanager
-def _members(archive: Path) -> Iterator[tuple[Iterator[Member], int]]:
-    """The files of a zip or a tar, as they come."""
+def _members(archive: Path) -> Iterator[tuple[Iterator[ArchiveMember], int]]:
+    """Open a zip or tar archive; yields its members and their number, 0 where unknown."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as bundle:
             yield _zip_members(bundle), len(bundle.infolist())
@@ -116,15 +124,15 @@ def _members(archive: Path) -> Iterator[tuple[Iterator[Member], int]]:
             yield _tar_members(bundle), 0
 
 
-def _zip_members(bundle: zipfile.ZipFile) -> Iterator[Member]:
+def _zip_members(bundle: zipfile.ZipFile) -> Iterator[ArchiveMember]:
     for info in bundle.infolist():
         mode = info.external_attr >> 16
         if not info.is_dir():
             regular = stat.S_IFMT(mode) in (0, stat.S_IFREG)
-            yield Member(info.filename, regular, lambda info=info: bundle.open(info))  # type: ignore[misc]
+            yield ArchiveMember(info.filename, regular, lambda info=info: bundle.open(info))  # type: ignore[misc]
 
 
-def _tar_members(bundle: tarfile.TarFile) -> Iterator[Member]:
+def _tar_members(bundle: tarfile.TarFile) -> Iterator[ArchiveMember]:
     for info in bundle:
         if not info.isdir():
-            yield Member(info.name, info.isreg(), lambda info=info: bundle.extractfile(info))  # type: ignore[misc]
+            yield ArchiveMember(info.name, info.isreg(), lambda info=info: bundle.extractfile(info))  # type: ignore[misc]

@@ -1,16 +1,18 @@
 """Frozen backbones: an image tower and a text tower behind one small interface.
 
     encoder = load_encoder("ViT-L-14-quickgelu", "openai", towers="image", device="cuda", precision="bf16")
-    features = encoder.encode_images(torch.stack([encoder.image_transform(picture) for picture in pictures]))
+    features = encoder.encode_images(torch.stack([encoder.image_transform(image) for image in images]))
 
-Another kind of backbone joins by offering what `Encoder` lists.
+Other backbones join as a family (`duplex.encoders.families`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from duplex.encoders.families import MissingWeights, find_family
 from duplex.errors import UsageError, require
 from duplex.system.precision import PRECISIONS
 
@@ -18,38 +20,60 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from duplex.encoders.source import EncoderSource
-
 Towers = Literal["both", "image", "text"]
 PACKAGED = "tiny"  # the encoder that ships with the package
 TOWERS: tuple[Towers, ...] = ("both", "image", "text")
 
 
+@dataclass(frozen=True)
+class EncoderIdentity:
+    """Everything that the features of an encoder depend on; a feature cache stores it and is checked against it."""
+
+    encoder: str  # name
+    architecture: str  # hash of the architecture's options
+    weights: str  # sha256 of the weights file
+    preprocessing: str  # JSON
+    precision: str
+    dim: int  # width of the features
+    torch: str  # versions of the libraries that decide a feature's last bits
+    open_clip_torch: str
+    pillow: str
+
+    def to_dict(self) -> dict[str, str]:
+        return {key: str(value) for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, str]) -> EncoderIdentity:
+        """Read back what `to_dict` returned; other keys of a cache's or checkpoint's record are ignored."""
+        values = {field.name: record[field.name] for field in fields(cls) if field.name != "dim"}
+        return cls(**values, dim=int(record["dim"]))
+
+
 class Encoder(Protocol):
-    """What the cache, the trained network and the command line need of a backbone."""
+    """The interface of a frozen encoder, as feature caches, methods and the command line use it."""
 
     name: str
-    dim: int
-    device: Any
-    identity: dict[str, str]
-    logit_scale: float
+    dim: int  # d, the width of image and text features
+    device: Any  # torch.device of the towers
+    identity: EncoderIdentity
+    logit_scale: float  # ln(1/τ) of the pretrained model
 
-    def image_transform(self, picture: Image.Image) -> Tensor:
-        """An RGB picture as the pixels the image tower takes: [3, R, R] uint8."""
+    def image_transform(self, image: Image.Image) -> Tensor:
+        """Return an RGB image as the pixels that the image tower takes: [3, R, R] uint8."""
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """[B, 3, R, R] -> [B, d] float32, not normalised."""
+        """Return the features [B, d] of pixels [B, 3, R, R]: float32, not normalised."""
 
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, 3, R, R] -> the same features, and one token a patch [B, T, w], float32."""
+        """Return the features [B, d] and the patch tokens [B, T, w] of pixels [B, 3, R, R], float32."""
 
     @property
     def patches(self) -> tuple[int, int]:
-        """Shape of one picture's patch tokens (T, w)."""
+        """Shape (T, w) of one image's patch tokens."""
 
     @property
     def text(self) -> Any:
-        """The text tower; None for a backbone that only sees."""
+        """The `TextTower`; None for a backbone without one."""
 
 
 def load_encoder(
@@ -60,44 +84,38 @@ def load_encoder(
     device: str = "cpu",
     precision: str = "fp32",
 ) -> Encoder:
-    """Load a frozen encoder by name. `precision` is that of the towers asked for; the other one is dropped as soon as
-    the weights are read. Nothing ever falls back to random weights."""
-    from duplex.encoders.blip import BLIP, BlipEncoder
-    from duplex.encoders.clip import ClipEncoder
-    from duplex.encoders.images import TIMM, ImageEncoder
+    """Load a frozen encoder.
 
+    name: an architecture of open_clip, `tiny`, or `FAMILY:REST` (see `duplex encoders list`).
+    weights: a published tag or a file; missing weights raise an error and are never replaced by random ones.
+    towers: "image" or "text" drops the other tower as soon as the weights are read.
+    precision: of the loaded towers: "fp32", "tf32", "bf16" or "fp16".
+    """
     require(towers, TOWERS, "towers")
     require(precision, PRECISIONS, "precision")
-    others: dict[str, Any] = {TIMM: ImageEncoder, BLIP: BlipEncoder}
-    kind = others.get(name.partition(":")[0] + ":", ClipEncoder)
-    encoder: Encoder = kind(_source(name, weights), towers=towers, device=resolve_device(device), precision=precision)
-    return encoder
+    family = find_family(name)
+    source = family.find(name, weights)
+    return family.load(source, towers=towers, device=resolve_device(device), precision=precision)
 
 
-def _source(name: str, weights: str | None) -> EncoderSource:
-    from duplex.encoders.blip import BLIP, blip_source
-    from duplex.encoders.images import TIMM, timm_source
-    from duplex.encoders.source import find_source
-
-    if name.startswith(BLIP):
-        return blip_source(name)
-    return timm_source(name, weights) if name.startswith(TIMM) else find_source(name, weights)
+def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> EncoderIdentity:
+    """Return `load_encoder(...).identity` without building the encoder."""
+    require(precision, PRECISIONS, "precision")
+    return find_family(name).find(name, weights).identity(precision)
 
 
-def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> dict[str, str]:
-    """`load_encoder(...).identity` without building the encoder."""
-    return _source(name, weights).identity(require(precision, PRECISIONS, "precision"))
+def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:
+    """Return the weights that loading an encoder would download; None if all are on disk. Nothing is downloaded."""
+    return find_family(name).missing_weights(name, weights)
 
 
 def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
-    """The words that an encoder cannot be asked about. Only the packaged one has any: it knows the drawn benchmark."""
-    from duplex.encoders.tiny import unknown_words as unknown_to_tiny
-
-    return unknown_to_tiny(texts) if name == PACKAGED else []
+    """Return the words of some texts that an encoder's text tower refuses, each once."""
+    return find_family(name).unknown_words(texts)
 
 
 def resolve_device(device: str) -> str:
-    """`auto` is the GPU where there is one."""
+    """Return `device`, with "auto" replaced by "cuda" where there is a GPU and "cpu" elsewhere."""
     import torch
 
     if device == "auto":

@@ -1,7 +1,7 @@
-"""What a GPU's float32 products are made of.
+"""TF32 on GPUs only where it was asked for.
 
-torch lets cuDNN's convolutions round their factors to TF32's ten bits of mantissa unless told otherwise, a thousandth
-of a feature, under the name of float32. Here fp32 means fp32, and tf32, which is faster, has to be asked for.
+By default torch lets cuDNN's convolutions round their factors to TF32's ten bits of mantissa, which changes features
+by about a thousandth. Here "fp32" means float32, and the faster "tf32" is a precision of its own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 
 
 @contextmanager
-def arithmetic(precision: str) -> Iterator[None]:
-    """TF32 in convolutions and matrix products inside, or not at all. A backward pass belongs inside too: it follows
-    what holds when it runs. Without a GPU there is nothing to choose, and no GPU is looked for."""
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, products.allow_tf32
-    cudnn.allow_tf32 = products.allow_tf32 = precision == "tf32"
+def float32_arithmetic(precision: str) -> Iterator[None]:
+    """Allow TF32 in convolutions and matrix products inside the block if `precision` is "tf32", and forbid it
+    otherwise. A backward pass must run inside the block, too. No effect without a GPU."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
     try:
         yield
     finally:
-        cudnn.allow_tf32, products.allow_tf32 = before
+        cudnn.allow_tf32, matmul.allow_tf32 = before

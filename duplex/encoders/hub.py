@@ -1,4 +1,4 @@
-"""Published weights: where they lie on this disk, and how they come there. What cannot be had is said in seconds."""
+"""Published weights: their files on this disk, and their download, which fails within seconds without a network."""
 
 from __future__ import annotations
 
@@ -16,110 +16,106 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from duplex.encoders.openclip import HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME, open_clip
 from duplex.errors import DuplexError
 
-DOWNLOADS = Path("~/.cache/clip")  # where open_clip puts what does not come from the hub
-PATIENCE = (5, 10)  # seconds to connect, seconds for an answer
-BELOW: type[Exception] = HfHubHTTPError.__mro__[1]  # of the library that speaks to the hub
-TRANSFER: tuple[type[Exception], ...] = (BELOW, OSError, ValueError, RuntimeError, EntryNotFoundError)
-WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # what a repository calls them, the better one first
+DOWNLOADS = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
+TIMEOUT = (5, 10)  # seconds to connect, seconds for a response
+HTTP_ERROR: type[Exception] = HfHubHTTPError.__mro__[1]  # of the HTTP library below huggingface_hub
+TRANSFER_ERRORS: tuple[type[Exception], ...] = (HTTP_ERROR, OSError, ValueError, RuntimeError, EntryNotFoundError)
+WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # names in a repository, the preferred one first
 
 
-def place_on_disk(published: dict[str, Any]) -> Path | None:
-    """The file of published weights (an entry of open_clip's table), or None where it would have to be fetched."""
+def weights_on_disk(published: dict[str, Any]) -> Path | None:
+    """Return the file of published weights (an entry of open_clip's table); None if it would have to be downloaded."""
     url = str(published.get("url", ""))
-    if url and (found := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
-        return found
+    if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
+        return file
     owner, names = _repository(published)
     return hub_file_on_disk(owner, names) if owner else None
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """The first of some files of a repository that is on disk."""
+    """Return the first of some files of a hub repository that is on disk; None if none is."""
     for name in names:
-        found = try_to_load_from_cache(owner, name)
-        if isinstance(found, str) and Path(found).is_file():
-            return Path(found)
+        cached = try_to_load_from_cache(owner, name)
+        if isinstance(cached, str) and Path(cached).is_file():
+            return Path(cached)
     return None
 
 
-def address(published: dict[str, Any]) -> str:
-    """Where published weights would be fetched from."""
+def download_address(published: dict[str, Any]) -> str:
+    """Return the URL from which published weights would be downloaded."""
     owner, names = _repository(published)
     return hf_hub_url(owner, names[0]) if owner else str(published.get("url", ""))
 
 
-def fetch(published: dict[str, Any], what: str) -> Path:
-    """The file of published weights, fetched if it is not there; `what` they are, for a person."""
-    if found := place_on_disk(published):
-        return found
+def fetch_weights(published: dict[str, Any], what: str) -> Path:
+    """Return the file of published weights, downloading it if necessary; `what` names the weights in messages."""
+    if file := weights_on_disk(published):
+        return file
     owner, names = _repository(published)
     return fetch_from_hub(owner, names, what) if owner else _fetch_url(published, what)
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
-    """The first of some files that a repository has."""
-    if found := hub_file_on_disk(owner, names):
-        return found
-    _reach(hf_hub_url(owner, names[0]), what)
+    """Return the first of some files that a hub repository holds, downloading it if necessary."""
+    if file := hub_file_on_disk(owner, names):
+        return file
+    _check_reachable(hf_hub_url(owner, names[0]), what)
     for name in names:
         try:
             return Path(hf_hub_download(owner, name))
         except EntryNotFoundError:
             continue
-        except TRANSFER as error:
-            raise unreachable(what, error) from error
+        except TRANSFER_ERRORS as error:
+            raise download_error(what, error) from error
     raise DuplexError(f"the weights of {what} are not on disk, and {owner} holds no {' or '.join(names)}")
 
 
-def unreachable(what: str, error: BaseException) -> DuplexError:
+def download_error(what: str, error: BaseException) -> DuplexError:
+    """Return the error to raise where the weights `what` cannot be downloaded."""
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__
     return DuplexError(
-        f"the weights of {what} are not on disk and could not be fetched{offline}: {reason}; "
-        "fetch them where there is a network, or name a folder that holds them as local-dir:FOLDER"
+        f"the weights of {what} are not on disk and could not be downloaded{offline}: {reason}; "
+        "download them where there is a network, or name a folder that holds them as local-dir:FOLDER"
     )
 
 
 def _fetch_url(published: dict[str, Any], what: str) -> Path:
-    """Through open_clip, which knows some of the hashes; into the place where it looks, whole or not at all."""
+    """Download through open_clip, which checks some hashes; the file appears complete or not at all."""
     folder = DOWNLOADS.expanduser()
-    _reach(published["url"], what)
+    _check_reachable(published["url"], what)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            found = Path(open_clip.download_pretrained(published, prefer_hf_hub=False, cache_dir=scratch))
-            return found.replace(folder / found.name)
-    except TRANSFER as error:
-        raise unreachable(what, error) from error
+            file = Path(open_clip.download_pretrained(published, prefer_hf_hub=False, cache_dir=scratch))
+            return file.replace(folder / file.name)
+    except TRANSFER_ERRORS as error:
+        raise download_error(what, error) from error
 
 
 def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """`timm/vit_large/` -> its owner and the names of its weights; no owner where the hub does not have them."""
+    """Return the repository and the file names of published weights; "" for weights that are not on the hub."""
     owner, _, file = published.get("hf_hub", "").rpartition("/")
     return owner, (file,) if file else WEIGHTS
 
 
-def _reach(url: str, what: str) -> None:
-    """One question with a short patience: the hub's own client asks twelve times, for a minute."""
+def _check_reachable(url: str, what: str) -> None:
+    """Raise DuplexError unless the server responds to one request; the hub's own client retries for a minute."""
     if _offline():
-        raise unreachable(what, OSError("no network is used"))
+        raise download_error(what, OSError("no network is used"))
     try:
-        _ask(url)
+        requests.head(url, timeout=TIMEOUT, allow_redirects=False)
     except (requests.RequestException, ValueError) as error:
-        raise unreachable(what, OSError(f"{urlsplit(url).hostname} does not answer")) from error
+        raise download_error(what, OSError(f"{urlsplit(url).hostname} does not answer")) from error
 
 
-def answers(url: str) -> bool:
-    """Whether something could be fetched from there."""
+def is_reachable(url: str) -> bool:
+    """Whether the server of a URL responds; False if HF_HUB_OFFLINE is set."""
     try:
-        if not _offline():
-            _ask(url)
-    except (requests.RequestException, ValueError):
+        _check_reachable(url, url)
+    except DuplexError:
         return False
-    return not _offline()
-
-
-def _ask(url: str) -> None:
-    requests.head(url, timeout=PATIENCE, allow_redirects=False)
+    return True
 
 
 def _offline() -> bool:

@@ -1,4 +1,4 @@
-"""All that is used of open_clip and torchvision beyond their top level: what a new release may move is mended here."""
+"""All names used of timm, and of open_clip and torchvision below their top level, in one place for new releases."""
 
 from __future__ import annotations
 
@@ -11,33 +11,22 @@ from duplex.encoders.vision_ops import ensure_torchvision
 
 ensure_torchvision()
 
-import open_clip  # noqa: E402
-from open_clip.constants import HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME  # noqa: E402
-from open_clip.factory import load_state_dict  # noqa: E402
-from open_clip.model import CLIP  # noqa: E402
-from open_clip.modified_resnet import ModifiedResNet  # noqa: E402
-from open_clip.tokenizer import SimpleTokenizer  # noqa: E402
-from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict  # noqa: E402
-from open_clip.transformer import VisionTransformer  # noqa: E402
-from torchvision import transforms  # noqa: E402
+# ruff: noqa: E402, PLC0414
+import open_clip as open_clip
+import timm as timm
+from open_clip.constants import HF_SAFE_WEIGHTS_NAME as HF_SAFE_WEIGHTS_NAME
+from open_clip.constants import HF_WEIGHTS_NAME as HF_WEIGHTS_NAME
+from open_clip.factory import load_state_dict as load_state_dict
+from open_clip.model import CLIP as CLIP
+from open_clip.modified_resnet import ModifiedResNet as ModifiedResNet
+from open_clip.tokenizer import SimpleTokenizer as SimpleTokenizer
+from open_clip.transform import PreprocessCfg as PreprocessCfg
+from open_clip.transform import image_transform_v2 as image_transform_v2
+from open_clip.transform import merge_preprocess_dict as merge_preprocess_dict
+from open_clip.transformer import VisionTransformer as VisionTransformer
+from torchvision import transforms as transforms
 
-__all__ = [
-    "CLIP",
-    "HF_SAFE_WEIGHTS_NAME",
-    "HF_WEIGHTS_NAME",
-    "LOADING",
-    "ModifiedResNet",
-    "PreprocessCfg",
-    "SimpleTokenizer",
-    "VisionTransformer",
-    "image_transform_v2",
-    "load_state_dict",
-    "merge_preprocess_dict",
-    "open_clip",
-    "transforms",
-]
-
-LOADING = (  # what torch, safetensors, pickle and zip raise on a file that holds no fitting weights
+LOADING_ERRORS = (  # raised by torch, safetensors, pickle and zip for a file without fitting weights
     *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError),
     *(pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError),
 )

@@ -1,11 +1,8 @@
-"""Prompts as a prefix tree, so that a causal text tower computes each distinct prefix once.
+"""Prompts as a prefix tree: under a causal mask, prompts with a common prefix have equal hidden states there.
 
-Under a causal mask the hidden state of a token depends on the tokens before it and on nothing after it, so two prompts
-that begin alike have equal states as far as they are alike. A prompt is a sequence of *lexicon rows* (token embeddings,
-frozen or learned); a node of the tree is one distinct prefix, and its depth is its position.
-
-Nodes are numbered depth first, for attention (see `text_layout`): the nodes below one node follow it directly, so
-that a run of consecutive nodes has few ancestors beside the run itself.
+A prompt is a sequence of *lexicon rows* (token embeddings, frozen or learned); a node of the tree is one distinct
+prefix, and its depth is the position of its last token. Nodes are numbered depth first, so that a run of consecutive
+nodes has few ancestors beside the run itself (see `text_layout`).
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +23,11 @@ Prompts = Sequence[Sequence[int]] | NDArray[np.integer]
 PAD = -1
 
 
-def padded(sequences: Prompts) -> Ints:
-    """[P, L] lexicon rows, `PAD` after each prompt's end."""
+def pad_prompts(sequences: Prompts) -> Ints:
+    """Return prompts as an array `[P, L]` of lexicon rows with `PAD` after each prompt's end.
+
+    Raise DuplexError for an empty list, an empty prompt or a negative row.
+    """
     if isinstance(sequences, np.ndarray):
         rows = sequences.astype(np.int64, copy=False)
         lengths = (rows != PAD).sum(1)
@@ -45,33 +45,49 @@ def padded(sequences: Prompts) -> Ints:
     return rows
 
 
+def check_length(tokens: int, context_length: int) -> None:
+    """Raise DuplexError for prompts longer than a text tower's context."""
+    if tokens > context_length:
+        raise DuplexError(
+            f"a prompt has {tokens} tokens; this text tower reads at most {context_length}: "
+            "shorten the context or the names"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class PromptTree:
-    """`T` nodes, depth first; `ends[p]` is the node of prompt `p`'s last token."""
+    """A prefix tree of `P` prompts: `T` nodes in depth-first order."""
 
     rows: Ints  # [T] lexicon row of each node's token
-    depths: Ints  # [T] its position
-    parents: Ints  # [T] the node before it, -1 for a first token
-    ends: Ints  # [P]
+    depths: Ints  # [T] position of each node's token
+    parents: Ints  # [T] node of the token before, -1 for a first token
+    ends: Ints  # [P] node of each prompt's last token
 
     @classmethod
     def of(cls, sequences: Prompts) -> PromptTree:
-        """The tree of prompts given as lists of lexicon rows, or as an array `[P, L]` padded with -1."""
-        rows, depths, parents, ends = _trie(padded(sequences))
-        bounds = np.searchsorted(depths, np.arange(depths[-1] + 2))
-        place = _places(parents, _below(parents, bounds), bounds)
-        order = np.argsort(place)
-        above = parents[order]
+        """Build the tree of prompts given as lists of lexicon rows, or as an array `[P, L]` padded with -1."""
+        rows = pad_prompts(sequences)
+        order = np.lexsort(rows.T[::-1])  # sorted prompts reach nodes in depth-first order
+        rows = rows[order]
+        new = np.ones(rows.shape, bool)  # [P, L] whether a prompt is the first with this prefix
+        np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1, out=new[1:])
+        new &= rows != PAD
+        prompts, depths = np.nonzero(new)
+        node = np.full(rows.shape, -1)  # [P, L]
+        node[new] = np.arange(len(depths))
+        np.maximum.accumulate(node, out=node)
+        ends = np.empty_like(order)
+        ends[order] = node[np.arange(len(rows)), (rows != PAD).sum(1) - 1]
         return cls(
-            rows=rows[order],
-            depths=depths[order],
-            parents=np.where(above < 0, -1, place[above]),
-            ends=place[ends],
+            rows=rows[new],
+            depths=depths,
+            parents=np.where(depths == 0, -1, node[prompts, depths - 1]),
+            ends=ends,
         )
 
     @property
     def tokens(self) -> int:
-        """`T`, the distinct tokens that are computed."""
+        """`T`, the number of distinct tokens."""
         return len(self.rows)
 
     @property
@@ -80,12 +96,12 @@ class PromptTree:
 
     @property
     def length(self) -> int:
-        """Tokens of the longest prompt."""
+        """Number of tokens of the longest prompt."""
         return int(self.depths.max()) + 1
 
     @cached_property
     def ancestors(self) -> Ints:
-        """[T, L] the node itself, its parent, and so on up; -1 past the first token."""
+        """[T, L] each node, its parent and so on up to the first token, then -1."""
         table = np.full((self.tokens, self.length), -1, np.int64)
         node = np.arange(self.tokens)
         for column in table.T:
@@ -94,7 +110,7 @@ class PromptTree:
         return table
 
     def sequences(self) -> Ints:
-        """[P, L] the prompts back again, padded with -1."""
+        """Return the prompts `[P, L]` that the tree was built from, padded with -1."""
         path = self.ancestors[self.ends]
         rows = np.full_like(path, PAD)
         prompt, up = np.nonzero(path >= 0)
@@ -102,47 +118,10 @@ class PromptTree:
         return rows
 
 
-def blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
-    """Trees of at most `size` prompts with the prompts' indices; sorted, so that blocks share prefixes."""
-    rows = padded(sequences)
+def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
+    """Yield the indices and the tree of at most `size` prompts at a time, sorted so that each tree shares prefixes."""
+    rows = pad_prompts(sequences)
     order = np.lexsort(rows.T[::-1])
     for start in range(0, len(order), size):
-        chosen = order[start : start + size]
-        yield chosen, PromptTree.of(rows[chosen])
-
-
-def _trie(sequences: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Distinct prefixes, depth by depth: a node is a distinct (parent, row)."""
-    base = int(sequences.max()) + 1
-    node = np.full(len(sequences), -1, np.int64)  # each prompt's node at the depth reached
-    rows, depths, parents, count = [], [], [], 0
-    for depth, column in enumerate(sequences.T):
-        alive = np.flatnonzero(column != PAD)
-        keys, inverse = np.unique((node[alive] + 1) * base + column[alive], return_inverse=True)
-        node[alive] = count + inverse
-        rows.append(keys % base)
-        parents.append(keys // base - 1)
-        depths.append(np.full(len(keys), depth))
-        count += len(keys)
-    return np.concatenate(rows), np.concatenate(depths), np.concatenate(parents), node
-
-
-def _below(parents: Ints, bounds: Ints) -> Ints:
-    """[T] how many nodes descend from each, summed from the deepest depth up; `bounds` delimit the depths."""
-    below = np.zeros(len(parents), np.int64)
-    for depth in range(len(bounds) - 2, 0, -1):
-        here, above = slice(bounds[depth], bounds[depth + 1]), slice(bounds[depth - 1], bounds[depth])
-        size = bounds[depth] - bounds[depth - 1]
-        below[above] += np.bincount(parents[here] - bounds[depth - 1], below[here] + 1, size).astype(np.int64)
-    return below
-
-
-def _places(parents: Ints, below: Ints, bounds: Ints) -> Ints:
-    """[T] each node's number, depth first: its parent's, one more, and as many as its earlier siblings take."""
-    place = np.empty(len(parents), np.int64)
-    for start, stop in pairwise(bounds):
-        above = parents[start:stop]  # sorted: siblings lie together
-        before = np.cumsum(below[start:stop] + 1) - below[start:stop] - 1
-        eldest = np.searchsorted(above, above)
-        place[start:stop] = np.where(above < 0, 0, place[above] + 1) + before - before[eldest]
-    return place
+        prompts = order[start : start + size]
+        yield prompts, PromptTree.of(rows[prompts])

@@ -1,9 +1,9 @@
-"""The text part of an open_clip model, whichever class holds it."""
+"""The text part of an open_clip model of any class."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,32 +12,32 @@ from torch import Tensor, nn
 from duplex.errors import DuplexError, require
 from duplex.system.precision import dtype_of
 
-CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose attention a prompt tree can stand in for
+CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose attention a prompt tree can replace
 
 
 @dataclass(frozen=True, eq=False)
 class TextParts:
-    """Everything a text needs on its way from token embeddings to a feature. Frozen: nothing here takes gradients."""
+    """All modules and settings between token embeddings and a text feature, frozen."""
 
     blocks: nn.ModuleList
     table: Tensor  # [V, width] token embeddings
     positions: Tensor  # [positions, width]
     norm: nn.Module
     projection: Tensor | nn.Linear | None
-    mask: Tensor | None  # [positions, positions] added to scores; None: every token sees every other
+    mask: Tensor | None  # [positions, positions] added to scores; None: every token attends to every other
     pool: str
     heads: int
     cls: Tensor | None  # [width] CoCa's class token, after the padding
-    cls_mask_after: bool  # whether CoCa's padding mask counts the class token last, where it stands, or first
+    cls_mask_after: bool  # whether CoCa's padding mask has the class token last (its position) or first
     mask_padding: bool
-    padding: int  # id that marks padding
+    padding: int  # token id of padding
     context_length: int  # tokens of a text, without CoCa's class token
     logit_scale: float  # ln(1/τ), as open_clip stores it
     dtype: torch.dtype  # of matrix products
 
     @classmethod
     def of(cls, model: Any, precision: str = "fp32") -> TextParts:
-        """From an open_clip model; its text parameters are frozen, and copied only where another precision is asked."""
+        """Freeze the text part of an open_clip model; parameters are copied only to convert their precision."""
         dtype = dtype_of(precision)
         text = getattr(model, "text", model)
         blocks = getattr(getattr(text, "transformer", None), "resblocks", None)
@@ -56,7 +56,7 @@ class TextParts:
             projection=text.text_projection,
             mask=text.attn_mask,
             pool=pool,
-            heads=_heads(blocks[0]),
+            heads=int(blocks[0].attn.num_heads),
             cls=getattr(text, "cls_emb", None),
             cls_mask_after=bool(getattr(text, "correct_cls_mask", False)),
             mask_padding=bool(getattr(text, "use_pad_mask", False)),
@@ -65,7 +65,11 @@ class TextParts:
             logit_scale=float(model.logit_scale.detach()) if hasattr(model, "logit_scale") else 0.0,
             dtype=dtype,
         )
-        return parts._converted()._frozen()
+        parts = parts._converted()
+        for module in (parts.blocks, parts.norm, parts.projection):
+            if isinstance(module, nn.Module):
+                module.eval().requires_grad_(False)
+        return parts
 
     @property
     def width(self) -> int:
@@ -81,12 +85,12 @@ class TextParts:
 
     @property
     def pools_end(self) -> bool:
-        """Whether the feature is read at a prompt's end token."""
+        """Whether the feature is the state of the end token."""
         return self.cls is None and self.pool in ("argmax", "eos")
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees exactly the tokens before it and itself."""
+        """Whether a token attends to exactly the tokens before it and itself."""
         if self.mask is None or self.cls is not None or self.mask_padding:
             return False
         later = torch.ones_like(self.mask, dtype=torch.bool).triu(1)
@@ -94,20 +98,28 @@ class TextParts:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether a prompt tree is exact: causal, read at the end, and blocks of the plain kind."""
-        return self.causal and self.pools_end and all(_plain_block(block) for block in self.blocks)
+        """Whether encoding a prompt tree is exact: causal, pooled at the end, standard blocks."""
+        return (
+            self.causal
+            and self.pools_end
+            and all(
+                {name for name, _ in block.named_children()} == CHILDREN
+                and isinstance(block.attn, nn.MultiheadAttention)
+                and block.attn.in_proj_bias is not None
+                for block in self.blocks
+            )
+        )
 
     def finish(self, x: Tensor) -> Tensor:
-        """[n, dim] the pooled states' features."""
+        """Return the features [n, dim] of pooled states [n, width]."""
         x = self.norm(x)
         if self.projection is None:
             return x
         return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
 
     def _converted(self) -> TextParts:
-        """Norms, positions and projection in float32 (float64 stays); the blocks' matrices in `dtype`."""
-        held = self.positions.dtype
-        wide = held if held == torch.float64 else torch.float32
+        """Convert norms, positions and projection to float32 (float64 stays) and the blocks' matrices to `dtype`."""
+        wide = torch.float64 if self.positions.dtype == torch.float64 else torch.float32
         narrow = wide if self.dtype == torch.float32 else self.dtype
         changes: dict[str, Any] = {"dtype": narrow}
         if narrow != wide or any(weight.dtype != wide for weight in self.blocks.parameters()):
@@ -123,20 +135,4 @@ class TextParts:
                 changes[name] = part if dtypes <= {wide} else copy.deepcopy(part).to(wide)
             elif part is not None:
                 changes[name] = part.detach().to(wide)
-        return TextParts(**{**self.__dict__, **changes})
-
-    def _frozen(self) -> TextParts:
-        for module in (self.blocks, self.norm, self.projection):
-            if isinstance(module, nn.Module):
-                module.eval().requires_grad_(False)
-        return self
-
-
-def _heads(block: Any) -> int:
-    return int(block.attn.num_heads)
-
-
-def _plain_block(block: nn.Module) -> bool:
-    children = {name for name, _ in block.named_children()}
-    attention = block.attn
-    return children == CHILDREN and isinstance(attention, nn.MultiheadAttention) and attention.in_proj_bias is not None
+        return replace(self, **changes)

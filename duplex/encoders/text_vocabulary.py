@@ -1,4 +1,4 @@
-"""Words to token ids and frozen token embeddings."""
+"""Tokenizers with their frozen token embeddings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from duplex.errors import DuplexError
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The ids that a tokenizer puts before a text and after it, and the one that fills the rest."""
+class TokenFrame:
+    """The token ids that a tokenizer adds to a text: before it, after it, and as padding."""
 
     opening: tuple[int, ...]
     closing: tuple[int, ...]
@@ -23,7 +23,7 @@ class Frame:
 
 
 class Vocabulary:
-    """A tokenizer and the embedding table `[V, width]` it indexes; rows without a trained embedding are NaN."""
+    """A tokenizer and its embedding table `[V, width]`; rows without a trained embedding are NaN and refused."""
 
     def __init__(self, table: Tensor, tokenizer: Any = None) -> None:
         self.table = table.detach()
@@ -33,7 +33,7 @@ class Vocabulary:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """CLIP's byte-pair tokenizer unless the model came with another; loaded when a word is first needed."""
+        """The model's own tokenizer, else CLIP's byte-pair tokenizer; loaded on first use."""
         if self._tokenizer is not None:
             return self._tokenizer
         from duplex.encoders.openclip import SimpleTokenizer
@@ -42,12 +42,12 @@ class Vocabulary:
 
     @cached_property
     def _inner(self) -> Any:
-        """The tokenizer that knows ids: open_clip wraps those of other libraries."""
+        """The tokenizer with `encode` and `decode`: open_clip wraps those of other libraries."""
         return getattr(self.tokenizer, "tokenizer", self.tokenizer)
 
     @cached_property
-    def frame(self) -> Frame:
-        """Read off a text of one word."""
+    def frame(self) -> TokenFrame:
+        """The frame, found by tokenizing a text of one word."""
         ids = [int(i) for i in self.tokenizer(["a"], context_length=16)[0]]
         word = self._ids("a")
         start = next((i for i in range(len(ids)) if ids[i : i + len(word)] == word), None)
@@ -58,10 +58,10 @@ class Vocabulary:
         closing, pad = ids[start + len(word) :], ids[-1]
         while closing and closing[-1] == pad:
             closing.pop()
-        return Frame(tuple(ids[:start]), tuple(closing), pad)
+        return TokenFrame(tuple(ids[:start]), tuple(closing), pad)
 
     def tokens(self, text: str) -> list[int]:
-        """Ids of a text, without start and end; every one of them has an embedding."""
+        """Return the ids of a text without its frame; raise DuplexError for a word without an embedding."""
         ids = self._ids(text)
         if not self._untrained.isdisjoint(ids):
             known = (word for word in text.split() if not self._untrained.isdisjoint(self._ids(word)))
@@ -69,13 +69,13 @@ class Vocabulary:
         return ids
 
     def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """[n, width] frozen embeddings of token ids."""
+        """Return the frozen embeddings [n, width] of token ids."""
         index = torch.as_tensor(ids, dtype=torch.long, device=self.table.device)
         for token in index.flatten().tolist():
             if not 0 <= token < len(self.table):
                 raise DuplexError(f"token {token} is not among this text tower's {len(self.table)}")
             if token in self._untrained:
-                raise self._unknown(self._decode(token))
+                raise self._unknown(str(self._inner.decode([token])).strip())
         return self.table[index]
 
     def _ids(self, text: str) -> list[int]:
@@ -83,9 +83,6 @@ class Vocabulary:
         if self._inner is self.tokenizer:
             return [int(i) for i in self.tokenizer.encode(text)]
         return [int(i) for i in self._inner.encode(clean(text) if clean else text, add_special_tokens=False)]
-
-    def _decode(self, token: int) -> str:
-        return str(self._inner.decode([token])).strip()
 
     def _unknown(self, word: str) -> DuplexError:
         return DuplexError(

@@ -1,7 +1,7 @@
-"""Let torchvision import beside a torch that its compiled library was not built for.
+"""Make torchvision importable beside a torch that its compiled library was not built for.
 
 A CPU build of torch beside a CUDA build of torchvision cannot load torchvision's library, and importing torchvision
-then stops at two operators that nobody has registered. Nothing here calls them: their schemas are enough.
+then fails at two unregistered operators. Nothing in this package calls them: their schemas suffice.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _declared: list[torch.library.Library] = []  # a schema lives as long as the lib
 
 
 def ensure_torchvision() -> bool:
-    """Make `import torchvision` work; return whether operators had to be declared. Where torchvision's own library
-    loads, that is all that happens, and it is what torchvision itself would have done."""
+    """Make `import torchvision` work: load torchvision's compiled library, or declare its operators if that fails.
+    Return whether operators had to be declared."""
     if _declared:
         return True
-    if _registered() or _load_own_library():
+    if _registered() or _load_compiled_library():
         return False
     library = torch.library.Library("torchvision", "FRAGMENT")
     for schema in SCHEMAS.values():
@@ -36,8 +36,8 @@ def _registered() -> bool:
     return all(hasattr(torch.ops.torchvision, name) for name in SCHEMAS)
 
 
-def _load_own_library() -> bool:
-    """Load `torchvision/_C*` without importing torchvision; False where it cannot be loaded or lacks the operators."""
+def _load_compiled_library() -> bool:
+    """Load `torchvision/_C*` without importing torchvision; return False if it cannot be loaded or lacks operators."""
     spec = find_spec("torchvision")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("torchvision is not installed", name="torchvision")

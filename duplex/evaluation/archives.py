@@ -1,4 +1,4 @@
-"""NumPy archives from elsewhere: what an array declares is compared with what the file holds before it is read."""
+"""NumPy archives of unknown origin, read only after their declared sizes have been compared with the file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.system.hdf5 import Unfit
+from duplex.system.hdf5 import InvalidHDF5
 
-BLOWN_UP = 1 << 30  # bytes beyond which an array that was packed a hundredfold is no scores
-PACKED = 100
-SINGLE = b"\x93NUMPY"  # how an array saved alone begins
+MAX_EXPANDED = 1 << 30  # bytes of an array that unpacks to more than MAX_RATIO times its packed size
+MAX_RATIO = 100
+NPY_MAGIC = b"\x93NUMPY"
 
 
 @dataclass(frozen=True)
 class Member:
-    """One array of an archive, unread. Slicing reads it."""
+    """An array of an archive; slicing reads it."""
 
     archive: Archive
     name: str
@@ -34,7 +34,7 @@ class Member:
 
 
 class Archive:
-    """An open `.npz`; each array is read once."""
+    """An open `.npz`. Arrays are read at most once."""
 
     def __init__(self, path: Path) -> None:
         self.bundle = zipfile.ZipFile(path)
@@ -47,18 +47,19 @@ class Archive:
         return (name.removesuffix(".npy") for name in self.bundle.namelist())
 
     def find(self, name: str) -> Member:
+        """Check an array's header and sizes and return it unread; raise `InvalidHDF5` if they cannot be right."""
         info = self.bundle.getinfo(f"{name}.npy")
         with self.bundle.open(info) as file:
-            shape, _, dtype = _header(file)
+            shape, dtype = _header(file)
             start = file.tell()
-        _plain(dtype, repr(name))
+        _refuse_objects(dtype, repr(name))
         size = math.prod(shape) * dtype.itemsize
         if size != info.file_size - start:
-            raise Unfit(f"{name!r} declares {size:,} bytes and holds {max(0, info.file_size - start):,}")
-        if size > BLOWN_UP and size > PACKED * info.compress_size:
-            raise Unfit(f"{name!r} unpacks {info.compress_size:,} bytes to {size:,}; save it as an .h5 file")
+            raise InvalidHDF5(f"{name!r} declares {size:,} bytes and holds {max(0, info.file_size - start):,}")
+        if size > MAX_EXPANDED and size > MAX_RATIO * info.compress_size:
+            raise InvalidHDF5(f"{name!r} unpacks {info.compress_size:,} bytes to {size:,}; save it as an .h5 file")
         if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-            raise Unfit(f"{name!r} is {size:,} bytes, more than this machine's memory; save it as an .h5 file")
+            raise InvalidHDF5(f"{name!r} is {size:,} bytes, more than this machine's memory; save it as an .h5 file")
         return Member(self, name, shape, dtype)
 
     def read(self, name: str) -> NDArray[Any]:
@@ -72,23 +73,24 @@ class Archive:
 
 
 def open_npz(path: Path) -> Archive:
+    """Open an `.npz`; a single `.npy` array is refused."""
     with path.open("rb") as file:
-        if file.read(len(SINGLE)) == SINGLE:
+        if file.read(len(NPY_MAGIC)) == NPY_MAGIC:
             file.seek(0)
-            _plain(_header(file)[2], "it")
-            raise Unfit("it is a single array, not an .npz of several")
+            _refuse_objects(_header(file)[1], "it")
+            raise InvalidHDF5("it is a single array, not an .npz of several")
     return Archive(path)
 
 
-def _plain(dtype: np.dtype[Any], what: str) -> None:
+def _refuse_objects(dtype: np.dtype[Any], name: str) -> None:
     if dtype.hasobject:
-        raise Unfit(f"{what} holds Python objects, which are never loaded; save plain arrays")
+        raise InvalidHDF5(f"{name} holds Python objects, which are not loaded for safety; save plain arrays")
 
 
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(file)
-    raise Unfit(f"its format {version} is none that numbers are saved in")
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise InvalidHDF5(f"its format {version} is unknown; expected (1, 0) or (2, 0)")
+    shape, _, dtype = readers[version](file)
+    return shape, dtype

@@ -1,7 +1,7 @@
 """The exact calibration curve: seen against unseen accuracy as a bias on unseen scores goes from -inf to +inf.
 
-Chao et al. (2016) trace the curve by trying biases; here each image contributes the one bias `d` at which it turns, so
-the whole curve is a sort. A seen image is right iff `b < d`, an unseen one iff `b > d`, hence
+Chao et al. (2016) trace the curve by trying biases. Here each image contributes the one bias `d` at which it becomes
+right or wrong, so the whole curve is a sort. A seen image is right iff `b < d`, an unseen one iff `b > d`, hence
 `AUC = #{(i, j): d_i > d_j} / (N_s N_u)`, ties counting one half.
 """
 
@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 
 from duplex.errors import UsageError
-from duplex.evaluation.accumulator import Floats, Rivals
+from duplex.evaluation.accumulator import Floats, TopCompetitors
 from duplex.labels import Bools, Ints
 
 
 @dataclass(frozen=True)
 class Margins:
-    """The bias `d` at which each image turns; NaN for one that no bias makes right.
+    """The bias `d` of each image at which it becomes right or wrong; NaN if no bias makes it right.
 
     An image is right when fewer than `k` other columns score at least as much as its label: a label that ties for the
     last place among the best `k` is wrong, so that the order of columns cannot matter.
@@ -28,38 +28,40 @@ class Margins:
 
     seen: Floats  # [N_s] +inf: right at every bias
     unseen: Floats  # [N_u] -inf: right at every bias
-    is_seen: Bools  # [N] which images the two rows are, in order
+    is_seen: Bools  # [N] mask of the images of `seen`; the others are those of `unseen`
 
     @classmethod
-    def of(cls, rivals: Rivals, k: int = 1) -> Margins:
-        if not 1 <= k <= rivals.seen.shape[1]:
-            raise UsageError(f"top-{k} was asked of evidence that keeps the best {rivals.seen.shape[1]}")
-        mask = rivals.is_seen
-        own = np.where(mask[:, None], rivals.seen, rivals.unseen)[:, :k]
-        other = np.where(mask[:, None], rivals.unseen, rivals.seen)[:, :k]
-        ahead = (own >= rivals.label[:, None]).sum(axis=1)  # a: rivals no bias can move against the label
-        barrier = other[np.arange(mask.size), np.clip(k - 1 - ahead, 0, k - 1)]  # the (k - a)-th of the other group
+    def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
+        """Return the margins of top-`k` accuracy; `k` may not exceed the accumulator's."""
+        if not 1 <= k <= competitors.seen.shape[1]:
+            raise UsageError(f"k is {k}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator")
+        is_seen = competitors.is_seen
+        same = np.where(is_seen[:, None], competitors.seen, competitors.unseen)[:, :k]
+        other = np.where(is_seen[:, None], competitors.unseen, competitors.seen)[:, :k]
+        ahead = (same >= competitors.label[:, None]).sum(axis=1)  # a: in the label's group, which no bias moves
+        barrier = other[np.arange(is_seen.size), np.clip(k - 1 - ahead, 0, k - 1)]  # the (k - a)-th of the other group
         with np.errstate(invalid="ignore", over="ignore"):
-            d = np.where(mask, rivals.label - barrier, barrier - rivals.label)
-        never = (ahead >= k) | (rivals.label == -np.inf) | (d == np.where(mask, -np.inf, np.inf))
+            d = np.where(is_seen, competitors.label - barrier, barrier - competitors.label)
+        never = (ahead >= k) | (competitors.label == -np.inf) | (d == np.where(is_seen, -np.inf, np.inf))
         d = np.where(never, np.nan, d)
-        return cls(d[mask], d[~mask], mask)
+        return cls(d[is_seen], d[~is_seen], is_seen)
 
     def right(self, bias: float = 0.0) -> Bools:
-        """[N] whether each image is right at a bias."""
-        found = np.empty(self.is_seen.size, dtype=bool)
-        found[self.is_seen], found[~self.is_seen] = bias < self.seen, bias > self.unseen
-        return found
+        """Return whether each image is right at a bias [N]."""
+        right = np.empty(self.is_seen.size, dtype=bool)
+        right[self.is_seen] = bias < self.seen
+        right[~self.is_seen] = bias > self.unseen
+        return right
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The curve as points `p = 0 .. P`: what holds between breakpoints `p - 1` and `p` (the first and last are open).
+    """Seen and unseen accuracy at points `p = 0 .. P`; point `p` lies between breakpoints `p - 1` and `p`.
 
     A seen image is right at the points up to `seen_until`, an unseen one from `unseen_from` on.
     """
 
-    breakpoints: Floats  # [P] distinct biases at which any image turns, ascending
+    breakpoints: Floats  # [P] distinct biases at which an image becomes right or wrong, ascending
     seen_until: Ints  # [N_s] -1: never
     unseen_from: Ints  # [N_u] P + 1: never
 
@@ -77,21 +79,21 @@ class Curve:
 
     @cached_property
     def seen_accuracy(self) -> Floats:
-        """[P + 1] falls along the curve; NaN throughout where no image is seen."""
+        """[P + 1] falling along the curve; NaN if no image is seen."""
         return falling(self.seen_until, self.breakpoints.size)
 
     @cached_property
     def unseen_accuracy(self) -> Floats:
-        """[P + 1] rises along the curve; NaN throughout where no image is unseen."""
+        """[P + 1] rising along the curve; NaN if no image is unseen."""
         return rising(self.unseen_from, self.breakpoints.size)
 
     @cached_property
     def harmonic(self) -> Floats:
-        """[P + 1]"""
+        """Harmonic mean of both accuracies [P + 1]."""
         return harmonic_mean(self.seen_accuracy, self.unseen_accuracy)
 
     def bias(self, point: int) -> float:
-        """A bias at which `point` holds: the middle of its interval, or just outside of the outer breakpoints."""
+        """Return a bias of `point`: the middle of its interval, or a value beyond the outer breakpoints."""
         v = self.breakpoints
         if not v.size:
             return 0.0
@@ -102,9 +104,9 @@ class Curve:
         return float(v[point - 1] / 2 + v[point] / 2)
 
     def table(self, limit: int | None = 500) -> pd.DataFrame:
-        """Points as rows `bias, seen, unseen, hm` (fractions), thinned evenly along the curve to about `limit`.
+        """Return about `limit` points (None: all), evenly spread, with columns `bias, seen, unseen, hm` (fractions).
 
-        The ends and the best harmonic mean always stay.
+        The ends and the point of the best harmonic mean are always included.
         """
         points = np.arange(self.breakpoints.size + 1)
         if limit is not None and points.size > limit:
@@ -123,13 +125,13 @@ class Curve:
 
 
 def falling(until: Ints, breakpoints: int) -> Floats:
-    """[P + 1] share of images right at each point, when each is right up to `until` (-1: never)."""
+    """Return the share of right images at each point [P + 1]; each is right up to point `until` (-1: never)."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def rising(since: Ints, breakpoints: int) -> Floats:
-    """[P + 1] share of images right at each point, when each is right from `since` on (P + 1: never)."""
+    """Return the share of images that are right at each point [P + 1]; each is right from `since` (P + 1: never)."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 
@@ -138,6 +140,6 @@ def _share(counts: Ints, images: int) -> Floats:
 
 
 def harmonic_mean(seen: Floats, unseen: Floats) -> Floats:
-    """`2 s u / (s + u)`, 0 where both are 0."""
+    """Return `2 s u / (s + u)`, 0 where both are 0."""
     total = seen + unseen
     return np.divide(2 * seen * unseen, total, out=np.where(np.isnan(total), np.nan, 0.0), where=total > 0)

@@ -1,7 +1,4 @@
-"""Accuracy by how often a composition was trained on: the paper's frequency groups (appendix tables).
-
-`labels.frequency_groups` makes the groups.
-"""
+"""Accuracy by training frequency: the paper's frequency groups (appendix tables; see `labels.frequency_groups`)."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from duplex.labels import GROUPS, Bools, FrequencyGroups, Ints
 
 
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
-    """One row a group: compositions, training and test images with their shares, and each run's accuracy, in percent.
+    """Return one row per group: compositions, training and test images, their shares and accuracies, in percent.
 
-    `train`, `test`: compositions of the images; `right`: run -> [test images] whether its prediction at b = 0 is right.
-    With two runs, `gain` is the second minus the first. An accuracy over no images is missing.
+    `train`, `test`: compositions of the images. `right`: column name -> mask [test images] of right predictions; with
+    two, the column `gain` is the second minus the first. An accuracy over no images is NaN.
     """
     table = pd.DataFrame({"group": list(GROUPS), "compositions": groups.sizes})
     for split, images in (("train", train), ("test", test)):

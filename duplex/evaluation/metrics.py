@@ -1,23 +1,23 @@
-"""The numbers of one run in one world: S, U, best HM and AUC with intervals, state and object accuracy."""
+"""Metrics of one run in one world: S, U, best HM and AUC with intervals, state and object accuracy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from duplex.evaluation.accumulator import Rivals
+from duplex.evaluation.accumulator import TopCompetitors
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.uncertainty import ROUNDS, Components, Interval, bootstrap, percentiles
 
-AS_THEY_ARE = {"k", "bias", "images_seen", "images_unseen"}
+NO_PERCENTAGES = {"k", "bias", "images_seen", "images_unseen"}
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Fractions; `to_dict` gives percent. None where the images do not define a number (docs/metrics.md)."""
+    """Metrics as fractions (`to_dict`: percent); None where the images leave a number undefined (docs/metrics.md)."""
 
     k: int
     images_seen: int
@@ -30,24 +30,24 @@ class Metrics:
     unseen_interval: Interval | None = None
     hm_interval: Interval | None = None
     auc_interval: Interval | None = None
-    bias: float | None = None  # where the best HM is reached; in units of the scores
+    bias: float | None = None  # at which HM is reached, in units of the scores
     state_accuracy: float | None = None  # of the prediction at b = 0
     object_accuracy: float | None = None
-    tied: float | None = None  # images whose label ties with the best of its own group, and is wrong for that alone
+    tied: float | None = None  # share of images that are wrong only because the label ties with the best of its group
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, accuracies in percent."""
-        return {field.name: _percent(field.name, getattr(self, field.name)) for field in fields(self)}
+        """Return JSON values, accuracies in percent."""
+        return {name: value if name in NO_PERCENTAGES else _percent(value) for name, value in vars(self).items()}
 
 
-def _percent(name: str, value: Any) -> Any:
-    if value is None or name in AS_THEY_ARE:
-        return value
+def _percent(value: Any) -> Any:
+    if value is None:
+        return None
     return [100 * end for end in value] if isinstance(value, tuple) else 100 * value
 
 
 def measure(
-    rivals: Rivals,
+    competitors: TopCompetitors,
     k: int = 1,
     *,
     states: ArrayLike | None = None,
@@ -55,10 +55,16 @@ def measure(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Metrics:
-    """All metrics of a pass. `states`, `objects` [C] are the columns' primitives; `rounds=0`: no bootstrap."""
-    margins = Margins.of(rivals, k)
+    """Return all metrics of score statistics at top-`k`.
+
+    `states`, `objects` [C]: state and object of each column, for their accuracies. `rounds`: of the bootstrap over
+    images that gives the intervals of S, U and HM (0: none), started from `seed`.
+    """
+    margins = Margins.of(competitors, k)
     curve, parts = Curve.of(margins), Components.of(margins)
     draws = bootstrap([margins], rounds, seed)[0]  # [rounds, 3]
+    own_group = np.where(competitors.is_seen[:, None], competitors.seen, competitors.unseen)
+    tied = own_group[:, k - 1] == competitors.label
     best = int(curve.harmonic.argmax()) if margins.seen.size and margins.unseen.size else None
     return Metrics(
         k=k,
@@ -73,19 +79,14 @@ def measure(
         hm_interval=percentiles(draws[:, 2]),
         auc_interval=parts.interval,
         bias=None if best is None else curve.bias(best),
-        state_accuracy=_part_accuracy(rivals, states),
-        object_accuracy=_part_accuracy(rivals, objects),
-        tied=_tied(rivals, k),
+        state_accuracy=_primitive_accuracy(competitors, states),
+        object_accuracy=_primitive_accuracy(competitors, objects),
+        tied=float((tied & (competitors.label > -np.inf)).mean()),
     )
 
 
-def _part_accuracy(rivals: Rivals, names: ArrayLike | None) -> float | None:
+def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None) -> float | None:
     if names is None:
         return None
-    name, predicted = np.asarray(names), rivals.prediction()
-    return float(((predicted >= 0) & (name[predicted] == name[rivals.target])).mean())
-
-
-def _tied(rivals: Rivals, k: int) -> float:
-    own = np.where(rivals.is_seen[:, None], rivals.seen, rivals.unseen)
-    return float(((own[:, k - 1] == rivals.label) & (rivals.label > -np.inf)).mean())
+    name, predicted = np.asarray(names), competitors.predictions()
+    return float(((predicted >= 0) & (name[predicted] == name[competitors.target])).mean())

@@ -1,58 +1,171 @@
-"""A block of scores reduced where it lies: of each image its label's score and the best of each run of columns leave
-the device, whatever the number of columns."""
+"""Best scores of each group of columns: seen compositions, and one or more buckets of unseen ones.
+
+A bias moves all columns of a group together, so evaluation needs only the best scores of each group. Buckets of unseen
+columns let all feasibility thresholds be tried in one pass.
+
+There are two searches because torch's `argmax` is 20 times slower than NumPy's on a CPU, and importing torch takes
+longer than evaluating a score file.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from numpy.typing import ArrayLike, NDArray
 
-from duplex.labels import Ints
+from duplex.errors import UsageError
+from duplex.labels import Bools, Ints
 
 if TYPE_CHECKING:
-    from duplex.evaluation.accumulator import Plan
+    from torch import Tensor
 
-Reduced = tuple[NDArray[np.float64], NDArray[np.float64], Ints]
+BLOCK_REORDERED = 1 << 22  # scores whose columns are reordered at a time
+BLOCK_SEARCHED = 1 << 18  # scores searched at a time, so that copies stay in the processor's cache
+TopK = tuple[NDArray[np.float64], NDArray[np.float64], Ints]
 
 
-def reduced(scores: Tensor, plan: Plan, own: Ints, k: int) -> Reduced:
-    """Label scores [b], -inf where a label is not among these columns; for each of R runs the best `k` other scores
-    [R, b, k], falling, and the place in the run of the first of them [R, b].
+SEEN, INFEASIBLE = 0, -1  # group numbers; unseen buckets are 1, 2, ...
 
-    `scores` [b, w] are not written to; `own` [b] is each label's column once they are ordered, -1 where there is none.
+
+@dataclass(frozen=True)
+class ColumnRun:
+    """Adjacent columns of one group in an ordered block."""
+
+    group: int
+    span: slice  # in the ordered block
+    positions: Ints  # [run] in the unordered block
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """Order of a block's columns in which each group is one run, or already consists of few enough runs."""
+
+    order: Ints | None  # [w] permutation that lists the columns group by group; None: leave them in place
+    runs: tuple[ColumnRun, ...]  # of the feasible groups
+    ordered_position: Ints  # [w] position of each column in the ordered block, -1 for infeasible ones
+    feasible: int  # number of feasible columns
+
+    @classmethod
+    def of(cls, groups: NDArray[Any]) -> ColumnPlan:
+        """Plan a block whose columns belong to `groups` [w]."""
+        cuts = np.flatnonzero(np.diff(groups)) + 1
+        positions, order = np.arange(groups.size), None
+        if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns
+            positions = order = np.argsort(groups, kind="stable")
+            groups = groups[order]
+            cuts = np.flatnonzero(np.diff(groups)) + 1
+        spans = [slice(int(a), int(b)) for a, b in zip(np.r_[0, cuts], np.r_[cuts, groups.size], strict=True)]
+        runs = [ColumnRun(int(groups[s.start]), s, positions[s]) for s in spans if groups[s.start] != INFEASIBLE]
+        ordered_position = np.full(groups.size, -1, dtype=np.int64)
+        for run in runs:
+            ordered_position[run.positions] = np.arange(run.span.start, run.span.stop)
+        return cls(order, tuple(runs), ordered_position, int((groups != INFEASIBLE).sum()))
+
+
+def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
+    """Return the group of each column [C], in the narrowest integer type that holds the buckets.
+
+    `seen` [C]; `bucket` [C], from 0, of unseen columns (default: one bucket); `feasible_mask` [C] (default: all).
     """
-    device = scores.device
-    ordered = scores.detach().float()
+    buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
+    feasible = None if feasible_mask is None else np.asarray(feasible_mask, dtype=bool)
+    if buckets.shape != seen.shape or (feasible is not None and feasible.shape != seen.shape) or buckets.min() < 0:
+        raise UsageError(
+            f"feasible_mask and bucket must have one value for each of the {seen.size} columns, buckets from 0"
+        )
+    kind = np.min_scalar_type(-int(buckets.max()) - 2)
+    groups = buckets.astype(kind)
+    groups += kind.type(1)
+    groups[seen] = SEEN
+    if feasible is not None:
+        groups[~feasible] = INFEASIBLE
+    return groups
+
+
+def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
+    """Return label scores [b], the best `k` other scores of each run [R, b, k], and the place of the first [R, b].
+
+    `block` [b, w] is not changed. `label_position` [b] is the position of each label in the ordered block, -1 (label
+    score -inf) if it is not a feasible column of it. Scores fall along `k`, filled up with -inf; a place counts from
+    the start of its run and is the first of equal scores. NaN counts as the largest, so that it cannot hide.
+    """
+    dtype = np.result_type(block.dtype, np.float32)  # half precision would overflow
+    label = np.full(len(block), -np.inf)
+    best = np.full((len(plan.runs), len(block), k), -np.inf)
+    place = np.zeros((len(plan.runs), len(block)), dtype=np.int64)
+    for first_row, ordered in _ordered(block, plan):
+        for number, run in enumerate(plan.runs):
+            width = run.span.stop - run.span.start
+            for part in _row_slices(len(ordered), width, BLOCK_SEARCHED):
+                scores = np.array(ordered[part, run.span], dtype=dtype, order="C")  # a copy
+                rows = slice(first_row + part.start, first_row + part.stop)
+                column = label_position[rows] - run.span.start
+                with_label = np.flatnonzero((column >= 0) & (column < width))
+                column = column[with_label]
+                label[rows][with_label] = scores[with_label, column]
+                scores[with_label, column] = -np.inf
+                place[number, rows] = _search(scores, best[number, rows])
+    return label, best, place
+
+
+def _search(scores: NDArray[Any], best: NDArray[np.float64]) -> Ints:
+    """Write the best scores of each row [b, w] into `best` [b, k], overwriting `scores`; return places of the first."""
+    rows, depth = np.arange(len(scores)), min(best.shape[1], scores.shape[1])
+    places = []
+    for j in range(depth):
+        places.append(scores.argmax(axis=1))
+        best[:, j] = scores[rows, places[-1]]
+        if j + 1 < depth:
+            scores[rows, places[-1]] = -np.inf
+    first: Ints = places[0]
+    return first
+
+
+def _ordered(block: NDArray[Any], plan: ColumnPlan) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield parts of a block with columns in the plan's order, each after the number of its first row."""
+    if plan.order is None:
+        yield 0, block
+        return
+    for rows in _row_slices(len(block), block.shape[1], BLOCK_REORDERED):
+        yield rows.start, np.take(block[rows], plan.order, axis=1)
+
+
+def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
+    """Yield slices of the rows that hold at most `scores` scores each, but at least one row."""
+    step = max(1, scores // max(width, 1))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
+    """Like `topk_per_group`, for a tensor [b, w], read as float32 and searched on its device."""
+    import torch
+
+    device = block.device
+    ordered = block.detach().float()
     if plan.order is None:
         ordered = ordered.clone()
     else:
         ordered = ordered.index_select(1, torch.from_numpy(plan.order).to(device, non_blocking=True))
-    mine = torch.from_numpy(own).to(device, non_blocking=True)[:, None]
-    there = mine.clamp(min=0)
-    label = ordered.gather(1, there)
-    ordered.scatter_(1, there, label.masked_fill(mine >= 0, -torch.inf))
-    values, places = [label.masked_fill(mine < 0, -torch.inf)], []
+    position = torch.from_numpy(label_position).to(device, non_blocking=True)[:, None]
+    column = position.clamp(min=0)
+    label = ordered.gather(1, column)
+    ordered.scatter_(1, column, label.masked_fill(position >= 0, -torch.inf))
+    values, places = [label.masked_fill(position < 0, -torch.inf)], []
     for run in plan.runs:
-        best, place = _best(ordered[:, run.span], k)
+        scores = ordered[:, run.span]
+        best = scores.new_full((len(scores), k), -torch.inf, dtype=torch.float64)
+        for j in range(min(k, scores.shape[1])):
+            place = scores.argmax(1, keepdim=True)
+            best[:, j] = scores.gather(1, place)[:, 0]
+            scores.scatter_(1, place, -torch.inf)
+            if j == 0:
+                places.append(place.double())
         values.append(best)
-        places.append(place)
-    whole = torch.cat([*values, *places], dim=1).cpu().numpy()  # in double precision: a place is a whole number
+    table = torch.cat([*values, *places], dim=1).cpu().numpy()  # one copy; double precision holds places exactly
     runs = len(plan.runs)
-    of_runs = whole[:, 1 : 1 + runs * k].reshape(len(whole), runs, k).transpose(1, 0, 2)
-    return whole[:, 0], of_runs, whole[:, 1 + runs * k :].T.astype(np.int64)
-
-
-def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The best `k` of each row [b, k], -inf where there are fewer, and where the first lies [b, 1]: the first of
-    equals; a NaN is the largest."""
-    found, first = scores.new_full((len(scores), k), -torch.inf, dtype=torch.float64), None
-    for j in range(min(k, scores.shape[1])):
-        place = scores.argmax(1, keepdim=True)
-        first = place if first is None else first
-        found[:, j] = scores.gather(1, place)[:, 0]
-        scores.scatter_(1, place, -torch.inf)
-    assert first is not None  # a run has a column
-    return found, first.double()
+    best_scores = table[:, 1 : 1 + runs * k].reshape(len(table), runs, k).transpose(1, 0, 2)
+    return table[:, 0], best_scores, table[:, 1 + runs * k :].T.astype(np.int64)

@@ -1,7 +1,7 @@
-"""How sure the numbers are: DeLong's variance for AUC, a bootstrap over images for the rest; alone and paired.
+"""Confidence intervals: DeLong's variance for AUC, a bootstrap over images for S, U and HM; for one method and for two.
 
-AUC is a Mann-Whitney statistic, so its variance follows from one number an image (DeLong et al., 1988). S, U and the
-best HM are resampled: seen and unseen images separately, as a test set fixes how many of each there are.
+AUC is a Mann-Whitney statistic, so its variance follows from one number per image (DeLong et al., 1988). The bootstrap
+resamples seen and unseen images separately, because a test set fixes how many of each there are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROUNDS = 1000
 
 @dataclass(frozen=True)
 class Components:
-    """Each image's share of AUC: the part of the other group that it is ordered rightly with."""
+    """DeLong's components of AUC: per image, the share of images of the other group that it is ordered right with."""
 
     seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
     unseen: Floats  # [N_u] V01_j, the mean over i
@@ -31,50 +31,47 @@ class Components:
     def of(cls, margins: Margins) -> Components:
         if not margins.seen.size or not margins.unseen.size:
             return cls(np.full(margins.seen.size, np.nan), np.full(margins.unseen.size, np.nan))
-        seen, unseen = _sorted(margins.seen), _sorted(margins.unseen)
+        seen, unseen = (np.sort(values[~np.isnan(values)]) for values in (margins.seen, margins.unseen))
         below = _rank(unseen, margins.seen) / margins.unseen.size
         above = (seen.size - _rank(seen, margins.unseen)) / margins.seen.size
         return cls(
-            np.where(np.isnan(margins.seen), 0.0, below),  # an image that is never right is ordered rightly with none
+            np.where(np.isnan(margins.seen), 0.0, below),  # NaN: never right
             np.where(np.isnan(margins.unseen), 0.0, above),
         )
 
     @property
     def auc(self) -> float | None:
+        """AUC as a fraction; None without seen or without unseen images."""
         return float(self.seen.mean()) if self.seen.size and self.unseen.size else None
 
     @property
     def standard_error(self) -> float | None:
-        """`sqrt(var(V10) / N_s + var(V01) / N_u)`; undefined with fewer than two images of either kind."""
+        """`sqrt(var(V10) / N_s + var(V01) / N_u)`; None with fewer than two images of either group."""
         if min(self.seen.size, self.unseen.size) < 2:
             return None
         return math.sqrt(self.seen.var(ddof=1) / self.seen.size + self.unseen.var(ddof=1) / self.unseen.size)
 
     @property
     def interval(self) -> Interval | None:
-        """95 %, within [0, 1]."""
+        """95 % confidence interval, within [0, 1]."""
         auc, error = self.auc, self.standard_error
         if auc is None or error is None:
             return None
         return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
 
     def minus(self, other: Components) -> Components:
-        """Of the difference between two methods on the same images: its mean is the difference of the AUCs."""
+        """Return the components of the difference between two methods on the same images."""
         return Components(self.seen - other.seen, self.unseen - other.unseen)
 
 
-def _sorted(margins: Floats) -> Floats:
-    return np.sort(margins[~np.isnan(margins)])
-
-
 def _rank(among: Floats, values: Floats) -> Floats:
-    """How many of `among` lie below each value, equal ones counting one half."""
+    """Return how many of `among` (sorted) lie below each value, equal ones counting one half."""
     rank: Floats = (np.searchsorted(among, values, "left") + np.searchsorted(among, values, "right")) / 2
     return rank
 
 
 def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
-    """[methods, rounds, 3] S, U and best HM over resampled images; a round draws the same images for all."""
+    """Return S, U and best HM [methods, rounds, 3] over resampled images; each round draws the same ones for all."""
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
     seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
@@ -90,7 +87,7 @@ def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -
 
 
 def percentiles(draws: Floats) -> Interval | None:
-    """The middle 95 % of a bootstrap's rounds; None where the quantity is undefined."""
+    """Return the middle 95 % of a bootstrap's rounds; None if any round is undefined."""
     if not draws.size or np.isnan(draws).any():
         return None
     low, high = np.percentile(draws, [2.5, 97.5])
@@ -99,7 +96,7 @@ def percentiles(draws: Floats) -> Interval | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """What one method has over another on the same images (fractions)."""
+    """Difference of a metric (fraction) between two methods on the same images."""
 
     value: float
     interval: Interval | None  # 95 %
@@ -107,30 +104,26 @@ class Difference:
 
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """`second - first` for `seen, unseen, hm, auc`, each with its interval and p-value; undefined ones are left out."""
-    found = {}
-    ends = [_summary(margins) for margins in (first, second)]
+    """Return `second - first` for `seen, unseen, hm, auc` with interval and p-value; undefined metrics are left out."""
+    result = {}
+    curves = [Curve.of(margins) for margins in (first, second)]
+    ends = [(float(c.seen_accuracy[0]), float(c.unseen_accuracy[-1]), float(c.harmonic.max())) for c in curves]
     draws = bootstrap([first, second], rounds, seed)
     change = draws[1] - draws[0]
     for column, name in enumerate(("seen", "unseen", "hm")):
         value = ends[1][column] - ends[0][column]
         if not math.isnan(value):
-            found[name] = Difference(value, percentiles(change[:, column]), bootstrap_p(change[:, column]))
+            result[name] = Difference(value, percentiles(change[:, column]), bootstrap_p(change[:, column]))
     gain = Components.of(second).minus(Components.of(first))
     if gain.auc is not None:
         error = gain.standard_error
         interval = None if error is None else (gain.auc - NORMAL_95 * error, gain.auc + NORMAL_95 * error)
-        found["auc"] = Difference(gain.auc, interval, _normal_p(gain.auc, error))
-    return found
-
-
-def _summary(margins: Margins) -> tuple[float, float, float]:
-    curve = Curve.of(margins)
-    return float(curve.seen_accuracy[0]), float(curve.unseen_accuracy[-1]), float(curve.harmonic.max())
+        result["auc"] = Difference(gain.auc, interval, _normal_p(gain.auc, error))
+    return result
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """Twice the smaller share of rounds on either side of 0, never less than rounds can tell."""
+    """Return the two-sided p-value: twice the smaller share of rounds beyond 0, at least 2 / (rounds + 1)."""
     if not change.size:
         return None
     tail = min((change <= 0).sum(), (change >= 0).sum())

@@ -1,6 +1,6 @@
-"""Views of a picture: seeded crops, mirrored where the data set allows it.
+"""Views of an image: seeded crops, mirrored where the data set allows it.
 
-Which part of a picture a view shows depends on the picture's name and the view's number, and on nothing else.
+A view depends only on the image's name and the view's number.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from zlib import crc32
 import numpy as np
 from PIL import Image
 
-AREA = 0.9, 1.0  # share of a picture that a view shows: open_clip's training transform
-ASPECT = 3 / 4, 4 / 3  # width over height of what it shows
-TRIES = 10  # to find such a part within the picture
-MOST = 100  # views of a picture
+AREA = 0.9, 1.0  # crop's share of the image, as in open_clip's training transform
+ASPECT = 3 / 4, 4 / 3  # crop's width over height
+TRIES = 10  # random crops before falling back to the middle
+MOST = 100  # views of an image
 Box = tuple[int, int, int, int]  # left, upper, right, lower
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How many views of a picture there are, and whether half of them are mirrored."""
+    """`count` views of each image, of which a random half is mirrored if `flip`."""
 
     count: int
     flip: bool
@@ -32,20 +32,21 @@ class Augmentation:
         return {"views": str(self.count), "flip": "true" if self.flip else "false"}
 
     def rows(self, images: Sequence[str]) -> list[str]:
-        """Of which image each row of a cache of views is: all views of the first, then those of the next."""
+        """Return the image of each row of a cache of views: all views of the first, then those of the next."""
         return [image for image in images for _ in range(self.count)]
 
-    def show(self, picture: Image.Image, name: str, view: int, size: tuple[int, int]) -> Image.Image:
-        """One view, as large as the encoder's pixels (height, width): what its transform resizes and crops no more."""
-        random = np.random.default_rng([crc32(name.encode("utf-8", "surrogateescape")), view])
-        part = picture.crop(box(random, *picture.size)).resize(size[::-1], Image.Resampling.BICUBIC)
+    def view(self, image: Image.Image, name: str, number: int, size: tuple[int, int]) -> Image.Image:
+        """Return view `number` of the image called `name`, resized to the encoder's input `size` (height, width), so
+        that its transform neither resizes nor crops further."""
+        random = np.random.default_rng([crc32(name.encode("utf-8", "surrogateescape")), number])
+        crop = image.crop(box(random, *image.size)).resize(size[::-1], Image.Resampling.BICUBIC)
         mirrored = self.flip and random.random() < 0.5
-        return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else part
+        return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else crop
 
 
 def box(random: np.random.Generator, width: int, height: int) -> Box:
-    """`area ~ U(AREA) w h`, `log aspect ~ U(log ASPECT)`, anywhere. Where none fits: the middle, as near to an
-    aspect of these as it goes."""
+    """Return a random crop with `area ~ U(AREA) w h` and `log aspect ~ U(log ASPECT)`, anywhere in the image; if none
+    of `TRIES` fits, the largest middle part with an aspect within ASPECT."""
     for _ in range(TRIES):
         area = width * height * random.uniform(*AREA)
         aspect = math.exp(random.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))

@@ -1,4 +1,4 @@
-"""Files to blocks of pixels in worker processes, in order, a bounded number ahead of the encoder."""
+"""Image files to batches of pixels: decoded in worker processes, in order, a bounded number ahead of the encoder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,21 +19,20 @@ from torch.utils.data import DataLoader, Dataset
 from duplex.data.image_errors import MachineFault, machine_fault
 from duplex.errors import DuplexError
 from duplex.features.augmentation import Augmentation
-from duplex.features.image_files import BadPicture, read_picture
-from duplex.features.layout import ENCODED, mark_of
+from duplex.features.image_files import BadImageFile, read_image
+from duplex.features.layout import ENCODED, status_of_reason
 
 RowRange = tuple[int, int]  # rows [start, stop)
-AGAIN = 255  # the mark of a picture to be read once more; never written
-AHEAD = 2  # blocks a worker may be ahead
-KEPT = "finished rows are kept: "  # of an extraction
+RETRY = 255  # status of an image to be read again; never written
+AHEAD = 2  # batches that a worker may be ahead
 
 
-class Pictures(Dataset[tuple[Tensor, int]]):
-    """Row -> pixels [3, R, R] uint8 and the row's mark. A picture that cannot be had is a black one and its mark says
-    why, so that the encoder always sees the same block. `AGAIN` marks one that the machine failed to give.
+class ImageRows(Dataset[tuple[Tensor, int]]):
+    """Row -> pixels [3, R, R] uint8 and status.
 
-    With an `augmentation` each picture stands there once for each of its views; `first` is the place of the first row
-    among all of them.
+    An image that cannot be read becomes a black one whose status has the reason, so that the encoder always gets the
+    same batch; `RETRY` marks an image that the machine, not the file, failed to return. With an `augmentation`,
+    `images` has each image once per view, and `first` is the number of the first row among all of them.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         self.transform = transform
         self.augmentation = augmentation
         self.first = first
-        self._last: tuple[str, Image.Image] | None = None  # its views follow one another; threads may ask for others
+        self._last: tuple[str, Image.Image] | None = None  # the views of one image are read one after another
         self.black = torch.zeros_like(transform(Image.new("RGB", (8, 8))))
 
     def __len__(self) -> int:
@@ -57,78 +57,72 @@ class Pictures(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
         try:
             return self.read(row)
-        except MachineFault:  # told by the reader of the blocks: what a worker raises loses its form on the way
-            return self.black, AGAIN
+        except MachineFault:  # raised by `decode_batches`: an exception from a worker process changes its type
+            return self.black, RETRY
 
     def read(self, row: int) -> tuple[Tensor, int]:
-        """The same; raises `MachineFault`."""
+        """Return pixels and status like indexing does, but raise `MachineFault`."""
         try:
             return self._pixels(row), ENCODED
-        except BadPicture as bad:
-            return self.black, mark_of(bad.reason)
+        except BadImageFile as bad:
+            return self.black, status_of_reason(bad.reason)
 
     def _pixels(self, row: int) -> Tensor:
-        path = self.root / self.images[row]
-        picture = self._once(self.images[row], path)
-        try:
-            return self.transform(self._shown(row, picture))
-        except (ValueError, ZeroDivisionError, MemoryError) as error:
-            raise machine_fault(path, error) or BadPicture("cannot be resized") from error
-
-    def _once(self, name: str, path: Path) -> Image.Image:
-        last = self._last
+        name = self.images[row]
+        path = self.root / name
+        last = self._last  # a local: other threads may replace it
         if last is None or last[0] != name:
-            last = self._last = name, read_picture(path)
-        return last[1]
+            last = self._last = name, read_image(path)
+        image = last[1]
+        try:
+            if self.augmentation is not None:
+                height, width = self.black.shape[-2:]
+                view = (self.first + row) % self.augmentation.count
+                image = self.augmentation.view(image, name, view, (height, width))
+            return self.transform(image)
+        except (ValueError, ZeroDivisionError, MemoryError) as error:
+            raise machine_fault(path, error) or BadImageFile("cannot be resized") from error
 
-    def _shown(self, row: int, picture: Image.Image) -> Image.Image:
-        if self.augmentation is None:
-            return picture
-        height, width = self.black.shape[-2:]
-        view = (self.first + row) % self.augmentation.count
-        return self.augmentation.show(picture, self.images[row], view, (height, width))
 
-
-def decoding_workers(wish: int | Literal["auto"]) -> int:
-    """`auto` is one process for each core that this one may use, less the one that encodes."""
-    if wish != "auto":
-        return wish
+def decoding_workers(wanted: int | Literal["auto"]) -> int:
+    """Return the number of worker processes; `auto` is one per available core, less one for the encoder."""
+    if wanted != "auto":
+        return wanted
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(0, cores - 1)
 
 
-def row_blocks(rows: int, size: int) -> list[RowRange]:
-    """All rows, so many at a time."""
+def split_rows(rows: int, size: int) -> list[RowRange]:
+    """Split `rows` rows into ranges of `size`, the last of which may be shorter."""
     return [(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def decoded_blocks(
-    pictures: Pictures, blocks: Sequence[RowRange], num_workers: int, *, pinned: bool
+def decode_batches(
+    images: ImageRows, ranges: Sequence[RowRange], num_workers: int, *, pinned: bool
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """First row, pixels [B, 3, R, R] and marks [B] of each block, decoded ahead of the encoder.
+    """Yield first row, pixels [B, 3, R, R] and statuses [B] of each range, decoded ahead by `num_workers` processes.
 
-    Workers stack a block straight into shared memory; one that is stacked first and shared then stays with its worker
-    for some sixty more. Without a GPU the workers give way to the encoder, which shares their cores: one preempted
-    thread of a matrix product holds up all of them, so the workers run when it waits. At the lowest
-    priority other people's jobs would starve them.
+    Without a GPU (`pinned` false) the workers give way to the encoder, which shares their cores: one preempted thread
+    of a matrix product delays all of them. At the lowest priority other users' jobs would starve the workers.
     """
     loader: DataLoader[tuple[Tensor, int]] = DataLoader(
-        pictures,
-        batch_sampler=[list(range(*block)) for block in blocks],
+        images,
+        batch_sampler=[list(range(*rows)) for rows in ranges],
         num_workers=num_workers,
         prefetch_factor=AHEAD if num_workers else None,
         pin_memory=pinned,
-        worker_init_fn=_quiet_worker if pinned else _yielding_worker,
+        worker_init_fn=partial(_start_worker, 0 if pinned else 10),
     )
-    for (start, _), (pixels, marks) in zip(blocks, loader, strict=True):
-        for place in (marks == AGAIN).nonzero().flatten().tolist():  # once more, here; a fault that stays is raised
-            pixels[place], marks[place] = pictures.read(start + place)
-        yield start, pixels, marks.to(torch.uint8)
+    for (start, _), (pixels, statuses) in zip(ranges, loader, strict=True):
+        for position in (statuses == RETRY).nonzero().flatten().tolist():  # in this process: a lasting fault is raised
+            pixels[position], statuses[position] = images.read(start + position)
+        yield start, pixels, statuses.to(torch.uint8)
 
 
 @contextmanager
-def worker_deaths(kept: str = KEPT) -> Iterator[None]:
-    """Around whatever consumes the blocks: torch tells of a dead worker from a signal handler, wherever we are then."""
+def report_worker_deaths(kept: str = "finished rows are kept: ") -> Iterator[None]:
+    """Raise `DuplexError` if a decoding worker dies. Wrap the consumer of the batches: torch reports a death from a
+    signal handler, wherever the process is at that moment."""
     try:
         yield
     except RuntimeError as error:
@@ -140,11 +134,6 @@ def worker_deaths(kept: str = KEPT) -> Iterator[None]:
         ) from error
 
 
-def _quiet_worker(_: int) -> None:
-    """Ctrl-C reaches the whole process group; the parent alone decides when to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _yielding_worker(index: int) -> None:
-    _quiet_worker(index)
-    os.nice(10)
+def _start_worker(niceness: int, _: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
+    os.nice(niceness)

@@ -1,4 +1,9 @@
-"""Cached features joined with labels: what training and evaluation hold in memory."""
+"""Cached features joined with labels: the data that training and evaluation work on.
+
+A cache of views (random crops of training images, of which every epoch draws one per image) is a feature cache: row
+`i v + k` is view `k` of the data set's `i`-th training image. Evaluation, and whatever a method computes from the
+training images before and between epochs, read the plain images.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,52 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.errors import DuplexError
-from duplex.features.tokens import Some, Streamed
-from duplex.features.views import Viewed, Views
+from duplex.features.tokens import DiskTokens
 from duplex.labels import SPLITS, Ints, LabelSpace
 
-Arrays = Mapping[str, np.ndarray | Streamed | Some]  # what is cached of some rows
+Arrays = Mapping[str, np.ndarray | DiskTokens]  # rows of a cache, by input name
+
+
+@dataclass(frozen=True)
+class ViewCache:
+    """The views of all N training images of a data set, as cached."""
+
+    count: int  # views per image, v
+    inputs: Arrays  # [N v, ...]
+    bad: NDArray[np.bool_]  # [N v]
+
+    @property
+    def complete(self) -> NDArray[np.bool_]:
+        """Mask [N] of the images of which every view was encoded."""
+        return np.logical_not(self.bad.reshape(-1, self.count).any(axis=1))
+
+    def rows(self, images: Ints) -> Ints:
+        """Return the rows of all views of these images."""
+        return (images[:, None] * self.count + np.arange(self.count)).ravel()
+
+
+@dataclass(frozen=True)
+class SplitViews:
+    """The views of a split's n images: {"cls": [n v, d], "block_inputs": [n v, ...]}."""
+
+    count: int  # views per image, v
+    inputs: Mapping[str, Tensor | DiskTokens]
+
+    def draw(self, generator: torch.Generator) -> dict[str, Any]:
+        """Return one random view of every image, [n, ...] per input."""
+        images = len(self.inputs["cls"]) // self.count
+        rows = torch.arange(images) * self.count + torch.randint(self.count, (images,), generator=generator)
+        return {
+            name: values.at(rows.numpy()) if isinstance(values, DiskTokens) else values[rows.to(values.device)]
+            for name, values in self.inputs.items()
+        }
+
+    def to(self, device: torch.device) -> SplitViews:
+        return SplitViews(self.count, {name: values.to(device) for name, values in self.inputs.items()})
 
 
 @dataclass(frozen=True)
@@ -24,15 +67,15 @@ class Examples:
     """The readable images of one split."""
 
     rows: Ints  # manifest rows [n]
-    inputs: Mapping[str, Tensor]  # what is cached of them: {"cls": [n, d], "patch": [n, T, w]}
-    compositions: Tensor  # [n]
-    views: Views | None = None  # of the same images, to train on
+    inputs: Mapping[str, Tensor]  # cached inputs: {"cls": [n, d], "patch": [n, T, w], …}
+    compositions: Tensor  # label of each image [n]
+    views: SplitViews | None = None  # views of the same images, to train on
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
-    def z(self) -> Tensor:
+    def cls(self) -> Tensor:
         """The CLS features [n, d]."""
         return self.inputs["cls"]
 
@@ -43,31 +86,34 @@ class Examples:
 
 
 def join(
-    manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray, viewed: Viewed | None = None
+    manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray, view_cache: ViewCache | None = None
 ) -> dict[str, Examples]:
-    """Examples of each split. Pictures that could not be read are left out, and reported by the evaluation; so are, of
-    training's, those that have a view that could not be encoded."""
+    """Return the examples of each split.
+
+    Images that could not be read (`bad`, [N]) are left out, and so are training images with a view that could not be
+    encoded. Raises `DuplexError` if cache and manifest differ in length.
+    """
     if len(manifest) != len(bad):
-        raise DuplexError(f"the manifest has {len(manifest)} rows, the cache {len(bad)}; `dvc repro extract` mends it")
+        raise DuplexError(f"the manifest has {len(manifest)} rows, the cache {len(bad)}; run `dvc repro extract`")
     compositions = torch.from_numpy(labels.index(manifest["state"].tolist(), manifest["object"].tolist()))
     splits = manifest["split"].to_numpy()
     rows = {split: np.flatnonzero((splits == split) & ~bad) for split in SPLITS}
     views = None
-    if viewed is not None:
-        places = np.searchsorted(np.flatnonzero(splits == "train"), rows["train"])  # among the training pictures
-        whole = viewed.whole[places]
-        rows["train"], places = rows["train"][whole], places[whole]
-        views = Views(viewed.count, _of(viewed.inputs, viewed.rows(places)))
+    if view_cache is not None:
+        images = np.searchsorted(np.flatnonzero(splits == "train"), rows["train"])  # numbers among the training images
+        complete = view_cache.complete[images]
+        rows["train"] = rows["train"][complete]
+        views = SplitViews(view_cache.count, _select(view_cache.inputs, view_cache.rows(images[complete])))
     return {
-        split: Examples(chosen, _of(inputs, chosen), compositions[chosen], views if split == "train" else None)
+        split: Examples(chosen, _select(inputs, chosen), compositions[chosen], views if split == "train" else None)
         for split, chosen in rows.items()
     }
 
 
-def _of(inputs: Arrays, rows: Ints) -> dict[str, Any]:
-    """CLS features in float32, tokens as they are cached: they are large, and may stay on the disk."""
-    chosen: dict[str, Any] = {
-        name: torch.from_numpy(values[rows]) if isinstance(values, np.ndarray) else values.at(rows)
+def _select(inputs: Arrays, rows: Ints) -> dict[str, Any]:
+    """Return some rows: CLS features in float32, tokens as cached, as they are large and may stay on the disk."""
+    selected: dict[str, Any] = {
+        name: values.at(rows) if isinstance(values, DiskTokens) else torch.from_numpy(values[rows])
         for name, values in inputs.items()
     }
-    return {name: values.float() if name == "cls" else values for name, values in chosen.items()}
+    return {name: values.float() if name == "cls" else values for name, values in selected.items()}

@@ -1,85 +1,64 @@
-"""Pictures through a frozen encoder into a cache: the one function behind `duplex extract`, `dvc repro` and shards.
+"""Images through a frozen encoder into a cache.
 
-Rows are encoded in blocks that always hold the same rows, so a feature never depends on where an earlier run stopped.
+Rows are encoded in batches that always hold the same rows, so a feature never depends on where an earlier run stopped.
 """
 
 from __future__ import annotations
 
+import shutil
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from duplex.encoders.image_blocks import entering_shape
 from duplex.errors import DuplexError, UsageError, require
 from duplex.features.augmentation import Augmentation
-from duplex.features.decoding import Pictures, decoded_blocks, decoding_workers, row_blocks, worker_deaths
-from duplex.features.encoding import Kept, Values, encoded_blocks, memory_shortage
-from duplex.features.identity import Identity, cache_identity, difference
-from duplex.features.interrupts import say, stop_requests
-from duplex.features.layout import (
-    CODES,
-    DEEP,
-    ENCODED,
-    FIRST_BAD,
-    NOT_FINITE,
-    PENDING,
-    STEPS,
-    Bools,
-    Marks,
-    Span,
-    check_values,
-    mark_of,
-    open_file,
-    partial_path,
-    places,
-    read_identity,
-    read_span,
-    reason,
-    refuse_foreign,
-)
-from duplex.features.shards import extent
-from duplex.features.store import EXTRACTION, PartialCache, unfinish
-from duplex.system.hdf5 import Unfit
-from duplex.system.lock import sole_writer
-from duplex.system.progress import Bar
+from duplex.features.checks import check_values, open_cache, read_identity, read_span
+from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths, split_rows
+from duplex.features.encoding import OutputSpec, encode_batches, report_memory_shortage
+from duplex.features.identity import Identity, cache_identity, first_difference
+from duplex.features.layout import ENCODED, FIRST_BAD, NOT_FINITE, PENDING, Span, Statuses, partial_path, status_reason
+from duplex.features.shards import plan_shard
+from duplex.features.store import PartialCache, claim_cache
+from duplex.system.files import replace_file
+from duplex.system.hdf5 import InvalidHDF5
+from duplex.system.progress import ProgressBar
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
 
 TOKENS, BITS = ("none", "patch"), ("8", "16")
-COMMIT_SECONDS = 1.0  # a commit waits for the disk; a killed run repeats at most this long
+COMMIT_SECONDS = 1.0  # between commits, which wait for the disk; a killed run repeats at most this long
+LISTED_BAD = 5  # bad images that an error lists
 
 
 @dataclass(frozen=True)
-class Job:
-    """The rows of one file, and how they are to be encoded."""
+class ExtractionJob:
+    """One file: its rows, and how to encode them."""
 
-    images: Sequence[str]
-    first: int  # the first of them among all rows
-    held: Bools | None  # of which of them what enters the last blocks is kept; None: of all
-    augmentation: Augmentation | None
-    root: Path
+    path: Path
+    identity: Identity
+    span: Span
+    rows: ImageRows
     encoder: Encoder
-    kept: Kept
+    outputs: OutputSpec
     batch_size: int
     num_workers: int
     max_bad: float
     fresh: bool
     progress: bool
-    commit_seconds: float
-
-    @property
-    def pictures(self) -> Pictures:
-        return Pictures(self.images, self.root, self.encoder.image_transform, self.augmentation, self.first)
 
 
 @dataclass(frozen=True)
 class BadImage:
-    """A manifest row without a feature."""
+    """A manifest row without features."""
 
     row: int
     image: str
@@ -88,7 +67,7 @@ class BadImage:
 
 @dataclass(frozen=True)
 class ExtractionReport:
-    """What an extraction did. `rows` is what the file holds, `resumed` what it already held."""
+    """Result of an extraction: the file's `rows`, of which `resumed` were encoded by earlier runs."""
 
     path: Path
     rows: int
@@ -98,18 +77,18 @@ class ExtractionReport:
 
     @property
     def rate(self) -> float:
-        """Pictures a second of this run."""
+        """Images per second of this run."""
         return (self.rows - self.resumed) / self.seconds if self.seconds > 0 else 0.0
 
     def lines(self) -> list[str]:
-        """What happened, bad pictures listed."""
+        """Return a summary line, followed by one line per bad image."""
         resumed = f", {self.resumed} of them before" if self.resumed else ""
-        rate = f" at {self.rate:.1f} pictures a second" if self.rate else ""
+        rate = f" at {self.rate:.1f} images per second" if self.rate else ""
         listed = [f"  bad: row {bad.row}, {bad.image}: {bad.reason}" for bad in self.bad]
         return [f"{self.path}: {self.rows} rows{resumed}{rate}, {len(self.bad)} bad", *listed]
 
     def to_dict(self) -> dict[str, object]:
-        bad = [{"row": b.row, "image": b.image, "reason": b.reason} for b in self.bad]
+        bad = [asdict(image) for image in self.bad]
         return {"rows": self.rows, "resumed": self.resumed, "seconds": round(self.seconds, 3), "bad": bad}
 
 
@@ -123,185 +102,196 @@ def extract(
     batch_size: int = 64,
     num_workers: int | Literal["auto"] = "auto",
     tokens: str = "none",
-    depth: int = 0,
+    block_inputs: int = 0,
     bits: int = 16,
-    deep_rows: Bools | None = None,
     augmentation: Augmentation | None = None,
     shard: tuple[int, int] | None = None,
     max_bad: float = 0.01,
     fresh: bool = False,
     limit: int | None = None,
     progress: bool = True,
-    commit_seconds: float = COMMIT_SECONDS,
 ) -> ExtractionReport:
-    """Encode `images` (paths relative to `root`), or the views of each, into the cache `out`, or one shard of it. What
-    enters the last `depth` blocks is kept of all of them, or of those that `deep_rows` names.
+    """Encode images, or the views of each, into the cache `out`.
 
-    A finished cache of the same identity is left as it is; an unfinished one is resumed. Pictures that cannot be read
-    keep their row, marked; more than `max_bad` of them is an error, and the unfinished cache stays for the next try.
+    A finished cache of the same identity is left as it is; an unfinished one is resumed. Images that cannot be read
+    keep their row, with the reason as its status.
+
+    images: paths relative to `root`.
+    tokens: "patch" also keeps patch tokens.
+    block_inputs: also keep the input of this many last blocks of the image tower, in 16 or 8 `bits` per number.
+    augmentation: encode these views of each image instead of the image.
+    shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
+    max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
+    fresh: start again instead of resuming.
+    limit: encode only this many first images.
     """
     require(tokens, TOKENS, "tokens")
     require(str(bits), BITS, "bits")
     if not root.is_dir():
-        raise UsageError(f"the pictures' folder {root} does not exist; set the data set's root in params.yaml")
+        raise UsageError(f"the images' folder {root} does not exist; set the data set's root in params.yaml")
     if out.is_dir():
         raise UsageError(f"{out} is a folder; --out names the cache's file")
     images = images if augmentation is None else augmentation.rows(images)
     total = len(images) if limit is None else min(limit, len(images))
-    span, path = extent(total, batch_size, shard, out)
-    first = total if total < len(images) else None
-    held = None if deep_rows is None or not depth else deep_rows[:total]
-    if held is not None and not held.any():
-        raise UsageError(f"what enters the last blocks is kept of none of {total} pictures; ask for more, or no depth")
-    wanted = cache_identity(encoder.identity, manifest_sha256, tokens, first, depth, bits, held)
-    wanted |= {} if augmentation is None else augmentation.identity
-    rows = images[span.start : span.stop]
-    workers = decoding_workers(num_workers)
-    which = rows, span.start, None if held is None else held[span.start : span.stop], augmentation
-    kept = Kept(tokens == "patch", depth, bits)
-    job = Job(*which, root, encoder, kept, batch_size, workers, max_bad, fresh, progress, commit_seconds)
-    return _extracted(path, wanted, span, job)
+    span, path = plan_shard(total, batch_size, shard, out)
+    limited = total if total < len(images) else None
+    identity = cache_identity(encoder.identity.to_dict(), manifest_sha256, tokens, limited, block_inputs, bits)
+    identity |= {} if augmentation is None else augmentation.identity
+    job = ExtractionJob(
+        path=path,
+        identity=identity,
+        span=span,
+        rows=ImageRows(images[span.start : span.stop], root, encoder.image_transform, augmentation, span.start),
+        encoder=encoder,
+        outputs=OutputSpec(tokens == "patch", block_inputs, bits),
+        batch_size=batch_size,
+        num_workers=decoding_workers(num_workers),
+        max_bad=max_bad,
+        fresh=fresh,
+        progress=progress,
+    )
+    return _extract_file(job)
 
 
-def _extracted(path: Path, wanted: Identity, span: Span, job: Job) -> ExtractionReport:
-    """The file of a job's rows: as it was finished before, or gone on with, or begun."""
-    began = time.monotonic()
-    refuse_foreign(path)
-    with sole_writer(path, *EXTRACTION):
-        marks = None if job.fresh else finished_marks(path, wanted, span)
-        if marks is not None and not _mended(path, marks, job):
-            _check_share(marks, job)
-            return ExtractionReport(path, span.rows, span.rows, 0.0, _bad_images(marks, span, job.images))
-        if marks is not None:
-            unfinish(path)
-        cache = _open_or_create(path, wanted, span, job)
-        try:
-            _reconsider(cache, job)
+def _extract_file(job: ExtractionJob) -> ExtractionReport:
+    """Return a finished cache's report, or resume or begin its file."""
+    began, path, rows = time.monotonic(), job.path, job.span.rows
+    with claim_cache(path):
+        statuses = None if job.fresh else finished_statuses(path, job.identity, job.span)
+        if statuses is not None and not _can_improve(statuses, job):
+            _check_share_of_bad(statuses, job)
+            return ExtractionReport(path, rows, rows, 0.0, _bad_images(statuses, job))
+        if statuses is not None:
+            with replace_file(partial_path(path)) as scratch:  # the cache itself stays as it is
+                shutil.copyfile(path, scratch)
+        with closing(_open_or_create(job)) as cache:
+            for row in _newly_readable(cache.statuses, job):
+                cache.statuses[row] = PENDING
             resumed = cache.done
             _encode_pending(cache, job)
             cache.finish()
-        finally:
-            cache.close()
-    bad = _bad_images(cache.marks, span, job.images)
-    return ExtractionReport(path, span.rows, resumed, time.monotonic() - began, bad)
+    return ExtractionReport(path, rows, resumed, time.monotonic() - began, _bad_images(cache.statuses, job))
 
 
-def finished_marks(path: Path, wanted: Identity, span: Span) -> Marks | None:
-    """The marks of a finished cache of just this identity that holds what it should, or None."""
+def finished_statuses(path: Path, identity: Identity, span: Span) -> Statuses | None:
+    """Return the statuses of a finished, sound cache of exactly this identity and these rows; None if there is none,
+    with the reason on stderr if there is a file."""
     if not path.exists():
         return None
     try:
-        with open_file(path) as file:
-            other = difference(read_identity(file), wanted)
-            marks: Marks = file["mark"][...]
-            if other is None and read_span(file) == span and not (marks == PENDING).any():
+        with open_cache(path) as file:
+            key = first_difference(read_identity(file), identity)
+            statuses: Statuses = file["status"][...]
+            if key is None and read_span(file) == span and not (statuses == PENDING).any():
                 check_values(file, path)
-                return marks
-        why = f"{path} was made with another {other or 'set of rows'}"
+                return statuses
+        why = f"{path} was made with another {key or 'set of rows'}"
     except DuplexError as error:
         why = str(error).partition(";")[0]
-    say(f"{why}; extracting afresh")
+    print(f"{why}; extracting again", file=sys.stderr)
     return None
 
 
-def _open_or_create(path: Path, wanted: Identity, span: Span, job: Job) -> PartialCache:
-    if not job.fresh and partial_path(path).exists():
+def _open_or_create(job: ExtractionJob) -> PartialCache:
+    partial = partial_path(job.path)
+    if not job.fresh and partial.exists():
         try:
-            cache = PartialCache(path)
+            cache = PartialCache(job.path)
         except OSError as error:
-            raise DuplexError(f"{partial_path(path)} cannot be opened: {error}") from error
-        except Unfit as error:
-            say(f"{partial_path(path)} is damaged; extracting afresh: {error}")
+            raise DuplexError(f"{partial} cannot be opened: {error}") from error
+        except InvalidHDF5 as error:
+            print(f"{partial} is damaged; extracting again: {error}", file=sys.stderr)
         else:
-            other = difference(cache.identity, wanted) or (None if cache.span == span else "set of rows")
-            if other is None:
+            key = first_difference(cache.identity, job.identity) or (None if cache.span == job.span else "set of rows")
+            if key is None:
                 return cache
             cache.close()
-            say(f"{partial_path(path)} was begun with another {other}; extracting afresh")
-    return PartialCache.create(path, wanted, span, job.encoder.dim, _beside(job), job.held)
+            print(f"{partial} was begun with another {key}; extracting again", file=sys.stderr)
+    return PartialCache.create(job.path, job.identity, job.span, job.encoder.dim, job.outputs.row_shapes(job.encoder))
 
 
-def _beside(job: Job) -> dict[str, tuple[int, ...]]:
-    """Shapes of what is kept of one picture beside its CLS feature."""
-    found: dict[str, tuple[int, ...]] = {}
-    if job.kept.patches:
-        found["patch"] = job.encoder.patches
-    if job.kept.depth:
-        row = entering_shape(job.encoder, job.kept.depth)
-        found |= {"deep": row} if job.kept.bits == 16 else {CODES: row, STEPS: places(row)}
-    return found
-
-
-def _reconsider(cache: PartialCache, job: Job) -> None:
-    """A picture that was bad before and can be read today is encoded after all."""
-    for row in _readable(cache.marks, job):
-        cache.marks[row] = PENDING
-
-
-def _mended(path: Path, marks: Marks, job: Job) -> bool:
-    """Whether a finished cache is to be taken up again. A view of shards is not: they are."""
-    if next(_readable(marks, job), None) is None:
+def _can_improve(statuses: Statuses, job: ExtractionJob) -> bool:
+    """Return whether a bad image of a finished cache can be read now. False for a view: its shards are extracted."""
+    if next(_newly_readable(statuses, job), None) is None:
         return False
-    with open_file(path) as file:
-        return not file["mark"].is_virtual
+    with open_cache(job.path) as file:
+        return not file["status"].is_virtual
 
 
-def _readable(marks: Marks, job: Job) -> Iterator[int]:
-    """Rows that were bad for their picture's sake, which can be had today."""
-    bad = (marks >= FIRST_BAD) & (marks != mark_of(NOT_FINITE))
-    pictures = job.pictures
-    yield from (row for row in np.flatnonzero(bad).tolist() if pictures[row][1] == ENCODED)
+def _newly_readable(statuses: Statuses, job: ExtractionJob) -> Iterator[int]:
+    """Yield the rows whose image could not be read before and can be read now."""
+    unread = (statuses >= FIRST_BAD) & (statuses != NOT_FINITE)
+    yield from (row for row in np.flatnonzero(unread).tolist() if job.rows[row][1] == ENCODED)
 
 
-def _encode_pending(cache: PartialCache, job: Job) -> None:
-    """Encode every block that has a pending row, whole."""
-    rows = len(job.images)
-    pending = [block for block in row_blocks(rows, job.batch_size) if (cache.marks[slice(*block)] == PENDING).any()]
+def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
+    """Encode every batch that has a pending row, whole."""
+    total = len(job.rows.images)
+    pending = [rows for rows in split_rows(total, job.batch_size) if (cache.statuses[slice(*rows)] == PENDING).any()]
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
-    decoded = decoded_blocks(job.pictures, pending, workers, pinned=pinned)
-    stream = encoded_blocks(job.encoder, decoded, job.kept)
-    bar = Bar("pictures", sum(stop - start for start, stop in pending) if job.progress else 0)
+    decoded = decode_batches(job.rows, pending, workers, pinned=pinned)
+    batches = encode_batches(job.encoder, decoded, job.outputs)
+    bar = ProgressBar("images", sum(stop - start for start, stop in pending) if job.progress else 0)
     began = committed = time.monotonic()
     encoded = 0
-    with memory_shortage(job.batch_size), worker_deaths(), stop_requests() as stop, bar:
-        for start, marks, values in stream:
-            cache.write(start, marks, **_kept(job, start, values))
-            encoded += len(marks)
-            moment = time.monotonic()
-            bar.show(encoded, {"a second": encoded / (moment - began)})
-            if stop.is_set() or moment - committed >= job.commit_seconds:
+    with report_memory_shortage(job.batch_size), report_worker_deaths(), stop_requests() as stop, bar:
+        for start, statuses, values in batches:
+            cache.write(start, statuses, **values)
+            encoded += len(statuses)
+            now = time.monotonic()
+            bar.show(encoded, {"per second": encoded / (now - began)})
+            if stop.is_set() or now - committed >= COMMIT_SECONDS:
                 cache.commit()
-                committed = moment
-                _check_share(cache.marks, job)
+                committed = now
+                _check_share_of_bad(cache.statuses, job)
             if stop.is_set():
                 raise DuplexError(
-                    f"stopped with {cache.done} of {rows} rows encoded; run the same command again to go on"
+                    f"stopped with {cache.done} of {total} rows encoded; run the same command again to continue"
                 )
     cache.commit()
-    _check_share(cache.marks, job)
+    _check_share_of_bad(cache.statuses, job)
 
 
-def _kept(job: Job, start: int, values: Values) -> Values:
-    """Of a block what the cache keeps."""
-    if job.held is None:
-        return values
-    return {
-        name: value[job.held[start : start + len(value)]] if name in DEEP else value for name, value in values.items()
-    }
+@contextmanager
+def stop_requests() -> Iterator[threading.Event]:
+    """Return an event that the first Ctrl-C, or SIGTERM of a scheduler, sets; a second one has its usual effect.
 
-
-def _check_share(marks: Marks, job: Job) -> None:
-    """Stop as soon as the share of bad pictures cannot come right any more."""
-    bad = np.flatnonzero(marks >= FIRST_BAD).tolist()
-    if len(bad) <= job.max_bad * len(job.images):
+    Outside the main thread, which alone receives signals, the event is never set.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
         return
-    shown = "; ".join(f"{job.images[row]} ({reason(marks[row])})" for row in bad[:5])
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def request(_number: int, _frame: object) -> None:
+        stop.set()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        print("stopping after this batch", file=sys.stderr)
+
+    for number in handlers:
+        signal.signal(number, request)
+    try:
+        yield stop
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _check_share_of_bad(statuses: Statuses, job: ExtractionJob) -> None:
+    """Raise `DuplexError` as soon as there are more bad images than `max_bad` allows in the whole file."""
+    bad = _bad_images(statuses, job)
+    total = len(statuses)
+    if len(bad) <= job.max_bad * total:
+        return
+    listed = "; ".join(f"{image.image} ({image.reason})" for image in bad[:LISTED_BAD])
     raise DuplexError(
-        f"{len(bad)} of {len(job.images)} pictures cannot be read, more than max_bad = {job.max_bad:g} allows: {shown}"
-        f"{'; …' if len(bad) > 5 else ''}; mend them, or raise extraction.max_bad in params.yaml"
+        f"{len(bad)} of {total} images cannot be read, more than max_bad = {job.max_bad:g} allows: {listed}"
+        f"{'; …' if len(bad) > LISTED_BAD else ''}; fix them, or raise extraction.max_bad in params.yaml"
     )
 
 
-def _bad_images(marks: Marks, span: Span, images: Sequence[str]) -> list[BadImage]:
-    rows = np.flatnonzero(marks >= FIRST_BAD).tolist()
-    return [BadImage(span.start + row, images[row], reason(marks[row])) for row in rows]
+def _bad_images(statuses: Statuses, job: ExtractionJob) -> list[BadImage]:
+    rows = np.flatnonzero(statuses >= FIRST_BAD).tolist()
+    return [BadImage(job.span.start + row, job.rows.images[row], status_reason(statuses[row])) for row in rows]

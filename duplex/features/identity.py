@@ -1,22 +1,18 @@
-"""What a cache was made by, and whether that is what is asked for."""
+"""Identity of a cache (encoder, manifest, options), and its comparison with the expected one."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from duplex.errors import DuplexError
 
 Identity = dict[str, str]
-LIBRARIES = ("torch", "open_clip_torch", "pillow")  # recorded; they decide the last bits, not the meaning
-SHARD = re.compile(r"(?P<stem>.+)\.shard-(?P<k>\d+)-of-(?P<n>\d+)(?P<suffix>\.\w+)?")  # a shard's name
-IMPORTED = "imported"  # the encoder's name in a cache made from somebody's own features
-SPOKEN = {
+LIBRARIES = ("torch", "open_clip_torch", "pillow")  # recorded; they affect the last bits, not the meaning
+SHARD = re.compile(r"(?P<stem>.+)\.shard-(?P<k>\d+)-of-(?P<n>\d+)(?P<suffix>\.\w+)?")  # a shard's file name
+IMPORTED = "imported"  # the encoder's name in a cache of imported features
+DISPLAY_NAMES = {  # in messages, compared in this order: what others follow from comes before them
     "encoder": "encoder",
     "architecture": "encoder architecture",
     "weights": "weights file",
@@ -25,28 +21,30 @@ SPOKEN = {
     "manifest": "manifest",
     "dim": "feature width",
     "tokens": "token choice",
-    "depth": "depth",
+    "block_inputs": "number of block inputs",
     "bits": "number of bits",
-    "deep_rows": "choice of deep rows",
     "views": "number of views",
     "flip": "choice of mirrored views",
 }
 
 
 def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
-    """Refuse a cache that is not what is expected, naming what differs and the command that repairs it. What is None
-    must not be there; library versions may differ. Of imported features only what their owner vouched for is known:
-    the rows and their width."""
+    """Raise `DuplexError`, naming the first difference and the command to run, unless a cache is what is expected.
+
+    A key expected as None must be absent; library versions may differ. Of imported features only the rows and their
+    width are compared: the rest is unknown.
+    """
     imported = stored.get("encoder") == IMPORTED
-    compared = ("manifest", "dim") if imported else [*SPOKEN, *sorted(set(expect) - set(SPOKEN) - set(LIBRARIES))]
-    for key in compared:
+    others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
+    for key in ("manifest", "dim") if imported else (*DISPLAY_NAMES, *others):
         if key in expect and stored.get(key) != expect[key]:
-            differs = f"another {SPOKEN.get(key, key)} ({_short(stored.get(key))}, not {_short(expect[key])})"
-            raise DuplexError(f"{path} was made with {differs}; {repair(path, imported=imported)}")
+            values = f"{_shorten(stored.get(key))}, not {_shorten(expect[key])}"
+            name = DISPLAY_NAMES.get(key, key)
+            raise DuplexError(f"{path} was made with another {name} ({values}); {repair_hint(path, imported=imported)}")
     if "views" in stored and "views" not in expect:
-        raise DuplexError(f"{path} holds views of training pictures, not the pictures; {repair(path)}")
+        raise DuplexError(f"{path} holds views of training images, not the images; {repair_hint(path)}")
     if "limit" in stored and "limit" not in expect:
-        raise DuplexError(f"{path} holds only the first {stored['limit']} rows; {repair(path)}")
+        raise DuplexError(f"{path} holds only the first {stored['limit']} rows; {repair_hint(path)}")
 
 
 def cache_identity(
@@ -54,58 +52,51 @@ def cache_identity(
     manifest_sha256: str,
     tokens: str = "none",
     limit: int | None = None,
-    depth: int = 0,
+    block_inputs: int = 0,
     bits: int = 16,
-    held: NDArray[np.bool_] | None = None,
 ) -> Identity:
-    """All that a cache's bytes depend on; `held` are the rows of which what enters the last blocks is kept."""
-    found = {**encoder, "manifest": manifest_sha256}
-    if tokens != "none":
-        found["tokens"] = tokens
-    if limit is not None:
-        found["limit"] = str(limit)
-    if depth:
-        found["depth"] = str(depth)
-        if bits != 16:
-            found["bits"] = str(bits)
-        if held is not None:
-            found["deep_rows"] = hashlib.sha256(np.packbits(held).tobytes()).hexdigest()
-    return found
+    """Return everything that a cache's bytes depend on; defaults leave no key."""
+    options = {
+        "tokens": tokens if tokens != "none" else None,
+        "limit": limit,
+        "block_inputs": block_inputs or None,
+        "bits": bits if block_inputs and bits != 16 else None,
+    }
+    return {**encoder, "manifest": manifest_sha256, **{k: str(v) for k, v in options.items() if v is not None}}
 
 
-def difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
-    """The first key, spoken, in which two identities differ, library versions included; what others follow from comes
-    before them."""
-    for key in [*SPOKEN, *sorted({*stored, *expect} - set(SPOKEN))]:
+def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
+    """Return the display name of the first key in which two identities differ, library versions included; None if they
+    are equal."""
+    for key in [*DISPLAY_NAMES, *sorted({*stored, *expect} - set(DISPLAY_NAMES))]:
         if stored.get(key) != expect.get(key):
-            return SPOKEN.get(key, f"{key} version" if key in LIBRARIES else key)
+            return DISPLAY_NAMES.get(key, f"{key} version" if key in LIBRARIES else key)
     return None
 
 
-def repair(path: Path, *, imported: bool = False) -> str:
-    """The command that makes a cache, or a shard of one, again."""
+def repair_hint(path: Path, *, imported: bool = False) -> str:
+    """Return the end of an error message: the command that makes a cache, or a shard of one, again."""
     if imported:
         return f"`duplex cache import FILE --dataset {_dataset(path) or 'NAME'}` makes it again"
-    shard = SHARD.fullmatch(path.name)
-    if shard is None:
-        return f"`{extraction(path)}` makes it again"
-    whole, piece = path.with_name(shard["stem"] + (shard["suffix"] or "")), f"{shard['k']}/{shard['n']}"
-    return f"`{extraction(whole, piece)}` makes it again"
+    command = extract_command(path)
+    if shard := SHARD.fullmatch(path.name):
+        whole = path.with_name(shard["stem"] + (shard["suffix"] or ""))
+        command = extract_command(whole, f"{shard['k']}/{shard['n']}")
+    return f"`{command}` makes it again"
 
 
-def extraction(path: Path, shard: str | None = None) -> str:
-    """The command that makes a cache, or a shard of it, `k/n`."""
-    dataset, piece = _dataset(path), "" if shard is None else f" --shard {shard}"
-    place = dataset or f"NAME --out {path}"
-    return f"duplex extract --dataset {place}{piece}"
+def extract_command(path: Path, shard: str | None = None) -> str:
+    """Return the command that makes the cache at `path`, or its shard `k/n`."""
+    target = _dataset(path) or f"NAME --out {path}"
+    return f"duplex extract --dataset {target}{'' if shard is None else f' --shard {shard}'}"
 
 
 def _dataset(path: Path) -> str:
-    """Whose cache lies there, where the place tells it."""
+    """Return the data set whose cache lies at `path`, or "" where the path does not show it."""
     return path.parent.name if path.name == "features.h5" else ""
 
 
-def _short(value: str | None) -> str:
+def _shorten(value: str | None) -> str:
     if value is None:
         return "none"
     return value if len(value) <= 40 else f"{value[:12]}…"

@@ -1,25 +1,28 @@
-"""Features somebody already has, as a cache."""
+"""Import of features that the user already has into a cache."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import IMPORTED, Identity
-from duplex.features.layout import ENCODED, NOT_FINITE, Span, mark_of, refuse_foreign
-from duplex.features.store import EXTRACTION, PartialCache
+from duplex.features.layout import ENCODED, NOT_FINITE, Span
+from duplex.features.store import PartialCache, claim_cache
 from duplex.system.files import sha256
-from duplex.system.lock import sole_writer
 
-CHUNK = 65_536
+CHUNK = 65_536  # rows converted at once
 LARGEST = float(np.finfo(np.float16).max)
 
 
 def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) -> Identity:
-    """Write the cache `out` from a `.npy` file of one row a manifest row. Rows that are not finite are marked bad.
-    Which encoder made them is their owner's word: the cache is bound to the file and the manifest alone."""
+    """Write the cache `out` from the `.npy` file `source` [rows, width], one row per manifest row.
+
+    Rows that are not finite become bad. The encoder is unknown: the returned identity names only the file and the
+    manifest. Raises `UsageError` for another number of rows and for values that float16 cannot hold.
+    """
     values = _open_array(source)
     if len(values) != rows:
         raise UsageError(f"{source} has {len(values)} rows and the manifest {rows}; they must correspond one to one")
@@ -30,9 +33,7 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
         "dim": str(values.shape[1]),
         "manifest": manifest_sha256,
     }
-    refuse_foreign(out)
-    with sole_writer(out, *EXTRACTION):
-        cache = PartialCache.create(out, identity, Span(0, rows, rows), values.shape[1])
+    with claim_cache(out), closing(PartialCache.create(out, identity, Span(0, rows, rows), values.shape[1])) as cache:
         try:
             for start in range(0, rows, CHUNK):
                 block = np.asarray(values[start : start + CHUNK], dtype=np.float64)
@@ -42,14 +43,12 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
                     raise UsageError(
                         f"{source} has values above {LARGEST:g}, which float16 cannot hold; scale them down"
                     )
-                marks = np.where(finite, ENCODED, mark_of(NOT_FINITE)).astype(np.uint8)
-                cache.write(start, marks, cls=block.astype(np.float16))
+                statuses = np.where(finite, ENCODED, NOT_FINITE).astype(np.uint8)
+                cache.write(start, statuses, cls=block.astype(np.float16))
             cache.finish()
         except BaseException:
             cache.partial.unlink(missing_ok=True)
             raise
-        finally:
-            cache.close()
     return identity
 
 

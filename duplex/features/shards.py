@@ -1,8 +1,9 @@
-"""A data set in pieces: which rows a shard holds, where it lies, and one cache that joins them."""
+"""Shards of a feature cache, joined to one cache; copies of a cache's rows."""
 
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,41 +11,33 @@ import h5py
 import numpy as np
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.identity import Identity, difference, extraction
-from duplex.features.layout import (
-    HELD,
-    OPTIONAL,
-    PENDING,
-    Bools,
-    Span,
-    kept_rows,
-    open_file,
-    read_held,
-    read_identity,
-    read_span,
-    refuse_foreign,
-)
-from duplex.features.store import EXTRACTION, PartialCache, describe
-from duplex.system.files import replaced
-from duplex.system.lock import sole_writer
+from duplex.features.checks import open_cache, read_identity, read_span
+from duplex.features.identity import Identity, extract_command, first_difference
+from duplex.features.layout import PENDING, REQUIRED, Span, partial_path
+from duplex.features.store import PartialCache, claim_cache, write_header
+from duplex.system.files import replace_file
 
 CHUNK = 2**26  # bytes copied at once
-Shape = tuple[tuple[int, ...], Any]  # of a row, and its dtype
+RowTypes = dict[str, np.dtype[Any]]  # by data set: type of a whole row, such as 16 x float16
 
 
-def extent(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
-    """Which rows a run writes, and where. Shards begin where blocks do, so that they hold the unsharded features."""
+def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
+    """Return the rows that shard `(k, n)` of `total` rows holds (None: all), and the path it is written to.
+
+    Shards begin where batches of the whole data set do, so that their features are those of an unsharded extraction.
+    Raises `UsageError` for a shard that does not exist and for more shards than batches.
+    """
     if total == 0:
-        raise UsageError("there is no picture to extract: the manifest is empty, or --limit is 0")
+        raise UsageError("there is no image to extract: the manifest is empty, or --limit is 0")
     if shard is None:
         return Span(0, total, total), out
     k, n = shard
     if not 0 <= k < n:
         raise UsageError(f"shard {k}/{n} does not exist; k counts from 0 to {n - 1}")
-    blocks = -(-total // batch_size)
-    if n > blocks:
-        raise UsageError(f"{total} pictures make {blocks} batches, too few for {n} shards; ask for at most {blocks}")
-    start, stop = (min(total, blocks * i // n * batch_size) for i in (k, k + 1))
+    batches = -(-total // batch_size)
+    if n > batches:
+        raise UsageError(f"{total} images make {batches} batches, too few for {n} shards; use at most {batches}")
+    start, stop = (min(total, batches * i // n * batch_size) for i in (k, k + 1))
     return Span(start, stop, total), shard_path(out, k, n)
 
 
@@ -53,104 +46,104 @@ def shard_path(out: Path, k: int, n: int) -> Path:
 
 
 def find_shards(out: Path) -> list[Path]:
-    """The finished shards of `out`, in order; all of them or an error."""
+    """Return the paths of all shards of `out`, in order. Raises `DuplexError` if one is missing."""
     pattern = re.compile(re.escape(out.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(out.suffix))
-    found = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
-    counts = {int(match[2]) for match in found.values()}
+    shards = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
+    counts = {int(match[2]) for match in shards.values()}
     if not counts:
-        raise DuplexError(f"there is no shard of {out}; `{extraction(out, '0/N')}` writes the first")
+        raise DuplexError(f"there is no shard of {out}; `{extract_command(out, '0/N')}` writes the first")
     if len(counts) > 1:
-        raise DuplexError(f"{out.parent} has shards of {sorted(counts)} pieces; remove those of the wrong count")
+        raise DuplexError(f"{out.parent} has shards k-of-n with n in {sorted(counts)}; remove those of the wrong n")
     n = counts.pop()
     paths = [shard_path(out, k, n) for k in range(n)]
-    absent = [k for k, path in enumerate(paths) if path not in found]
-    if absent:
-        raise DuplexError(
-            f"shard {absent[0]} of {n} of {out} is not finished; `{extraction(out, f'{absent[0]}/{n}')}` does it"
-        )
+    for k, path in enumerate(paths):
+        if path not in shards:
+            command = extract_command(out, f"{k}/{n}")
+            raise DuplexError(f"shard {k} of {n} of {out} is not finished; `{command}` finishes it")
     return paths
 
 
 def join_shards(out: Path, *, copy: bool = False) -> int:
-    """One cache from all shards of `out`: a virtual one that reads them where they lie, or with `copy` a plain file,
-    byte for byte that of an extraction in one piece. Returns its rows."""
+    """Make one cache of all shards of `out` and return its number of rows: a view that reads them where they lie, or
+    with `copy` a plain file, byte for byte that of an extraction in one piece."""
     paths = find_shards(out)
-    identity, spans, shapes = _agree(paths)
-    total = spans[-1].total
-    refuse_foreign(out)
-    with sole_writer(out, *EXTRACTION):
-        if copy:
-            copy_rows(out, paths, spans, identity, shapes)
-        else:
-            _link(out, paths, spans, identity, shapes)
-    return total
+    identity, spans, types = _read_headers(paths)
+    with claim_cache(out):
+        (copy_rows if copy else _link_rows)(out, paths, spans, identity, types)
+    return spans[-1].total
 
 
-def _agree(paths: list[Path]) -> tuple[Identity, list[Span], dict[str, Shape]]:
-    """What the shards have in common; they must follow one another without a gap."""
-    identity: Identity | None = None
+def _read_headers(paths: list[Path]) -> tuple[Identity, list[Span], RowTypes]:
+    """Return the shards' common identity, their rows, and their data sets; raise `DuplexError` where they disagree or
+    leave a gap."""
+    first: Identity | None = None
     spans: list[Span] = []
-    shapes: dict[str, Shape] = {}
+    types: RowTypes = {}
     for path in paths:
-        with open_file(path, joined=False) as file:
-            found, span = read_identity(file), read_span(file)
-            if identity is not None and (other := difference(identity, found)):
-                raise DuplexError(
-                    f"{path} was made with another {other} than {paths[0]}; extract it again with --fresh"
-                )
-            if span.start != (spans[-1].stop if spans else 0) or (file["mark"][...] == PENDING).any():
+        with open_cache(path, joined=False) as file:
+            identity, span = read_identity(file), read_span(file)
+            if first is not None and (key := first_difference(first, identity)):
+                raise DuplexError(f"{path} was made with another {key} than {paths[0]}; extract it again with --fresh")
+            if span.start != (spans[-1].stop if spans else 0) or (file["status"][...] == PENDING).any():
                 raise DuplexError(f"{path} does not follow the shard before it; extract all with one --batch-size")
-            identity = found
+            first = identity
             spans.append(span)
-            shapes = shapes_of(file)
+            types = row_types(file)
     if spans[-1].stop != spans[-1].total:
         raise DuplexError(f"{paths[-1]} is not the end of its data set; extract all shards from one manifest")
-    assert identity is not None
-    return identity, spans, shapes
+    assert first is not None
+    return first, spans, types
 
 
-def shapes_of(file: Any) -> dict[str, Shape]:
-    return {name: (file[name].shape[1:], file[name].dtype) for name in file if name != "identity"}
+def row_types(file: Any) -> RowTypes:
+    """Return the type of a row of each data set of an open cache."""
+    return {name: np.dtype((file[name].dtype, file[name].shape[1:])) for name in file if name != "identity"}
 
 
-def _held(paths: list[Path]) -> Bools | None:
-    """Of which rows what enters the last blocks is kept [total]."""
-    parts = []
-    for path in paths:
-        with open_file(path) as file:
-            parts.append(read_held(file))
-    found = [part for part in parts if part is not None]
-    return np.concatenate(found) if found else None
-
-
-def _link(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
-    """Shards are named without their folder: HDF5 looks beside the joined file, so the folder may move."""
-    total, held = spans[-1].total, _held(paths)
-    with replaced(out) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
-        describe(file, identity, Span(0, total, total))
-        for name, (row, dtype) in shapes.items():
-            layout = h5py.VirtualLayout((kept_rows(name, slice(0, total), held).stop, *row), dtype)
+def _link_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, types: RowTypes) -> None:
+    """Write a view of the shards, named without their folder: HDF5 looks beside the view, so the folder may move."""
+    total = spans[-1].total
+    with replace_file(out) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
+        write_header(file, identity, Span(0, total, total))
+        for name, row in types.items():
+            layout = h5py.VirtualLayout((total, *row.shape), row.base)
             for path, span in zip(paths, spans, strict=True):
-                place = kept_rows(name, slice(span.start, span.stop), held)
-                if rows := place.stop - place.start:
-                    layout[place] = h5py.VirtualSource(path.name, name, (rows, *row), dtype)
+                layout[span.start : span.stop] = h5py.VirtualSource(path.name, name, (span.rows, *row.shape), row.base)
             file.create_virtual_dataset(name, layout)
 
 
-def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, shapes: dict[str, Shape]) -> None:
-    """A plain file of the rows of others, which follow one another."""
-    total, held = spans[-1].total, _held(paths)
-    beside = {name: shapes[name][0] for name in OPTIONAL if name in shapes and name != HELD}
-    chunk = max(1, CHUNK // sum(int(np.prod(row)) * dtype.itemsize for row, dtype in shapes.values()))  # rows
-    cache = PartialCache.create(out, identity, Span(0, total, total), int(identity["dim"]), beside, held)
-    try:
+def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, types: RowTypes) -> None:
+    """Write a plain cache of the rows of others, which follow one another."""
+    total = spans[-1].total
+    token_shapes = {name: row.shape for name, row in types.items() if name not in REQUIRED}
+    step = max(1, CHUNK // sum(row.itemsize for row in types.values()))  # rows
+    whole = Span(0, total, total)
+    with closing(PartialCache.create(out, identity, whole, int(identity["dim"]), token_shapes)) as cache:
         for path, span in zip(paths, spans, strict=True):
-            with open_file(path) as file:
-                for start in range(0, span.rows, chunk):
-                    rows, own = slice(start, start + chunk), read_held(file)
-                    names = [name for name in shapes if name not in ("mark", HELD)]
-                    values = {name: file[name][kept_rows(name, rows, own)] for name in names}
-                    cache.write(span.start + start, file["mark"][rows], **values)
+            with open_cache(path) as file:
+                for start in range(0, span.rows, step):
+                    rows = slice(start, start + step)
+                    values = {name: file[name][rows] for name in types if name != "status"}
+                    cache.write(span.start + start, file["status"][rows], **values)
         cache.finish()
-    finally:
-        cache.close()
+
+
+def copy_matching_cache(source: Path, expected: Identity, out: Path, identity: Identity) -> bool:
+    """Copy a cache for another manifest that lists the same images in the same order, byte for byte as an extraction.
+
+    Return False, and write nothing, if `out` exists in any state or `source` is not a finished cache with the identity
+    `expected`.
+    """
+    if out.exists() or partial_path(out).exists():
+        return False
+    try:
+        with open_cache(source) as file:
+            span, types = read_span(file), row_types(file)
+            finished = span.whole and not (file["status"][...] == PENDING).any()
+            if not finished or first_difference(read_identity(file), expected):
+                return False
+    except DuplexError:  # a damaged source is reported when its own data set is used
+        return False
+    with claim_cache(out):
+        copy_rows(out, [source], [span], identity, types)
+    return True

@@ -1,14 +1,14 @@
-"""Tokens of a cache that holds them (patch tokens, or what enters the tower's last blocks): in memory where they fit,
-else read from the disk as they are asked for.
+"""Tokens of a cache (patch tokens, or block inputs): in memory where they fit, else read from the disk on demand.
 
-MIT-States at ViT-L/14 is 53,753 x 256 x 1,024 x 2 B = 28 GB. `Streamed` stands for such rows in a method's inputs: it
-has a shape and a length, and gives tensors for the rows it is asked for. Training asks for shuffled blocks (`shuffled`)
-and says ahead which come next (`duplex.training.prefetch`).
+MIT-States at ViT-L/14 is 53,753 x 256 x 1,024 x 2 B = 28 GB. `DiskTokens` stands for such rows in a method's inputs.
+Training reads shuffled blocks and announces the next ones (`duplex.training.prefetch`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,127 +19,175 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplex.errors import UsageError
-from duplex.features.cache_files import Pieces
-from duplex.features.eight_bits import restored
-from duplex.features.layout import CODES, STEPS, Bools, Half, kept_places, open_file, read_held
+from duplex.features.checks import open_cache
+from duplex.features.eight_bits import dequantize
+from duplex.features.layout import CODES, SCALES, Half
 from duplex.labels import Ints
 
-IN_MEMORY = 2**31  # bytes of tokens up to which they are held; more are streamed, on any machine
-BLOCK = 2**22  # bytes of a block of neighbouring rows; `training.memory` is no less
+IN_MEMORY = 2**31  # default budget in bytes: more tokens than this stay on the disk, on any machine
+BLOCK = 2**22  # bytes of a block of neighbouring rows; `training.memory` is at least this
 WINDOW = 64  # blocks whose rows are mixed
+ANNOUNCED = 2**17  # bytes per hint; the system cuts longer ones to the device's window, 128 KiB by default
 CPU = torch.device("cpu")
 
 
-def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half | Streamed | Some | None:
-    """[N, ...] float16, zero where the picture is bad, in memory up to `limit` bytes; None where there are none."""
-    with open_file(path) as file:
-        names, held = stored_as(file, name), read_held(file) if name == "deep" else None
+def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half | DiskTokens | None:
+    """Return the tokens `name` ("patch" or "block_inputs") of a cache: [N, ...] float16, zero where an image is bad.
+
+    Up to `limit` bytes are read into memory, more stay on the disk. None if the cache has no such tokens.
+    """
+    with open_cache(path) as file:
+        names = stored_names(file, name)
         if not names:
             return None
-        few = file[names[0]].size * 2 <= limit
-        values = whole(names, lambda part: file[part][...]) if few else None
-    found = Streamed.open(path, name) if values is None else values
-    return found if held is None else Some(found, held, Missing(path))
+        if file[names[0]].size * 2 <= limit:
+            return read_stored(names, lambda stored: file[stored][...])
+    return DiskTokens.open(path, name)
 
 
-def stored_as(file: Any, name: str) -> tuple[str, ...]:
-    """The data sets of a cache that hold its tokens of that name: one in float16, two in eight bits, or none."""
+def stored_names(file: Any, name: str) -> tuple[str, ...]:
+    """Return the data sets that hold a cache's tokens `name`: one in float16, two in eight bits, or none."""
     if name in file:
         return (name,)
-    return (CODES, STEPS) if name == "deep" and CODES in file else ()
+    return (CODES, SCALES) if name == "block_inputs" and CODES in file else ()
 
 
-def whole(names: tuple[str, ...], read: Callable[[str], NDArray[Any]]) -> Half:
-    """Rows in float16 from what `read` gives of each of those data sets."""
-    first, *steps = map(read, names)
-    return restored(first, *steps) if steps else np.asarray(first, dtype=np.float16)
+def read_stored(names: tuple[str, ...], read: Callable[[str], NDArray[Any]]) -> Half:
+    """Return rows in float16, read from the data sets `names` by `read(name)`."""
+    values, *scales = map(read, names)
+    return dequantize(values, *scales) if scales else np.asarray(values, dtype=np.float16)
+
+
+@dataclass(frozen=True)
+class CacheFile:
+    """One open file of a cache (the cache itself, or a shard that it joins).
+
+    Rows are read with system calls instead of HDF5, so that the system can get hints which rows come next. A thread
+    that reads ahead would take a core from the matrix products of a training step, whose threads wait for each other.
+    """
+
+    path: Path
+    descriptor: int
+    first: int  # row of the cache that the file's first row is
+    arrays: dict[str, tuple[np.dtype[Any], int]]  # by data set: type of a whole row, and offset of the first in bytes
+
+    def read(self, name: str, row: int, count: int) -> NDArray[Any]:
+        """Return `count` rows of a data set, beginning at the cache's row `row`."""
+        row_type, offset = self.arrays[name]
+        block = np.empty(count, row_type)
+        view = block.view(np.uint8).ravel().data
+        offset += (row - self.first) * row_type.itemsize
+        while view:
+            read = os.preadv(self.descriptor, [view], offset)
+            if not read:
+                raise OSError(f"{self.path} ends within its tokens")
+            view = view[read:]
+            offset += read
+        return block
+
+    def expect(self, row: int, count: int) -> None:
+        """Announce to the system, where it accepts that, that these rows will be read soon."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for row_type, begin in self.arrays.values():
+            start = begin + (row - self.first) * row_type.itemsize
+            stop = start + count * row_type.itemsize
+            for offset in range(start, stop, ANNOUNCED):
+                with suppress(OSError):
+                    os.posix_fadvise(self.descriptor, offset, min(ANNOUNCED, stop - offset), os.POSIX_FADV_WILLNEED)
+
+
+class CacheFiles:
+    """The data sets `names` of a cache, in all files that hold them. The files close with this object."""
+
+    def __init__(self, path: Path, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._exits = ExitStack()
+        with open_cache(path) as file:
+            data = file[names[0]]
+            self.total = len(data)
+            self.row = data.shape[1:]
+            sources = data.virtual_sources() if data.is_virtual else ()
+            shards = [
+                (int(source.vspace.get_select_bounds()[0][0]), path.parent / source.file_name) for source in sources
+            ]
+        self._files = [self._open(part, first) for first, part in sorted(shards) or [(0, path)]]
+        self._firsts = np.array([file.first for file in self._files])
+
+    def __del__(self) -> None:
+        self._exits.close()
+
+    def _open(self, path: Path, first: int) -> CacheFile:
+        with open_cache(path, joined=False) as file:
+            arrays = {
+                name: (np.dtype((file[name].dtype, file[name].shape[1:])), file[name].id.get_offset())
+                for name in self.names
+            }
+        descriptor = os.open(path, os.O_RDONLY)
+        self._exits.callback(os.close, descriptor)
+        return CacheFile(path, descriptor, first, arrays)
+
+    def runs(self, wanted: Ints) -> Iterator[tuple[CacheFile, int, Ints]]:
+        """Group the rows `wanted` into runs of neighbours within one file, in the order of the files: (file, first row
+        of the run, positions in `wanted` of the run's rows)."""
+        order = np.argsort(wanted, kind="stable")
+        rows = wanted[order]
+        homes = np.searchsorted(self._firsts, rows, side="right") - 1
+        begins = np.flatnonzero((np.diff(rows, prepend=-2) != 1) | (np.diff(homes, prepend=-1) != 0))
+        for begin, positions in zip(begins, np.split(order, begins)[1:], strict=True):
+            yield self._files[homes[begin]], int(rows[begin]), positions
 
 
 @dataclass(frozen=True, eq=False)
-class Streamed:
-    """Rows of a cache's tokens, on the disk. Indexed as a tensor [n, T, w] is, by a slice or by rows."""
+class DiskTokens:
+    """Rows of a cache's tokens on the disk. Indexed like a tensor [n, T, w], by a slice or by rows."""
 
-    pieces: Pieces
-    rows: Ints  # of the cache, that this stands for
-    device: torch.device = CPU  # what is read goes there
+    files: CacheFiles
+    rows: Ints  # rows of the cache that this object stands for
+    device: torch.device = CPU  # receives the rows that are read
 
     @classmethod
-    def open(cls, path: Path, name: str = "patch") -> Streamed:
-        """All rows of a cache that has such tokens."""
-        with open_file(path) as file:
-            pieces = Pieces(path, stored_as(file, name))
-        return cls(pieces, np.arange(pieces.total))
+    def open(cls, path: Path, name: str = "patch") -> DiskTokens:
+        """Return all rows of a cache that has tokens `name`."""
+        with open_cache(path) as file:
+            files = CacheFiles(path, stored_names(file, name))
+        return cls(files, np.arange(files.total))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), *self.pieces.row)
+        return (len(self.rows), *self.files.row)
 
-    def at(self, places: Ints) -> Streamed:
-        """Those of its rows alone."""
+    def at(self, places: Ints) -> DiskTokens:
+        """Return only these of its rows, still on the disk."""
         return replace(self, rows=self.rows[places])
 
-    def to(self, device: torch.device) -> Streamed:
+    def to(self, device: torch.device) -> DiskTokens:
         return replace(self, device=device)
 
     def expect(self, places: Tensor) -> None:
-        """These will be asked for soon."""
-        for piece, first, found in self.pieces.stretches(self.rows[places.cpu().numpy()]):
-            piece.expect(first, len(found))
+        """Announce that these rows will be read soon."""
+        for file, first, targets in self.files.runs(self.rows[places.cpu().numpy()]):
+            file.expect(first, len(targets))
 
     def __getitem__(self, key: Tensor | slice) -> Tensor:
-        wanted = self.rows[key if isinstance(key, slice) else key.cpu().numpy()]
+        rows = self.rows[key if isinstance(key, slice) else key.cpu().numpy()]
         pinned = self.device.type == "cuda"  # so that the host need not wait for the copy
-        out = torch.empty(len(wanted), *self.pieces.row, dtype=torch.float16, pin_memory=pinned)
-        for piece, first, places in self.pieces.stretches(wanted):
-            out.numpy()[places] = whole(self.pieces.names, partial(piece.read, row=first, count=len(places)))
+        out = torch.empty(len(rows), *self.files.row, dtype=torch.float16, pin_memory=pinned)
+        for file, first, targets in self.files.runs(rows):
+            out.numpy()[targets] = read_stored(self.files.names, partial(file.read, row=first, count=len(targets)))
         return out.to(self.device, non_blocking=pinned)
 
-    def shuffled(self, order: torch.Generator) -> Tensor:
-        """All rows once [n]: blocks of neighbours in random order, mixed within a window of some of them. `order` alone
-        decides."""
-        size = max(1, BLOCK // (int(np.prod(self.pieces.row)) * 2))
+    def shuffled(self, generator: torch.Generator) -> Tensor:
+        """Return all row numbers once [n]: blocks of neighbours in random order, mixed within a window of `WINDOW`
+        blocks. Only `generator` decides the order."""
+        size = max(1, BLOCK // (int(np.prod(self.files.row)) * 2))
         blocks = torch.arange(len(self)).split(size)
-        drawn = torch.randperm(len(blocks), generator=order).tolist()
+        drawn = torch.randperm(len(blocks), generator=generator).tolist()
         mixed = []
         for start in range(0, len(drawn), WINDOW):
             rows = torch.cat([blocks[number] for number in drawn[start : start + WINDOW]])
-            mixed.append(rows[torch.randperm(len(rows), generator=order)])
+            mixed.append(rows[torch.randperm(len(rows), generator=generator)])
         return torch.cat(mixed)
-
-
-class Missing:
-    """Rows of which a cache keeps no tokens."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def at(self, rows: Ints) -> Tensor:
-        raise UsageError(
-            f"{self.path} keeps nothing of what enters the last blocks of some of these pictures; set deep_test of its "
-            "data set's encoder to true in params.yaml and extract again"
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Some:
-    """Tokens of some of a cache's rows, and where others' come from."""
-
-    values: Half | Streamed  # [n, ...] of the rows that are held
-    held: Bools  # [N]
-    others: Any  # gives some rows' tokens by `at`
-
-    @property
-    def row(self) -> tuple[int, ...]:
-        return tuple(self.values.shape[1:])
-
-    def at(self, rows: Ints) -> Tensor | Streamed:
-        """Of rows all of which are held, or of rows none of which need be."""
-        if not self.held[rows].all():
-            found: Tensor | Streamed = self.others.at(rows)
-            return found
-        places = kept_places(rows, self.held)
-        return self.values.at(places) if isinstance(self.values, Streamed) else torch.from_numpy(self.values[places])

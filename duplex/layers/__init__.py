@@ -1,1 +1,1 @@
-"""What methods are made of."""
+"""Building blocks of methods."""

@@ -1,12 +1,12 @@
 """Graph convolutions over primitives and compositions (Naeem et al., "Learning Graph Embeddings for Compositional
 Zero-shot Learning", CVPR 2021), without a matrix over the nodes.
 
-Nodes are states, objects and the graph's compositions. Each composition `c = (s, o)` ties s to o, s to c and o to c;
-with self-loops a layer is `H' = D^-1 (A + I) H W`. As every composition has exactly two neighbours, its row is a mean
-of three, and those of the primitives are sums over their compositions.
+Nodes are states, objects and the graph's compositions. Each composition `c = (s, o)` adds the edges s-o, s-c and o-c;
+with self-loops a layer is `H' = D^-1 (A + I) H W`. Every composition has two neighbours, so its row is a mean of three;
+rows of states and objects are sums over their compositions.
 
-A composition outside of the graph listens to its two primitives and is heard by none: its embedding depends on nothing
-else that is asked for.
+A composition outside of the graph receives messages from its state and its object and sends none, so its embedding does
+not depend on the other candidates.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
 
 from duplex.labels import Ints, contains_sorted
-from duplex.layers.composition_index import Columns
+from duplex.layers.composition_index import CompositionIndex
 
 
-class Nodes(NamedTuple):
-    """Rows of every kind of node."""
+class NodeFeatures(NamedTuple):
+    """Features of the nodes, by kind."""
 
     states: Tensor  # [M, w]
     objects: Tensor  # [N, w]
@@ -31,42 +31,42 @@ class Nodes(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Row-normalised means over neighbours. `weights` [C] of compositions weigh what primitives hear of them, and of
-    each other by them (Co-CGE); a composition hears its primitives in full."""
+    """Row-normalised means over neighbours. `weights` [C] scale the messages from compositions to their states and
+    objects (Co-CGE), not those in the other direction."""
 
     weights: Tensor
 
     def __init__(self, compositions: Ints, states: int, objects: int) -> None:
         super().__init__()
-        self.columns = Columns(compositions, objects)
+        self.columns = CompositionIndex(compositions, objects)
         self.sizes = states, objects
         self.register_buffer("weights", torch.ones(len(compositions)))
 
-    def start(self, states: Tensor, objects: Tensor) -> Nodes:
-        """A composition starts as the mean of its primitives."""
-        return Nodes(states, objects, mean_pairs(states, objects, self.columns))
+    def start(self, states: Tensor, objects: Tensor) -> NodeFeatures:
+        """Return initial features; those of a composition are the mean of its state's and its object's."""
+        return NodeFeatures(states, objects, mean_pairs(states, objects, self.columns))
 
-    def means(self, x: Nodes) -> Nodes:
-        """`D^-1 (A + I) X`"""
+    def means(self, x: NodeFeatures) -> NodeFeatures:
+        """Return `D^-1 (A + I) X`."""
         m, n, w = self.columns.states, self.columns.objects, self.weights[:, None]
-        states = self._primitives(x.states, m, w * (x.objects.index_select(0, n) + x.pairs), self.sizes[0])
-        objects = self._primitives(x.objects, n, w * (x.states.index_select(0, m) + x.pairs), self.sizes[1])
-        return Nodes(states, objects, self.heard(x, x.pairs, self.columns))
+        states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.pairs), self.sizes[0])
+        objects = self._primitive_means(x.objects, n, w * (x.states.index_select(0, m) + x.pairs), self.sizes[1])
+        return NodeFeatures(states, objects, self.composition_means(x, x.pairs, self.columns))
 
-    def _primitives(self, own: Tensor, group: Tensor, messages: Tensor, count: int) -> Tensor:
-        sums = own + own.new_zeros(count, own.shape[1]).index_add(0, group, messages)
+    def _primitive_means(self, rows: Tensor, group: Tensor, messages: Tensor, count: int) -> Tensor:
+        sums = rows + rows.new_zeros(count, rows.shape[1]).index_add(0, group, messages)
         degrees = 1 + 2 * self.weights.new_zeros(count).index_add(0, group, self.weights)
         return sums / degrees[:, None]
 
     @staticmethod
-    def heard(x: Nodes, own: Tensor, columns: Columns) -> Tensor:
-        """Means at compositions, of themselves and of their primitives [C, w]."""
+    def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
+        """Return means of compositions' `rows`, their states' and their objects' [C, w]."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
-        return (own + both) / 3
+        return (rows + both) / 3
 
 
 class GraphNetwork(nn.Module):
-    """`layers` graph convolutions with relu between them; each drops out of what comes into it."""
+    """`layers` graph convolutions with relu between them and dropout before each."""
 
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()
@@ -74,41 +74,34 @@ class GraphNetwork(nn.Module):
         self.graph, self.rate = graph, rate
         self.weights = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.out = sizes[-1]
-        self._asked: tuple[Columns, bool] | None = None
 
-    def forward(self, states: Tensor, objects: Tensor) -> list[Nodes]:
-        """The nodes before the first layer and after each."""
-        found = [self.graph.start(states, objects)]
+    def forward(self, states: Tensor, objects: Tensor) -> list[NodeFeatures]:
+        """Return the features before the first layer and after each."""
+        features = [self.graph.start(states, objects)]
         for depth in range(len(self.weights)):
-            means = self.graph.means(Nodes(*(dropout(rows, self.rate, self.training) for rows in found[-1])))
-            found.append(Nodes(*(self._layer(depth, rows) for rows in means)))
-        return found
+            means = self.graph.means(NodeFeatures(*(dropout(rows, self.rate, self.training) for rows in features[-1])))
+            features.append(NodeFeatures(*(self._layer(depth, rows) for rows in means)))
+        return features
 
-    def pairs(self, found: list[Nodes], columns: Columns) -> Tensor:
-        """Embeddings of any compositions `columns` [C, out], those of the graph from what was `found`."""
-        mine = self.graph.columns.compositions
-        place = self.graph.columns.places(columns.compositions).clamp(max=max(len(mine) - 1, 0))
-        inside = mine[place] == columns.compositions if len(mine) else torch.zeros_like(place, dtype=torch.bool)
-        if self._holds(columns):
-            return found[-1].pairs.index_select(0, place)
-        rows = mean_pairs(found[0].states, found[0].objects, columns)
-        for depth, nodes in enumerate(found[:-1]):
-            rows = self._layer(depth, self.graph.heard(nodes, rows, columns))
-        if not len(mine):
+    def pairs(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
+        """Return embeddings of any compositions [C, out], given the `features` that `forward` returned."""
+        listed = self.graph.columns.compositions
+        place = self.graph.columns.places(columns.compositions).clamp(max=max(len(listed) - 1, 0))
+        inside = listed[place] == columns.compositions if len(listed) else torch.zeros_like(place, dtype=torch.bool)
+        if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
+            return features[-1].pairs.index_select(0, place)
+        rows = mean_pairs(features[0].states, features[0].objects, columns)
+        for depth, nodes in enumerate(features[:-1]):
+            rows = self._layer(depth, self.graph.composition_means(nodes, rows, columns))
+        if not len(listed):
             return rows
-        return torch.where(inside[:, None], found[-1].pairs.index_select(0, place), rows)
-
-    def _holds(self, columns: Columns) -> bool:
-        """Whether all of some compositions are the graph's: found out on the host, once for columns that are asked for
-        again."""
-        if self._asked is None or self._asked[0] is not columns:
-            self._asked = columns, bool(contains_sorted(self.graph.columns.host, columns.host).all())
-        return self._asked[1]
+        return torch.where(inside[:, None], features[-1].pairs.index_select(0, place), rows)
 
     def _layer(self, depth: int, rows: Tensor) -> Tensor:
         rows = self.weights[depth](rows)
         return rows if depth == len(self.weights) - 1 else relu(rows)
 
 
-def mean_pairs(states: Tensor, objects: Tensor, columns: Columns) -> Tensor:
+def mean_pairs(states: Tensor, objects: Tensor, columns: CompositionIndex) -> Tensor:
+    """Return means of the state and the object of each composition [C, w]."""
     return (states.index_select(0, columns.states) + objects.index_select(0, columns.objects)) / 2

@@ -1,29 +1,63 @@
-"""Visual factors: the adapter, the two disentanglers and the counterfactual fusion (Eq. 3-5, 11)."""
+"""Trained maps of features: adapter, perceptron, the two disentanglers, counterfactual fusion (Eq. 3-5, 11)."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, normalize, relu
 
 
-class Adapter(nn.Module):
-    """`z <- z + a Up(dropout(relu(Down(z))))`, starting as the identity: the up-projection is zero."""
+def zero_initialised(layer: nn.Linear) -> nn.Linear:
+    """Set weight and bias of a linear map to zero, and return it."""
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Bottleneck(nn.Module):
+    """`Up(dropout(relu(Down(y))))` over the channels of features [B, d], of tokens [B, T, w] or of a feature map
+    [B, w, H, W]; zero at first."""
+
+    def __init__(self, channels: int, width: int, rate: float) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(channels, width), zero_initialised(nn.Linear(width, channels))
+        self.rate = rate
+
+    def forward(self, y: Tensor) -> Tensor:
+        cells = y.movedim(1, -1) if y.ndim == 4 else y
+        update: Tensor = self.up(dropout(relu(self.down(cells)), self.rate, self.training))
+        return update.movedim(-1, 1) if y.ndim == 4 else update
+
+
+class Adapter(Bottleneck):
+    """Residual bottleneck `z <- z + a Up(dropout(relu(Down(z))))`; the identity at first."""
 
     def __init__(self, dim: int, width: int, rate: float, scale: float) -> None:
-        super().__init__()
-        self.down, self.up = nn.Linear(dim, width), nn.Linear(width, dim)
-        self.rate, self.scale = rate, scale
-        nn.init.zeros_(self.up.weight)
-        nn.init.zeros_(self.up.bias)
+        super().__init__(dim, width, rate)
+        self.scale = scale
 
     def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
-        moved: Tensor = self.up(dropout(relu(self.down(z)), self.rate, self.training))
-        return z + self.scale * moved
+        return z + self.scale * super().forward(z)
+
+
+class Mlp(nn.Sequential):
+    """`layers` times (linear, layer norm, relu, dropout), then a linear map.
+
+    Layer norm replaces the batch norm of some papers, so that features do not depend on the batch.
+    """
+
+    def __init__(self, inside: int, width: int, out: int, layers: int, dropout: float) -> None:
+        sizes = [inside, *[width] * layers]
+        parts: list[nn.Module] = []
+        for a, b in pairwise(sizes):
+            parts += [nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU(), nn.Dropout(dropout)]
+        super().__init__(*parts, nn.Linear(sizes[-1], out))
 
 
 class Disentangler(nn.Module):
-    """`D^s` or `D^o`: a two-layer MLP, L2-normalised; `residual` adds its input."""
+    """`D^s` or `D^o`: a two-layer MLP with output of unit length; `residual` adds its input."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
@@ -36,37 +70,29 @@ class Disentangler(nn.Module):
 
 
 class Fusion(nn.Module):
-    """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11), the relu where it is `rectified`.
+    """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11), without the relu unless `rectified`.
 
-    The two projections are applied to each image once; a counterfactual is made of two of their rows. With a `rank` r
-    each is a product of a [d, r] and an [r, d] matrix.
+    The two projections are applied to each image once; a counterfactual is a sum of two projected factors.
     """
 
-    def __init__(self, dim: int, *, rectified: bool = True, rank: int | None = None) -> None:
+    def __init__(self, dim: int, *, rectified: bool = True) -> None:
         super().__init__()
         self.rectified = rectified
-        self.state, self.object = _projection(dim, rank), _projection(dim, rank)
+        self.state, self.object = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
 
-    def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:  # [B, d], [B, d]
+    def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `M_s z^s` and `M_o z^o` [B, d]."""
         return self.state(z_s), self.object(z_o)
 
-    def join(self, state: Tensor, object: Tensor) -> Tensor:
-        """Counterfactuals of projected factors, [..., d] each."""
+    def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
+        """Return the fusion of each row of `z_s` with the same row of `z_o` [B, d]."""
+        state, object = self.project(z_s, z_o)
         joined = state + object
         return normalize(relu(joined) if self.rectified else joined, dim=-1)
 
-    def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
-        return self.join(*self.project(z_s, z_o))
-
-
-def _projection(dim: int, rank: int | None) -> nn.Module:
-    if rank is None:
-        return nn.Linear(dim, dim, bias=False)
-    return nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim, bias=False))
-
 
 class Factors(nn.Module):
-    """`z^s = D^s(z)`, `z^o = D^o(z)`."""
+    """Both disentanglers: `z^s = D^s(z)`, `z^o = D^o(z)` [B, d]."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
@@ -77,5 +103,5 @@ class Factors(nn.Module):
 
 
 def unit(z: Tensor) -> Tensor:
-    """L2-normalised float32."""
+    """Return rows of unit length; half precision becomes float32."""
     return normalize(z.to(torch.float32) if z.dtype in (torch.float16, torch.bfloat16) else z, dim=-1)

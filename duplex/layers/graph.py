@@ -7,25 +7,83 @@ the (state x object) grid, so no matrix over the graph's nodes is ever built.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from duplex.labels import Ints, Target
-from duplex.layers.counterfactual import cell_sums
+from duplex.labels import CandidateSet, Ints
+from duplex.layers.composition_index import copy_to_device
 from duplex.layers.factors import Fusion
-from duplex.layers.indices import send
+
+BLOCK_BYTES = {"cpu": 2**20}  # elsewhere 256 MiB
+EPSILON = 1e-12
+
+
+class CellSums(torch.autograd.Function):
+    """`out_c = sum of w_p z^cf_p` over the pairs p = (i, j) in cell c of the label grid (Eq. 11, 15-16), with
+    `z^cf = normalise(relu(a_i + b_j))`, `a = M_s z^s`, `b = M_o z^o`; without the relu if not `rectified`.
+
+    The up to `B^2` counterfactuals are not stored but computed in blocks that fit the processor's cache, and again in
+    the backward pass; memory grows with the number of cells. Differentiable once in `a`, `b` and `w`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
+    ) -> Tensor:
+        """Return [cells, d] for `a`, `b` [B, d] and the pairs' `i`, `j`, `cell`, `w` [P]."""
+        out = a.new_zeros(cells, a.shape[1])
+        for rows in _blocks(len(i), a):
+            r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
+            out.index_add_(0, cell[rows], r.mul_((w[rows] * inverse)[:, None]))
+        ctx.save_for_backward(a, b, w, i, j, cell)
+        ctx.rectified = rectified
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """With `u = r / |r|` and the cell's gradient `g`: `dw = g.u`, `dr = w (g - u (g.u)) / |r|` where `r > 0`."""
+        a, b, w, i, j, cell = ctx.saved_tensors
+        rectified: bool = ctx.rectified
+        da, db, dw = torch.zeros_like(a), torch.zeros_like(b), torch.empty_like(w)
+        for rows in _blocks(len(i), a):
+            r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
+            g = grads[0].index_select(0, cell[rows])
+            dw[rows] = (g * r).sum(1) * inverse
+            g.addcmul_(r, (dw[rows] * inverse)[:, None], value=-1)
+            dr = g.mul_((w[rows] * inverse)[:, None])
+            if rectified:
+                dr.mul_(r > 0)
+            da.index_add_(0, i[rows], dr)
+            db.index_add_(0, j[rows], dr)
+        return da, db, dw, None, None, None, None, None
+
+
+def _counterfactuals(a: Tensor, b: Tensor, i: Tensor, j: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
+    """`r = relu(a_i + b_j)` [p, d] and `1 / |r|` [p]."""
+    r = a.index_select(0, i).add_(b.index_select(0, j))
+    if rectified:
+        r.relu_()
+    return r, torch.linalg.vector_norm(r, dim=1).clamp_(min=EPSILON).reciprocal_()
+
+
+def _blocks(pairs: int, like: Tensor) -> Iterator[slice]:
+    size = max(1, BLOCK_BYTES.get(like.device.type, 2**28) // (like.shape[1] * like.element_size()))
+    for start in range(0, pairs, size):
+        yield slice(start, start + size)
+
 
 Message = Literal["state", "object", "counterfactual"]
 
 
 @dataclass(frozen=True)
-class Nodes:
-    """What the graph needs of a mini-batch of `B` images."""
+class FactorNodes:
+    """Factors and posteriors of a mini-batch of `B` images, with their labels."""
 
     z: Tensor  # composition features z^c [B, d]
     z_s: Tensor  # state factors [B, d]
@@ -35,92 +93,63 @@ class Nodes:
     states: Tensor  # m_i [B]
     objects: Tensor  # n_i [B]
 
-    def by_label(self, of_s: Ints, of_o: Ints) -> Nodes:
-        """One factor node a state and one an object of the batch, so one counterfactual a cell: means over their images
-        (`z_s` [S, d], `p_s` [S, M], `states` [S]; objects likewise), factors of unit length again. `of_s` and `of_o`
-        are the images' states and objects on the host."""
-        z_s, p_s, states = _means(of_s, self.z_s, self.p_s)
-        z_o, p_o, objects = _means(of_o, self.z_o, self.p_o)
-        return Nodes(self.z, normalize(z_s, dim=-1), normalize(z_o, dim=-1), p_s, p_o, states, objects)
-
-
-def _means(labels: Ints, *rows: Tensor) -> tuple[Tensor, ...]:
-    """Means of `rows` [B, k] over each label [G, k], and the labels [G]."""
-    distinct, group, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    there, places, counts = send(rows[0].device, distinct, group, sizes)
-    zeros = (values.new_zeros(len(distinct), values.shape[1]) for values in rows)
-    sums = [zero.index_add(0, places, values) for zero, values in zip(zeros, rows, strict=True)]
-    return *(total / counts[:, None] for total in sums), there
-
 
 @dataclass(frozen=True)
-class Candidates:
-    """`C_cand = (S(B) x O(B)) & C_tgt` as the kept cells of a small grid (Eq. 12-13), and the pairs of factors whose
-    counterfactual has such a label. Made of labels alone, on the host: the device is asked nothing."""
+class LocalCandidates:
+    """`C_cand = (S(B) x O(B)) & C_tgt` as cells of a small grid (Eq. 12-13), and the pairs of images `(i, j)` whose
+    counterfactual has such a label. Computed from labels on the host, without waiting for the device."""
 
-    compositions: Ints  # the kept cells as m * N + n, sorted [C]
-    states: Tensor  # S(B), sorted [S]
-    objects: Tensor  # O(B), sorted [O]
+    compositions: Ints  # the candidates as m * N + n, rising [C]
+    states: Tensor  # S(B), rising [S]
+    objects: Tensor  # O(B), rising [O]
     partners_s: Tensor  # |O_cand(m)| of each state, at least 1 [S]
-    partners_o: Tensor  # |S_cand(n)| of each object [O]
+    partners_o: Tensor  # |S_cand(n)| of each object, at least 1 [O]
     row: Tensor  # place of each candidate's state in S(B) [C]
     column: Tensor  # place of its object in O(B) [C]
-    i: Tensor  # pairs of factors (i, j) with a candidate's label (m_i, n_j) [P]
+    i: Tensor  # pairs of images (i, j) whose label (m_i, n_j) is a candidate [P]
     j: Tensor
-    cell: Tensor  # that candidate [P]
+    cell: Tensor  # the place of that candidate [P]
 
     @classmethod
-    def of(cls, of_s: Ints, of_o: Ints, target: Target, n_objects: int, device: torch.device) -> Candidates:
-        """From the states and the objects of a batch's factor nodes."""
-        states, state_of = np.unique(of_s, return_inverse=True)
-        objects, object_of = np.unique(of_o, return_inverse=True)
-        grid = states[:, None] * n_objects + objects[None]  # [S, O]
-        kept = target.holds(grid)
-        row, column = np.nonzero(kept)
-        place = np.full(kept.shape, -1, dtype=np.int64)
+    def of(
+        cls, states: Ints, objects: Ints, target: CandidateSet, n_objects: int, device: torch.device
+    ) -> LocalCandidates:
+        """Build the candidates of a batch from the `states` and `objects` of its images [B]."""
+        distinct_s, state_of = np.unique(states, return_inverse=True)
+        distinct_o, object_of = np.unique(objects, return_inverse=True)
+        grid = distinct_s[:, None] * n_objects + distinct_o[None]  # [S, O]
+        inside = target.contains(grid)
+        row, column = np.nonzero(inside)
+        place = np.full(inside.shape, -1, dtype=np.int64)
         place[row, column] = np.arange(len(row))
-        of_pair = place[state_of][:, object_of]  # [B_s, B_o]
+        of_pair = place[state_of][:, object_of]  # [B, B]
         i, j = np.nonzero(of_pair >= 0)
-        partners = (kept.sum(axis).clip(min=1) for axis in (1, 0))
-        there = send(device, states, objects, *partners, row, column, i, j, of_pair[i, j])
-        return cls(grid[kept], *there)
+        partners = (inside.sum(axis).clip(min=1) for axis in (1, 0))
+        tensors = copy_to_device(device, distinct_s, distinct_o, *partners, row, column, i, j, of_pair[i, j])
+        return cls(grid[inside], *tensors)
 
     def __len__(self) -> int:
         return len(self.compositions)
 
 
-LEAST_WEIGHT = 1e-20  # of a candidate's messages together; below it posteriors have underflowed
-
-
-Sums = tuple[Tensor, Tensor]  # weighted messages [C, d], their weights [C, 1]
+LEAST_WEIGHT = 1e-20  # of all messages to a candidate; below it posteriors have underflowed
 
 
 def aggregate(
-    nodes: Nodes,
-    candidates: Candidates,
-    fusion: Fusion | None,
-    messages: tuple[Message, ...],
-    weighing: Literal["together", "by_kind"] = "together",
+    nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, messages: tuple[Message, ...]
 ) -> tuple[Tensor, Tensor]:
-    """`h_hat = sum(weight * message) / sum(weight)` of every candidate [C, d] (Eq. 15-16), and which candidates any
-    message reached [C]: posteriors that are too sure of something else underflow to nothing.
-
-    Weighed `by_kind`, `h_hat` is the mean, over the kinds that reach a candidate, of each kind's own weighted mean.
-    """
-    kinds = [_sums(kind, nodes, candidates, fusion) for kind in messages]
-    if weighing == "by_kind":
-        kinds = [(_mean(*kind), (kind[1].detach() > LEAST_WEIGHT).to(kind[1])) for kind in kinds]
-    (total, weight), *others = kinds
-    for more, heavier in others:
-        total, weight = total + more, weight + heavier
-    return _mean(total, weight), weight[:, 0].detach() > LEAST_WEIGHT
+    """Return `h_hat = sum(weight * message) / sum(weight)` of every candidate [C, d] (Eq. 15-16), and the mask of
+    candidates that any message reached [C]: weights of very confident posteriors underflow to zero."""
+    (total, weight), *others = [_sums(kind, nodes, candidates, fusion) for kind in messages]
+    for more, more_weight in others:
+        total, weight = total + more, weight + more_weight
+    return total / weight.clamp(min=LEAST_WEIGHT), weight[:, 0].detach() > LEAST_WEIGHT
 
 
-def _mean(total: Tensor, weight: Tensor) -> Tensor:
-    return total / weight.clamp(min=LEAST_WEIGHT)
-
-
-def _sums(kind: Message, nodes: Nodes, candidates: Candidates, fusion: Fusion | None) -> Sums:
+def _sums(
+    kind: Message, nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
+) -> tuple[Tensor, Tensor]:
+    """Sums of weighted messages of one kind into each candidate [C, d], and of their weights [C, 1]."""
     m, n = candidates.row, candidates.column  # place of each candidate in the grid [C]
     if kind == "state":
         p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # p(s_m|x_i) / |O_cand(m)|  [B, S]
@@ -128,27 +157,29 @@ def _sums(kind: Message, nodes: Nodes, candidates: Candidates, fusion: Fusion | 
     if kind == "object":
         p = nodes.p_o.index_select(1, candidates.objects) / candidates.partners_o  # p(o_n|x_j) / |S_cand(n)|  [B, O]
         return (p.T @ nodes.z_o)[n], p.sum(0)[n, None]
-    return _counterfactuals(nodes, candidates, fusion)
+    return _counterfactual_sums(nodes, candidates, fusion)
 
 
-def _counterfactuals(nodes: Nodes, candidates: Candidates, fusion: Fusion | None) -> Sums:
-    """Weighted sums of the counterfactuals with each candidate's own label [C, d], and of their weights [C, 1].
+def _counterfactual_sums(
+    nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
+) -> tuple[Tensor, Tensor]:
+    """Sums over the pairs of images `(i, j)` whose label is a candidate, weighted by `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`.
 
-    A pair `(i, j)` is kept when its label is a candidate; its weight is `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`. Without a
-    learned fusion `z^cf = normalise(z^c_i + z^c_j - mean z^c)`: what one image adds to the average and the other adds,
-    in the space in which prototypes are compared with images.
+    Without a learned fusion `z^cf = normalise(z^c_i + z^c_j - mean z^c)`: the difference of each image from the
+    average, added in the space in which prototypes are compared with images.
     """
     i, j, cell, count = candidates.i, candidates.j, candidates.cell, len(candidates)
-    own_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # [B]
-    own_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # [B]
-    weight = own_s.index_select(0, i) * own_o.index_select(0, j)  # [P]
+    label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
+    label_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # p(o_{n_j}|x_j) [B]
+    weight = label_s.index_select(0, i) * label_o.index_select(0, j)  # [P]
     pair = (nodes.z, nodes.z - nodes.z.mean(0)) if fusion is None else fusion.project(nodes.z_s, nodes.z_o)
-    sums = cell_sums(*pair, weight, i, j, cell, count, rectified=fusion is not None and fusion.rectified)
+    rectified = fusion is not None and fusion.rectified
+    sums = CellSums.apply(*pair, weight, i, j, cell, count, rectified)  # type: ignore[no-untyped-call]
     return sums, weight.new_zeros(count).index_add(0, cell, weight)[:, None]
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """`h' = lambda h + (1 - lambda) h_hat`, re-normalised (Eq. 17-18). At lambda = 1 the rows stay as they are."""
+    """Return `h' = lambda h + (1 - lambda) h_hat`, re-normalised (Eq. 17-18); the same `rows` for lambda = 1."""
     if momentum == 1.0:
         return rows
     mixed = momentum * rows + (1.0 - momentum) * aggregated

@@ -1,7 +1,7 @@
 """The three paths from a cached feature to posteriors over compositions, states and objects (Eq. 1-9, 21).
 
-`z^c` is the (adapted) feature, `z^s` and `z^o` its factors; each is compared with its prompts' semantic prototypes.
-Methods that share these paths share their losses `L_c^t`, `L_s`, `L_o` and the terms `p(c^t|x)`, `p(s|x) p(o|x)` too.
+`z^c` is the (adapted) feature, `z^s` and `z^o` are its factors; each is compared with the semantic prototypes of its
+prompts. The losses `L_c^t`, `L_s`, `L_o` and the score terms `p(c^t|x)`, `p(s|x) p(o|x)` follow.
 """
 
 from __future__ import annotations
@@ -16,60 +16,58 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
-from duplex.encoders.text import TextTower
+from duplex.encoders.text_tower import TextTower
 from duplex.labels import Ints, LabelSpace, World
 from duplex.layers.factors import Adapter, Factors, unit
 from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes
-from duplex.options import Options
+from duplex.options import Count, Options, Rate, Template
 
 
 @dataclass(frozen=True)
 class PathOptions(Options):
-    """What the paths are made of."""
+    """Options of prompts, adapter and disentanglers, shared by the methods that use `Paths`."""
 
     # prompts (Eq. 1-2, 6-7)
     context: Literal["learned", "fixed"] = "learned"
     vocabulary: Literal["learned", "fixed"] = "learned"
-    paths: Literal["c", "cso"] = "cso"  # composition prompt alone, or composition, state and object prompts
-    template: str = TEMPLATE  # the K context tokens, or what they start from
+    paths: Literal["composition", "three"] = "three"  # prompts of compositions alone, or of states and objects as well
+    template: Template = TEMPLATE  # the K context tokens, or their initial values
 
     # visual factors (Eq. 3-5, 8-9)
     adapter: Literal["none", "feature"] = "feature"
-    adapter_width: int = 64
-    adapter_dropout: float = 0.1
+    adapter_width: Count = 64
+    adapter_dropout: Rate = 0.1
     adapter_scale: float = 0.1
     disentangler: Literal["plain", "residual"] = "plain"
-    width: int = 768  # hidden units of each disentangler
+    width: Count = 768  # hidden units of each disentangler
 
-    # what L_c^t tells a composition from
+    # L_c^t is over the training compositions, or over all candidates
     semantic_negatives: Literal["seen", "target"] = "seen"
 
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield 0 <= self.adapter_dropout < 1, f"adapter_dropout is {self.adapter_dropout}; it lies in [0, 1)"
-        yield self.width > 0 and self.adapter_width > 0, "width and adapter_width are positive"
-        yield self.template.strip(), "template is empty; give at least one word such as 'a photo of'"
-
     def path_rules(self, losses: Sequence[str], inference: Sequence[str]) -> Iterable[tuple[object, str]]:
-        """What the terms of an objective and of a score ask of the paths."""
-        three = self.paths == "cso"
-        yield three or not {"s", "o"} & set(losses), "losses s and o need paths: cso"
-        yield three or "so" not in inference, "inference so needs paths: cso"
+        """Rules between these options and the names of a method's losses and score terms."""
+        three = self.paths == "three"
+        yield three or not {"state", "object"} & set(losses), "losses state and object need paths: three"
+        yield three or "factors" not in inference, "inference factors needs paths: three"
         yield inference, "inference needs at least one term"
         for key, names in (("losses", losses), ("inference", inference)):
             yield len(set(names)) == len(names), f"{key} names a term twice"
+        message = f"losses {list(losses)} have no trained parameter with these options; set losses to []"
+        yield not losses or self.trained_losses() & set(losses), message
 
-    def reached(self) -> set[str]:
-        """The losses among s, o, ct that reach something trained."""
+    def trained_losses(self) -> set[str]:
+        """Names of the losses that have trained parameters with these options."""
         learned = self.context == "learned" or self.vocabulary == "learned"
-        return ({"s", "o"} if self.paths == "cso" else set()) | ({"ct"} if learned or self.adapted else set())
+        names = {"state", "object"} if self.paths == "three" else set[str]()
+        return names | ({"semantic"} if learned or self.adapted else set())
 
     @property
     def adapted(self) -> bool:
         return self.adapter == "feature"
 
 
-class Factored(NamedTuple):
-    """A batch's factors and what they say."""
+class FactorPosteriors(NamedTuple):
+    """The factors of a batch and their log-posteriors over states and objects."""
 
     z_s: Tensor  # [B, d]
     z_o: Tensor  # [B, d]
@@ -78,12 +76,12 @@ class Factored(NamedTuple):
 
 
 class Paths(nn.Module):
-    """Prompts, adapter and disentanglers. `tau = exp(-logit_scale)` is CLIP's own."""
+    """Prompts, adapter and disentanglers, with the temperature `tau = exp(-logit_scale)` of CLIP."""
 
     negatives: Tensor
 
     def __init__(self, labels: LabelSpace, tower: TextTower, options: PathOptions, world: World) -> None:
-        """`world` is that whose C_tgt training is over."""
+        """`world` decides the candidates of `L_c^t` for `semantic_negatives: target`."""
         super().__init__()
         self.scale = math.exp(tower.logit_scale)  # 1 / tau
         self.objects = len(labels.objects)
@@ -98,72 +96,74 @@ class Paths(nn.Module):
         width, rate, scale = options.adapter_width, options.adapter_dropout, options.adapter_scale
         self.adapter = Adapter(tower.dim, width, rate, scale) if options.adapted else None
         residual = options.disentangler == "residual"
-        self.factors = Factors(tower.dim, options.width, residual) if options.paths == "cso" else None
+        self.factors = Factors(tower.dim, options.width, residual) if options.paths == "three" else None
         seen = options.semantic_negatives == "seen"
-        self._negatives = labels.pairs["train"] if seen else labels.target(world, "train")
+        self._negatives = labels.pairs["train"] if seen else labels.candidates(world, "train")
         self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
 
     def features(self, z: Tensor) -> Tensor:
-        """`z^c`: the cached feature, adapted, of unit length [B, d]."""
+        """Return `z^c`: the cached feature, adapted, of unit length [B, d]."""
         z = unit(z)
         return unit(self.adapter(z)) if self.adapter is not None else z
 
     def prototypes(self, losses: Collection[str], checkpointing: bool) -> Prototypes:
-        """Semantic prototypes of training: encoded once an optimiser step, whatever the number of batches."""
-        encoded = self._negatives if "ct" in losses else self._negatives[:0]
-        found: Prototypes = self.prompts(encoded, checkpointing)
-        return found
+        """Return the semantic prototypes that `losses` need: encoded once per optimiser step, for all its batches."""
+        encoded = self._negatives if "semantic" in losses else self._negatives[:0]
+        prototypes: Prototypes = self.prompts(encoded, checkpointing)
+        return prototypes
 
     def logits(self, z: Tensor, prototypes: Tensor) -> Tensor:
-        """`z . t / tau` [B, C]"""
+        """Return `z . t / tau` [B, C]."""
         return self.scale * (z @ prototypes.T)
 
-    def factored(self, z: Tensor, t: Prototypes) -> Factored:
-        """Factors of `z^c` and their posteriors."""
+    def factor_posteriors(self, z: Tensor, t: Prototypes) -> FactorPosteriors:
+        """Return the factors of `z^c` [B, d] and their log-posteriors."""
         assert self.factors is not None
         z_s, z_o = self.factors(z)
-        return Factored(
-            z_s, z_o, self.logits(z_s, t.states).log_softmax(-1), self.logits(z_o, t.objects).log_softmax(-1)
-        )
+        log_s = self.logits(z_s, t.states).log_softmax(-1)
+        log_o = self.logits(z_o, t.objects).log_softmax(-1)
+        return FactorPosteriors(z_s, z_o, log_s, log_o)
 
     def losses(
-        self, z: Tensor, compositions: Tensor, t: Prototypes, wanted: Collection[str], ask: bool = False
-    ) -> tuple[dict[str, Tensor], Factored | None]:
-        """`L_c^t`, `L_s`, `L_o` of a batch, those that are wanted; and its factors where they or the caller `ask`."""
+        self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False
+    ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
+        """Return the named losses of a batch: `semantic` is L_c^t, `state` L_s, `object` L_o. The second value holds
+        the factors, if a loss needs them or `with_factors` is set."""
         losses: dict[str, Tensor] = {}
-        if "ct" in wanted:
-            own = torch.searchsorted(self.negatives, compositions)
-            losses["ct"] = cross_entropy(self.logits(z, t.compositions), own)
-        if self.factors is None or not (ask or {"s", "o"} & set(wanted)):
+        if "semantic" in names:
+            positions = torch.searchsorted(self.negatives, compositions)
+            losses["semantic"] = cross_entropy(self.logits(z, t.compositions), positions)
+        if self.factors is None or not (with_factors or {"state", "object"} & set(names)):
             return losses, None
-        found = self.factored(z, t)
-        if "s" in wanted:
-            losses["s"] = nll_loss(found.log_s, compositions // self.objects)
-        if "o" in wanted:
-            losses["o"] = nll_loss(found.log_o, compositions % self.objects)
-        return losses, found
+        factors = self.factor_posteriors(z, t)
+        if "state" in names:
+            losses["state"] = nll_loss(factors.log_s, compositions // self.objects)
+        if "object" in names:
+            losses["object"] = nll_loss(factors.log_o, compositions % self.objects)
+        return losses, factors
 
-    def terms(
+    def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        """`p(c^t|x)` and `p(s|x) p(o|x)` [B, C] over columns with these `states` and `objects`, of those named."""
-        if "ct" in names:
+        """Yield the named terms among `semantic`, p(c^t|x), and `factors`, p(s|x) p(o|x), over candidates with these
+        `states` and `objects` [B, C]."""
+        if "semantic" in names:
             yield "semantic", self.logits(z, t.compositions).softmax(-1)
-        if "so" in names and self.factors is not None:
-            p_s, p_o = self.primitives(z, t)
+        if "factors" in names and self.factors is not None:
+            p_s, p_o = self.primitive_posteriors(z, t)
             yield "factors", p_s[:, states] * p_o[:, objects]
 
-    def primitives(self, z: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
-        """`p(s|x)` [B, M] and `p(o|x)` [B, N]"""
+    def primitive_posteriors(self, z: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
+        """Return `p(s|x)` [B, M] and `p(o|x)` [B, N]."""
         assert self.factors is not None
         z_s, z_o = self.factors(z)
         return self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
 
     def encode(self, columns: Ints, names: Collection[str]) -> Prototypes:
-        """Semantic prototypes for scoring some columns, without gradients."""
-        return self.prompts.encode(columns if "ct" in names else columns[:0])
+        """Return the semantic prototypes that score terms of these candidates need, without gradients."""
+        return self.prompts.encode(columns if "semantic" in names else columns[:0])
 
     @torch.no_grad()
     def semantic(self, compositions: Ints) -> Tensor:
-        """t^c [C, d]"""
+        """Return `t^c` of some compositions [C, d]."""
         return self.prompts.encode(np.asarray(compositions)).compositions

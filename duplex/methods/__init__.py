@@ -1,1 +1,1 @@
-"""The methods: one module each, and the protocol they share (`base`)."""
+"""Methods: one module per kind. All read cached features, also where the paper trains the image encoder."""

@@ -1,74 +1,67 @@
-"""ADE (Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023), over cached
-features.
+"""ADE (Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023).
 
 Three attention modules read an image's patch tokens, for its composition, its state and its object, with the CLS
 feature as the query: `v_c = A_c(x, x)`, and likewise v_s and v_o. In training the last two read across images: x
-attends to the tokens of a partner y with its state and another object, `A_s(x, y)`, and y to those of x; as
-cross-attention can only read what the two have in common, it disentangles. Features are compared with embedded words
-by cosine at temperature T:
+attends to the tokens of a partner y that shares its state but not its object, `A_s(x, y)`, and y to those of x. As
+cross-attention can only read what both images have in common, it disentangles the state; likewise for objects. Features
+are compared with embedded words by cosine at temperature T:
 
     L = CE(v_c) + sum over s, o of [CE(A(x, y)) + CE(A(y, x))] + w L_reg
 
-L_reg asks the attentions of x to y and of y to x for likeness where the two share the module's concept, and for
-difference where they share the other one: `L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)`. The paper
-measures likeness as an earth mover's over attention between all tokens; here D is that distance of the two maps of the
-CLS feature, sorted: the mean absolute difference over T tokens. `S = cos_c + a cos_s cos_o`. Partners are the next of
-the batch, of the same composition where there is no other, or the image itself. The paper's attention has heads,
-residuals and a feed-forward part.
+L_reg makes the attentions of x to y and of y to x similar where both share the module's concept, and different where
+they share the other one: `L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)`. The paper's D is an earth
+mover's distance over attention between all tokens; here D is that distance between the two attention maps of the CLS
+feature, sorted: the mean absolute difference over T tokens. `S = cos_c + a cos_s cos_o`. An image's partner is the next
+one of the batch that qualifies, else one of the same composition, else the image itself. The paper's attention has
+heads, residuals and a feed-forward part; here it has none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from duplex.labels import Ints
-from duplex.layers.attention import in_blocks
-from duplex.layers.composition_index import Columns, Composer, WordTable
+from duplex.layers.attention import score_in_chunks
+from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
-from duplex.layers.partners import next_partner
-from duplex.methods.base import Batch, Method, Scorer, Setting
-from duplex.methods.head import words_of
-from duplex.options import Options
+from duplex.layers.prompt_paths import Prototypes
+from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.head import Composer, WordMethod, next_allowed_partner
+from duplex.options import Count, NonNegative, Options, Positive
 
 
 @dataclass(frozen=True)
 class AdeOptions(Options):
-    width: int = 300  # of concept features and of words' embeddings
-    scale: float = 50.0  # 1 / T
-    regulariser: float = 1.0  # w
-    product: float = 1.0  # a
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield self.width > 0 and self.scale > 0, "width and scale are positive"
-        yield self.regulariser >= 0, f"regulariser is {self.regulariser}; it is at least 0"
-        yield self.product >= 0, f"product is {self.product}; it is at least 0"
+    width: Count = 300  # size e of concept features and embedded words
+    scale: Positive = 50.0  # 1 / T of cosines
+    regulariser: NonNegative = 1.0  # weight w of L_reg
+    product: NonNegative = 1.0  # weight a of cos_s cos_o in the score
 
 
 class ConceptAttention(nn.Module):
-    """The query q of one image over the tokens y of another, and the attention it pays:
+    """Attention of one image's query q to the tokens y of another:
     `v = sum over t of a_t (V y_t + b_v)`, `a = softmax((K y_t + b_k) . q / sqrt(e))`.
 
     No token is projected: `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as weights sum to one,
     `v = V (sum over t of a_t y_t) + b_v`.
     """
 
-    def __init__(self, dim: int, inside: int, width: int) -> None:
+    def __init__(self, dim: int, token_width: int, width: int) -> None:
         super().__init__()
-        self.query, self.key, self.value = nn.Linear(dim, width), nn.Linear(inside, width), nn.Linear(inside, width)
+        self.query = nn.Linear(dim, width)
+        self.key = nn.Linear(token_width, width)
+        self.value = nn.Linear(token_width, width)
 
     def weights(self, z: Tensor, tokens: Tensor) -> Tensor:
         """[B, d], [B, T, w] -> a [B, T]"""
         q = self.query(z)  # [B, e]
         scores = (tokens @ (q @ self.key.weight)[:, :, None])[..., 0] + (q @ self.key.bias)[:, None]
-        found: Tensor = (scores / math.sqrt(self.query.out_features)).softmax(-1)
-        return found
+        return torch.softmax(scores / math.sqrt(self.query.out_features), -1)
 
     def forward(self, z: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """[B, d], [B, T, w] -> unit features v [B, e], weights a [B, T]"""
@@ -76,24 +69,15 @@ class ConceptAttention(nn.Module):
         return unit(self.value((weights[:, None] @ tokens)[:, 0])), weights
 
 
-class Embedded(NamedTuple):
-    """Words in the concepts' space, of unit length."""
+class Ade(WordMethod[AdeOptions]):
+    """`S = cos_c + a cos_s cos_o` of features that three attention modules read from patch tokens."""
 
-    compositions: Tensor  # [C, e]
-    states: Tensor  # [M, e]
-    objects: Tensor  # [N, e]
-
-
-class Ade(Method[AdeOptions]):
     Options = AdeOptions
 
-    def __init__(self, setting: Setting, options: AdeOptions) -> None:
-        super().__init__(setting, options)
-        words, width = words_of(setting), options.width
-        self.words = WordTable(words.states, words.objects, trained=False)
-        self.columns = Columns(setting.labels.pairs["train"], len(setting.labels.objects))
-        inside = setting.inputs["patch"][1]
-        self.attend_c, self.attend_s, self.attend_o = (ConceptAttention(setting.dim, inside, width) for _ in range(3))
+    def __init__(self, task: TaskContext, options: AdeOptions) -> None:
+        super().__init__(task, options, trained_words=False)
+        width, token_width = options.width, task.inputs["patch"][1]
+        self.attend_c, self.attend_s, self.attend_o = (ConceptAttention(task.dim, token_width, width) for _ in range(3))
         self.embed_s, self.embed_o = (nn.Linear(self.words.width, width) for _ in range(2))
         self.composer = Composer(self.words.width, width)
 
@@ -101,68 +85,65 @@ class Ade(Method[AdeOptions]):
     def needs(cls, options: Any) -> frozenset[str]:
         return frozenset({"cls", "patch", "words"})
 
-    def embedded(self, columns: Columns) -> Embedded:
-        pairs = self.composer(self.words.states, self.words.objects, columns.states, columns.objects)
-        return Embedded(unit(pairs), unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects)))
+    def prepare(self, candidates: CompositionIndex) -> Prototypes:
+        """Embeddings of the candidates and of all primitives."""
+        pairs = self.composer(self.words, candidates)
+        return Prototypes(pairs, unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects)))
 
-    def shared(self) -> Embedded:
-        return self.embedded(self.columns)
+    def shared(self) -> Prototypes:
+        return self.prepare(self.train_candidates)
 
-    def losses(self, batch: Batch, shared: Embedded) -> dict[str, Tensor]:
-        z, tokens = unit(batch.z), batch.inputs["patch"].to(self.words.states.dtype)
-        own, n = batch.compositions, len(self.labels.objects)
-        m, o = own // n, own % n
-        y_s, y_o = partners(m, o), partners(o, m)
+    def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
+        z, tokens = unit(batch.cls), batch.inputs["patch"].to(self.words.states.dtype)
+        m, n = self.primitives(batch.compositions)
+        y_s, y_o = partners(m, n), partners(n, m)
         v_c, _ = self.attend_c(z, tokens)
-        loss_s, near_s = self.crossed(self.attend_s, z, tokens, y_s, m, shared.states)
-        loss_o, near_o = self.crossed(self.attend_o, z, tokens, y_o, o, shared.objects)
-        far_s, far_o = self.apart(self.attend_s, z, tokens, y_o), self.apart(self.attend_o, z, tokens, y_s)
+        loss_s, near_s = self.cross_losses(self.attend_s, z, tokens, y_s, m, shared.states)
+        loss_o, near_o = self.cross_losses(self.attend_o, z, tokens, y_o, n, shared.objects)
+        far_s = self.map_distance(self.attend_s, z, tokens, y_o)
+        far_o = self.map_distance(self.attend_o, z, tokens, y_s)
+        target = self.train_candidates.places(batch.compositions)
         return {
-            "c": cross_entropy(self.options.scale * v_c @ shared.compositions.T, self.columns.places(own)),
-            "s": loss_s,
-            "o": loss_o,
-            "reg": self.options.regulariser * (near_s + near_o - far_s - far_o),
+            "composition": cross_entropy(self.options.scale * v_c @ shared.compositions.T, target),
+            "state": loss_s,
+            "object": loss_o,
+            "regulariser": self.options.regulariser * (near_s + near_o - far_s - far_o),
         }
 
-    def crossed(
-        self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, own: Tensor, words: Tensor
+    def cross_losses(
+        self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Cross-entropies of features read off each other, and how far apart the two attentions are."""
-        v, there = attend(z, tokens[partner])
-        v_back, back = attend(z[partner], tokens)
-        loss = sum(cross_entropy(self.options.scale * rows @ words.T, own) for rows in (v, v_back))
+        """`CE(A(x, y)) + CE(A(y, x))`, and the distance of the two attention maps."""
+        v, to_partner = attend(z, tokens[partner])
+        v_partner, to_image = attend(z[partner], tokens)
+        loss = sum(cross_entropy(self.options.scale * features @ words.T, target) for features in (v, v_partner))
         assert isinstance(loss, Tensor)
-        return loss, distance(there, back)
+        return loss, distance(to_partner, to_image)
 
     @staticmethod
-    def apart(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
-        """How far apart the attentions to and from partners are."""
+    def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
+        """Distance of the attention maps of images to their partners and of partners to images."""
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
-    @torch.no_grad()
-    def scorer(self, columns: Ints) -> Scorer:
-        asked = Columns(columns, len(self.labels.objects)).to(self.words.states.device)
-        words = self.embedded(asked)
+    def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
+        heads = tuple(zip((self.attend_c, self.attend_s, self.attend_o), prepared, strict=True))
 
-        @torch.no_grad()
-        def some(cls: Tensor, patch: Tensor) -> Tensor:
+        def chunk_scores(cls: Tensor, patch: Tensor) -> Tensor:
             z, tokens = unit(cls), patch.to(self.words.states.dtype)
-            every = ((self.attend_c, words.compositions), (self.attend_s, words.states), (self.attend_o, words.objects))
-            c, s, o = (attend(z, tokens)[0] @ rows.T for attend, rows in every)
-            found: Tensor = c + self.options.product * s[:, asked.states] * o[:, asked.objects]
-            return found
+            c, s, o = (attend(z, tokens)[0] @ words.T for attend, words in heads)
+            return torch.add(c, self.options.product * s[:, candidates.states] * o[:, candidates.objects])
 
-        patches, inside = self.setting.inputs["patch"]
-        held = patches * inside  # numbers that an image takes
-        return lambda inputs: in_blocks(some, inputs["cls"], inputs["patch"], held)
+        patches, token_width = self.task.inputs["patch"]
+        return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], patches * token_width)
 
 
-def partners(own: Tensor, other: Tensor) -> Tensor:
-    """Of each image the next one with its `own` primitive and another `other`; else with its own; else itself [B]."""
-    same = own[:, None] == own
-    apart, found = next_partner(same & (other[:, None] != other))
-    near, _ = next_partner(same)
-    return torch.where(found, apart, near)
+def partners(same: Tensor, other: Tensor) -> Tensor:
+    """For every image the next one with an equal label `same` and a different label `other`; without any, the next with
+    an equal label `same`, else the image itself [B]."""
+    equal = same[:, None] == same
+    different, exists = next_allowed_partner(equal & (other[:, None] != other))
+    nearest, _ = next_allowed_partner(equal)
+    return torch.where(exists, different, nearest)
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:

@@ -1,64 +1,102 @@
-"""The protocol: all that the loop, the checkpoint, the evaluation and the report know of a method.
+"""The protocol of a method: everything that training, checkpoints, evaluation and the report call.
 
-A method is a module of this package, or of anybody's distribution (docs/your_method.md). It is told its `Setting` and
-its `Options`, reads batches of cached inputs, and answers with losses while it trains and with scores afterwards:
+A method is a module of this package or of any other distribution (docs/your_method.md). It is built from a
+`TaskContext` and its `Options`, computes losses of batches of cached inputs, and afterwards scores images:
 
-    method = make(find("duplex"), Options(), setting)     # what is random is drawn here
-    method.start(train)                                   # what comes from data
-    for batches of one optimiser step:
-        shared = method.shared()                          # once, whatever the number of batches
-        method.losses(batch, shared) -> {name: term}      # the loop sums and calls backward
-        method.after_batch()
-      method.after_step()
-    method.follow(train)                                  # features may have moved
-    method.after_epoch(epoch)
-    scores = method.scorer(columns)                       # inputs -> [B, C]
+    method = make_method("duplex", Options(), task)         # random parameters are drawn here
+    method.start(train)                                     # state computed from the training images
+    for epoch in ...:
+        for step in ...:
+            shared = method.shared()                        # once per step, whatever the number of batches
+            for batch in ...:
+                losses = method.losses(batch, shared)       # {name: term}; the loop sums them and calls backward
+                method.after_batch()
+            method.after_step()
+        method.on_features_changed(train)
+        method.after_epoch(epoch)
+    scores = method.scorer(candidates)(inputs)              # [B, C]
 
-Nothing here reads a file; a method works in a notebook.
+Methods read no file, so they also work in a notebook.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from duplex.encoders.text import TextTower
+from duplex.encoders.text_tower import TextTower
 from duplex.labels import Ints, LabelSpace, World
-from duplex.layers.finetuned_blocks import Tail
-from duplex.layers.indices import send
-from duplex.methods.inspectable import Exhibits, Inputs
+from duplex.layers.composition_index import copy_to_device
+from duplex.layers.finetuned_blocks import FinetunedBlocks
+from duplex.layers.paths import Paths
 from duplex.options import Options
 
-__all__ = ["Batch", "Exhibits", "Inputs", "Method", "Scorer", "Setting", "Words", "columns_of"]
-
-Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
-Sweep = Callable[[Inputs], Iterator[tuple[int, Tensor]]]  # inputs -> blocks of columns: the first's number, [B, w]
-Terms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # inputs -> named parts of the scores [B, C]
-Row = TypeVar("Row", bound=Options)
+Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: those that the method needs
 
 
 @dataclass(frozen=True)
-class Words:
-    """A vector for every primitive, from a GloVe-format file or the encoder's own text tower."""
+class Inspectable:
+    """Functions without gradients; None for those that a method cannot offer."""
+
+    features: Callable[[Inputs], Tensor] | None = None  # z^c [B, d] of unit length, to compare with prototypes
+    semantic: Callable[[Ints], Tensor] | None = None  # t^c [C, d] of compositions
+    visual: Callable[[Ints], Tensor] | None = None  # h [C, d] of compositions
+    factors: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None  # z^s, z^o [B, d]
+    fuse: Callable[[Tensor, Tensor], Tensor] | None = None  # phi(z^s, z^o) [B, d], counterfactual features
+    text_space_features: Callable[[Inputs], Tensor] | None = None  # [B, d] to compare with t^c, if not `features`
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the functions that are not None."""
+        return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
+
+
+def inspect_paths(paths: Paths) -> Inspectable:
+    """Features, semantic prototypes and, with three paths, factors."""
+
+    @torch.no_grad()
+    def features(inputs: Inputs) -> Tensor:
+        return paths.features(inputs["cls"])
+
+    @torch.no_grad()
+    def factors(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        assert paths.factors is not None
+        z_s, z_o = paths.factors(paths.features(inputs["cls"]))
+        return z_s, z_o
+
+    return Inspectable(features, paths.semantic, factors=None if paths.factors is None else factors)
+
+
+__all__ = ["Batch", "Inputs", "Inspectable", "Method", "PrimitiveVectors", "Scorer", "TaskContext"]
+
+Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
+ScoreBlocks = Callable[[Inputs], Iterator[tuple[int, Tensor]]]  # inputs -> (first candidate, scores [B, w]) per block
+ScoreTerms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # inputs -> (name, summand of the scores [B, C])
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+
+@dataclass(frozen=True)
+class PrimitiveVectors:
+    """Word vectors of all states and objects, from a GloVe-format file or the encoder's text tower."""
 
     states: Tensor  # [M, w]
     objects: Tensor  # [N, w]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """All that a method may know of where it is used."""
+class TaskContext:
+    """The data set and encoder that a method is built for."""
 
     labels: LabelSpace
     inputs: Mapping[str, tuple[int, ...]]  # shape of one image's inputs: {"cls": (d,), "patch": (T, w)}
     text: TextTower | None = None  # the encoder's frozen text tower
-    words: Words | None = None
-    world: World = "closed"  # the target set that training is for; the paper trains its open-world model on all pairs
-    image_tail: Callable[[], Tail] | None = None  # makes the end of the image tower, where it is trained too
+    words: PrimitiveVectors | None = None
+    world: World = "closed"  # the candidates in training; the paper trains its open-world model on all pairs
+    finetuned_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the trained end of the image tower
 
     @property
     def dim(self) -> int:
@@ -67,166 +105,142 @@ class Setting:
 
     @property
     def tower(self) -> TextTower:
-        """The text tower of a method that `needs` it."""
+        """The text tower of a method whose `needs` include `text`."""
         assert self.text is not None
         return self.text
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some training images: their cached inputs and their compositions [B]."""
+    """Cached inputs and compositions of B training images."""
 
     inputs: Inputs
-    compositions: Tensor
-    host: Ints | None = None  # the same where they are known without asking a device
+    compositions: Tensor  # [B]
+    compositions_np: Ints = None  # type: ignore[assignment]  # the same on the host; copied from the device if missing
+
+    def __post_init__(self) -> None:
+        if self.compositions_np is None:
+            object.__setattr__(self, "compositions_np", self.compositions.cpu().numpy())
 
     def __len__(self) -> int:
         return len(self.compositions)
 
     def __getitem__(self, rows: Tensor) -> Batch:
-        (there,) = send(self.compositions.device, rows.cpu().numpy())
-        inputs = {name: values[there if isinstance(values, Tensor) else rows] for name, values in self.inputs.items()}
-        return Batch(inputs, self.compositions[there], None if self.host is None else self.host[rows.cpu().numpy()])
-
-    @property
-    def labels(self) -> Ints:
-        """The compositions [B] on the host."""
-        return self.compositions.cpu().numpy() if self.host is None else self.host
+        host_rows = rows.cpu().numpy()
+        (device_rows,) = copy_to_device(self.compositions.device, host_rows)
+        inputs = {
+            name: values[device_rows if isinstance(values, Tensor) else rows] for name, values in self.inputs.items()
+        }
+        return Batch(inputs, self.compositions[device_rows], self.compositions_np[host_rows])
 
     def shuffled(self, order: torch.Generator) -> Tensor:
-        """All rows once, in random order. Inputs that stay on the disk say in which order they are best read."""
+        """All rows once, in random order; inputs that stay on disk choose an order in which they can be read fast."""
         for values in self.inputs.values():
             if not isinstance(values, Tensor):
                 return values.shuffled(order)
         return torch.randperm(len(self), generator=order)
 
     @property
-    def z(self) -> Tensor:
+    def cls(self) -> Tensor:
         """The cached CLS features [B, d]."""
         return self.inputs["cls"]
 
 
-class Method(nn.Module, Generic[Row]):
-    """One way to recognise compositions. A subclass gives `losses` and `scorer`; all else has a default.
+class Method(nn.Module, Generic[OptionsT]):
+    """Base class of all methods. A subclass defines `losses` and `scorer`; everything else has a default.
 
-    What a checkpoint holds is `state_dict()`: parameters and persistent buffers, nothing of the frozen encoder.
+    A checkpoint holds `state_dict()`: parameters and persistent buffers, nothing of the frozen encoder.
     """
 
     Options: ClassVar[type[Options]] = Options
-    checkpointing = False  # training asks to recompute activations in the backward pass
+    checkpointing = False  # whether to recompute activations in the backward pass; set by training
 
-    def __init__(self, setting: Setting, options: Row) -> None:
-        """Build the method; draw what starts at random. `start` does what needs data."""
+    def __init__(self, task: TaskContext, options: OptionsT) -> None:
+        """Register every parameter and buffer, and draw random ones; `start` computes those that need data."""
         super().__init__()
-        self.setting, self.labels = setting, setting.labels
-        self.options: Row = options
+        self.task, self.labels = task, task.labels
+        self.options: OptionsT = options
 
-    # -- what it reads and how it starts ------------------------------------------------------------------------
+    def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices of the states and of the objects of compositions."""
+        return compositions // len(self.labels.objects), compositions % len(self.labels.objects)
+
+    # -- inputs and initial state ---------------------------------------------------------------------------------
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """Which inputs it reads (`cls`, `patch`), and whether it asks for `text` (a text tower) or `words`."""
+        """Names of required inputs: `cls` and `patch` are cached, `text` is the text tower, `words` word vectors."""
         return frozenset({"cls"})
 
     def start(self, train: Batch) -> None:
-        """Whatever is made from the training images before the first epoch; not called on loading."""
+        """Compute state from all training images before the first epoch; not called when a checkpoint is loaded."""
 
-    # -- training -----------------------------------------------------------------------------------------------
+    # -- training -------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups for the optimiser; none: nothing is trained."""
+        """Parameter groups of the optimiser; an empty list if the method trains nothing."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": parameters}] if parameters else []
 
-    def batches(self, train: Batch, size: int, order: torch.Generator) -> Iterable[Tensor]:
-        """Rows of each optimiser step's images in one epoch; `order` is the only randomness to use."""
-        found: Iterable[Tensor] = train.shuffled(order).split(size)
-        return found
-
     def shared(self) -> tuple[Any, ...]:
-        """What all batches of an optimiser step have in common: a tuple (or named tuple), such as prototypes of
-        prompts. Gradients of the batches gather at its tensors and go on from there once."""
+        """Values that all batches of an optimiser step use, such as encoded prompts: a tuple or named tuple.
+
+        Gradients of the batches accumulate at its tensors and are propagated further once per step."""
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        """Loss terms of a batch by name; their sum is minimised."""
-        raise UnfinishedMethod(type(self), "losses")
+        """Loss terms by name, each a scalar; training minimises their sum. `shared` is a copy of `shared()`."""
+        raise NotImplementedError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
-        """After the backward pass of a batch."""
+        """Update state that autograd needed unchanged until the backward pass of a batch."""
 
     def after_step(self) -> None:
-        """After the optimiser has moved the parameters."""
+        """Update state after the optimiser changed the parameters."""
 
-    def follow(self, train: Batch) -> None:
-        """After an epoch, in evaluation mode: the training images, whose features may have moved. What was made from
-        them may be made anew."""
+    def on_features_changed(self, train: Batch) -> None:
+        """Recompute state made from features. Called after every epoch with all training images, in evaluation mode."""
 
     def after_epoch(self, epoch: int) -> None:
-        """After an epoch, before its validation; `epoch` counts from 1."""
+        """Update state such as schedules before validation; `epoch` counts from 1."""
 
-    def tune(self, images: Inputs, columns: Ints, auc: Callable[[Tensor], float]) -> None:
-        """After training: choose what validation images choose, such as the weights of a score's terms, and keep it in
-        the state. `auc` of scores [N, C] over the closed world's `columns` is the validation AUC."""
+    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+        """Choose settings on validation images after training, such as weights of score terms, and store them in the
+        state. `auc` returns the validation AUC of scores [N, C] over `candidates`, those of the closed world."""
 
     # -- inference ------------------------------------------------------------------------------------------------
 
-    def scorer(self, columns: Ints) -> Scorer:
-        """A function from inputs to scores over the target set `columns`; built once, asked for many batches."""
-        raise UnfinishedMethod(type(self), "scorer")
+    def scorer(self, candidates: Ints) -> Scorer:
+        """Return a function from inputs to scores over `candidates` [C]; it is built once and called per batch."""
+        raise NotImplementedError(f"{type(self).__name__} must define scorer()")
 
-    def sweep(self, states: int) -> Sweep | None:
-        """Scores over all `M * N` compositions, block by block of so many states, where that takes nothing of the size
-        `M * N`; asked where the scores of a single image are too many to be held."""
+    def score_blocks(self, states: int) -> ScoreBlocks | None:
+        """Return a function that scores all M·N compositions in blocks of `states` states, without ever holding M·N
+        numbers per image; None if the method cannot."""
         return None
 
-    def evidence(self, columns: Ints) -> Terms | None:
-        """Where the score is a sum: what its parts say, by name. Recognition shows which evidence spoke."""
+    def score_terms(self, candidates: Ints) -> ScoreTerms | None:
+        """Return a function that yields the named summands of the scores, which predictions list; None if there are
+        none."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """`p(c|x)` among the columns of some scores [B, C], of which -inf is a column that cannot be."""
+        """`p(c|x)` among the candidates, from scores [B, C]; -inf marks excluded candidates."""
         return scores.softmax(-1)
 
     def likelihood(self) -> Tensor | None:
-        """Where training images tell which compositions there may be: a number for each of the `M * N`, larger for a
-        likelier one. The open world rules out unseen ones by it as by words."""
+        """How likely the training images make each of the M·N compositions, larger meaning likelier; None if the
+        method does not estimate it. The open world can exclude unlikely unseen compositions."""
         return None
 
-    def portable(self, columns: Ints) -> dict[str, Tensor] | None:
-        """All that scores of these columns take, where `parts.portable` can compute them: what an export holds."""
+    def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
+        """Tensors from which `duplex.layers.portable` computes the scores without the method; None if it cannot."""
         return None
 
-    def exhibits(self) -> Exhibits:
-        """What the report, `retrieve` and `swap` may look at."""
-        return Exhibits()
+    def inspectable(self) -> Inspectable:
+        """Features and prototypes for the report, `duplex retrieve` and `duplex swap`."""
+        return Inspectable()
 
     def summary(self) -> dict[str, int]:
-        """Sizes worth reporting."""
+        """Sizes to report, by name."""
         return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}
-
-
-class UnfinishedMethod(TypeError):
-    """A subclass of `Method` lacks what every method must have."""
-
-    def __init__(self, kind: type, name: str) -> None:
-        super().__init__(f"{kind.__module__}.{kind.__qualname__} defines no `{name}`; every method must")
-
-
-def columns_of(labels: LabelSpace, columns: Ints, device: torch.device) -> tuple[Tensor, Tensor]:
-    """States and objects [C] of compositions, as indices on a device."""
-    states, objects = labels.state_of(columns), labels.object_of(columns)
-    return torch.as_tensor(states, device=device), torch.as_tensor(objects, device=device)
-
-
-def summed(terms: Terms, columns: int, device: torch.device) -> Scorer:
-    """The scorer of a sum; one part at a time is in memory beside it."""
-
-    @torch.no_grad()
-    def scores(inputs: Inputs) -> Tensor:
-        total = torch.zeros(len(inputs["cls"]), columns, device=device)
-        for _, part in terms(inputs):
-            total += part
-        return total
-
-    return scores

@@ -1,24 +1,24 @@
 """CDS-CZSL (Li et al., "Context-based and Diversity-driven Specificity in Compositional Zero-Shot Learning", CVPR
-2024), over cached features.
+2024).
 
-A state that few objects can be in says more than one that many can: *sliced* strawberry rather than *red* strawberry.
-By diversity, the specificity of a state is
+A state that few objects can have is more specific than one that many can have: *sliced* strawberry tells more than
+*red* strawberry. By diversity, the specificity of a state is
 
     d(s) = 1 - log(1 + |O_s|) / log(1 + N),    O_s: the objects seen with s
 
-By context, `g(s, o) = sigmoid(MLP([t_s; t_o]))` says it for a state in an object. It learns an order: of two states
-seen with one object, the one with the larger d has the larger g,
+By context, `g(s, o) = sigmoid(MLP([t_s; t_o]))` is the specificity of a state on an object. It is trained to order: of
+two states seen with the same object, the one with the larger d has the larger g,
 
     L_spec = mean over (s, s', o), d(s) > d(s'), of  softplus(-(l(s, o) - l(s', o))),    g = sigmoid(l)
 
 Three paths score, and specific compositions weigh more: `S = p(c|x) + p(s|x) p(o|x) (1 + w g(s, o))`. The paper's
-learner also clusters batches and cleans states of noise; those parts, and its filter of open-world compositions, are
-not in this version: infeasible compositions fall to the evaluation's threshold as for every method.
+learner also clusters batches and removes noise from states, and it filters open-world compositions; this version does
+neither: infeasible compositions are excluded by the evaluation's threshold, as for every method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,58 +26,57 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from duplex.labels import LabelSpace
-from duplex.layers.composition_index import Columns, Mlp
+from duplex.layers.composition_index import CompositionIndex
+from duplex.layers.factors import Mlp
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, Setting
+from duplex.methods.base import Batch, TaskContext
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
+from duplex.options import Count, NonNegative
 
 
 @dataclass(frozen=True)
 class CdsOptions(ThreePathOptions):
-    specificity: float = 0.5  # w; 0 leaves the three paths
-    context_width: int = 256  # hidden units of the MLP
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield from super().rules()
-        yield self.specificity >= 0, f"specificity is {self.specificity}; it is at least 0"
-        yield self.context_width > 0, f"context_width is {self.context_width}; it is positive"
+    specificity: NonNegative = 0.5  # weight w of g in the score; 0 leaves the three paths
+    context_width: Count = 256  # hidden units of the MLP
 
 
 class Cds(ThreePaths[CdsOptions]):
+    """Three paths in which specific compositions weigh more."""
+
     Options = CdsOptions
-    better: Tensor
-    worse: Tensor
+    more_specific: Tensor
+    less_specific: Tensor
 
-    def __init__(self, setting: Setting, options: CdsOptions) -> None:
-        super().__init__(setting, options)
-        self.context = Mlp(2 * setting.dim, options.context_width, 1, 1, 0.0) if options.specificity else None
-        better, worse = ordered(setting.labels)
-        self.register_buffer("better", better, persistent=False)
-        self.register_buffer("worse", worse, persistent=False)
+    def __init__(self, task: TaskContext, options: CdsOptions) -> None:
+        super().__init__(task, options)
+        self.context = Mlp(2 * task.dim, options.context_width, 1, 1, 0.0) if options.specificity else None
+        more, less = specificity_pairs(task.labels)
+        self.register_buffer("more_specific", more, persistent=False)
+        self.register_buffer("less_specific", less, persistent=False)
 
-    def told(self, t: Prototypes, columns: Columns) -> Tensor:
-        """`l(s, o)` of compositions [C]; semantic prototypes are as they are, not moved by it."""
+    def specificity_logits(self, t: Prototypes, candidates: CompositionIndex) -> Tensor:
+        """`l(s, o)` of the candidates [C], without gradients to the semantic prototypes."""
         assert self.context is not None
-        states, objects = (rows.detach() for rows in (t.states, t.objects))
-        both = [states.index_select(0, columns.states), objects.index_select(0, columns.objects)]
-        found: Tensor = self.context(torch.cat(both, dim=-1))[:, 0]
-        return found
+        states, objects = t.states.detach(), t.objects.detach()
+        both = [states.index_select(0, candidates.states), objects.index_select(0, candidates.objects)]
+        logits: Tensor = self.context(torch.cat(both, dim=-1))[:, 0]
+        return logits
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        losses = self.seen(batch, shared).losses
+        _, _, losses = self.path_losses(batch, shared)
         if self.context is not None:
-            told = self.told(shared, self.columns)
-            terms = softplus(told[self.worse] - told[self.better])
-            losses["spec"] = terms.sum() / max(len(terms), 1)
+            logits = self.specificity_logits(shared, self.train_candidates)
+            terms = softplus(logits[self.less_specific] - logits[self.more_specific])
+            losses["specificity"] = terms.sum() / max(len(terms), 1)
         return losses
 
-    def terms(self, z: Tensor, t: Prototypes, columns: Columns) -> Iterator[Tensor]:
-        whole, pairs = super().terms(z, t, columns)
-        yield whole
+    def terms(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Iterator[Tensor]:
+        semantic, factors = super().terms(z, t, candidates)
+        yield semantic
         if self.context is None:
-            yield pairs
+            yield factors
         else:
-            yield pairs * (1 + self.options.specificity * self.told(t, columns).sigmoid())
+            yield factors * (1 + self.options.specificity * self.specificity_logits(t, candidates).sigmoid())
 
 
 def diversity(labels: LabelSpace) -> Tensor:
@@ -87,10 +86,11 @@ def diversity(labels: LabelSpace) -> Tensor:
     return 1 - (1 + counts).log() / torch.tensor(1.0 + len(labels.objects), dtype=torch.float64).log()
 
 
-def ordered(labels: LabelSpace) -> tuple[Tensor, Tensor]:
-    """Places among the seen compositions of every two with one object, the more specific state first [R], [R]."""
-    pairs = torch.as_tensor(labels.pairs["train"])
+def specificity_pairs(labels: LabelSpace) -> tuple[Tensor, Tensor]:
+    """All pairs of seen compositions with the same object and different specificity, as positions among the seen
+    compositions: the more specific [R] and the less specific [R]."""
+    seen = torch.as_tensor(labels.pairs["train"])
     n = len(labels.objects)
-    d = diversity(labels)[pairs // n]
-    rows = ((pairs[:, None] % n == pairs % n) & (d[:, None] > d)).nonzero()
-    return rows[:, 0], rows[:, 1]
+    d = diversity(labels)[seen // n]
+    pairs = ((seen[:, None] % n == seen % n) & (d[:, None] > d)).nonzero()
+    return pairs[:, 0], pairs[:, 1]

@@ -1,65 +1,60 @@
-"""CGE (Naeem et al., "Learning Graph Embeddings for Compositional Zero-shot Learning", CVPR 2021), over cached
-features.
+"""CGE (Naeem et al., "Learning Graph Embeddings for Compositional Zero-shot Learning", CVPR 2021).
 
 A graph of states, objects and compositions starts at word vectors; two graph convolutions `H' = relu(D^-1 A H W)` give
 every composition its embedding h_c, of unit length, and an image is scored by a dot product `f(x) . h_c`. The loss is
-a cross-entropy over seen compositions. The graph holds the compositions of the world that training is for; how others
-get an embedding is said in `duplex.layers.composition_graph`. The paper's trained backbone is the cached encoder here,
-as in its rows with a fixed one.
+a cross-entropy over seen compositions. The graph holds the training candidates of the world;
+`duplex.layers.composition_graph` describes how other compositions are embedded. The paper's trained backbone is the
+cached encoder here, as in its rows with a fixed one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
-from duplex.layers.composition_index import Columns, Mlp
-from duplex.layers.factors import unit
-from duplex.methods.base import Setting
-from duplex.methods.head import PairHead
-from duplex.options import Options
+from duplex.layers.composition_index import CompositionIndex
+from duplex.layers.factors import Mlp, unit
+from duplex.methods.base import TaskContext
+from duplex.methods.head import EmbeddingHead
+from duplex.options import Count, Natural, Options, Rate
 
 
 @dataclass(frozen=True)
 class CgeOptions(Options):
-    layers: int = 2  # graph convolutions; none: a composition is the mean of its words
-    width: int = 4096  # between two of them
-    out: int = 512  # of the last one
-    image_layers: int = 2  # hidden layers of the image head; none: linear
-    image_width: int = 768
-    dropout: float = 0.5
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield self.layers >= 0 and self.image_layers >= 0, "layers and image_layers are at least 0"
-        yield min(self.width, self.out, self.image_width) > 0, "width, out and image_width are positive"
-        yield 0 <= self.dropout < 1, f"dropout is {self.dropout}; it lies in [0, 1)"
+    layers: Natural = 2  # graph convolutions; 0: a composition's embedding is the mean of its words
+    width: Count = 4096  # outputs of every convolution but the last
+    out: Count = 512  # outputs of the last convolution
+    image_layers: Natural = 2  # hidden layers of the image head; 0: a linear map
+    image_width: Count = 768  # hidden units of the image head
+    dropout: Rate = 0.5  # in the graph network and the image head
 
 
-Row = TypeVar("Row", bound=CgeOptions)
+CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
 
 
-class GraphHead(PairHead[Row], Generic[Row]):
-    """An image head and a graph network."""
+class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
+    """Embeddings of images by a perceptron and of compositions by a graph network."""
 
-    def __init__(self, setting: Setting, options: Row) -> None:
-        super().__init__(setting, options, trained_words=False)
-        labels = setting.labels
-        graph = CompositionGraph(labels.target(setting.world, "train"), len(labels.states), len(labels.objects))
-        inside, rate = self.words.width, options.dropout
-        self.network = GraphNetwork(graph, inside, options.width, options.out, options.layers, rate)
-        self.head = Mlp(setting.dim, options.image_width, self.network.out, options.image_layers, rate)
+    def __init__(self, task: TaskContext, options: CgeOptionsT) -> None:
+        super().__init__(task, options, trained_words=False)
+        labels = task.labels
+        graph = CompositionGraph(labels.candidates(task.world, "train"), len(labels.states), len(labels.objects))
+        word_width, rate = self.words.width, options.dropout
+        self.network = GraphNetwork(graph, word_width, options.width, options.out, options.layers, rate)
+        self.head = Mlp(task.dim, options.image_width, self.network.out, options.image_layers, rate)
 
-    def image(self, z: Tensor) -> Tensor:
-        found: Tensor = self.head(unit(z))
-        return found
+    def embed_images(self, z: Tensor) -> Tensor:
+        embedded: Tensor = self.head(unit(z))
+        return embedded
 
-    def pairs(self, columns: Columns) -> Tensor:
-        return unit(self.network.pairs(self.network(self.words.states, self.words.objects), columns))
+    def prepare(self, candidates: CompositionIndex) -> Any:
+        return unit(self.network.pairs(self.network(self.words.states, self.words.objects), candidates))
 
 
 class Cge(GraphHead[CgeOptions]):
+    """`S = f(x) . h_c`."""
+
     Options = CgeOptions

@@ -1,105 +1,142 @@
-"""ClusPro (Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Learning", ICLR 2025), over
-cached features.
+"""ClusPro (Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Learning", ICLR 2025).
 
 Three paths, trained towards a feature space in which every primitive is a few clusters. Each state has K prototypes
-among the factors z^s, each object K among z^o; gradients never reach them. In each batch the images of a primitive are
-shared out among its prototypes by optimal transport (Sinkhorn-Knopp), which move by momentum towards the means of
-theirs (Eq. 9). Two losses use them:
+among the factors z^s, each object K among z^o, which get no gradients. In each batch the images of a primitive are
+assigned to its prototypes by optimal transport (Sinkhorn-Knopp), which move by momentum towards the means of their
+images (Eq. 9). Two losses use them:
 
-* contrast (Eq. 10): an image is drawn to its prototype and away from all others, those of its own primitive and of
-  the other kind too: `-log exp(z.p^+ / T) / sum_p exp(z.p / T)` over K (M + N) prototypes, for states and for objects;
-* decorrelation (Eq. 11): `HSIC(z^s, p^o) + HSIC(z^o, p^s)` with the prototypes that the image has been given, by the
+* contrast (Eq. 10): an image is drawn to its prototype and away from all others, including those of its own primitive
+  and of the other kind: `-log exp(z.p^+ / T) / sum_p exp(z.p / T)` over K (M + N) prototypes, for states and objects;
+* decorrelation (Eq. 11): `HSIC(z^s, p^o) + HSIC(z^o, p^s)` with the prototypes that the images are assigned to, by the
   Hilbert-Schmidt criterion, here with linear kernels: the squared norm of the batch's cross-covariance.
 
-`L = L_c + L_s + L_o + alpha L_contrast + beta L_decorrelation`. The paper's assignment also asks like features for
-like plans (the coherence term of Eq. 7), which plain transport does not.
-Prototypes have no part in inference, as in the paper: scores are the three paths'.
+`L = L_c + L_s + L_o + alpha L_contrast + beta L_decorrelation`. The paper's assignment also makes images with similar
+features have similar plans (the coherence term of Eq. 7); plain transport does not. As in the paper, prototypes have no
+part in inference: scores are the three paths'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from duplex.layers.clusters import assign, moved, spread
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, Setting
+from duplex.methods.base import Batch, TaskContext
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
+from duplex.options import Count, NonNegative, Positive, Share
 
 
 @dataclass(frozen=True)
 class ClusProOptions(ThreePathOptions):
-    clusters: int = 5  # K
-    momentum: float = 0.99
-    temperature: float = 0.1  # T
-    contrast: float = 0.2  # alpha
-    decorrelation: float = 0.5  # beta
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield from super().rules()
-        yield self.clusters >= 1, f"clusters is {self.clusters}; it is at least 1"
-        yield 0 <= self.momentum <= 1, f"momentum is {self.momentum}; it lies in [0, 1]"
-        yield self.temperature > 0, f"temperature is {self.temperature}; it is positive"
-        yield self.contrast >= 0 and self.decorrelation >= 0, "contrast and decorrelation are at least 0"
+    clusters: Count = 5  # prototypes K per primitive
+    momentum: Share = 0.99  # weight of a prototype's old value per batch
+    temperature: Positive = 0.1  # T of the contrast
+    contrast: NonNegative = 0.2  # weight alpha of L_contrast
+    decorrelation: NonNegative = 0.5  # weight beta of L_decorrelation
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
+    """Three paths whose factors are trained towards clusters."""
+
     Options = ClusProOptions
     states: Tensor
     objects: Tensor
 
-    def __init__(self, setting: Setting, options: ClusProOptions) -> None:
-        super().__init__(setting, options)
-        sizes = {"states": len(setting.labels.states), "objects": len(setting.labels.objects)}
+    def __init__(self, task: TaskContext, options: ClusProOptions) -> None:
+        super().__init__(task, options)
+        sizes = {"states": len(task.labels.states), "objects": len(task.labels.objects)}
         for name, count in sizes.items():
-            rows = normalize(torch.randn(count, options.clusters, setting.dim), dim=-1)
-            self.register_buffer(name, rows)  # [M, K, d], [N, K, d]
-        self._moved: dict[str, Tensor] = {}
+            prototypes = normalize(torch.randn(count, options.clusters, task.dim), dim=-1)
+            self.register_buffer(name, prototypes)  # [M, K, d], [N, K, d]
+        self._pending: dict[str, Tensor] = {}  # prototypes moved by `losses`, to be written by `after_batch`
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
-        """Prototypes start at factors of training images, evenly chosen among each primitive's."""
+        """Set prototypes to factors of training images, evenly chosen among each primitive's."""
         assert self.paths.factors is not None
-        factors = self.paths.factors(self.paths.features(train.z))
-        for name, z, own in zip(("states", "objects"), factors, self.primitives(train.compositions), strict=True):
-            rows: Tensor = getattr(self, name)
-            rows.copy_(spread(z, own, rows))
+        factors = self.paths.factors(self.paths.features(train.cls))
+        for name, z, group in zip(("states", "objects"), factors, self.primitives(train.compositions), strict=True):
+            prototypes: Tensor = getattr(self, name)
+            prototypes.copy_(initial_clusters(z, group, prototypes))
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        seen = self.seen(batch, shared)
-        z_s, z_o = seen.factored.z_s, seen.factored.z_o
+        _, (z_s, z_o, _, _), losses = self.path_losses(batch, shared)
         m, n = self.primitives(batch.compositions)
-        k_s, k_o = assign(z_s.detach(), m, self.states), assign(z_o.detach(), n, self.objects)
+        k_s, k_o = assign_clusters(z_s.detach(), m, self.states), assign_clusters(z_o.detach(), n, self.objects)
         contrast = self.contrast(z_s, z_o, m * self.options.clusters + k_s, n * self.options.clusters + k_o)
-        apart = dependence(z_s, self.objects[n, k_o]) + dependence(z_o, self.states[m, k_s])
+        dependence = covariance_norm(z_s, self.objects[n, k_o]) + covariance_norm(z_o, self.states[m, k_s])
         if self.training:
             momentum = self.options.momentum
-            self._moved = {
-                "states": moved(self.states, z_s.detach(), m, k_s, momentum),
-                "objects": moved(self.objects, z_o.detach(), n, k_o, momentum),
+            self._pending = {
+                "states": updated_clusters(self.states, z_s.detach(), m, k_s, momentum),
+                "objects": updated_clusters(self.objects, z_o.detach(), n, k_o, momentum),
             }
         alpha, beta = self.options.contrast, self.options.decorrelation
-        return {**seen.losses, "contrast": alpha * contrast, "decorrelation": beta * apart}
+        return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
-    def contrast(self, z_s: Tensor, z_o: Tensor, mine_s: Tensor, mine_o: Tensor) -> Tensor:
-        """Of both factors, whose own prototypes are the `mine`-th among the states' and the objects'."""
+    def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
+        """L_contrast of factors [B, d]; `own_s` and `own_o` [B] number their prototypes among all of the states and
+        among all of the objects."""
         states = self.states.flatten(0, 1)  # [M K, d]
-        every = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
-        of_s, of_o = (z @ every.T / self.options.temperature for z in (z_s, z_o))
-        return cross_entropy(of_s, mine_s) + cross_entropy(of_o, len(states) + mine_o)
+        prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
+        logits_s, logits_o = (z @ prototypes.T / self.options.temperature for z in (z_s, z_o))
+        return cross_entropy(logits_s, own_s) + cross_entropy(logits_o, len(states) + own_o)
 
     @torch.no_grad()
     def after_batch(self) -> None:
-        for name, rows in self._moved.items():
-            getattr(self, name).copy_(rows)
-        self._moved = {}
+        for name, prototypes in self._pending.items():
+            getattr(self, name).copy_(prototypes)
+        self._pending = {}
 
 
-def dependence(x: Tensor, y: Tensor) -> Tensor:
-    """`|cov(x, y)|^2` over a batch; nothing for a single image."""
+def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
+    """`|cov(x, y)|^2` over a batch; 0 for a single image."""
     a, b = (rows - rows.mean(0) for rows in (x, y))
     return ((a.T @ b) / max(len(a) - 1, 1)).square().sum()
+
+
+SHARPNESS, ROUNDS = 0.05, 3  # entropy of the transport, and its iterations
+
+
+def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
+    """Return initial prototypes [G, K, d]: features of evenly spaced images of each group; without images, `rows`."""
+    prototypes = rows.clone()
+    for group in groups.unique().tolist():
+        members = (groups == group).nonzero()[:, 0]
+        places = torch.arange(rows.shape[1], device=z.device) * len(members) // rows.shape[1]
+        prototypes[group] = normalize(z[members[places]], dim=-1).to(rows)
+    return prototypes
+
+
+def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
+    """Return the index of the prototype, within its group, that each image is assigned to [B]."""
+    similarity = torch.bmm(rows.index_select(0, groups), z[:, :, None].to(rows))[..., 0]  # [B, K]
+    return balanced_assignment(similarity, groups, len(rows)).argmax(1)
+
+
+def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return the rows [B, K] of transport plans near `exp(similarity / SHARPNESS)`, by Sinkhorn-Knopp in all `count`
+    groups at once: in each group, all prototypes get the same mass and so do all images.
+
+    Similarities are cosines, so exponents differ by at most 2 / SHARPNESS, and sums of exponentials cannot overflow.
+    """
+    log = similarity / SHARPNESS
+    for _ in range(ROUNDS):
+        masses = log.new_zeros(count, log.shape[1]).index_add(0, groups, log.exp())
+        log = log - masses.log().index_select(0, groups)  # the same mass for each prototype of a group
+        log = log - log.logsumexp(1, keepdim=True)  # the same mass for each image
+    return log.exp()
+
+
+def updated_clusters(rows: Tensor, z: Tensor, groups: Tensor, cluster: Tensor, momentum: float) -> Tensor:
+    """Return `normalise(mu p + (1 - mu) mean of its images)` of all prototypes; without images, `p` bit for bit."""
+    count, clusters, dim = rows.shape
+    place = groups * clusters + cluster
+    sums = rows.new_zeros(count * clusters, dim).index_add(0, place, z.to(rows))
+    sizes = sums.new_zeros(count * clusters).index_add(0, place, sums.new_ones(len(place)))[:, None]
+    flat = rows.reshape(-1, dim)
+    blended = normalize(momentum * flat + (1 - momentum) * sums / sizes.clamp(min=1), dim=-1)
+    return torch.where(sizes > 0, blended, flat).reshape(rows.shape)

@@ -1,58 +1,51 @@
 """GIPCOL (Xu et al., "GIPCOL: Graph-Injected Soft Prompting for Compositional Zero-Shot Learning", WACV 2024).
 
-A prompt is a learned prefix and one vector a primitive, `[v_1..v_K, s, o]`. The primitives' vectors come out of a
-graph network over states, objects and compositions, whose nodes start at token embeddings, a composition as the mean
-of its primitives. The frozen text tower encodes the prompts; cross-entropy over seen compositions.
+A prompt is a learned prefix and one vector per primitive, `[v_1..v_K, s, o]`. The primitives' vectors are outputs of a
+graph network over states, objects and compositions, whose nodes start at token embeddings, a composition at the mean of
+its primitives. The frozen text tower encodes the prompts; the loss is a cross-entropy over seen compositions.
 
-This version adds what the graph says to the vectors it started from, `s' = s + G(s)`, and its last layer starts at
-zero: the frozen tower begins with words that it knows. These vectors are learned too; the published ones stay, and
-what the graph says stands in their place. `edges: false` leaves the vectors as they are, which is CSP
-with a learned prefix. The graph holds the compositions of the world that training is for.
+This version adds the network's output to the vectors it started from, `s' = s + G(s)`, and its last layer starts at
+zero, so that training starts at words the tower knows. These vectors are trained too; in the paper they stay fixed, and
+the output replaces them. `edges: false` removes the network, which leaves CSP with a learned prefix. The graph holds
+the training candidates of the world.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.init import zeros_
 
-from duplex.encoders.text import TextTower
+from duplex.encoders.text_tower import TextTower
 from duplex.labels import Ints, LabelSpace
 from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
-from duplex.layers.composition_index import Columns
+from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes, Source
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting
-from duplex.methods.inspectable import Exhibits
-from duplex.options import Options
+from duplex.methods.base import Batch, Inspectable, TaskContext
+from duplex.methods.head import TextMethod
+from duplex.options import Count, Options, Rate, Template
 
 
 @dataclass(frozen=True)
 class GipcolOptions(Options):
-    context: Literal["learned", "fixed"] = "learned"  # the prefix
-    template: str = TEMPLATE  # what the prefix starts from
-    edges: bool = True
-    layers: int = 2  # graph convolutions
-    width: int = 1024  # between two of them
-    dropout: float = 0.5
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield self.layers >= 1 and self.width > 0, "layers is at least 1, width positive; edges: false takes no graph"
-        yield 0 <= self.dropout < 1, f"dropout is {self.dropout}; it lies in [0, 1)"
-        yield self.template.strip(), "template is empty; give at least one word such as 'a photo of'"
+    context: Literal["learned", "fixed"] = "learned"  # whether the prefix is trained
+    template: Template = TEMPLATE  # words whose tokens initialise the prefix
+    edges: bool = True  # whether there is a graph network
+    layers: Count = 2  # graph convolutions
+    width: Count = 1024  # outputs of every convolution but the last
+    dropout: Rate = 0.5  # in the graph network
 
 
 class GraphPrompts(Prompts):
-    """Composition prompts whose primitives' vectors went through a graph network."""
+    """Composition prompts whose primitives' vectors pass through a graph network."""
 
     def __init__(self, labels: LabelSpace, tower: TextTower, context: Source, template: str) -> None:
-        super().__init__(labels, tower, context=context, vocabulary="learned", paths="c", template=template)
+        super().__init__(labels, tower, context=context, vocabulary="learned", paths="composition", template=template)
         self.network: GraphNetwork | None = None
 
     def lexicon(self) -> Tensor:
@@ -61,55 +54,40 @@ class GraphPrompts(Prompts):
             return super().lexicon()
         states, count = len(self.labels.states), len(self.name_rows)
         context, names = self.learned_rows[:-count], self.learned_rows[-count:]  # the primitives' rows are the last
-        found = self.network(names[:states], names[states:])[-1]
-        return torch.cat([self.frozen_rows, context, names + torch.cat([found.states, found.objects])])
+        nodes = self.network(names[:states], names[states:])[-1]
+        return torch.cat([self.frozen_rows, context, names + torch.cat([nodes.states, nodes.objects])])
 
 
-class Gipcol(Method[GipcolOptions]):
+class Gipcol(TextMethod[GipcolOptions]):
+    """`S = p(c|x)` of prompts whose primitives' vectors pass through a graph network."""
+
     Options = GipcolOptions
 
-    def __init__(self, setting: Setting, options: GipcolOptions) -> None:
-        super().__init__(setting, options)
-        labels, tower = setting.labels, setting.tower
-        self.scale = math.exp(tower.logit_scale)  # 1 / tau
+    def __init__(self, task: TaskContext, options: GipcolOptions) -> None:
+        super().__init__(task, options)
+        labels, tower = task.labels, task.tower
         self.prompts = GraphPrompts(labels, tower, options.context, options.template)
         if options.edges:
-            graph = CompositionGraph(labels.target(setting.world, "train"), len(labels.states), len(labels.objects))
+            graph = CompositionGraph(labels.candidates(task.world, "train"), len(labels.states), len(labels.objects))
             width, rate = options.width, options.dropout
             self.prompts.network = GraphNetwork(graph, tower.width, width, tower.width, options.layers, rate)
-            for rows in self.prompts.network.weights[-1].parameters():
-                zeros_(rows)
-        self.columns = Columns(labels.pairs["train"], len(labels.objects))
-
-    @classmethod
-    def needs(cls, options: Any) -> frozenset[str]:
-        return frozenset({"cls", "text"})
+            for parameter in self.prompts.network.weights[-1].parameters():
+                zeros_(parameter)
 
     def shared(self) -> Prototypes:
-        found: Prototypes = self.prompts(self.labels.pairs["train"], self.checkpointing)
-        return found
-
-    def logits(self, z: Tensor, rows: Tensor) -> Tensor:
-        """`cos(z, t) / tau` [B, C]"""
-        return self.scale * unit(z) @ rows.T
+        prototypes: Prototypes = self.prompts(self.labels.pairs["train"], self.checkpointing)
+        return prototypes
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        own = self.columns.places(batch.compositions)
-        return {"ct": cross_entropy(self.logits(batch.z, shared.compositions), own)}
+        target = self.train_candidates.places(batch.compositions)
+        return {"semantic": cross_entropy(self.logits(batch.cls, shared.compositions), target)}
 
-    @torch.no_grad()
-    def scorer(self, columns: Ints) -> Scorer:
-        rows = self.prompts.encode(columns).compositions
+    def prepare(self, candidates: CompositionIndex) -> Tensor:
+        return self.prompts.encode(candidates.compositions_np).compositions
 
-        @torch.no_grad()
-        def scores(inputs: Inputs) -> Tensor:
-            return self.logits(inputs["cls"], rows).softmax(-1)
-
-        return scores
-
-    def exhibits(self) -> Exhibits:
+    def inspectable(self) -> Inspectable:
         @torch.no_grad()
         def semantic(compositions: Ints) -> Tensor:
             return self.prompts.encode(compositions).compositions
 
-        return replace(Exhibits(), features=lambda inputs: unit(inputs["cls"]), semantic=semantic)
+        return Inspectable(features=lambda inputs: unit(inputs["cls"]), semantic=semantic)

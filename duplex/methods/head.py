@@ -1,94 +1,198 @@
-"""Heads that compare an image's embedding with embeddings of compositions, both made from cached inputs and words."""
+"""Base classes and checks that the methods of other papers share."""
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, TypeVar
+import math
+from collections.abc import Iterable
+from typing import Any, Generic
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
 
 from duplex.labels import Ints
-from duplex.layers.composition_index import Columns, WordTable
+from duplex.layers.composition_index import CompositionIndex
+from duplex.layers.factors import unit
+from duplex.layers.prompt_paths import Prompts
 from duplex.layers.word_feasibility import feasibility
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, UnfinishedMethod, Words
-from duplex.options import Options
+from duplex.methods.base import Batch, Inputs, Method, OptionsT, Scorer, TaskContext
 
-Row = TypeVar("Row", bound=Options)
-ASIDE = 10.0  # a cosine of this much less is none
+INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 
 
-class Pairs(NamedTuple):
-    """Embeddings of the compositions that training tells apart [C, e]."""
+class SeenMethod(Method[OptionsT], Generic[OptionsT]):
+    """Base class of methods whose losses compare compositions, by default the seen ones (`train_candidates`).
 
-    rows: Tensor
-
-
-class PairHead(Method[Row], Generic[Row]):
-    """`L = CE(compatibility(f(x), g(c)))` over the seen compositions, or over all of them in the open world.
-
-    A subclass says how an image (`image`) and compositions (`pairs`) are embedded and how they are compared, and may
-    hold unseen compositions back while it trains (`margins`).
+    A subclass defines `score`, and `prepare` for what all images need.
     """
 
-    margins: Tensor | None  # what training takes off a composition's logit [M*N]
+    def __init__(self, task: TaskContext, options: OptionsT) -> None:
+        super().__init__(task, options)
+        self.train_candidates = CompositionIndex(task.labels.pairs["train"], len(task.labels.objects))
 
-    def __init__(self, setting: Setting, options: Row, *, trained_words: bool) -> None:
-        super().__init__(setting, options)
-        words = words_of(setting)
-        self.words = WordTable(words.states, words.objects, trained=trained_words)
-        seen = setting.labels.pairs["train"]
-        learned = setting.labels.target("open", "train") if setting.world == "open" else seen
-        self.columns = Columns(learned, len(setting.labels.objects))
-        self.register_buffer("margins", None)
+    def prepare(self, candidates: CompositionIndex) -> Any:
+        """Compute what scores of any image over the candidates need, such as embeddings of the candidates."""
+
+    def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
+        """Scores [B, C] of images, given the result of `prepare`."""
+        raise NotImplementedError(f"{type(self).__name__} must define score()")
+
+    def cross_entropies(self, names: Iterable[str], logits: Iterable[Tensor], own: Tensor) -> dict[str, Tensor]:
+        """Named cross-entropies of logits of training candidates [B, C], states [B, M] and objects [B, N], for images
+        with the compositions `own` [B]."""
+        targets = (self.train_candidates.places(own), *self.primitives(own))
+        return {name: cross_entropy(path, target) for name, path, target in zip(names, logits, targets, strict=True)}
+
+    @torch.no_grad()
+    def scorer(self, candidates: Ints) -> Scorer:
+        index = CompositionIndex(candidates, len(self.labels.objects)).to(self.train_candidates.states.device)
+        prepared = self.prepare(index)
+
+        @torch.no_grad()
+        def scores(inputs: Inputs) -> Tensor:
+            return self.score(inputs, index, prepared)
+
+        return scores
+
+
+class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
+    """Base class of methods that compare features with encoded prompts at CLIP's temperature `tau = 1 / scale`.
+
+    `S = p(c|x)` of the candidates' vectors that `prepare` returns, unless a subclass defines `score`.
+    """
+
+    def __init__(self, task: TaskContext, options: OptionsT) -> None:
+        super().__init__(task, options)
+        self.scale = math.exp(task.tower.logit_scale)
+
+    @classmethod
+    def needs(cls, options: Any) -> frozenset[str]:
+        return frozenset({"cls", "text"})
+
+    def logits(self, z: Tensor, t: Tensor) -> Tensor:
+        """`cos(z, t) / tau` [B, C] of features [B, d] and vectors `t` [C, d]."""
+        return self.scale * unit(z) @ t.T
+
+    def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
+        return self.logits(inputs["cls"], prepared).softmax(-1)
+
+    def soft_prompts(self, template: str) -> Prompts:
+        """Composition prompts with a learned prefix, initialised from the template, and a learned vocabulary."""
+        labels, tower = self.labels, self.task.tower
+        return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
+
+
+class WordTable(nn.Module):
+    """One vector per state and object, initialised with normalised word vectors; parameters if `trained`."""
+
+    states: Tensor
+    objects: Tensor
+
+    def __init__(self, states: Tensor, objects: Tensor, *, trained: bool) -> None:
+        super().__init__()
+        for name, vectors in (("states", states), ("objects", objects)):
+            rows = normalize(vectors.detach().clone().to(torch.float32), dim=-1)  # [M, w], [N, w]
+            if trained:
+                self.register_parameter(name, nn.Parameter(rows))
+            else:
+                self.register_buffer(name, rows)
+
+    @property
+    def width(self) -> int:
+        return self.states.shape[1]
+
+
+class Composer(nn.Module):
+    """`W [w_s ; w_o] + b` of compositions, of unit length; each word vector is multiplied by its half of `W` once."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.state, self.object = nn.Linear(width, out), nn.Linear(width, out, bias=False)
+
+    def forward(self, words: WordTable, candidates: CompositionIndex) -> Tensor:
+        """Return the candidates' embeddings [C, out]."""
+        states, objects = self.state(words.states), self.object(words.objects)
+        return unit(states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects))
+
+
+class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
+    """Base class of methods that start from word vectors (`words`), which may be trained further.
+
+    `composer` gives the candidates' embeddings, unless a subclass defines `prepare`.
+    """
+
+    composer: Composer
+
+    def __init__(self, task: TaskContext, options: OptionsT, *, trained_words: bool) -> None:
+        super().__init__(task, options)
+        assert task.words is not None
+        self.words = WordTable(task.words.states, task.words.objects, trained=trained_words)
+
+    def prepare(self, candidates: CompositionIndex) -> Any:
+        return self.composer(self.words, candidates)
+
+    def shared(self) -> tuple[Any, ...]:
+        """The training candidates' embeddings."""
+        return (self.prepare(self.train_candidates),)
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
         return frozenset({"cls", "words"})
 
-    def image(self, z: Tensor) -> Tensor:
-        """[B, d] -> [B, e]"""
-        raise UnfinishedMethod(type(self), "image")
 
-    def pairs(self, columns: Columns) -> Tensor:
-        """[C, e]"""
-        raise UnfinishedMethod(type(self), "pairs")
+class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
+    """`L = CE(logits(f(x), g(c)))` over the seen compositions, or over all of them in the open world.
 
-    def logits(self, image: Tensor, pairs: Tensor) -> Tensor:
-        """[B, e], [C, e] -> [B, C]"""
-        return image @ pairs.T
+    A subclass defines the embeddings f (`embed_images`) and g (`prepare`), may scale their products (`scale`), and may
+    subtract `margins` from the logits in training.
+    """
+
+    margins: Tensor | None  # [M * N]
+
+    def __init__(self, task: TaskContext, options: OptionsT, *, trained_words: bool, scale: float = 1.0) -> None:
+        super().__init__(task, options, trained_words=trained_words)
+        self.scale = scale
+        if task.world == "open":
+            self.train_candidates = CompositionIndex(task.labels.candidates("open", "train"), len(task.labels.objects))
+        self.register_buffer("margins", None)
+
+    def embed_images(self, z: Tensor) -> Tensor:
+        """Features [B, d] -> f(x) [B, e]"""
+        raise NotImplementedError(f"{type(self).__name__} must define embed_images()")
+
+    def logits(self, images: Tensor, compositions: Tensor) -> Tensor:
+        """`scale f . g` [B, C] of embeddings [B, e], [C, e]."""
+        return self.scale * (images @ compositions.T)
 
     @torch.no_grad()
-    def feasible(self, states: Tensor, objects: Tensor) -> Tensor:
-        """`rho` [M*N] of vectors of the primitives, inf for seen compositions."""
-        found = feasibility(states.cpu().numpy(), objects.cpu().numpy(), self.labels)
-        return torch.as_tensor(found, dtype=torch.float32)
+    def feasibility(self, states: Tensor, objects: Tensor) -> Tensor:
+        """`rho` [M * N] from vectors of the primitives [M, w], [N, w]; infinite for seen compositions."""
+        rho = feasibility(states.cpu().numpy(), objects.cpu().numpy(), self.labels)
+        return torch.as_tensor(rho, dtype=torch.float32)
 
-    def held_back(self, scale: float) -> Tensor:
-        """Margins [M*N] of compositions that stand aside: 10 for a cosine of an unseen one, nothing for a seen one."""
-        return torch.where(torch.as_tensor(self.labels.seen), 0.0, ASIDE * scale)
+    def initial_margins(self) -> Tensor:
+        """Margins [M * N] that exclude unseen compositions from the loss: above any cosine's logit."""
+        return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
-    def shared(self) -> Pairs:
-        return Pairs(self.pairs(self.columns))
-
-    def losses(self, batch: Batch, shared: Pairs) -> dict[str, Tensor]:
-        logits = self.logits(self.image(batch.z), shared.rows)
+    def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:
+        logits = self.logits(self.embed_images(batch.cls), shared[0])
         if self.margins is not None:
-            logits = logits - self.margins[self.columns.compositions]
-        return {"c": cross_entropy(logits, self.columns.places(batch.compositions))}
+            logits = logits - self.margins[self.train_candidates.compositions]
+        return {"composition": cross_entropy(logits, self.train_candidates.places(batch.compositions))}
 
-    @torch.no_grad()
-    def scorer(self, columns: Ints) -> Scorer:
-        pairs = self.pairs(Columns(columns, len(self.labels.objects)).to(self.words.states.device))
-
-        @torch.no_grad()
-        def scores(inputs: Inputs) -> Tensor:
-            return self.logits(self.image(inputs["cls"]), pairs)
-
-        return scores
+    def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
+        return self.logits(self.embed_images(inputs["cls"]), prepared)
 
 
-def words_of(setting: Setting) -> Words:
-    """The word vectors of a method that `needs` them."""
-    assert setting.words is not None
-    return setting.words
+def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, for each image, the index of the next image in the batch (wrapping around) that `allowed` [B, B] permits,
+    and the mask of images that have one; an image without a partner gets its own index."""
+    count = len(allowed)
+    place = torch.arange(count, device=allowed.device)
+    after = (place[None] - place[:, None]) % max(count, 1)  # 0 is the image itself
+    free = allowed & (after > 0)
+    if not count:
+        return place, free.any(1)
+    distance = after.masked_fill(~free, count)
+    has_partner = free.any(1)
+    return torch.where(has_partner, distance.argmin(1), place), has_partner

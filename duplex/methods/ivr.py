@@ -1,145 +1,118 @@
-"""IVR (Zhang et al., "Learning Invariant Visual Representations for Compositional Zero-Shot Learning", ECCV 2022),
-over cached features.
+"""IVR (Zhang et al., "Learning Invariant Visual Representations for Compositional Zero-Shot Learning", ECCV 2022).
 
 A composition is a domain: an object should look the same whatever its state, and a state whatever its object. An image
 is embedded, `f = f(x)`, and compared with words, `d_c = cos(f, W [v_s; v_o])`; two heads on top give h_s and h_o. Each
-is set beside that of a partner, an image that shares the primitive in another composition, and a classifier of its own
-reads each of the two, V for the image and V' for the partner:
+is compared with that of a partner, an image that shares the primitive in another composition, and each of the two is
+read by a classifier of its own, V for the image and V' for the partner:
 
 * channels in which the gradients of the own class's two logits, V_y and V'_y, are furthest apart, a share `discard` of
   them, are set to zero in both, and both are classified once more;
-* `L_grad = |dL / dV - dL' / dV'|^2 / 2`, L and L' these last cross-entropies, punishes classifiers that each domain
-  would move otherwise. With `E = softmax(logits) - onehot` the gradients are `E^T H / B`, those of biases means of E.
+* `L_grad = |dL / dV - dL' / dV'|^2 / 2`, L and L' these last cross-entropies, penalises classifiers that the two
+  domains would move differently. With `E = softmax(logits) - onehot` the gradients are `E^T H / B`, those of biases
+  means of E.
 
 `L = L_c + sum over s, o of [CE + CE' + w_r (L + L') + w_g L_grad]` and `S = p(s|x) p(o|x) + d_c` with V's posteriors.
-An image without a partner has no part in what is about two; partners are the batch's own. Words start at word vectors.
+An image without a partner takes no part in the terms of pairs; partners are images of the same batch. Words start at
+word vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from duplex.labels import Ints
-from duplex.layers.composition_index import Columns, Composer, Mlp, WordTable
-from duplex.layers.factors import unit
-from duplex.layers.partners import next_partner
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting
-from duplex.methods.head import Pairs, words_of
-from duplex.options import Options
+from duplex.layers.composition_index import CompositionIndex
+from duplex.layers.factors import Mlp, unit
+from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.head import Composer, WordMethod, next_allowed_partner
+from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
 
 @dataclass(frozen=True)
 class IvrOptions(Options):
-    width: int = 512
-    layers: int = 1  # hidden layers of the embedding
-    dropout: float = 0.1
-    scale: float = 20.0  # of cosines
-    discard: float = 1 / 6  # share of channels
-    again: float = 1.0  # w_r
-    penalty: float = 10.0  # w_g
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield self.width > 0 and self.layers >= 0, "width is positive, layers at least 0"
-        yield 0 <= self.dropout < 1, f"dropout is {self.dropout}; it lies in [0, 1)"
-        yield 0 <= self.discard < 1, f"discard is {self.discard}; it lies in [0, 1)"
-        yield self.scale > 0 and self.penalty >= 0, "scale is positive, penalty at least 0"
-        yield self.again >= 0, f"again is {self.again}; it is at least 0"
+    width: Count = 512  # size e of all embeddings, and hidden units of f
+    layers: Natural = 1  # hidden layers of the embedding f
+    dropout: Rate = 0.1  # in the embedding and both heads
+    scale: Positive = 20.0  # of cosines d_c
+    discard: Rate = 1 / 6  # share of channels that are set to zero
+    again: NonNegative = 1.0  # weight w_r of the cross-entropies without these channels
+    penalty: NonNegative = 10.0  # weight w_g of L_grad
 
 
-class Side(nn.Module):
-    """A primitive's head `h` and its classifiers V and V'."""
+class PrimitiveHead(nn.Module):
+    """Head h of states or of objects, with its classifiers V and V'."""
 
     def __init__(self, width: int, count: int, options: IvrOptions) -> None:
         super().__init__()
         self.head = nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.ReLU(), nn.Dropout(options.dropout))
-        self.classify, self.classify_partner = nn.Linear(width, count), nn.Linear(width, count)
+        self.classify, self.classify_partner = nn.Linear(width, count), nn.Linear(width, count)  # V, V'
         self.discard = options.discard
 
-    def kept(self, own: Tensor) -> Tensor:
-        """1 for the channels that stay, 0 for the share in which V_y and V'_y are furthest apart [B, e]."""
-        apart = (self.classify.weight - self.classify_partner.weight).detach().abs()  # [M, e]
-        worst = apart.topk(int(self.discard * apart.shape[1]), dim=1).indices
-        return torch.ones_like(apart).scatter(1, worst, 0.0).index_select(0, own)
+    def channel_mask(self, labels: Tensor) -> Tensor:
+        """0 for the share of channels in which V_y and V'_y of the label differ most, else 1 [B, e]."""
+        difference = (self.classify.weight - self.classify_partner.weight).detach().abs()  # [M, e]
+        worst = difference.topk(int(self.discard * difference.shape[1]), dim=1).indices
+        return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
 
-    def forward(self, f: Tensor, own: Tensor, domain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`CE + CE'`, `L + L'` and `L_grad` of embedded images."""
-        partner, paired = next_partner((own[:, None] == own) & (domain[:, None] != domain))
-        share = paired.to(f) / paired.sum().clamp(min=1)  # a mean over images with a partner
-        h, kept = self.head(f), self.kept(own)
-        theirs = h[partner]
-        plain = cross_entropy(self.classify(h), own) + mean(self.classify_partner(theirs), own, share)
-        h, theirs = h * kept, theirs * kept
-        logits, logits_partner = self.classify(h), self.classify_partner(theirs)
-        again = mean(logits, own, share) + mean(logits_partner, own, share)
-        e, e_partner = (share[:, None] * errors(rows, own) for rows in (logits, logits_partner))  # [B, M]
-        apart = (e.T @ h - e_partner.T @ theirs).square().sum() + (e - e_partner).sum(0).square().sum()
-        return plain, again, apart / 2
+    def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`CE + CE'`, `L + L'` and `L_grad` of embedded images [B, e] with labels and domains [B]."""
+        partner, paired = next_allowed_partner((labels[:, None] == labels) & (domains[:, None] != domains))
+        weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner
+        h, mask = self.head(f), self.channel_mask(labels)
+        h_partner = h[partner]
+        plain = cross_entropy(self.classify(h), labels)
+        plain = plain + weighted_cross_entropy(self.classify_partner(h_partner), labels, weights)
+        h, h_partner = h * mask, h_partner * mask
+        logits, logits_partner = self.classify(h), self.classify_partner(h_partner)
+        again = weighted_cross_entropy(logits, labels, weights)
+        again = again + weighted_cross_entropy(logits_partner, labels, weights)
+        e, e_partner = (weights[:, None] * errors(rows, labels) for rows in (logits, logits_partner))  # [B, M]
+        grad = (e.T @ h - e_partner.T @ h_partner).square().sum() + (e - e_partner).sum(0).square().sum()
+        return plain, again, grad / 2
 
 
-class Ivr(Method[IvrOptions]):
+class Ivr(WordMethod[IvrOptions]):
+    """`S = p(s|x) p(o|x) + d_c` with features that are made invariant to the other primitive."""
+
     Options = IvrOptions
 
-    def __init__(self, setting: Setting, options: IvrOptions) -> None:
-        super().__init__(setting, options)
-        words, width = words_of(setting), options.width
-        self.words = WordTable(words.states, words.objects, trained=True)
-        self.columns = Columns(setting.labels.pairs["train"], len(setting.labels.objects))
-        self.embed = Mlp(setting.dim, width, width, options.layers, options.dropout)
+    def __init__(self, task: TaskContext, options: IvrOptions) -> None:
+        super().__init__(task, options, trained_words=True)
+        width = options.width
+        self.embed = Mlp(task.dim, width, width, options.layers, options.dropout)
         self.composer = Composer(self.words.width, width)
-        self.of_states = Side(width, len(setting.labels.states), options)
-        self.of_objects = Side(width, len(setting.labels.objects), options)
+        self.of_states = PrimitiveHead(width, len(task.labels.states), options)
+        self.of_objects = PrimitiveHead(width, len(task.labels.objects), options)
 
-    @classmethod
-    def needs(cls, options: Any) -> frozenset[str]:
-        return frozenset({"cls", "words"})
-
-    def pairs(self, columns: Columns) -> Tensor:
-        """`W [v_s; v_o]` of unit length [C, e]"""
-        return unit(self.composer(self.words.states, self.words.objects, columns.states, columns.objects))
-
-    def shared(self) -> Pairs:
-        return Pairs(self.pairs(self.columns))
-
-    def losses(self, batch: Batch, shared: Pairs) -> dict[str, Tensor]:
-        f, own, n = self.embed(unit(batch.z)), batch.compositions, len(self.labels.objects)
-        states, objects = own // n, own % n
-        cosines = unit(f) @ shared.rows.T
-        plain_s, again_s, apart_s = self.of_states(f, states, objects)
-        plain_o, again_o, apart_o = self.of_objects(f, objects, states)
+    def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:
+        f = self.embed(unit(batch.cls))
+        m, n = self.primitives(batch.compositions)
+        d_c = unit(f) @ shared[0].T
+        plain_s, again_s, grad_s = self.of_states(f, m, n)
+        plain_o, again_o, grad_o = self.of_objects(f, n, m)
+        target = self.train_candidates.places(batch.compositions)
         return {
-            "c": cross_entropy(self.options.scale * cosines, self.columns.places(own)),
-            "s": plain_s,
-            "o": plain_o,
+            "composition": cross_entropy(self.options.scale * d_c, target),
+            "state": plain_s,
+            "object": plain_o,
             "again": self.options.again * (again_s + again_o),
-            "grad": self.options.penalty * (apart_s + apart_o),
+            "penalty": self.options.penalty * (grad_s + grad_o),
         }
 
-    @torch.no_grad()
-    def scorer(self, columns: Ints) -> Scorer:
-        asked = Columns(columns, len(self.labels.objects)).to(self.words.states.device)
-        pairs = self.pairs(asked)
-
-        @torch.no_grad()
-        def scores(inputs: Inputs) -> Tensor:
-            f = self.embed(unit(inputs["cls"]))
-            p_s, p_o = (side.classify(side.head(f)).softmax(-1) for side in (self.of_states, self.of_objects))
-            found: Tensor = p_s[:, asked.states] * p_o[:, asked.objects] + unit(f) @ pairs.T
-            return found
-
-        return scores
+    def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Tensor) -> Tensor:
+        f = self.embed(unit(inputs["cls"]))
+        p_s, p_o = (side.classify(side.head(f)).softmax(-1) for side in (self.of_states, self.of_objects))
+        return torch.add(p_s[:, candidates.states] * p_o[:, candidates.objects], unit(f) @ prepared.T)
 
 
-def mean(logits: Tensor, own: Tensor, share: Tensor) -> Tensor:
-    """Cross-entropy of images that weigh `share` [B]."""
-    return cross_entropy(logits, own, reduction="none") @ share
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Sum of the images' cross-entropies, each times its weight [B]."""
+    return cross_entropy(logits, labels, reduction="none") @ weights
 
 
-def errors(logits: Tensor, own: Tensor) -> Tensor:
-    """`softmax(logits) - onehot(own)`"""
-    return logits.softmax(-1).scatter_add(1, own[:, None], -torch.ones_like(logits[:, :1]))
+def errors(logits: Tensor, labels: Tensor) -> Tensor:
+    """`softmax(logits) - onehot(labels)`"""
+    return logits.softmax(-1).scatter_add(1, labels[:, None], -torch.ones_like(logits[:, :1]))

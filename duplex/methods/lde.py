@@ -7,73 +7,65 @@ With unit features `u_c` of compositions, LDE (`space: linear`) writes `u_(s,o) 
     u_0 = mean_c u_c,    u_s = mean_o u_(s,o) - u_0,    u_o = mean_s u_(s,o) - u_0
 
 GDE (`space: sphere`) does the same with `v_c = log_mu(u_c)` in the tangent space at the intrinsic mean mu, and
-composes `exp_mu(v_s + v_o)`. Composed vectors stand in for prompts, `p(c|x) = softmax(z . u / tau)` with z of unit
-length; LDE's are as long as they come out.
+composes `exp_mu(v_s + v_o)`. Composed vectors replace prompts, `p(c|x) = softmax(z . u / tau)` with z of unit length;
+LDE's are not normalised.
 
-`source: text` takes prompts of all M*N compositions, as LDE does; `source: images` takes all training images, of which
-each seen composition's weigh as much as another's, as GDE does with equal weights within a composition. Its weights by
+`source: text` takes prompts of all M*N compositions, as LDE does. `source: images` takes all training images, weighted
+so that every seen composition counts the same, as GDE does with equal weights within a composition. Its weights by
 CLIP's own scores are left out.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from duplex.labels import Ints
+from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import TEMPLATE, Prompts
-from duplex.layers.sphere import exp_map, intrinsic_mean, log_map
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, columns_of
-from duplex.options import Options
+from duplex.methods.base import Batch, TaskContext
+from duplex.methods.head import TextMethod
+from duplex.options import Options, Template
 
 
 @dataclass(frozen=True)
 class LdeOptions(Options):
-    space: Literal["linear", "sphere"] = "linear"
-    source: Literal["text", "images"] = "text"
-    template: str = TEMPLATE
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield self.template.strip(), "template is empty; give at least one word such as 'a photo of'"
+    space: Literal["linear", "sphere"] = "linear"  # LDE's or GDE's decomposition
+    source: Literal["text", "images"] = "text"  # features that are decomposed: of prompts or of training images
+    template: Template = TEMPLATE  # words before the names in the prompts
 
 
-class Lde(Method[LdeOptions]):
+class Lde(TextMethod[LdeOptions]):
+    """`S = p(c|x)` of compositions put together from ideal words; nothing is trained."""
+
     Options = LdeOptions
     centre: Tensor
     states: Tensor
     objects: Tensor
 
-    def __init__(self, setting: Setting, options: LdeOptions) -> None:
-        super().__init__(setting, options)
-        self.scale = math.exp(setting.tower.logit_scale)
-        sizes = {"centre": (), "states": (len(setting.labels.states),), "objects": (len(setting.labels.objects),)}
+    def __init__(self, task: TaskContext, options: LdeOptions) -> None:
+        super().__init__(task, options)
+        sizes = {"centre": (), "states": (len(task.labels.states),), "objects": (len(task.labels.objects),)}
         for name, size in sizes.items():
-            self.register_buffer(name, torch.zeros(*size, setting.dim))
-
-    @classmethod
-    def needs(cls, options: Any) -> frozenset[str]:
-        return frozenset({"cls", "text"})
+            self.register_buffer(name, torch.zeros(*size, task.dim))
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
         if self.options.source == "text":
-            everything = np.arange(self.labels.size)
-            prompts = Prompts(self.labels, self.setting.tower, paths="c", template=self.options.template)
-            self.decompose(prompts.encode(everything).compositions.to(self.centre), torch.as_tensor(everything))
+            every = np.arange(self.labels.size)
+            prompts = Prompts(self.labels, self.task.tower, paths="composition", template=self.options.template)
+            self.decompose(prompts.encode(every).compositions.to(self.centre), torch.as_tensor(every))
             return
         _, inverse, counts = train.compositions.unique(return_inverse=True, return_counts=True)
-        self.decompose(unit(train.z), train.compositions, 1 / counts[inverse].to(self.centre))
+        self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
     def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor | None = None) -> None:
-        """Ideal words of unit features `u` [C, d]. A primitive that no composition has adds nothing."""
-        n = len(self.labels.objects)
+        """Set the ideal words from unit features `u` [C, d]; a primitive without a composition gets zeros."""
         weights = u.new_ones(len(u)) if weights is None else weights.to(u)
         compositions = compositions.to(u.device)
         if self.options.space == "linear":
@@ -82,22 +74,39 @@ class Lde(Method[LdeOptions]):
         else:
             self.centre.copy_(intrinsic_mean(u, weights))
             v = log_map(self.centre, u)
-        for words, group in ((self.states, compositions // n), (self.objects, compositions % n)):
+        for words, group in zip((self.states, self.objects), self.primitives(compositions), strict=True):
             sums = torch.zeros_like(words).index_add(0, group, (weights[:, None] * v).to(words))
             masses = words.new_zeros(len(words)).index_add(0, group, weights.to(words))
             words.copy_(sums / torch.where(masses > 0, masses, 1.0)[:, None])
 
-    def composed(self, m: Tensor, n: Tensor) -> Tensor:
-        """Vectors that stand for compositions [C, d]."""
-        v = self.states.index_select(0, m) + self.objects.index_select(0, n)
+    def prepare(self, candidates: CompositionIndex) -> Tensor:
+        """Vectors [C, d] put together from ideal words."""
+        v = self.states.index_select(0, candidates.states) + self.objects.index_select(0, candidates.objects)
         return self.centre + v if self.options.space == "linear" else exp_map(self.centre, v)
 
-    @torch.no_grad()
-    def scorer(self, columns: Ints) -> Scorer:
-        rows = self.composed(*columns_of(self.labels, columns, self.centre.device))
 
-        @torch.no_grad()
-        def scores(inputs: Inputs) -> Tensor:
-            return (self.scale * unit(inputs["cls"]) @ rows.T).softmax(-1)
+SMALL = 1e-7
 
-        return scores
+
+def log_map(mu: Tensor, u: Tensor) -> Tensor:
+    """Return `log_mu(u) = theta / sin(theta) (u - cos(theta) mu)`, `cos(theta) = mu . u` [C, d], of `u` [C, d]."""
+    cosine = (u @ mu).clamp(-1, 1)
+    theta = cosine.arccos()
+    factor = torch.where(theta > SMALL, theta / theta.sin().clamp(min=SMALL), 1.0)
+    return factor[:, None] * (u - cosine[:, None] * mu)
+
+
+def exp_map(mu: Tensor, v: Tensor) -> Tensor:
+    """Return `exp_mu(v) = cos(|v|) mu + sin(|v|) v / |v|` [C, d]."""
+    length = v.norm(dim=-1, keepdim=True)
+    return normalize(length.cos() * mu + torch.sinc(length / torch.pi) * v, dim=-1)
+
+
+def intrinsic_mean(u: Tensor, weights: Tensor | None = None, rounds: int = 20) -> Tensor:
+    """Return the point [d] where the weighted tangent vectors to the rows of `u` [C, d] sum to zero, iteratively."""
+    weights = u.new_ones(len(u)) if weights is None else weights
+    shares = weights / weights.sum()
+    mu = normalize(shares @ u, dim=-1)
+    for _ in range(rounds):
+        mu = exp_map(mu, (shares @ log_map(mu, u))[None])[0]
+    return mu

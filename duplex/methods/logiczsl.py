@@ -1,76 +1,123 @@
 """LOGICZSL (Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Zero-shot Learning", CVPR
-2025), over cached features: rules of logic between primitives and compositions, as losses.
+2025): rules of logic between primitives and compositions, as losses.
 
-Three paths give posteriors of compositions, states and objects; rules say how they hang together, and losses ask
-images for their truth. With the product t-norm and its implication `a -> b  =  1 - a + a b`, what a rule lacks to be
-true is `a (1 - b)`. Summed over rules, averaged over images:
+Three paths give posteriors of compositions, states and objects; rules relate them, and losses measure how far images
+violate the rules. With the product t-norm and its implication `a -> b  =  1 - a + a b`, a rule is violated by
+`a (1 - b)`. Summed over rules, averaged over images:
 
 * composition and decomposition, for every seen c = (s, o): `c -> s`, `c -> o`:  p(c) (1 - p(s)) + p(c) (1 - p(o));
   `s and o -> c`:  p(s) p(o) (1 - p(c))
 * primitives:  `a excludes b`:  p(a) q(b);    `a implies b`:  p(a) (1 - q(b)) where p is the primitive's own path and q
   the marginal of the composition path, q(s) = sum_o p(s, o).
 
-The paper has a language model write the rules. Here they are lines of the row's `rules`; without any, they are read
-off the training labels (`duplex.layers.rules`). Scores are the three paths'.
+In the paper a language model writes the rules. Here they are lines of the option `rules_written`; without any, they are
+derived from the training labels (`duplex.methods.logiczsl`). Scores are the three paths'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from duplex.errors import UsageError, require
+from duplex.labels import LabelSpace
 from duplex.layers.prompt_paths import Prototypes
-from duplex.layers.rules import FORM, observed, read, well_formed
-from duplex.methods.base import Batch, Setting
+from duplex.methods.base import Batch, TaskContext
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
+from duplex.options import NonNegative
+
+LINE = re.compile(r"(state|object):\s*(.+?)\s+(excludes|implies)\s+(.+?)\s*")
+FORM = "write `state: A excludes B`, `state: A implies B`, or the same with `object:`"
+
+
+class RuleTables(NamedTuple):
+    """`excludes[a, b]` and `implies[a, b]` between states [M, M] or objects [N, N], 0 or 1."""
+
+    excludes: Tensor
+    implies: Tensor
+
+
+def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
+    """Return the rules of states and of objects in lines. Raises UsageError for an unknown name."""
+    names = {"state": labels.states, "object": labels.objects}
+    tables = {kind: RuleTables(*(torch.zeros(len(of), len(of)) for _ in range(2))) for kind, of in names.items()}
+    for line in lines:
+        match = LINE.fullmatch(line)
+        assert match is not None
+        kind, a, verb, b = match.groups()
+        i, j = (names[kind].index(require(name, names[kind], f"{kind} of rule {line!r}")) for name in (a, b))
+        if i == j:
+            raise UsageError(f"rule {line!r} relates {kind} {a} to itself; {FORM}")
+        getattr(tables[kind], verb)[i, j] = 1.0
+        if verb == "excludes":
+            tables[kind].excludes[j, i] = 1.0
+    return tables["state"], tables["object"]
+
+
+def observed_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
+    """Return exclusions between states seen with a common object, and between objects seen with a common state."""
+    seen = torch.as_tensor(labels.seen).reshape(len(labels.states), len(labels.objects)).float()
+    rules = []
+    for table in (seen, seen.T):
+        common = ((table @ table.T) > 0).float()
+        common.fill_diagonal_(0)
+        rules.append(RuleTables(common, torch.zeros_like(common)))
+    return rules[0], rules[1]
 
 
 @dataclass(frozen=True)
 class LogicOptions(ThreePathOptions):
-    rules_weight: float = 1.0  # of both losses; 0 leaves the three paths
-    rules_written: tuple[str, ...] = ()  # `state: ripe excludes unripe`; none: read off the training labels
+    rules_weight: NonNegative = 1.0  # weight of both losses of rules; 0 leaves the three paths
+    rules_written: tuple[str, ...] = ()  # such as `state: ripe excludes unripe`; empty: derived from training labels
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
-        yield self.rules_weight >= 0, f"rules_weight is {self.rules_weight}; it is at least 0"
         for line in self.rules_written:
-            yield well_formed(line), f"rules_written: {line!r} is no rule; {FORM}"
+            yield LINE.fullmatch(line), f"rules_written: {line!r} is no rule; {FORM}"
 
 
 class LogicZsl(ThreePaths[LogicOptions]):
+    """Three paths, trained so that their posteriors satisfy logical rules."""
+
     Options = LogicOptions
     excludes_s: Tensor
     implies_s: Tensor
     excludes_o: Tensor
     implies_o: Tensor
 
-    def __init__(self, setting: Setting, options: LogicOptions) -> None:
-        super().__init__(setting, options)
-        written, labels = options.rules_written, setting.labels
-        states, objects = read(written, labels) if written else observed(labels)
+    def __init__(self, task: TaskContext, options: LogicOptions) -> None:
+        super().__init__(task, options)
+        written, labels = options.rules_written, task.labels
+        states, objects = parse_rules(written, labels) if written else observed_rules(labels)
         for name, rules in (("s", states), ("o", objects)):
             self.register_buffer(f"excludes_{name}", rules.excludes, persistent=False)
             self.register_buffer(f"implies_{name}", rules.implies, persistent=False)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        z, factored, losses = self.seen(batch, shared)
+        z, factors, losses = self.path_losses(batch, shared)
         weight = self.options.rules_weight
         if not weight:
             return losses
         p_c = self.paths.logits(z, shared.compositions).softmax(-1)  # [B, C]
-        p_s, p_o = factored.log_s.exp(), factored.log_o.exp()
-        m, n = self.columns.states, self.columns.objects
+        p_s, p_o = factors.log_s.exp(), factors.log_o.exp()
+        m, n = self.train_candidates.states, self.train_candidates.objects
         q_s, q_o = (torch.zeros_like(p).index_add(1, group, p_c) for p, group in ((p_s, m), (p_o, n)))
-        of_s, of_o = p_s[:, m], p_o[:, n]  # [B, C]
-        formed = p_c * (2 - of_s - of_o) + of_s * of_o * (1 - p_c)
-        lacking = violated(p_s, q_s, self.excludes_s, self.implies_s)
-        lacking = lacking + violated(p_o, q_o, self.excludes_o, self.implies_o)
-        return {**losses, "formed": weight * formed.sum(1).mean(), "related": weight * lacking.mean()}
+        c_s, c_o = p_s[:, m], p_o[:, n]  # [B, C], p(s) and p(o) of every composition
+        composed = p_c * (2 - c_s - c_o) + c_s * c_o * (1 - p_c)
+        related = violation(p_s, q_s, self.excludes_s, self.implies_s)
+        related = related + violation(p_o, q_o, self.excludes_o, self.implies_o)
+        return {
+            **losses,
+            "composition_rules": weight * composed.sum(1).mean(),
+            "primitive_rules": weight * related.mean(),
+        }
 
 
-def violated(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
+def violation(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
     """`sum_(a excludes b) p_a q_b + sum_(a implies b) p_a (1 - q_b)` of each image [B]."""
     return ((p @ excludes) * q).sum(1) + ((p @ implies) * (1 - q)).sum(1)

@@ -1,42 +1,41 @@
-"""PLID (Bao et al., "Prompting Language-Informed Distribution for Compositional Zero-Shot Learning", ECCV 2024), over
-cached features.
+"""PLID (Bao et al., "Prompting Language-Informed Distribution for Compositional Zero-Shot Learning", ECCV 2024).
 
-A composition is a normal distribution of text features. Its mean is the feature of a learned prompt, enriched by what
-descriptions say, `t' = t + CrossAttention(t, D_c)`; samples of it are `normalise(t' + d)` for the features d of its
-descriptions. Their covariance is kept diagonal in the channels but joins classes, whose j-th descriptions are alike.
-Cross-entropy over class samples has an upper bound in closed form: every rival gains a margin,
+A composition is a normal distribution of text features. Its mean is the feature of a learned prompt, enriched by
+descriptions, `t' = t + CrossAttention(t, D_c)`; samples of it are `normalise(t' + d)` for the features d of its
+descriptions. Their covariance is diagonal in the channels but not between classes, whose j-th descriptions are alike.
+Cross-entropy over class samples has an upper bound in closed form: every other class gains a margin,
 
     m_k = (1/2 tau^2) x^2 . (sigma^2_kk + sigma^2_yy - 2 sigma^2_ky),     m_y = 0
 
 Primitives: factors z^s, z^o are compared with the means of t' over a primitive's seen compositions, whose descriptions
-are means too. Stochastic logit mixup trains `l = (1 - b) l_c + b (l_s + l_o)` with b ~ Beta(1, 9), one for a batch;
-inference takes its mean. With the margins of each,
+are means too. Stochastic logit mixup trains `l = (1 - b) l_c + b (l_s + l_o)` with b ~ Beta(1, 9), drawn once per
+batch; inference uses the mean of b. With the margins of each,
 
     L = CE(l + m^c) + w [CE(l_s + m^s) + CE(l_o + m^o)]
 
-The paper's descriptions are sentences that a language model wrote. Here they are `templates` that each composition's
-name is put behind; the paper's enrichment of images by augmented views has no place over cached features, and its
-attention has a feed-forward part.
+The paper's descriptions are sentences by a language model. Here they are `templates` followed by the composition's
+name. The paper's enrichment of images by augmented views is left out, as features are cached, and so is the
+feed-forward part of its attention.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints
-from duplex.layers.composition_index import Columns
+from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Factors, unit
 from duplex.layers.prompt_paths import TEMPLATE, Prompts
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting
-from duplex.methods.inspectable import Exhibits
-from duplex.options import Options
+from duplex.methods.base import Batch, Inputs, Inspectable, TaskContext
+from duplex.methods.head import TextMethod
+from duplex.options import Count, NonNegative, Options, Template
 
 TEMPLATES = (
     "a photo of a",
@@ -52,23 +51,18 @@ TEMPLATES = (
 
 @dataclass(frozen=True)
 class PlidOptions(Options):
-    templates: tuple[str, ...] = TEMPLATES  # descriptions
-    margin: bool = True  # the covariance's part of the loss
-    mix: float = 0.1  # the mean of b
-    primitives: float = 0.1  # w
-    width: int = 768  # hidden units of each disentangler
-    template: str = TEMPLATE  # what the learned context starts from
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield len(self.templates) >= 2, "templates needs at least two: one has no covariance"
-        yield all(text.strip() for text in (*self.templates, self.template)), "a template is empty; give it a word"
-        yield self.width > 0, f"width is {self.width}; it is positive"
-        yield 0 < self.mix < 1, f"mix is {self.mix}; it lies between 0 and 1"
-        yield self.primitives >= 0, f"primitives is {self.primitives}; it is at least 0"
+    templates: Annotated[tuple[Template, ...], Field(min_length=2)] = (
+        TEMPLATES  # words before the names in the descriptions
+    )
+    margin: bool = True  # whether the losses have margins m from the covariance
+    mix: Annotated[float, Field(gt=0, lt=1)] = 0.1  # mean of b, the weight of primitives' logits
+    primitives: NonNegative = 0.1  # weight w of the primitives' losses
+    width: Count = 768  # hidden units of each disentangler
+    template: Template = TEMPLATE  # words whose tokens initialise the learned context
 
 
 class Classes(NamedTuple):
-    """Distributions of compositions, states and objects: means of unit length, and how samples deviate from theirs."""
+    """Distributions of compositions, states and objects: unit means, and deviations of samples from them."""
 
     means: tuple[Tensor, Tensor, Tensor]  # [C, d], [M, d], [N, d]
     deviations: tuple[Tensor, Tensor, Tensor]  # [C, D, d], [M, D, d], [N, D, d]
@@ -86,106 +80,97 @@ class Enrichment(nn.Module):
         """`t` [C, d], `described` [C, D, d] -> [C, d]"""
         keys, values = self.key(described), self.value(described)
         weights = ((keys @ self.query(t)[:, :, None])[..., 0] / math.sqrt(t.shape[-1])).softmax(-1)  # [C, D]
-        found: Tensor = t + self.out((weights[:, None] @ values)[:, 0])
-        return found
+        return torch.add(t, self.out((weights[:, None] @ values)[:, 0]))
 
 
-class Plid(Method[PlidOptions]):
+class Plid(TextMethod[PlidOptions]):
+    """`S = softmax((1 - b) l_c + b (l_s + l_o))` of distributions of text features, b at its mean."""
+
     Options = PlidOptions
     described: Tensor
 
-    def __init__(self, setting: Setting, options: PlidOptions) -> None:
-        super().__init__(setting, options)
-        labels, tower = setting.labels, setting.tower
-        self.scale = math.exp(tower.logit_scale)  # 1 / tau
-        self.prompts = Prompts(
-            labels, tower, context="learned", vocabulary="learned", paths="c", template=options.template
-        )
-        self.enrich, self.factors = Enrichment(tower.dim), Factors(tower.dim, options.width, residual=False)
-        self.columns = Columns(labels.pairs["train"], len(labels.objects))
-        self.register_buffer("described", torch.zeros(0, len(options.templates), tower.dim), persistent=False)
-
-    @classmethod
-    def needs(cls, options: Any) -> frozenset[str]:
-        return frozenset({"cls", "text"})
+    def __init__(self, task: TaskContext, options: PlidOptions) -> None:
+        super().__init__(task, options)
+        dim = task.tower.dim
+        self.prompts = self.soft_prompts(options.template)
+        self.enrich, self.factors = Enrichment(dim), Factors(dim, options.width, residual=False)
+        self.register_buffer("described", torch.zeros(0, len(options.templates), dim), persistent=False)
 
     def start(self, train: Batch) -> None:
         self.described = self.describe(self.labels.pairs["train"]).to(self.described)
 
     @torch.no_grad()
     def describe(self, compositions: Ints) -> Tensor:
-        """Features of descriptions [C, D, d]."""
-        prompts = (Prompts(self.labels, self.setting.tower, paths="c", template=t) for t in self.options.templates)
-        return torch.stack([one.encode(compositions).compositions for one in prompts], dim=1)
+        """Features of the compositions' D descriptions [C, D, d]."""
+        labels, tower = self.labels, self.task.tower
+        prompts = (Prompts(labels, tower, paths="composition", template=t) for t in self.options.templates)
+        return torch.stack([descriptions.encode(compositions).compositions for descriptions in prompts], dim=1)
 
     def shared(self) -> Classes:
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions
         return self.classes(t, self.described.to(t))
 
     def classes(self, t: Tensor, described: Tensor) -> Classes:
-        """Of the seen compositions [C, d], [C, D, d] and of primitives."""
+        """Distributions from text features of the seen compositions [C, d] and of their descriptions [C, D, d]."""
         enriched = self.enrich(t, described)
-        rows = ((enriched, described), *zip(self.over(enriched), self.over(described), strict=True))
-        c, s, o = ((unit(mean), deviating(mean, texts)) for mean, texts in rows)
+        pairs = (
+            (enriched, described),
+            *zip(self.primitive_means(enriched), self.primitive_means(described), strict=True),
+        )
+        c, s, o = ((unit(mean), deviations(mean, descriptions)) for mean, descriptions in pairs)
         return Classes((c[0], s[0], o[0]), (c[1], s[1], o[1]))
 
-    def over(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of rows [C, ...] of the seen compositions over each state and over each object."""
-        return self.columns.means(rows, len(self.labels.states), len(self.labels.objects))
+    def primitive_means(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Means of rows [C, ...] of the seen compositions by state [M, ...] and by object [N, ...]."""
+        return self.train_candidates.means(rows, len(self.labels.states), len(self.labels.objects))
 
-    def logits(self, z: tuple[Tensor, Tensor, Tensor], means: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """Of compositions, states and objects."""
+    def path_logits(self, z: tuple[Tensor, Tensor, Tensor], means: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+        """l_c, l_s and l_o from features [B, d] and means [C, d] of compositions, states and objects."""
         return [self.scale * f @ t.T for f, t in zip(z, means, strict=True)]
 
     def losses(self, batch: Batch, shared: Classes) -> dict[str, Tensor]:
-        own, n = batch.compositions, len(self.labels.objects)
-        x = unit(batch.z)
-        z, places = (x, *self.factors(x)), (self.columns.places(own), own // n, own % n)
-        c, s, o = self.logits(z, shared.means)
-        b = self.drawn(x) if self.training else self.options.mix
-        logits = [(1 - b) * c + b * (s[:, self.columns.states] + o[:, self.columns.objects]), s, o]
+        x, index = unit(batch.cls), self.train_candidates
+        z = (x, *self.factors(x))
+        targets = (index.places(batch.compositions), *self.primitives(batch.compositions))
+        c, s, o = self.path_logits(z, shared.means)
+        b = self.draw_mix(x) if self.training else self.options.mix
+        logits = [(1 - b) * c + b * (s[:, index.states] + o[:, index.objects]), s, o]
         if self.options.margin:
-            rows = zip(z, shared.deviations, places, strict=True)
-            logits = [found + self.margins(*row) for found, row in zip(logits, rows, strict=True)]
-        c, s, o = (cross_entropy(found, place) for found, place in zip(logits, places, strict=True))
-        return {"c": c, "s": self.options.primitives * s, "o": self.options.primitives * o}
+            margins = (self.margins(*paths) for paths in zip(z, shared.deviations, targets, strict=True))
+            logits = [path + margin for path, margin in zip(logits, margins, strict=True)]
+        c, s, o = (cross_entropy(path, target) for path, target in zip(logits, targets, strict=True))
+        return {"composition": c, "state": self.options.primitives * s, "object": self.options.primitives * o}
 
-    def drawn(self, like: Tensor) -> Tensor:
+    def draw_mix(self, like: Tensor) -> Tensor:
         """`b ~ Beta(1, q)` of mean `1 / (1 + q)`, by the inverse of its distribution function."""
         q = 1 / self.options.mix - 1
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
-    def margins(self, x: Tensor, deviations: Tensor, place: Tensor) -> Tensor:
-        """`(1/2 tau^2) x^2 . variance of (sample of k - sample of y)` [B, C]."""
+    def margins(self, x: Tensor, deviations: Tensor, target: Tensor) -> Tensor:
+        """`(1/2 tau^2) x^2 . variance of (sample of k - sample of y)` [B, C], y the target [B]."""
         squares = x**2
         spread = squares @ deviations.square().sum(1).T  # [B, C]
-        together = (squares[:, None] * deviations[place]).flatten(1) @ deviations.flatten(1).T  # [B, C]
-        apart = spread + spread.gather(1, place[:, None]) - 2 * together
+        together = (squares[:, None] * deviations[target]).flatten(1) @ deviations.flatten(1).T  # [B, C]
+        apart = spread + spread.gather(1, target[:, None]) - 2 * together
         return self.scale**2 / 2 * apart / (deviations.shape[1] - 1)
 
-    @torch.no_grad()
-    def scorer(self, columns: Ints) -> Scorer:
-        asked = Columns(columns, len(self.labels.objects)).to(self.columns.states.device)
+    def prepare(self, candidates: CompositionIndex) -> tuple[Tensor, Tensor, Tensor]:
         seen = self.prompts.encode(self.labels.pairs["train"]).compositions
         enriched = self.enrich(seen, self.describe(self.labels.pairs["train"]).to(seen))
-        states, objects = map(unit, self.over(enriched))
-        t = self.prompts.encode(columns).compositions
-        means = unit(self.enrich(t, self.describe(columns).to(t))), states, objects
-        b = self.options.mix
+        states, objects = map(unit, self.primitive_means(enriched))
+        t = self.prompts.encode(candidates.compositions_np).compositions
+        return unit(self.enrich(t, self.describe(candidates.compositions_np).to(t))), states, objects
 
-        @torch.no_grad()
-        def scores(inputs: Inputs) -> Tensor:
-            z = unit(inputs["cls"])
-            c, s, o = self.logits((z, *self.factors(z)), means)
-            return ((1 - b) * c + b * (s[:, asked.states] + o[:, asked.objects])).softmax(-1)
+    def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        z, b = unit(inputs["cls"]), self.options.mix
+        c, s, o = self.path_logits((z, *self.factors(z)), prepared)
+        return ((1 - b) * c + b * (s[:, candidates.states] + o[:, candidates.objects])).softmax(-1)
 
-        return scores
-
-    def exhibits(self) -> Exhibits:
-        return replace(Exhibits(), features=lambda inputs: unit(inputs["cls"]))
+    def inspectable(self) -> Inspectable:
+        return Inspectable(features=lambda inputs: unit(inputs["cls"]))
 
 
-def deviating(mean: Tensor, described: Tensor) -> Tensor:
-    """Samples `normalise(mean + d)` less their own mean: [C, d], [C, D, d] -> [C, D, d]."""
+def deviations(mean: Tensor, described: Tensor) -> Tensor:
+    """Samples `normalise(mean + d)` minus their mean: [C, d], [C, D, d] -> [C, D, d]."""
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

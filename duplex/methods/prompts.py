@@ -1,4 +1,4 @@
-"""Prompts over a frozen text tower, without visual prototypes: CLIP, CoOp, CSP and three paths are rows of one kind.
+"""Prompts over a frozen text tower, without visual prototypes: CLIP, CoOp, CSP and three paths, by options.
 
 CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context, CSP (Nayak et
 al., 2023) the vocabulary; three paths add state and object prompts with disentangled factors (the paper's c-s-o
@@ -9,41 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import torch
 from torch import Tensor
 
 from duplex.labels import Ints
 from duplex.layers.paths import PathOptions, Paths
-from duplex.layers.portable import portable_paths, shares
+from duplex.layers.portable import normalised_mixture, portable_paths
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting, Terms, columns_of, summed
-from duplex.methods.inspectable import Exhibits, of_paths
+from duplex.methods.base import (
+    Batch,
+    Inputs,
+    Inspectable,
+    Method,
+    OptionsT,
+    Scorer,
+    ScoreTerms,
+    TaskContext,
+    inspect_paths,
+)
 
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """The defaults are the three paths."""
+    """Options of `kind: prompts`; the defaults are three trained paths."""
 
-    losses: tuple[Literal["s", "o", "ct"], ...] = ("s", "o", "ct")
-    inference: tuple[Literal["ct", "so"], ...] = ("ct", "so")
+    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")
+    inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
-        reach = f"losses {list(self.losses)} reach nothing that can be trained here"
-        yield not self.losses or self.reached() & set(self.losses), reach
 
 
-class PromptMethod(Method[PromptOptions]):
-    """`L = L_s + L_o + L_c^t`, `S(c|x) = p(c^t|x) + p(s|x) p(o|x)`, of the terms that are switched on."""
+class PathMethod(Method[OptionsT], Generic[OptionsT]):
+    """Base class of methods whose score is a sum of posteriors, among them those of `paths`, which a subclass sets. Its
+    options have the fields `losses` and `inference`."""
 
-    Options = PromptOptions
-
-    def __init__(self, setting: Setting, options: PromptOptions) -> None:
-        super().__init__(setting, options)
-        self.paths = Paths(setting.labels, setting.tower, options, setting.world)
+    options: Any
+    paths: Paths
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
@@ -55,32 +60,53 @@ class PromptMethod(Method[PromptOptions]):
     def shared(self) -> Prototypes:
         return self.paths.prototypes(self.options.losses, self.checkpointing)
 
-    def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        wanted = self.options.losses
-        found, _ = self.paths.losses(self.paths.features(batch.z), batch.compositions, shared, wanted)
-        return {name: found[name] for name in wanted}
-
-    @torch.no_grad()
-    def evidence(self, columns: Ints) -> Terms:
-        terms, device = self.options.inference, self.paths.negatives.device
-        prototypes = self.paths.encode(columns, terms)
-        states, objects = columns_of(self.labels, columns, device)
+    def scorer(self, candidates: Ints) -> Scorer:
+        """Add up the score terms, holding one at a time."""
+        terms, device = self.score_terms(candidates), self.paths.negatives.device
+        assert terms is not None
 
         @torch.no_grad()
-        def parts(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-            yield from self.paths.terms(self.paths.features(inputs["cls"]), prototypes, states, objects, terms)
+        def scores(inputs: Inputs) -> Tensor:
+            total = torch.zeros(len(inputs["cls"]), len(candidates), device=device)
+            for _, term in terms(inputs):
+                total += term
+            return total
 
-        return parts
-
-    def scorer(self, columns: Ints) -> Scorer:
-        return summed(self.evidence(columns), len(columns), self.paths.negatives.device)
+        return scores
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return shares(scores)
+        return normalised_mixture(scores)
+
+    def inspectable(self) -> Inspectable:
+        return inspect_paths(self.paths)
+
+
+class PromptMethod(PathMethod[PromptOptions]):
+    """`L = L_s + L_o + L_c^t`, `S(c|x) = p(c^t|x) + p(s|x) p(o|x)`, of the terms switched on."""
+
+    Options = PromptOptions
+
+    def __init__(self, task: TaskContext, options: PromptOptions) -> None:
+        super().__init__(task, options)
+        self.paths = Paths(task.labels, task.tower, options, task.world)
+
+    def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
+        names = self.options.losses
+        losses, _ = self.paths.losses(self.paths.features(batch.cls), batch.compositions, shared, names)
+        return {name: losses[name] for name in names}
 
     @torch.no_grad()
-    def portable(self, columns: Ints) -> dict[str, Tensor]:
-        return portable_paths(self.paths, columns, self.options.inference)
+    def score_terms(self, candidates: Ints) -> ScoreTerms:
+        names, device = self.options.inference, self.paths.negatives.device
+        prototypes = self.paths.encode(candidates, names)
+        states, objects = self.primitives(torch.as_tensor(candidates, device=device))
 
-    def exhibits(self) -> Exhibits:
-        return of_paths(self.paths)
+        @torch.no_grad()
+        def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+            yield from self.paths.score_terms(self.paths.features(inputs["cls"]), prototypes, states, objects, names)
+
+        return terms
+
+    @torch.no_grad()
+    def portable(self, candidates: Ints) -> dict[str, Tensor]:
+        return portable_paths(self.paths, candidates, self.options.inference)

@@ -1,42 +1,40 @@
-"""Kinds of methods by name: entry points of the group `duplex.methods`, built in and third-party alike, or
-`module:Class`."""
+"""Kinds of methods: entry points of the group `duplex.methods`, built in or of other packages, or `module:Class`."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from duplex.errors import DuplexError, UsageError
 from duplex.options import Options
 
 if TYPE_CHECKING:
-    from duplex.layers.finetuned_blocks import Tail
-    from duplex.methods.base import Method, Setting
+    from duplex.methods.base import Method, TaskContext
 
 GROUP = "duplex.methods"
 KNOWN_NEEDS = ("cls", "patch", "text", "words")
 HINTS = {
-    "text": "reads prompts through a text tower, which the encoder of these features has not got; choose a kind "
-    "without text (`duplex methods`), or name an encoder with a text tower in params.yaml",
-    "words": "needs word vectors; name a GloVe-format file as evaluation.word_vectors in params.yaml",
-    "patch": "reads patch tokens, which this cache does not hold; set extraction.tokens to patch in params.yaml and "
-    "run `duplex extract --dataset NAME` again",
+    "text": "needs prompts, and the encoder of these features has no text tower; choose a kind without `text` "
+    "(`duplex methods`), or an encoder with a text tower in params.yaml",
+    "words": "needs word vectors; set evaluation.word_vectors in params.yaml to a file in GloVe format",
+    "patch": "needs patch tokens, and this cache has none; set extraction.tokens to patch in params.yaml and run "
+    "`duplex extract --dataset NAME` again",
 }
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a kind comes from."""
+class MethodSource:
+    """Location of a method's class and the package that provides it."""
 
     kind: str
     target: str  # module:Class
-    provider: str  # distribution and version, or the module's own name
+    provider: str  # distribution and version, or the module's name
 
     @property
     def module(self) -> str:
@@ -44,113 +42,102 @@ class Source:
 
 
 class BrokenMethod(DuplexError):
-    """A kind that is installed and cannot be used."""
+    """An installed kind that cannot be loaded."""
 
 
-def sources() -> dict[str, Source]:
-    """Every kind that is installed; of two with one name, the one of this program, else the first."""
-    found: dict[str, Source] = {}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: (not _is_ours(point), point.value)):
-        found.setdefault(point.name, Source(point.name, point.value, _provider(point)))
-    return dict(sorted(found.items()))
+def installed_methods() -> dict[str, MethodSource]:
+    """Return all installed kinds, sorted. Of two with the same name, the built-in one counts, else the first target."""
+    kinds: dict[str, MethodSource] = {}
+    points = entry_points(group=GROUP)
+    for point in sorted(points, key=lambda point: (not point.value.startswith("duplex."), point.value)):
+        provider = f"{point.dist.name} {point.dist.version}" if point.dist else point.value.partition(":")[0]
+        kinds.setdefault(point.name, MethodSource(point.name, point.value, provider))
+    return dict(sorted(kinds.items()))
 
 
-def source_of(kind: str) -> Source:
-    """A kind by name; `module:Class` needs no registration."""
+def method_source(kind: str) -> MethodSource:
+    """Return the source of an installed kind or of `module:Class`; raise `UsageError` for an unknown kind."""
     if ":" in kind:
-        return Source(kind, kind, kind.partition(":")[0])
-    known = sources()
+        return MethodSource(kind, kind, kind.partition(":")[0])
+    known = installed_methods()
     if kind not in known:
         raise UsageError(f"unknown kind of method {kind!r}; known: {', '.join(known)}, or module:Class")
     return known[kind]
 
 
 @lru_cache(maxsize=256)
-def find(kind: str) -> type[Method[Any]]:
-    """The class of a kind. What is wrong with it is one sentence that names its provider."""
+def find_method(kind: str) -> type[Method[Any]]:
+    """Import the class of a kind. `module:Class` is also looked up in the current folder.
+
+    Raise `BrokenMethod`, naming the provider, if the import fails or the class is no `Method`."""
     from duplex.methods.base import Method
 
-    source = source_of(kind)
+    source = method_source(kind)
     module, _, name = source.target.partition(":")
-    here = os.getcwd()
-    if ":" in kind and here not in sys.path:
-        sys.path.append(here)  # a module of the project's own folder
+    folder = os.getcwd()
+    if ":" in kind and folder not in sys.path:
+        sys.path.append(folder)
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # a plug-in may fail in any way
+            value = getattr(value, part)
+    except Exception as error:  # importing foreign code may fail in any way
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BrokenMethod(
-            f"method kind {kind!r} of {source.provider} cannot be loaded ({type(error).__name__}: {reason}); mend or "
-            "uninstall it, or take its rows out of params.yaml"
+            f"method kind {kind!r} of {source.provider} cannot be loaded ({type(error).__name__}: {reason}); fix or "
+            "uninstall it, or remove its methods from params.yaml"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Method)):
+    if not (isinstance(value, type) and issubclass(value, Method)):
         raise BrokenMethod(f"method kind {kind!r}: {source.target} is no subclass of duplex.methods.base.Method")
-    if not (isinstance(found.Options, type) and issubclass(found.Options, Options)):
+    if not (isinstance(value.Options, type) and issubclass(value.Options, Options)):
         raise BrokenMethod(f"method kind {kind!r}: {source.target}.Options is no subclass of duplex.options.Options")
-    return found
+    return value
 
 
-def parse(kind: str, row: Mapping[str, Any]) -> Options:
-    """A row's options, checked by the kind itself."""
-    return find(kind).Options.from_dict(row)
+def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
+    """Return the options of a kind from a table; raise `OptionError` for unknown keys and wrong values."""
+    return find_method(kind).Options.from_dict(record)
 
 
-def make(kind: str, options: Options, setting: Setting) -> Method[Any]:
-    """A fresh method, after a look at whether the setting has what it needs; with its tail, where it has one."""
-    method = find(kind)
-    for need in sorted(method.needs(options)):
-        there = getattr(setting, need) is not None if need in ("text", "words") else need in setting.inputs
-        if not there:
-            has = ", ".join(setting.inputs)
-            raise UsageError(
-                f"method kind {kind!r} {HINTS.get(need, f'needs the input {need!r}, and this cache holds {has}')}"
-            )
-    made = method(setting, options)
-    return made if setting.image_tail is None else _tailed(kind, made, setting.image_tail)
+def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
+    """Build a new method, wrapped `WithFinetuning` where `task.finetuned_blocks` is given.
 
-
-def _tailed(kind: str, made: Method[Any], tail: Callable[[], Tail]) -> Method[Any]:
+    Raise `UsageError` if the task lacks an input that the method needs, or blocks are to be fine-tuned for a method
+    that trains nothing."""
+    method_class = find_method(kind)
+    for need in sorted(method_class.needs(options)):
+        available = getattr(task, need) is not None if need in ("text", "words") else need in task.inputs
+        if not available:
+            hint = HINTS.get(need, f"needs the input {need!r}, and this cache holds {', '.join(task.inputs)}")
+            raise UsageError(f"method kind {kind!r} {hint}")
+    method = method_class(task, options)
+    if task.finetuned_blocks is None:
+        return method
+    if not method.groups():
+        raise UsageError(
+            f"method kind {kind!r} trains nothing with these options, so it cannot fine-tune the encoder; "
+            "remove `finetune`, or set `losses`"
+        )
     from duplex.methods.with_finetuning import WithFinetuning
 
-    if not made.groups():
-        raise UsageError(
-            f"method kind {kind!r} trains nothing with these options, so a tail would stay as it is; "
-            "leave `tail` out, or give the row losses"
-        )
-    return WithFinetuning(made, tail())
+    return WithFinetuning(method, task.finetuned_blocks())
 
 
-def describe(kind: str) -> dict[str, Any]:
-    """What `duplex methods` says of a kind: who brings it, what it reads by default, its options."""
-    source = source_of(kind)
-    said: dict[str, Any] = {"kind": kind, "source": source.provider, "module": source.module}
+def describe_method(kind: str) -> dict[str, Any]:
+    """Return what `duplex methods` prints: provider, module, default needs and options with types and defaults, or
+    `error` for a kind that cannot be loaded."""
+    source = method_source(kind)
+    record: dict[str, Any] = {"kind": kind, "source": source.provider, "module": source.module}
     try:
-        method = find(kind)
+        method_class = find_method(kind)
     except BrokenMethod as error:
-        return {**said, "needs": [], "options": [], "error": str(error)}
-    defaults = {field.name: _default(field) for field in fields(method.Options)}
-    missing = [name for name, value in defaults.items() if value is MISSING]
-    needs = [] if missing else sorted(method.needs(method.Options()))
-    options = [
-        {"name": name, "type": spoken, "default": None if defaults[name] is MISSING else _plain(defaults[name])}
-        for name, spoken in method.Options.spoken_types().items()
-    ]
-    return {**said, "needs": needs, "options": options}
-
-
-def _default(field: Any) -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _is_ours(point: EntryPoint) -> bool:
-    return point.value.startswith("duplex.")
-
-
-def _provider(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value.partition(":")[0]
+        return {**record, "needs": [], "options": [], "error": str(error)}
+    defaults, complete = {}, True
+    for field in fields(method_class.Options):
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        complete = complete and default is not MISSING
+        defaults[field.name] = list(default) if isinstance(default, tuple) else None if default is MISSING else default
+    needs = sorted(method_class.needs(method_class.Options())) if complete else []
+    types = method_class.Options.describe_types()
+    options = [{"name": name, "type": types[name], "default": default} for name, default in defaults.items()]
+    return {**record, "needs": needs, "options": options}

@@ -1,93 +1,68 @@
-"""What methods with a composition, a state and an object path share: learned prompts, factors, losses, scores."""
+"""Base of methods that extend the three paths: learned prompts, disentangled factors, their losses and scores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, TypeVar
 
-import torch
 from torch import Tensor
 
-from duplex.labels import Ints
-from duplex.layers.composition_index import Columns
-from duplex.layers.paths import Factored, PathOptions, Paths
+from duplex.layers.composition_index import CompositionIndex
+from duplex.layers.paths import FactorPosteriors, PathOptions, Paths
 from duplex.layers.prompt_paths import TEMPLATE, Prototypes
-from duplex.methods.base import Batch, Inputs, Method, Scorer, Setting
-from duplex.methods.inspectable import Exhibits, of_paths
-from duplex.options import Options
+from duplex.methods.base import Batch, Inputs, Inspectable, TaskContext, inspect_paths
+from duplex.methods.head import TextMethod
+from duplex.options import Count, Options, Template
 
-TERMS = ("s", "o", "ct")
+LOSSES = ("state", "object", "semantic")
+TERMS = ("semantic", "factors")
 
 
 @dataclass(frozen=True)
 class ThreePathOptions(Options):
+    """Options that all methods with three paths share."""
+
     adapter: Literal["none", "feature"] = "feature"  # a bottleneck on the cached feature
-    width: int = 768  # hidden units of each disentangler
-    template: str = TEMPLATE  # what the three contexts start from
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield self.width > 0, f"width is {self.width}; it is positive"
-        yield self.template.strip(), "template is empty; give at least one word such as 'a photo of'"
+    width: Count = 768  # hidden units of each disentangler
+    template: Template = TEMPLATE  # initial tokens of the three learned contexts
 
 
-Row = TypeVar("Row", bound=ThreePathOptions)
+ThreePathOptionsT = TypeVar("ThreePathOptionsT", bound=ThreePathOptions)
 
 
-class Seen(NamedTuple):
-    """A training batch on the three paths."""
+class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
+    """`L = L_s + L_o + L_c^t + ...`, `S(c|x) = p(c^t|x) + p(s|x) p(o|x) + ...`; subclasses add terms."""
 
-    z: Tensor  # z^c [B, d]
-    factored: Factored
-    losses: dict[str, Tensor]  # L_s, L_o, L_c^t
-
-
-class ThreePaths(Method[Row], Generic[Row]):
-    """`L = L_s + L_o + L_c^t + ...`, `S(c|x) = p(c^t|x) + p(s|x) p(o|x) + ...`; a subclass adds what it is about."""
-
-    def __init__(self, setting: Setting, options: Row) -> None:
-        super().__init__(setting, options)
-        row = PathOptions(adapter=options.adapter, width=options.width, template=options.template)
-        self.paths = Paths(setting.labels, setting.tower, row, setting.world)
-        self.columns = Columns(setting.labels.pairs["train"], len(setting.labels.objects))
-
-    @classmethod
-    def needs(cls, options: Any) -> frozenset[str]:
-        return frozenset({"cls", "text"})
+    def __init__(self, task: TaskContext, options: ThreePathOptionsT) -> None:
+        super().__init__(task, options)
+        path_options = PathOptions(adapter=options.adapter, width=options.width, template=options.template)
+        self.paths = Paths(task.labels, task.tower, path_options, task.world)
 
     def shared(self) -> Prototypes:
-        return self.paths.prototypes(TERMS, self.checkpointing)
+        return self.paths.prototypes(LOSSES, self.checkpointing)
 
-    def seen(self, batch: Batch, t: Prototypes) -> Seen:
-        """A batch's features, factors and the three losses."""
-        z = self.paths.features(batch.z)
-        losses, factored = self.paths.losses(z, batch.compositions, t, TERMS)
-        assert factored is not None
-        return Seen(z, factored, losses)
+    def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
+        """Return z^c [B, d], the factors and the three losses of a batch, given the prototypes of `shared`."""
+        z = self.paths.features(batch.cls)
+        losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
+        assert factors is not None
+        return z, factors, losses
 
-    def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """States and objects of compositions."""
-        return compositions // len(self.labels.objects), compositions % len(self.labels.objects)
-
-    def terms(self, z: Tensor, t: Prototypes, columns: Columns) -> Iterator[Tensor]:
-        """What a score adds up over `columns` [B, C]; `z` is z^c."""
-        for _, term in self.paths.terms(z, t, columns.states, columns.objects, ("ct", "so")):
+    def terms(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Iterator[Tensor]:
+        """Yield the summands of the scores over `candidates` [B, C]; `z` is z^c [B, d]."""
+        for _, term in self.paths.score_terms(z, t, candidates.states, candidates.objects, TERMS):
             yield term
 
-    @torch.no_grad()
-    def scorer(self, columns: Ints) -> Scorer:
-        t = self.paths.encode(columns, ("ct", "so"))
-        asked = Columns(columns, len(self.labels.objects)).to(self.paths.negatives.device)
+    def prepare(self, candidates: CompositionIndex) -> Prototypes:
+        return self.paths.encode(candidates.compositions_np, TERMS)
 
-        @torch.no_grad()
-        def scores(inputs: Inputs) -> Tensor:
-            z = self.paths.features(inputs["cls"])
-            total = z.new_zeros(len(z), len(columns))
-            for term in self.terms(z, t, asked):
-                total += term
-            return total
+    def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
+        z = self.paths.features(inputs["cls"])
+        total = z.new_zeros(len(z), len(candidates.compositions))
+        for term in self.terms(z, prepared, candidates):
+            total += term
+        return total
 
-        return scores
-
-    def exhibits(self) -> Exhibits:
-        return of_paths(self.paths)
+    def inspectable(self) -> Inspectable:
+        return inspect_paths(self.paths)

@@ -1,12 +1,12 @@
-"""Any method over features that move: the end of the image tower is trained with it (duplex/layers/finetuned_blocks.py).
+"""Training the end of the image tower together with any method (duplex/layers/finetuned_blocks.py).
 
-The method knows nothing of it. It reads `cls`, which is here what the tail makes of `deep`, the cached input of the
-tower's last blocks: in losses with gradients, elsewhere without.
+The method itself is unchanged: it reads `cls`, which `FinetunedInputs` computes from the cached `block_inputs` by the
+fine-tuned blocks, with gradients in `losses` and without them elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,23 +15,24 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
-from duplex.layers.finetuned_blocks import Tail
-from duplex.methods.base import Batch, Exhibits, Inputs, Method, Scorer, Sweep, Terms
+from duplex.layers.finetuned_blocks import FinetunedBlocks
+from duplex.methods.base import Batch, Inputs, Inspectable, Method, ScoreBlocks, Scorer, ScoreTerms
 from duplex.options import Options
 
-TAIL = "tail."  # begins the names of its tensors in an export
+FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoints and exports
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
-    """Inputs whose CLS features a tail makes, once somebody asks for them."""
+    """Inputs whose `cls` is computed by fine-tuned blocks on first access."""
 
-    def __init__(self, inputs: Inputs, tail: Tail) -> None:
-        self.inputs, self.tail = inputs, tail
+    def __init__(self, inputs: Inputs, blocks: FinetunedBlocks) -> None:
+        self.inputs, self.blocks = inputs, blocks
 
     @cached_property
     def features(self) -> Tensor:
-        found: Tensor = self.tail(self.inputs["deep"])
-        return found
+        """CLS features [B, d]."""
+        features: Tensor = self.blocks(self.inputs["block_inputs"])
+        return features
 
     def __getitem__(self, name: str) -> Tensor:
         return self.features if name == "cls" else self.inputs[name]
@@ -43,45 +44,40 @@ class FinetunedInputs(Mapping[str, Tensor]):
         return len(self.inputs)
 
 
-def moving(read: Callable[[Inputs], Any], tail: Tail) -> Callable[[Inputs], Any]:
-    """`read` of inputs whose features a tail makes."""
+def with_finetuned_features(function: Callable[[Inputs], Any], blocks: FinetunedBlocks) -> Callable[[Inputs], Any]:
+    """Return `function` of inputs whose `cls` is computed by the blocks, without gradients."""
 
     @torch.no_grad()
-    def moved(inputs: Inputs) -> Any:
-        return read(FinetunedInputs(inputs, tail))
+    def wrapped(inputs: Inputs) -> Any:
+        return function(FinetunedInputs(inputs, blocks))
 
-    return moved
+    return wrapped
 
 
 class WithFinetuning(Method[Options]):
-    """`method` with `tail` before it; both are its state."""
+    """A method trained together with the image tower's last blocks; its state holds both."""
 
-    def __init__(self, method: Method[Any], tail: Tail) -> None:
-        super().__init__(method.setting, method.options)
-        self.method, self.tail = method, tail
+    def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
+        super().__init__(method.task, method.options)
+        self.method, self.blocks = method, blocks
 
-    def _moved(self, batch: Batch) -> Batch:
-        return Batch(FinetunedInputs(batch.inputs, self.tail), batch.compositions, batch.host)
-
-    # -- training -----------------------------------------------------------------------------------------------
+    def _finetuned(self, batch: Batch) -> Batch:
+        return replace(batch, inputs=FinetunedInputs(batch.inputs, self.blocks))
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
-        self.method.start(self._moved(train))
+        self.method.start(self._finetuned(train))
 
     def groups(self) -> list[dict[str, Any]]:
-        own = self.method.groups()
-        return [*own, *self.tail.groups()] if own else []
-
-    def batches(self, train: Batch, size: int, order: torch.Generator) -> Iterable[Tensor]:
-        return self.method.batches(train, size, order)
+        groups = self.method.groups()
+        return [*groups, *self.blocks.groups()] if groups else []
 
     def shared(self) -> tuple[Any, ...]:
-        self.method.checkpointing = self.tail.checkpointing = self.checkpointing
+        self.method.checkpointing = self.blocks.checkpointing = self.checkpointing
         return self.method.shared()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        return self.method.losses(self._moved(batch), shared)
+        return self.method.losses(self._finetuned(batch), shared)
 
     def after_batch(self) -> None:
         self.method.after_batch()
@@ -90,28 +86,27 @@ class WithFinetuning(Method[Options]):
         self.method.after_step()
 
     @torch.no_grad()
-    def follow(self, train: Batch) -> None:
-        self.method.follow(self._moved(train))
+    def on_features_changed(self, train: Batch) -> None:
+        self.method.on_features_changed(self._finetuned(train))
 
     def after_epoch(self, epoch: int) -> None:
         self.method.after_epoch(epoch)
 
     @torch.no_grad()
-    def tune(self, images: Inputs, columns: Ints, auc: Callable[[Tensor], float]) -> None:
-        self.method.tune(FinetunedInputs(images, self.tail), columns, auc)
+    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+        self.method.tune(FinetunedInputs(images, self.blocks), candidates, auc)
 
-    # -- inference ------------------------------------------------------------------------------------------------
+    def scorer(self, candidates: Ints) -> Scorer:
+        return with_finetuned_features(self.method.scorer(candidates), self.blocks)
 
-    def scorer(self, columns: Ints) -> Scorer:
-        return moving(self.method.scorer(columns), self.tail)
+    def score_blocks(self, states: int) -> ScoreBlocks | None:
+        return self._wrap(self.method.score_blocks(states))
 
-    def sweep(self, states: int) -> Sweep | None:
-        own = self.method.sweep(states)
-        return None if own is None else moving(own, self.tail)
+    def score_terms(self, candidates: Ints) -> ScoreTerms | None:
+        return self._wrap(self.method.score_terms(candidates))
 
-    def evidence(self, columns: Ints) -> Terms | None:
-        terms = self.method.evidence(columns)
-        return None if terms is None else moving(terms, self.tail)
+    def _wrap(self, function: Callable[[Inputs], Any] | None) -> Callable[[Inputs], Any] | None:
+        return None if function is None else with_finetuned_features(function, self.blocks)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return self.method.probabilities(scores)
@@ -119,17 +114,20 @@ class WithFinetuning(Method[Options]):
     def likelihood(self) -> Tensor | None:
         return self.method.likelihood()
 
-    def exhibits(self) -> Exhibits:
-        own = self.method.exhibits()
-        read = (own.features, own.spoken, own.factors)
-        features, spoken, factors = (None if one is None else moving(one, self.tail) for one in read)
-        return replace(own, features=features, spoken=spoken, factors=factors)
+    def inspectable(self) -> Inspectable:
+        parts = self.method.inspectable()
+        return replace(
+            parts,
+            features=self._wrap(parts.features),
+            text_space_features=self._wrap(parts.text_space_features),
+            factors=self._wrap(parts.factors),
+        )
 
-    def portable(self, columns: Ints) -> dict[str, Tensor] | None:
-        """The score over features that the tail has made, and what was trained in it."""
-        found = self.method.portable(columns)
-        own = {f"{TAIL}{name}": value.detach() for name, value in self.tail.state_dict().items()}
-        return None if found is None else {**found, **own}
+    def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
+        """Tensors for scores of fine-tuned features, and those of the fine-tuned blocks."""
+        tensors = self.method.portable(candidates)
+        blocks = {f"{FINETUNED_PREFIX}{name}": value.detach() for name, value in self.blocks.state_dict().items()}
+        return None if tensors is None else {**tensors, **blocks}
 
     def summary(self) -> dict[str, int]:
-        return {**self.method.summary(), **super().summary(), "tail_blocks": self.tail.options.depth}
+        return {**self.method.summary(), **super().summary(), "finetuned_blocks": self.blocks.options.blocks}

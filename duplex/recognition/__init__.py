@@ -1,1 +1,1 @@
-"""A trained run answering about pictures: the recogniser, its exports, its server."""
+"""Recognition with a trained model: the recognizer, its exports and its server."""

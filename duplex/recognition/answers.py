@@ -1,36 +1,33 @@
-"""What is said about a picture."""
+"""Results of recognition: the compositions that an image shows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 DIGITS = 6  # of numbers in JSON; scores are float32
 
 
 @dataclass(frozen=True)
-class Known:
-    """Of a composition that training had not: which of its words, and which of its primitives' pictures, it knew."""
+class KnownWords:
+    """Whether the state and the object of an added composition are labels of the model."""
 
     state: bool
     object: bool
 
-    def to_dict(self) -> dict[str, bool]:
-        return {"state": self.state, "object": self.object}
-
 
 @dataclass(frozen=True)
 class Guess:
-    """One composition: its score as the evaluation has it, without bias, and its share among those to choose from."""
+    """One composition: its score, without bias, and its probability among the candidates."""
 
     state: str
     object: str
     score: float
     probability: float
-    seen: bool  # it labels training pictures
-    evidence: Mapping[str, float]  # parts of the score: visual, semantic, factors; empty where the method has none
-    known: Known | None = None  # None: it is of the model's own label space
+    seen: bool  # it labels training images
+    score_terms: Mapping[str, float]  # summands of the score: visual, semantic, ...; empty where the method has none
+    known: KnownWords | None = None  # of an added composition
 
     @property
     def name(self) -> str:
@@ -43,14 +40,14 @@ class Guess:
             "score": round(self.score, DIGITS),
             "probability": round(self.probability, DIGITS),
             "seen": self.seen,
-            "evidence": {name: round(value, DIGITS) for name, value in self.evidence.items()},
+            "score_terms": {name: round(value, DIGITS) for name, value in self.score_terms.items()},
         }
-        return record if self.known is None else {**record, "known": self.known.to_dict()}
+        return record if self.known is None else {**record, "known": asdict(self.known)}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The best compositions, best first, and what the probabilities of all say of each state and object."""
+    """The best compositions of an image, best first, and the marginal probabilities of states and objects."""
 
     top: tuple[Guess, ...]
     states: Mapping[str, float]  # every state, most likely first; they sum to 1
@@ -61,7 +58,7 @@ class Answer:
         return self.top[0]
 
     def to_dict(self, marginals: int | None = None) -> dict[str, Any]:
-        """Plain JSON values; `marginals` keeps the likeliest so many states and objects."""
+        """Return JSON values, with the `marginals` most likely states and objects (default: all)."""
         return {
             "top": [guess.to_dict() for guess in self.top],
             "states": _rounded(self.states, marginals),
@@ -70,8 +67,8 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Unreadable:
-    """A file that gave no picture."""
+class UnreadableImage:
+    """A file that is not a readable image."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""The model card of an export, made from what the run left."""
+"""The model card of an export."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-EVIDENCE = (  # and the tensor that it takes
-    *(("visual", "visual"), ("visual", "likelihood.rows"), ("semantic", "semantic")),
-    *(("factors", "states"), ("primitives", "primitives.states.weight")),
+SCORE_TERMS = (  # with the tensor that each needs
+    *(("visual", "visual"), ("gaussian", "likelihood.rows"), ("semantic", "semantic")),
+    *(("factors", "states"), ("gaussian_factors", "primitives.states.weight")),
 )
 HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known of a run beside its checkpoint; what is not stays empty."""
+class RunFacts:
+    """Facts about a run that are not in its checkpoint; empty where unknown."""
 
     name: str
     licence: str = "other"  # as the hub writes it: mit, apache-2.0, cc-by-4.0, ...
@@ -26,9 +26,10 @@ class Facts:
     repository: str | None = None
 
 
-def card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: Facts) -> str:
+def card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts) -> str:
+    """Return the Markdown of an export's README.md, from its config.json and tensors."""
     labels, world, encoder = config["labels"], config["world"], config["encoder"]
-    terms = [name for name, key in EVIDENCE if key in tensors]
+    terms = [name for name, key in SCORE_TERMS if key in tensors]
     place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"
     compositions, seen = len(tensors["state_of"]), int(tensors["seen"].sum())
     weights = f" with the weights `{encoder['tag']}`" if encoder["tag"] else ""
@@ -40,56 +41,55 @@ tags: [compositional-zero-shot-learning, clip]
 
 # {facts.name}
 
-Recognises compositions of {len(labels["states"])} states and {len(labels["objects"])} objects, also of pairs that it
-never saw in training. It was trained by `duplex` as `{config["kind"]}` and chooses among
-{compositions} compositions of the {world} world, of which {seen} label training pictures.
+Recognises compositions of {len(labels["states"])} states and {len(labels["objects"])} objects, including pairs without
+training images. `duplex` trained it as `{config["kind"]}`; it chooses among
+{compositions} compositions of the {world} world, of which {seen} label training images.
 
 ## Use
 
 ```sh
-duplex predict picture.jpg --model {place}
+duplex predict image.jpg --model {place}
 ```
 
 ```python
 from duplex import Recognizer
 
-answers = Recognizer.load("{place}")("picture.jpg", top=3)
+answers = Recognizer.load("{place}")("image.jpg", top=3)
 ```
 
 From a feature vector, with numpy and safetensors alone: `python recognize.py features.npy`. Features are those of
-`{encoder["name"]}`{weights} ({encoder["precision"]}), rounded to float16; their width is {encoder["dim"]}.
-{_moved(config.get("tail"))}
-## What is inside
+`{encoder["name"]}`{weights} ({encoder["precision"]}), rounded to float16, of width {encoder["dim"]}.
+{_finetuning(config.get("finetune"))}
+## Files
 
-* `model.safetensors`: evidence {", ".join(terms)}; prototypes, temperature, adapter and factors.
-* `config.json`: labels, encoder, and the bias {config["calibration"]["bias"]:.4g} on unseen compositions, at which
-  validation had its best harmonic mean.
+* `model.safetensors`: tensors of the score terms {", ".join(terms)}: prototypes, temperature, adapter and factors.
+* `config.json`: labels, encoder, and the bias {config["calibration"]["bias"]:.4g} that is added to the scores of unseen
+  compositions; it maximises the validation harmonic mean.
 
 ## Training data
 
-{_counted(facts.counts)}
+{_counts(facts.counts)}
 
 ## Evaluation
 
-{_measured(facts.metrics.get(world, {}))}
+{_metrics(facts.metrics.get(world, {}))}
 
 S and U: accuracy on seen and unseen pairs at the ends of the calibration curve; HM: the best harmonic mean on it; AUC:
-the area under it. They hold for pictures like those of the test split and say nothing of others.
+the area under it. The numbers hold for images like those of the test split only.
 """
 
 
-def _moved(tail: Mapping[str, Any] | None) -> str:
-    """What is to be known of features where the end of the image tower was trained too."""
-    if tail is None:
+def _finetuning(options: Mapping[str, Any] | None) -> str:
+    if options is None:
         return ""
-    blocks = "last block" if tail["depth"] == 1 else f"last {tail['depth']} blocks"
+    blocks = "last block" if options["blocks"] == 1 else f"last {options['blocks']} blocks"
     return f"""
-The image tower's {blocks} had a part in training, and no cache holds what they make now: features for `recognize.py`
+The image tower's {blocks} were fine-tuned, and no cache holds the resulting features: features for `recognize.py`
 are those of `encoder.onnx`, which `duplex export --onnx-encoder` writes, not rounded.
 """
 
 
-def _counted(counts: Mapping[str, Any]) -> str:
+def _counts(counts: Mapping[str, Any]) -> str:
     plain = {key: value for key, value in _flat(counts).items() if isinstance(value, (int, float))}
     if not plain:
         return "Not recorded."
@@ -97,17 +97,17 @@ def _counted(counts: Mapping[str, Any]) -> str:
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in record.items():
         name = f"{prefix}{key}".replace("_", " ")
-        found |= _flat(value, name + " ") if isinstance(value, Mapping) else {name: value}
-    return found
+        flat |= _flat(value, name + " ") if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
-def _measured(metrics: Mapping[str, Any]) -> str:
+def _metrics(metrics: Mapping[str, Any]) -> str:
     rows = [
-        f"| {spoken} | {metrics[key]:.2f} | {metrics[f'{key}_low']:.2f}–{metrics[f'{key}_high']:.2f} |"
-        for spoken, key in HEADLINE
+        f"| {label} | {metrics[key]:.2f} | {metrics[f'{key}_low']:.2f}–{metrics[f'{key}_high']:.2f} |"
+        for label, key in HEADLINE
         if f"{key}_low" in metrics
     ]
     return "\n".join(["| | % | 95 % |", "|---|---|---|", *rows]) if rows else "The run was not evaluated."

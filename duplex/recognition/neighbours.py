@@ -1,4 +1,4 @@
-"""The training pictures that are most like a picture."""
+"""The training images that are most similar to an image."""
 
 from __future__ import annotations
 
@@ -13,34 +13,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.features.image_files import BadPicture, read_picture
+from duplex.features.image_files import BadImageFile, read_image
 
 THUMBNAIL = 96  # pixels
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Unit features of training pictures, and what they show."""
+    """Features [n, d] of training images, with paths below `root` and labels."""
 
-    features: NDArray[np.float32]  # [n, d]
+    features: NDArray[np.float32]
     images: Sequence[str]
     states: Sequence[str]
     objects: Sequence[str]
     root: Path
 
-    @classmethod
-    def of(
-        cls,
-        features: NDArray[np.float32],
-        images: Sequence[str],
-        states: Sequence[str],
-        objects: Sequence[str],
-        root: Path,
-    ) -> Neighbours:
-        return cls(_unit(features), images, states, objects, root)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", _unit(self.features))
 
-    def of_feature(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
-        """The nearest by cosine, best first; each with a thumbnail as a data address, so that no file is served."""
+    def nearest(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
+        """Return records of the `count` nearest images by cosine, best first, with thumbnails as data URLs."""
         cosines = self.features @ _unit(feature)
         best = np.argsort(-cosines, kind="stable")[:count]
         return [
@@ -57,14 +49,14 @@ class Neighbours:
 
 @lru_cache(maxsize=512)
 def thumbnail(path: Path) -> str | None:
-    """A small JPEG as a data address; None where the picture is not there."""
+    """Return a small JPEG as a data URL; None if the image cannot be read."""
     try:
-        picture = read_picture(path)
-    except BadPicture:
+        image = read_image(path)
+    except BadImageFile:
         return None
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
     out = io.BytesIO()
-    picture.save(out, "JPEG", quality=85)
+    image.save(out, "JPEG", quality=85)
     return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode("ascii")
 
 

@@ -1,4 +1,4 @@
-"""What a picture shows, with onnxruntime, numpy and Pillow alone: python see.py PICTURE..."""
+"""Name the composition in images, with onnxruntime, numpy and Pillow alone: python see.py IMAGE..."""
 
 import json
 import sys
@@ -13,35 +13,33 @@ from safetensors.numpy import load_file
 RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
-def pixels(picture: Any, preprocess: Any) -> Any:
-    """Shorter side to the encoder's size, then the middle: [3, R, R] uint8."""
-    size, picture = preprocess["size"], rgb(picture)
-    short = min(picture.size)
-    width, height = (int(size * side / short) for side in picture.size)
-    picture = picture.resize((width, height), RESIZE[preprocess["interpolation"]])
+def pixels(image: Any, preprocess: Any) -> Any:
+    """Resize the shorter side to the encoder's size and crop the centre: [3, R, R] uint8."""
+    size, image = preprocess["size"], rgb(image)
+    short = min(image.size)
+    width, height = (int(size * side / short) for side in image.size)
+    image = image.resize((width, height), RESIZE[preprocess["interpolation"]])
     left, top = round((width - size) / 2), round((height - size) / 2)
-    return np.asarray(picture.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
+    return np.asarray(image.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
 
 
-def rgb(picture: Any) -> Any:
-    """Sixteen-bit grey is scaled: Pillow's own conversion makes it white."""
-    if picture.mode.startswith("I"):
-        picture = Image.fromarray((np.asarray(picture).astype(np.float32) / 257 + 0.5).astype(np.uint8))
-    return picture.convert("RGB")
+def rgb(image: Any) -> Any:
+    """Convert to RGB. Sixteen-bit grey is scaled first: Pillow would clip it to white."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image).astype(np.float32) / 257 + 0.5).astype(np.uint8))
+    return image.convert("RGB")
 
 
 def main() -> None:
     folder = Path(__file__).parent
-    t, config = (
-        load_file(folder / "model.safetensors"),
-        json.loads((folder / "config.json").read_text(encoding="utf-8")),
-    )
+    t = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tower, trained = (onnxruntime.InferenceSession(folder / name) for name in ("encoder.onnx", "trained.onnx"))
     preprocess = json.loads(config["encoder"]["preprocessing"])
     batch = np.stack([pixels(Image.open(name), preprocess) for name in sys.argv[1:]])
     (features,) = tower.run(None, {"pixels": batch})
     (scores,) = trained.run(None, {"features": features})
-    ranked = np.where(t["live"], scores + config["calibration"]["bias"] * ~t["seen"], -np.inf)
+    ranked = np.where(t["feasible"], scores + config["calibration"]["bias"] * ~t["seen"], -np.inf)
     for name, best in zip(sys.argv[1:], ranked.argmax(axis=1), strict=True):
         m, n = t["state_of"][best], t["object_of"][best]
         print(name, config["labels"]["states"][m], config["labels"]["objects"][n])

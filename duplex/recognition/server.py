@@ -1,4 +1,4 @@
-"""The server: pictures by HTTP, answers as JSON, and one page for people."""
+"""HTTP server: images in, JSON answers out, and a web page."""
 
 from __future__ import annotations
 
@@ -15,47 +15,37 @@ from starlette.exceptions import HTTPException
 
 from duplex.errors import DuplexError
 from duplex.labels import World
-from duplex.recognition.batching import Batcher
-from duplex.recognition.candidates import Panel
-from duplex.recognition.counters import Counters, resident
-from duplex.recognition.limits import Gate, Limits, Refused
+from duplex.recognition.batcher import Batcher
+from duplex.recognition.limits import Limits, receive_limited
 from duplex.recognition.neighbours import Neighbours
 from duplex.recognition.recognizer import Recognizer
-from duplex.recognition.workers import Asked, Gone, Worker
+from duplex.recognition.server_metrics import ServerMetrics
+from duplex.recognition.workers import ImageRequest
+from duplex.system.process_pool import ProcessFailed, WorkerProcess
 from duplex.system.version import __version__
 
 POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src blob:; style-src 'self' 'unsafe-inline'; "
-HEADERS = {
-    "Content-Security-Policy": POLICY + "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
-UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"file": {"type": "array", "items": {"type": "string", "format": "binary"}}},
-                }
-            }
-        },
-    }
-}
+HEADERS = [  # of every response
+    ("Content-Security-Policy", POLICY + "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
+]
+FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}
+FORM = {"schema": {"type": "object", "properties": {"file": FILES}}}
+UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": FORM}}}
 
 
 def application(
     recognizer: Recognizer,
-    workers: Sequence[Worker],
+    workers: Sequence[WorkerProcess],
     limits: Limits | None = None,
     neighbours: Neighbours | None = None,
     world: World | None = None,
-) -> Gate:
-    """An ASGI application that answers for one world. The workers, which do so too, are those of the caller."""
-    limits, counters = limits or Limits(), Counters()
-    batcher = Batcher(workers)
+) -> Any:
+    """Return the ASGI application that answers for one world with the running `workers`."""
+    batcher, limits = Batcher(workers), limits or Limits()
+    metrics, candidates = ServerMetrics(batcher, workers), recognizer.candidates(world)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -64,105 +54,73 @@ def application(
         await batcher.stop()
 
     app = FastAPI(title="duplex", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    service = Service(recognizer, recognizer.panel(world), limits, counters, workers, batcher, neighbours)
-    app.add_exception_handler(HTTPException, _told)  # type: ignore[arg-type]
-    app.add_exception_handler(Refused, _refused)  # type: ignore[arg-type]
-    app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
-    app.get("/docs", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("docs.html"))
-    app.post("/predict", openapi_extra=UPLOAD, summary="What some pictures show")(service.predict)
-    app.get("/labels", summary="States, objects, and the compositions to choose from")(service.labels)
-    app.get("/health", summary="Whether it can answer")(service.health)
-    app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")(service.metrics)
-    return Gate(app, limits, counters, HEADERS)
 
+    @app.exception_handler(HTTPException)
+    async def error_as_json(_request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": str(error.detail)}, status_code=error.status_code)
 
-class Service:
-    """What the paths do."""
-
-    def __init__(
-        self,
-        recognizer: Recognizer,
-        panel: Panel,
-        limits: Limits,
-        counters: Counters,
-        workers: Sequence[Worker],
-        batcher: Batcher,
-        neighbours: Neighbours | None,
-    ) -> None:
-        self._trained, self._panel, self._limits, self._counters = recognizer.trained, panel, limits, counters
-        self._workers, self._batcher, self._neighbours = workers, batcher, neighbours
-
-    async def predict(self, request: Request, top: int = 3, similar: int = 0) -> JSONResponse:
-        """One answer for each picture of the form, in order. `similar` adds the nearest training pictures."""
+    @app.post("/predict", openapi_extra=UPLOAD, summary="Recognise the compositions in images")
+    async def predict(request: Request, top: int = 3, similar: int = 0) -> JSONResponse:
+        """One answer per image of the form, in order. `similar`: number of nearest training images to add."""
         if not (1 <= top <= 50 and 0 <= similar <= 20):
-            raise HTTPException(422, "top lies between 1 and 50, similar between 0 and 20")
-        if self._batcher.full:
-            raise HTTPException(429, "too many pictures are waiting; try again")
+            raise HTTPException(422, f"top is {top} and similar is {similar}; expected 1–50 and 0–20")
+        if batcher.full:
+            raise HTTPException(429, "too many images are waiting; try again")
         try:
-            answers = await asyncio.wait_for(self._answers(request, top, similar), self._limits.seconds)
+            answers = await asyncio.wait_for(answer_form(request, top, similar), limits.seconds)
         except asyncio.TimeoutError:
-            raise HTTPException(408, f"there was no answer within {self._limits.seconds:g} s") from None
+            raise HTTPException(408, f"no answer within {limits.seconds:g} s") from None
         except DuplexError as error:
-            raise HTTPException(503 if isinstance(error, Gone) else 500, str(error)) from error
+            raise HTTPException(503 if isinstance(error, ProcessFailed) else 500, str(error)) from error
         bad = sum("error" in answer for answer in answers)
-        self._counters.bad_pictures += bad
+        metrics.bad_images.inc(bad)
         return JSONResponse({"answers": answers}, status_code=422 if bad == len(answers) else 200)
 
-    async def _answers(self, request: Request, top: int, similar: int) -> list[dict[str, Any]]:
-        async with _form(request, self._limits) as files:
-            return await asyncio.gather(*(self._one(file, top, similar) for file in files))
+    async def answer_form(request: Request, top: int, similar: int) -> list[dict[str, Any]]:
+        async with _uploaded_files(request, limits) as files:
+            return await asyncio.gather(*(answer_file(file, top, similar if neighbours else 0) for file in files))
 
-    async def _one(self, file: UploadFile, top: int, similar: int) -> dict[str, Any]:
-        name = (file.filename or "")[:200]
-        near = self._neighbours if similar else None
-        record, feature = await self._batcher.ask(Asked(await file.read(), top, near is not None))
-        record = {"image": name, **record}
-        if near is not None and feature is not None:
-            record["similar"] = await asyncio.to_thread(near.of_feature, feature, similar)
+    async def answer_file(file: UploadFile, top: int, similar: int) -> dict[str, Any]:
+        reply, feature = await batcher.answer(ImageRequest(await file.read(), top, similar > 0))
+        record = {"image": (file.filename or "")[:200], **reply}
+        if neighbours is not None and feature is not None:
+            record["similar"] = await asyncio.to_thread(neighbours.nearest, feature, similar)
         return record
 
-    def labels(self) -> dict[str, Any]:
-        panel = self._panel
-        pairs = [list(pair) for pair, live in zip(panel.pairs, panel.live, strict=True) if live]
-        return {"states": panel.states, "objects": panel.objects, "compositions": pairs}
+    @app.get("/labels", summary="List the states, the objects and the compositions to choose from")
+    def labels() -> dict[str, Any]:
+        pairs = [list(pair) for pair, chosen in zip(candidates.pairs, candidates.feasible, strict=True) if chosen]
+        return {"states": candidates.states, "objects": candidates.objects, "compositions": pairs}
 
-    def health(self) -> dict[str, Any]:
-        return {"status": "ok", "kind": self._trained.kind, "compositions": len(self._panel), "version": __version__}
+    @app.get("/health", summary="Report that the server is running")
+    def health() -> dict[str, Any]:
+        kind = recognizer.trained.kind
+        return {"status": "ok", "kind": kind, "compositions": len(candidates), "version": __version__}
 
-    def metrics(self) -> str:
-        return self._counters.text(
-            self._batcher.pictures,
-            self._batcher.batches,
-            sum(worker.restarts for worker in self._workers),
-            resident("self") + sum(resident(worker.pid) for worker in self._workers),
-        )
+    app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")(metrics.text)
+    app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
+    app.get("/docs", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("docs.html"))
+    return metrics.count_requests(app)
 
 
 @asynccontextmanager
-async def _form(request: Request, limits: Limits) -> AsyncIterator[list[UploadFile]]:
+async def _uploaded_files(request: Request, limits: Limits) -> AsyncIterator[list[UploadFile]]:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise HTTPException(415, "send pictures as multipart/form-data, in fields called file")
+        raise HTTPException(415, "the request is not multipart/form-data; send images in fields named file")
     try:
-        form = await request.form(max_files=limits.pictures, max_fields=8)
-    except (Refused, HTTPException):
+        limited = Request(request.scope, receive_limited(request, limits.bytes))
+        form = await limited.form(max_files=limits.images, max_fields=8)
+    except HTTPException:
         raise
-    except Exception as error:  # the parser's own kinds
-        raise HTTPException(400, "the form is broken") from error
+    except Exception as error:  # several kinds, of the parser and of clients that left
+        raise HTTPException(400, "the form cannot be read") from error
     try:
         files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
         if not files:
-            raise HTTPException(400, "the form holds no picture; send them in fields called file")
+            raise HTTPException(400, "the form has no image; send images in fields named file")
         yield files
     finally:
         await form.close()
-
-
-async def _told(_request: Request, error: HTTPException) -> JSONResponse:
-    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code)
-
-
-async def _refused(_request: Request, error: Refused) -> JSONResponse:
-    return JSONResponse({"error": error.sentence}, status_code=error.status, headers={"Connection": "close"})
 
 
 def _page(name: str) -> str:

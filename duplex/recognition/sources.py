@@ -1,4 +1,4 @@
-"""From a name to a trained model: a run's folder, its checkpoint, an exported folder, or one on the hub."""
+"""Load a trained model by name: a run's folder, its checkpoint, an exported folder, or a hub repository."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from duplex.errors import DuplexError, UsageError
-from duplex.recognition.trained import Exported, Run, Trained, WordSource
+from duplex.recognition.trained import ExportedModel, TrainedModel, TrainedRun, WordFile
 from duplex.training.checkpoint import digest
 
 HUB = "hf-hub:"
 CHECKPOINT, CONFIG, TENSORS = "checkpoint.safetensors", "config.json", "model.safetensors"
-FORMAT = "duplex-export-1"
-TAILED = "duplex-export-1-tail"  # apart, for versions that would leave the tail out
+FORMAT = "duplex-export-2"
+FINETUNED_FORMAT = "duplex-export-2-finetuned"  # another format: a reader must not ignore the fine-tuned blocks
 
 
-def open_trained(where: str | Path, device: torch.device, words: WordSource | None = None) -> Trained:
-    """Whatever is wrong with it is a mistake in what was asked for."""
+def open_trained(where: str | Path, device: torch.device, words: WordFile | None = None) -> TrainedModel:
+    """Load a model; every error is a `UsageError`, since the user named it."""
     try:
         if str(where).startswith(HUB):
-            return _exported(fetch(str(where).removeprefix(HUB)), device)
+            return _open_export(download(str(where).removeprefix(HUB)), device)
         path = Path(where).expanduser()
         if path.is_dir() and (path / CONFIG).is_file():
-            return _exported(path, device)
-        return Run(_checkpoint(path), device, words)
+            return _open_export(path, device)
+        return TrainedRun(_checkpoint(path), device, words)
     except UsageError:
         raise
     except DuplexError as error:
@@ -40,13 +40,14 @@ def _checkpoint(path: Path) -> Path:
         return path
     if (path / CHECKPOINT).is_file():
         return path / CHECKPOINT
-    what = f"holds neither {CHECKPOINT} nor {CONFIG}" if path.is_dir() else "does not exist"
+    problem = f"holds neither {CHECKPOINT} nor {CONFIG}" if path.is_dir() else "does not exist"
     raise UsageError(
-        f"{path} {what}; name a run such as artifacts/shapes/duplex/0, a folder of `duplex export`, or {HUB}OWNER/NAME"
+        f"{path} {problem}; expected a run such as artifacts/shapes/duplex/0, a folder of `duplex export`, or "
+        f"{HUB}OWNER/NAME"
     )
 
 
-def _exported(folder: Path, device: torch.device) -> Exported:
+def _open_export(folder: Path, device: torch.device) -> ExportedModel:
     config = read_config(folder / CONFIG)
     try:
         tensors = load_file(folder / TENSORS)
@@ -55,31 +56,33 @@ def _exported(folder: Path, device: torch.device) -> Exported:
     if digest(tensors) != config.get("tensors"):
         raise UsageError(f"{folder / TENSORS} is damaged: its tensors are not those that were exported; export again")
     try:
-        return Exported(folder, config, tensors, device)
+        return ExportedModel(folder, config, tensors, device)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{folder / CONFIG} is not of this version ({error}); export the run again") from error
 
 
 def read_config(path: Path) -> dict[str, Any]:
+    """Return an export's config.json; raise `UsageError` for any other file."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read ({error}); export the run again") from error
-    if not isinstance(config, dict) or config.get("format") not in (FORMAT, TAILED):
-        raise UsageError(f"{path} is not of an export of duplex ({FORMAT}); `duplex export RUN FOLDER` writes one")
+    if not isinstance(config, dict) or config.get("format") not in (FORMAT, FINETUNED_FORMAT):
+        raise UsageError(f"{path} is not an export of this version ({FORMAT}); `duplex export RUN FOLDER` writes one")
     return config
 
 
-def fetch(name: str) -> Path:
-    """A folder on the hub, or in its cache on disk."""
+def download(name: str) -> Path:
+    """Return the local folder of a hub repository, downloaded unless it is in the hub's cache."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=[CONFIG, TENSORS]))
-    except Exception as error:  # whatever network, cache and hub raise between them
-        raise UsageError(f"{HUB}{name} is not on disk and could not be fetched: {fault(error)}") from error
+    except Exception as error:  # of many kinds: network, cache and hub
+        raise UsageError(f"{HUB}{name} is not on disk and could not be downloaded: {first_line(error)}") from error
 
 
-def fault(error: Exception) -> str:
-    """The first line of what somebody else's library says."""
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+def first_line(error: Exception) -> str:
+    """Return the first line of another library's message."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Suspicious labels as one HTML page with thumbnails."""
+"""An HTML page of likely wrong labels with thumbnails."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ figcaption { font-size: .8rem; overflow-wrap: anywhere }
 s { color: #b3541e } small { opacity: .7 }"""
 
 
-def write_sheet(path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path, listed: str) -> None:
-    """Most suspicious first: the label, what speaks against it, and the picture, within the page itself; in its head
-    the list's sha256, `listed`."""
+def write_suspects_page(
+    path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path, list_sha256: str
+) -> None:
+    """Write images with their labels and better ones, in the order of `rows`; the head holds the list's sha256."""
     figures = "\n".join(_figure(row, root) for row in rows)
     write_text(
         path,
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"{_mark(listed)}<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>"
+        f"{_meta(list_sha256)}<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>"
         f"<main>\n{figures}\n</main></html>\n",
     )
 
 
-def shows(path: Path, listed: str) -> bool:
-    """Whether it is the page of a list with that sha256."""
+def is_page_of(path: Path, list_sha256: str) -> bool:
+    """Whether a file is the page of the list with this sha256."""
     with path.open("rb") as file:
-        return _mark(listed).encode() in file.read(1000)
+        return _meta(list_sha256).encode() in file.read(1000)
 
 
-def _mark(listed: str) -> str:
-    return f'<meta name="suspects" content="{listed}">'
+def _meta(list_sha256: str) -> str:
+    return f'<meta name="suspects" content="{list_sha256}">'
 
 
 def _figure(row: Mapping[str, Any], root: Path) -> str:
     data = thumbnail(root / row["image"])
-    picture = f'<img src="{data}" alt="" loading="lazy">' if data else "<p>no picture</p>"
+    image = f'<img src="{data}" alt="" loading="lazy">' if data else "<p>no image</p>"
     label, better = f"{row['state']} {row['object']}", f"{row['better_state']} {row['better_object']}"
     return (
-        f"<figure>{picture}<figcaption><s>{escape(label)}</s> {escape(better)}<br>"
+        f"<figure>{image}<figcaption><s>{escape(label)}</s> {escape(better)}<br>"
         f"<small>{row['rank']}. {escape(str(row['image']))}</small></figcaption></figure>"
     )

@@ -1,48 +1,56 @@
-"""What a recogniser stands on: a run's checkpoint, or an exported folder; either gives a panel for a world."""
+"""Trained models behind a recognizer: a run's checkpoint or an exported folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from duplex.encoders import Encoder, load_encoder
-from duplex.encoders.image_blocks import entering_shape
+from duplex.encoders.image_blocks import block_input_shape
 from duplex.errors import UsageError
+from duplex.evaluation.glove import read_word_vectors
+from duplex.features.encoding import OutputSpec
 from duplex.features.identity import IMPORTED
 from duplex.labels import Bools, LabelSpace, World
 from duplex.layers import portable
-from duplex.layers.finetuned_blocks import Tail, tail_maker
-from duplex.layers.word_vectors import word_vectors
-from duplex.methods.base import Inputs, Method, Setting, Words, summed
-from duplex.methods.registry import find
-from duplex.methods.with_finetuning import TAIL, WithFinetuning, moving
-from duplex.options import TailOptions
-from duplex.recognition.candidates import Panel
-from duplex.training.calibration import Calibration, passing
-from duplex.training.checkpoint import WORDS, Record, fingerprint, load_checkpoint, read_record
+from duplex.layers.finetuned_blocks import FinetunedBlocks, finetuned_blocks_factory
+from duplex.layers.prompt_paths import word_vectors
+from duplex.methods.base import Method, PrimitiveVectors, TaskContext
+from duplex.methods.registry import find_method
+from duplex.methods.with_finetuning import FINETUNED_PREFIX, WithFinetuning, with_finetuned_features
+from duplex.options import FinetuneOptions
+from duplex.recognition.added_words import portable_scorer, portable_terms
+from duplex.recognition.candidates import Candidates
+from duplex.system.files import sha256
+from duplex.training.calibration import Calibration, feasible_compositions
+from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint
 
 
-class WordSource(Protocol):
-    """Vectors that feasibility and methods compare words by."""
+@dataclass(frozen=True)
+class WordFile:
+    """Word vectors in a GloVe-format file."""
 
-    def __call__(self, labels: LabelSpace) -> Words: ...
+    path: Path
 
-    def sha256(self) -> str: ...
+    def read(self, labels: LabelSpace) -> PrimitiveVectors:
+        table = read_word_vectors(self.path, [*labels.states, *labels.objects])
+        states, objects = np.split(table.vectors, [len(labels.states)])
+        return PrimitiveVectors(torch.from_numpy(states), torch.from_numpy(objects))
 
 
 @dataclass
 class Backbone:
-    """The frozen encoder that a model names, loaded one tower at a time, when it is first needed."""
+    """The frozen encoder that a model names; each tower is loaded at its first use."""
 
     record: Mapping[str, str]
     device: str
@@ -51,143 +59,136 @@ class Backbone:
     def __post_init__(self) -> None:
         missing = [key for key in ("name", "tag", "precision", "text_precision", "dim") if key not in self.record]
         if missing:
-            raise UsageError(f"the model does not say the {missing[0]} of its encoder; train again with this version")
+            raise UsageError(f"the model lacks the {missing[0]} of its encoder; train again with this version")
 
     def tower(self, which: str) -> Encoder:
+        """Return the "image" or "text" tower; raise `UsageError` unless it is the encoder of training."""
         if which not in self._towers:
             name, tag = self.record["name"], self.record["tag"] or None
             precision = self.record["text_precision" if which == "text" else "precision"]
-            found = load_encoder(name, tag, towers=which, device=self.device, precision=precision)
-            self._check(found)
-            self._towers[which] = found
+            encoder = load_encoder(name, tag, towers=which, device=self.device, precision=precision)
+            identity = encoder.identity.to_dict()
+            for key in ("encoder", "architecture", "weights", "preprocessing"):
+                if self.record.get(key) != identity[key]:
+                    raise UsageError(
+                        f"the model was trained on features of {key} {self.record.get(key)!r}; the encoder named "
+                        f"{name!r} on this machine has {identity[key]!r}"
+                    )
+            self._towers[which] = encoder
         return self._towers[which]
-
-    def _check(self, found: Encoder) -> None:
-        for key in ("encoder", "architecture", "weights", "preprocessing"):
-            if self.record.get(key) != found.identity.get(key):
-                raise UsageError(
-                    f"the model was trained on features of {key} {self.record.get(key)!r}; the encoder found here as "
-                    f"{self.record['name']!r} has {found.identity.get(key)!r}"
-                )
 
     @property
     def dim(self) -> int:
         return int(self.record["dim"])
 
 
-class Trained(ABC):
-    """A model with its labels, its encoder's name and what validation chose."""
+class TrainedModel(ABC):
+    """A model with its labels, encoder and calibration.
+
+    `fingerprint` identifies the model: the same place may hold another one later. `finetuned` computes the features
+    where blocks of the image tower were fine-tuned, else None.
+    """
 
     where: str
     kind: str
-    fingerprint: str  # of the model: the same place may hold another one later
+    fingerprint: str
     labels: LabelSpace
     backbone: Backbone
     calibration: Mapping[str, Calibration]
     needs: frozenset[str]
-    depth = 0  # of what else it reads of a picture: what enters so many last blocks of the image tower
-    tail: Tail | None = None  # those blocks, with what was trained in them
+    finetuned: FinetunedBlocks | None = None
 
     @property
-    def bits(self) -> int:
-        """That the cache kept of each number of it."""
-        return int(self.backbone.record.get("bits", 16))
+    def outputs(self) -> OutputSpec:
+        """Outputs of the image tower that the model reads."""
+        blocks = 0 if self.finetuned is None else int(self.backbone.record["block_inputs"])
+        return OutputSpec("patch" in self.needs, blocks, int(self.backbone.record.get("bits", 16)))
 
     @abstractmethod
-    def panel(self, world: World) -> Panel:
-        """The columns of a world and what scores them."""
+    def candidates(self, world: World) -> Candidates:
+        """Return the world's candidates with their scorer."""
 
     @abstractmethod
     def tensors(self, world: World) -> dict[str, Tensor] | None:
-        """The score as `parts.portable` has it; None where the method cannot be written so."""
+        """Return the score as tensors (`layers.portable`); None where the method has no such form."""
 
-    def moving(self, panel: Panel) -> Panel:
-        """A panel that reads features, over those that the tail makes."""
-        if self.tail is None:
-            return panel
-        terms = None if panel.terms is None else moving(panel.terms, self.tail)
-        return replace(panel, scorer=moving(panel.scorer, self.tail), terms=terms)
+    def on_finetuned_features(self, candidates: Candidates) -> Candidates:
+        """Return candidates whose scorer of features reads those of the fine-tuned blocks, if there are any."""
+        if self.finetuned is None:
+            return candidates
+        terms = None if candidates.terms is None else with_finetuned_features(candidates.terms, self.finetuned)
+        return replace(candidates, scorer=with_finetuned_features(candidates.scorer, self.finetuned), terms=terms)
 
-    def chosen(self, world: str) -> Calibration:
+    def calibration_of(self, world: str) -> Calibration:
         if world not in self.calibration:
             known = ", ".join(self.calibration) or "none"
             raise UsageError(f"{self.where} was not trained for the {world} world; it answers for: {known}")
         return self.calibration[world]
 
 
-class Run(Trained):
-    """A checkpoint, as training wrote it."""
+class TrainedRun(TrainedModel):
+    """The checkpoint of a run."""
 
-    _words: Words | None = None
-
-    def __init__(self, path: Path, device: torch.device, words: WordSource | None = None) -> None:
-        record = read_record(path)
+    def __init__(self, path: Path, device: torch.device, words: WordFile | None = None) -> None:
+        """`words`: the word vectors of training, where it read a file."""
+        checkpoint = read_checkpoint(path)
+        record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:
-            raise UsageError(f"{path} was trained on imported features: there is no encoder that pictures could take")
-        self.record: Record = record
-        self.fingerprint = fingerprint(path)
+            raise UsageError(f"{path} was trained on imported features: no encoder can make them from images")
+        self.record, self.fingerprint = record, checkpoint.fingerprint
         self.where, self.kind, self.labels = str(path.parent), record.kind, record.labels
         self.calibration = record.calibration or {}
-        self.needs = find(record.kind).needs(record.options)
+        self.needs = find_method(record.kind).needs(record.options)
         self.backbone = Backbone(record.encoder, str(device))
         self._source = words
-        asked = {"text"} if self.needs & {"text", "words"} and words is None else self.needs & {"text"}
-        tower = self.backbone.tower("text").text if asked else None
+        needs_text = "text" in self.needs or ("words" in self.needs and words is None)
+        tower = self.backbone.tower("text").text if needs_text else None
         shapes: dict[str, tuple[int, ...]] = {"cls": (self.backbone.dim,)}
         if "patch" in self.needs:
             shapes["patch"] = self.backbone.tower("image").patches
-        tail = None
-        if record.tail is not None:
-            self.depth, tail = int(record.encoder["depth"]), tail_maker(record.encoder, record.tail, str(device))
-            shapes["deep"] = entering_shape(self.backbone.tower("image"), self.depth)
-        words_asked = self.words() if "words" in self.needs else None
-        setting = Setting(self.labels, shapes, tower, words_asked, image_tail=tail)
-        self.method: Method[Any] = load_checkpoint(path, setting, record.encoder).to(device)
-        if isinstance(self.method, WithFinetuning):
-            self.tail = self.method.tail
+        blocks = None
+        if record.finetune is not None:
+            blocks = finetuned_blocks_factory(record.encoder, record.finetune, str(device))
+            shapes["block_inputs"] = block_input_shape(
+                self.backbone.tower("image"), int(record.encoder["block_inputs"])
+            )
+        vectors = self.words if "words" in self.needs else None
+        task = TaskContext(self.labels, shapes, tower, vectors, finetuned_blocks=blocks)
+        self.method: Method[Any] = load_checkpoint(checkpoint, task, record.encoder).to(device)
+        self.finetuned = self.method.blocks if isinstance(self.method, WithFinetuning) else None
 
-    def words(self) -> Words:
-        """Those of training: of the same file, or of the encoder."""
-        if self._words is None:
-            self._words = self._read_words()
-        return self._words
-
-    def _read_words(self) -> Words:
-        given = None if self._source is None else self._source.sha256()
-        if given != self.record.encoder.get(WORDS):
-            mend = "evaluation.word_vectors in params.yaml, or `words` in Python, names them"
-            raise UsageError(f"{self.where} was trained with other word vectors; {mend}")
+    @cached_property
+    def words(self) -> PrimitiveVectors:
+        """Word vectors of training: from the same file, or from the encoder."""
+        digest = None if self._source is None else sha256(self._source.path)
+        if digest != self.record.encoder.get(WORD_VECTORS):
+            fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, to that file"
+            raise UsageError(f"{self.where} was trained with other word vectors; {fix}")
         if self._source is not None:
-            return self._source(self.labels)
-        return Words(*word_vectors(self.labels, self.backbone.tower("text").text))
+            return self._source.read(self.labels)
+        return PrimitiveVectors(*word_vectors(self.labels, self.backbone.tower("text").text))
 
-    def panel(self, world: World) -> Panel:
-        calibration, columns = self.chosen(world), self.labels.target(world, "test")
-        method = self.method
-        return Panel.of(
-            self.labels,
-            columns,
-            self.live(world),
-            calibration.bias,
-            method.scorer(columns),
-            method.evidence(columns),
-            method.probabilities,
-        )
+    def candidates(self, world: World) -> Candidates:
+        compositions, method = self.labels.candidates(world, "test"), self.method
+        bias, feasible = self.calibration_of(world).bias, self._feasible_mask(world)
+        scorer, terms = method.scorer(compositions), method.score_terms(compositions)
+        return Candidates.of(self.labels, compositions, feasible, bias, scorer, terms, method.probabilities)
 
-    def live(self, world: World) -> Bools:
-        """Of the world's columns, those that the feasibility threshold lets through."""
-        columns, calibration = self.labels.target(world, "test"), self.chosen(world)
+    def _feasible_mask(self, world: World) -> Bools:
+        """Mask [C] of the world's candidates within the feasibility threshold."""
+        compositions, calibration = self.labels.candidates(world, "test"), self.calibration_of(world)
         if calibration.threshold is None:
-            return np.ones(len(columns), dtype=bool)
-        mask = passing(self.method, self.words() if calibration.judge == "words" else None, calibration)
-        return np.ones(len(columns), dtype=bool) if mask is None else mask[columns]
+            return np.ones(len(compositions), dtype=bool)
+        words = self.words if calibration.feasibility_source == "words" else None
+        mask = feasible_compositions(self.method, words, calibration)
+        return np.ones(len(compositions), dtype=bool) if mask is None else mask[compositions]
 
     def tensors(self, world: World) -> dict[str, Tensor] | None:
-        return self.method.portable(self.labels.target(world, "test"))
+        return self.method.portable(self.labels.candidates(world, "test"))
 
 
-class Exported(Trained):
-    """A folder that `duplex export` wrote: one world's columns as tensors."""
+class ExportedModel(TrainedModel):
+    """A folder of `duplex export`: one world's candidates as tensors."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device):
         self.where, self.kind = str(folder), config["kind"]
@@ -197,38 +198,36 @@ class Exported(Trained):
         self.needs = frozenset({"cls"})
         self.backbone = Backbone(config["encoder"], str(device))
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
-        if config.get("tail"):
-            self.depth, self.tail = int(config["encoder"]["depth"]), self._tail(config, device)
+        if config.get("finetune"):
+            self.finetuned = self._load_finetuned(config, device)
 
-    def _tail(self, config: Mapping[str, Any], device: torch.device) -> Tail:
-        self.backbone.tower("image")  # refuses another one than training saw
-        tail = tail_maker(config["encoder"], TailOptions.from_dict(config["tail"]), str(device))().to(device)
-        own = {name.removeprefix(TAIL): value for name, value in self._tensors.items() if name.startswith(TAIL)}
+    def _load_finetuned(self, config: Mapping[str, Any], device: torch.device) -> FinetunedBlocks:
+        self.backbone.tower("image")  # raises unless it is the encoder of training
+        options = FinetuneOptions.from_dict(config["finetune"])
+        blocks = finetuned_blocks_factory(config["encoder"], options, str(device))().to(device)
+        named = {key.removeprefix(FINETUNED_PREFIX): value for key, value in self._tensors.items()
+                 if key.startswith(FINETUNED_PREFIX)}  # fmt: skip
         try:
-            tail.load_state_dict(own)
+            blocks.load_state_dict(named)
         except RuntimeError as error:
-            raise ValueError("its tail has other tensors") from error
-        return tail.eval()
+            raise ValueError("its fine-tuned blocks have other tensors") from error
+        return blocks.eval()
 
-    def panel(self, world: World) -> Panel:
-        return self.moving(exported_panel(self.labels, self.tensors(world), self.chosen(world).bias))
+    def candidates(self, world: World) -> Candidates:
+        candidates = portable_candidates(self.labels, self.tensors(world), self.calibration_of(world).bias)
+        return self.on_finetuned_features(candidates)
 
     def tensors(self, world: World) -> dict[str, Tensor]:
-        self.chosen(world)
+        self.calibration_of(world)
         return self._tensors
 
 
-def exported_panel(labels: LabelSpace, tensors: Mapping[str, Tensor], bias: float) -> Panel:
-    """A panel whose score is arithmetic on tensors."""
-
-    @torch.no_grad()
-    def parts(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-        yield from portable.terms(tensors, inputs["cls"])
-
-    columns = labels.composition(_numpy(tensors["state_of"]), _numpy(tensors["object_of"]))
-    live = _numpy(tensors["live"]) if "live" in tensors else np.ones(len(columns), dtype=bool)
-    scorer = summed(parts, len(columns), tensors["state_of"].device)
-    return Panel.of(labels, columns, live, bias, scorer, parts, partial(portable.probabilities, tensors))
+def portable_candidates(labels: LabelSpace, tensors: Mapping[str, Tensor], bias: float) -> Candidates:
+    """Return candidates whose scores are computed from exported tensors."""
+    compositions = labels.composition(_numpy(tensors["state_of"]), _numpy(tensors["object_of"]))
+    feasible = _numpy(tensors["feasible"]) if "feasible" in tensors else np.ones(len(compositions), dtype=bool)
+    score = portable_scorer(tensors), portable_terms(tensors), partial(portable.probabilities, tensors)
+    return Candidates.of(labels, compositions, feasible, bias, *score)
 
 
 def _numpy(values: Tensor) -> Any:

@@ -1,211 +1,108 @@
-"""Processes that look at pictures: each has a recogniser of its own and answers one batch after the other.
+"""Worker processes of the server: each has its own recognizer and answers one batch of files after another.
 
-One interpreter runs one piece of Python at a time, and what a small encoder's picture costs is half Python; so the
-server keeps to HTTP. A file that kills its decoder kills a worker, which is started again, and not the server.
+Python runs one thread at a time, and half the cost of a small encoder's image is Python; so the server process handles
+HTTP only. A file that crashes its decoder kills a worker, which is replaced, and not the server.
 """
 
 from __future__ import annotations
 
 import io
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any, cast
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplex.errors import DuplexError
-from duplex.features.image_files import BadPicture, decode_picture
+from duplex.features.image_files import BadImageFile, decode_image
 from duplex.labels import World
 from duplex.recognition.recognizer import Recognizer
-from duplex.system.allocator import keep_freed_memory
+from duplex.system.process_pool import BrokenProcessPool, ProcessFailed, WorkerProcess
 
-SPAWN = get_context("spawn")  # a fork would copy locks that torch's threads hold
-LEAVE = 10.0  # seconds that a process has to end by itself
-
-Told = tuple[dict[str, Any], NDArray[Any] | None]  # a picture's record, and its feature where it was asked for
-Failed = str  # why a picture was not looked at, through no fault of its own
-
-
-class Gone(DuplexError):
-    """A worker ended before it had answered."""
+Reply = tuple[dict[str, Any], NDArray[Any] | None]  # an image's record, and its feature where it was requested
+Failure = str  # the error that an image caused in the worker
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A file's bytes, how many compositions are wanted, and whether the feature is."""
+class ImageRequest:
+    """A file's bytes, the number of compositions to return, and whether to return the feature."""
 
     data: bytes
     top: int
     feature: bool = False
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a worker is made of; it is pickled."""
-
-    load: Callable[[], Recognizer]
-    world: World | None
-    pixels: int  # of a picture, at most
-    threads: int  # of torch
-
-
-class Worker:
-    """One process, seen from the server: `ready`, then `answer` from one thread at a time."""
-
-    def __init__(self, job: Job) -> None:
-        self._job, self._stopped, self.restarts = job, False, 0
-        self._start()
-
-    def _start(self) -> None:
-        self._line, theirs = SPAWN.Pipe()
-        self._process = SPAWN.Process(target=work, args=(theirs, self._job))
-        self._process.start()
-        theirs.close()  # or its end would not be noticed here
-
-    def ready(self) -> None:
-        """Wait until it has loaded its model."""
-        found = self._received()
-        if found is not None:
-            raise DuplexError(found)
-
-    @property
-    def pid(self) -> int:
-        return cast(int, self._process.pid)
-
-    def answer(self, batch: Sequence[Asked]) -> list[Told | Failed]:
-        """One for each picture. Where the process has died, another one is asked; where that dies too, `Gone`."""
-        try:
-            return self._answered(batch)
-        except Gone:
-            if self._stopped:
-                raise
-        self._restart()
-        return self._answered(batch)
-
-    def dismiss(self) -> None:
-        """Nothing more is asked of it; a batch that is under way is finished."""
-        self._stopped = True
-        self._line.close()
-
-    def stop(self) -> None:
-        """Wait for its end, for so long."""
-        self._process.join(LEAVE)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-    def _answered(self, batch: Sequence[Asked]) -> list[Told | Failed]:
-        try:
-            self._line.send(batch)
-        except OSError as error:
-            raise self._gone() from error
-        return cast("list[Told | Failed]", self._received())
-
-    def _received(self) -> Any:
-        try:
-            return self._line.recv()
-        except (EOFError, OSError) as error:
-            raise self._gone() from error
-
-    def _gone(self) -> Gone:
-        self._process.join(1)
-        code = self._process.exitcode
-        return Gone(f"a worker ended (exit code {code}), perhaps for want of memory; try fewer --workers")
-
-    def _restart(self) -> None:
-        self._line.close()
-        self._process.kill()
-        self._process.join()
-        self.restarts += 1
-        self._start()
-        try:
-            self.ready()
-        except DuplexError as error:
-            raise Gone(str(error)) from error
-
-
 @contextmanager
-def staff(job: Job, count: int) -> Iterator[list[Worker]]:
-    """So many workers, ready; they end with the block."""
-    hands: list[Worker] = []
+def image_workers(
+    load: Callable[[], Recognizer], count: int, *, world: World | None, max_pixels: int, threads: int
+) -> Iterator[list[WorkerProcess]]:
+    """Start `count` workers and wait until each has loaded its model; kill them at the end of the block.
+
+    `load` is pickled and returns the recognizer; `threads` is the number of torch threads per worker.
+    """
+    workers: list[WorkerProcess] = []
     try:
         for _ in range(count):
-            hands.append(Worker(job))
-        for worker in hands:
-            worker.ready()
-        yield hands
+            workers.append(WorkerProcess(partial(BatchAnswerer, load, world, max_pixels, threads)))
+        loading = [worker.submit() for worker in workers]
+        for worker, future in zip(workers, loading, strict=True):
+            try:
+                future.result()
+            except BrokenProcessPool as error:
+                raise worker_died(worker) from error
+        yield workers
     finally:
-        for worker in hands:
-            worker.dismiss()
-        for worker in hands:
-            worker.stop()
+        for worker in workers:
+            worker.kill()
 
 
-def work(line: Connection, job: Job) -> None:
-    """What the process does. It ends when nobody holds the other end of its line, however that came about."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # these reach the whole group; the server says when it is over
-        signal.signal(number, signal.SIG_IGN)
-    keep_freed_memory()
-    with suppress(EOFError, OSError):
-        try:
-            look = Look(job)
-        except DuplexError as error:
-            line.send(f"a worker cannot begin: {error}")
-            return
-        except Exception as error:
-            line.send(f"a worker cannot begin: {type(error).__name__}: {error}; try fewer --workers")
-            return
-        line.send(None)
-        while True:
-            line.send(_looked(look, line.recv()))
+def worker_died(worker: WorkerProcess) -> ProcessFailed:
+    return ProcessFailed(f"a worker process {worker.describe_end()}, perhaps out of memory; try fewer --workers")
 
 
-def _looked(look: Look, batch: Sequence[Asked]) -> list[Told | Failed]:
-    """What breaks over one picture is told to who sent it; the others are looked at alone."""
-    try:
-        return [*look(batch)]
-    except Exception as error:
-        if len(batch) == 1:
-            return [f"{type(error).__name__}: {error}"]
-    return [_looked(look, [one])[0] for one in batch]
+class BatchAnswerer:
+    """Answer batches of image files; created in the worker process."""
 
-
-class Look:
-    """Files' bytes to what is told of them."""
-
-    def __init__(self, job: Job) -> None:
-        torch.set_num_threads(job.threads)
-        self._recognizer, self._pixels = job.load(), job.pixels
-        self._panel = self._recognizer.panel(job.world)
+    def __init__(self, load: Callable[[], Recognizer], world: World | None, max_pixels: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._recognizer, self._max_pixels = load(), max_pixels
+        self._candidates = self._recognizer.candidates(world)
         self._transform = self._recognizer.encoder.image_transform
 
-    def __call__(self, batch: Sequence[Asked]) -> list[Told]:
-        seen = [self._seen(one.data) for one in batch]
-        told: list[Told] = [({"error": one}, None) if isinstance(one, str) else ({}, None) for one in seen]
-        good = [place for place, one in enumerate(seen) if not isinstance(one, str)]
-        if not good:
-            return told
-        inputs = self._recognizer.encode([cast(Tensor, seen[place]) for place in good])
-        answers = self._panel.answers(inputs, max(batch[place].top for place in good))
-        for place, answer, feature in zip(good, answers, inputs["cls"], strict=True):
-            one = batch[place]
-            record = answer.to_dict(one.top)
-            told[place] = {**record, "top": record["top"][: one.top]}, feature.cpu().numpy() if one.feature else None
-        return told
+    def __call__(self, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
+        """Return one reply per image, in order. After an error, each image is answered alone."""
+        try:
+            return [*self._answer(batch)]
+        except Exception as error:
+            if len(batch) == 1:
+                return [f"{type(error).__name__}: {error}"]
+        return [self([request])[0] for request in batch]
 
-    def _seen(self, data: bytes) -> Tensor | str:
-        """[3, R, R] uint8, or why there is no picture."""
+    def _answer(self, batch: Sequence[ImageRequest]) -> list[Reply]:
+        pixels = [self._decode(request.data) for request in batch]
+        replies: list[Reply] = [({"error": image}, None) if isinstance(image, str) else ({}, None) for image in pixels]
+        good = [place for place, image in enumerate(pixels) if not isinstance(image, str)]
+        if not good:
+            return replies
+        inputs = self._recognizer.encode([cast(Tensor, pixels[place]) for place in good])
+        answers = self._candidates.answers(inputs, max(batch[place].top for place in good))
+        for place, answer, feature in zip(good, answers, inputs["cls"], strict=True):
+            request = batch[place]
+            record = answer.to_dict(request.top)
+            record["top"] = record["top"][: request.top]
+            replies[place] = record, feature.cpu().numpy() if request.feature else None
+        return replies
+
+    def _decode(self, data: bytes) -> Tensor | str:
+        """Return [3, R, R] uint8, or the reason why the file is not an image."""
         if not data:
             return "empty"
         try:
-            return cast(Tensor, self._transform(decode_picture(io.BytesIO(data), self._pixels)))
-        except BadPicture as error:
+            return cast(Tensor, self._transform(decode_image(io.BytesIO(data), self._max_pixels)))
+        except BadImageFile as error:
             return error.reason
         except (ValueError, ZeroDivisionError, MemoryError):
             return "cannot be resized"

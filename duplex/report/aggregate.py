@@ -1,4 +1,4 @@
-"""Metrics of single runs -> data set, method, world -> mean, standard error and interval over seeds."""
+"""Metrics as JSON: read with a check of their form, and aggregated over seeds per data set, method and world."""
 
 from __future__ import annotations
 
@@ -9,93 +9,93 @@ from pathlib import Path
 from typing import Any
 
 from duplex.errors import DuplexError
-from duplex.labels import GROUPS, WORLDS
-from duplex.report.numbers import GROUPINGS, JUDGES, TERMS, read_numbers
-from duplex.system.files import write_text
+from duplex.labels import GROUPS, SPLITS, WORLDS
+from duplex.system.files import os_reason, write_text
 
+Tree = dict[str, Any]
+SOURCES = ("words", "likelihood")  # of feasibility: tables with the results of the source that was not used
+GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}  # in summaries -> the averaged field of a run
+TABLES = {*WORLDS, *SPLITS, *SOURCES, *GROUPINGS, "shares"}  # names of nested tables
+TERMS, PREFIXES = "terms_", ("terms_", "top_")  # prefixes of further nested tables
+LISTS = {"bad_images"}
+LARGEST = 1e30
 HEADLINE = ("seen", "unseen", "hm", "auc")
-BESIDE = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
-OTHERWISE = tuple(f"auc_by_{judge}" for judge in JUDGES)  # with feasibility by the other judge
+ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
+ALTERNATIVES = tuple(f"auc_by_{source}" for source in SOURCES)  # with the other source of feasibility
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
-    """`{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., auc_high: .., seeds: n}}}}`.
+    """Return `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., auc_high: .., seeds: n}}}}`.
 
-    `auc_low` and `auc_high` are the means of the runs' own 95 % intervals over images; `auc_se` is the standard error
-    of the mean over seeds (0 for one seed). Beside the worlds, `terms_semantic+visual` is the closed one by these parts
-    of the score alone, `groups` holds the mean accuracy of each frequency group, `groups_at_ends` the same where the
-    curve ends. What is undefined for any seed is left out.
+    `auc_low`, `auc_high`: means over seeds of the 95 % intervals over images. `auc_se`: standard error of the mean over
+    seeds (0 for one seed). Besides worlds, `terms_semantic+visual` is the closed world by these score terms alone,
+    `groups` the mean accuracy of each frequency group, `groups_at_ends` the same at the ends of the curve. Numbers that
+    are undefined for a seed are left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
-        found: dict[str, dict[str, float]] = {
-            world: _summary(known)
-            for world in WORLDS
-            if (known := [record[world] for record in records if world in record])
-        }
-        for name in _terms(records):
-            found[name] = _summary([record[name] for record in records])
+        worlds = {world: [record[world] for record in records if world in record] for world in WORLDS}
+        summaries: dict[str, dict[str, float]] = {world: _summary(known) for world, known in worlds.items() if known}
+        for name in records[0] if records else ():
+            if name.startswith(TERMS) and all(name in record for record in records):
+                summaries[name] = _summary([record[name] for record in records])
         for grouping, name in GROUPINGS.items():
             if groups := _groups(records, name):
-                found[grouping] = groups
-        table.setdefault(dataset, {})[method] = found
+                summaries[grouping] = groups
+        table.setdefault(dataset, {})[method] = summaries
     return table
 
 
 def headlines(table: Aggregate) -> Aggregate:
-    """What people compare, for `dvc metrics diff` and `dvc exp show`: S, U, HM and AUC of every method and world, and
-    the AUC by the other judge of feasibility where there are two."""
+    """Return S, U, HM and AUC of every method and world, for `dvc metrics diff` and `dvc exp show`.
+
+    Where there are two sources of feasibility, the AUC by the one that was not used is included.
+    """
     return {
         dataset: {
             method: {
-                world: {name: found[world][name] for name in (*HEADLINE, *OTHERWISE) if name in found[world]}
+                world: {name: summaries[world][name] for name in (*HEADLINE, *ALTERNATIVES) if name in summaries[world]}
                 for world in WORLDS
-                if world in found
+                if world in summaries
             }
-            for method, found in methods.items()
+            for method, summaries in methods.items()
         }
         for dataset, methods in table.items()
     }
 
 
-def _terms(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sums of parts of a score that every seed was measured by."""
-    names = [name for record in records[:1] for name in record if name.startswith(TERMS)]
-    return [name for name in names if all(name in record for record in records)]
-
-
 def _groups(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
-    """`{head: mean accuracy, ..}`: scalars, so that DVC shows them."""
+    """Return `{head: mean accuracy, ..}`: scalars, so that DVC shows them."""
     tables = [record.get("groups", {}) for record in records]
-    found = {group: _mean_of([table.get(group, {}) for table in tables], name) for group in GROUPS}
-    return {group: value for group, value in found.items() if value is not None}
+    means = {group: _mean_of([table.get(group, {}) for table in tables], name) for group in GROUPS}
+    return {group: value for group, value in means.items() if value is not None}
 
 
 def _mean_of(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """None where any record is without it."""
+    """Return the mean; None if any record lacks the number."""
     values = [record.get(name) for record in records]
     return None if any(value is None for value in values) else mean(values)
 
 
 def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    summary: dict[str, float] = {}
     for name in HEADLINE:
         centre = _mean_of(records, name)
         if centre is None:
             continue
-        found[name], found[f"{name}_se"] = centre, standard_error([record[name] for record in records])
+        summary[name], summary[f"{name}_se"] = centre, standard_error([record[name] for record in records])
         for end in ("low", "high"):
             if (value := _mean_of(records, f"{name}_{end}")) is not None:
-                found[f"{name}_{end}"] = value
-    for judge, name in zip(JUDGES, OTHERWISE, strict=True):
-        tables = [record.get(judge, {}) for record in records]
+                summary[f"{name}_{end}"] = value
+    for source, name in zip(SOURCES, ALTERNATIVES, strict=True):
+        tables = [record.get(source, {}) for record in records]
         if (value := _mean_of(tables, "auc")) is not None:
-            found[name], found[f"{name}_se"] = value, standard_error([table["auc"] for table in tables])
-    for name in BESIDE:
+            summary[name], summary[f"{name}_se"] = value, standard_error([table["auc"] for table in tables])
+    for name in ALSO_AVERAGED:
         if (value := _mean_of(records, name)) is not None:
-            found[name] = value
-    return {**found, "seeds": len(records)}
+            summary[name] = value
+    return {**summary, "seeds": len(records)}
 
 
 def mean(values: Sequence[Any]) -> float:
@@ -103,7 +103,7 @@ def mean(values: Sequence[Any]) -> float:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean; 0 for one value."""
+    """Return the standard error of the mean; 0 for one value."""
     if len(values) < 2:
         return 0.0
     centre = mean(values)
@@ -111,11 +111,41 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def read_metrics(path: Path, command: str = "dvc repro report", *, names: int = 2) -> dict[str, Any]:
-    """A file of metrics by data set and method, or data set and seed; `command` is what writes it."""
-    found = read_numbers(path, command, names=names)
-    if found is None:
+    """Read a file of metrics by data set and method (or seed); `command`, which writes it, is named in errors."""
+    metrics = read_numbers(path, command, names=names)
+    if metrics is None:
         raise DuplexError(f"{path} does not exist; `{command}` writes it")
-    return found
+    return metrics
+
+
+def read_numbers(path: Path, command: str, *, names: int = 0) -> Tree | None:
+    """Read a table of numbers and nested tables; None if the file does not exist.
+
+    `names`: number of outer levels whose keys are names of data sets, methods or seeds. `command` is named in errors.
+    NaN and infinite numbers are read as None.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+        _check(record, names, "the file")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DuplexError(f"{path} cannot be read: {os_reason(error)}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DuplexError(f"{path} is not a table in JSON ({error}); `{command} -f` writes it again") from error
+    return dict(record)
+
+
+def _check(record: object, names: int, place: str) -> None:
+    if not isinstance(record, Mapping):
+        raise TypeError(f"{place} is not a table")
+    for key, value in record.items():
+        if names or key in TABLES or key.startswith(PREFIXES):
+            _check(value, max(0, names - 1), key)
+        elif place == "groups" and isinstance(value, Mapping):
+            _check(value, 0, key)
+        elif not (value is None or key in LISTS or (isinstance(value, int | float) and abs(value) < LARGEST)):
+            raise TypeError(f"{key} is {value!r:.40}, not a number")
 
 
 def write_json(record: Mapping[str, Any], path: Path) -> None:
@@ -123,22 +153,18 @@ def write_json(record: Mapping[str, Any], path: Path) -> None:
 
 
 def metrics_table(table: Aggregate) -> list[list[str]]:
-    """Rows of text: a header, then one row a data set x world x method."""
+    """Return rows of text: a header, then one row per data set, world and method."""
     rows = [["data set", "world", "method", "S", "U", "HM", "AUC", "AUC 95 %"]]
     for dataset, methods in table.items():
-        worlds = [world for world in WORLDS if any(world in found for found in methods.values())]
+        worlds = [world for world in WORLDS if any(world in summaries for summaries in methods.values())]
         for world in worlds:
-            for method, found in methods.items():
-                rows.append([dataset, world, method, *_cells(found.get(world, {}))])
+            for method, summaries in methods.items():
+                rows.append([dataset, world, method, *_cells(summaries.get(world, {}))])
     return rows
 
 
-def _spread(summary: Mapping[str, float], name: str) -> str:
-    """One seed says nothing of how far seeds lie apart."""
-    return f"{summary[f'{name}_se']:.1f}" if summary.get("seeds", 1) > 1 else "–"
-
-
 def _cells(summary: Mapping[str, float]) -> list[str]:
-    cells = [f"{summary[n]:.1f} ± {_spread(summary, n)}" if n in summary else "–" for n in HEADLINE]
+    errors = {n: f"{summary[f'{n}_se']:.1f}" if summary.get("seeds", 1) > 1 else "–" for n in HEADLINE if n in summary}
+    cells = [f"{summary[n]:.1f} ± {errors[n]}" if n in errors else "–" for n in HEADLINE]
     ends = [summary.get(f"auc_{end}") for end in ("low", "high")]
     return [*cells, f"{ends[0]:.1f}–{ends[1]:.1f}" if None not in ends else "–"]

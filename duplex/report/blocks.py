@@ -1,4 +1,4 @@
-"""What a report is built of: sections of tables, figures, galleries and notes, for page and Markdown alike."""
+"""Building blocks of a report: sections of tables, figures, galleries and notes, for the page and for Markdown."""
 
 from __future__ import annotations
 
@@ -10,28 +10,42 @@ MISSING = "–"
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One entry of a table. `source` is `file#/json/pointer` of the number it shows."""
+class TableCell:
+    """Entry of a table. `source` is `file#/json/pointer` of its number."""
 
     text: str
-    value: float | str | None = None  # what it is sorted by
+    value: float | str | None = None  # to sort by
     source: str = ""
     rank: int = 0  # 1: best, 2: second
     spread: str = ""  # `± 0.3`, in smaller type
     tip: str = ""
 
 
+def text_cell(text: str) -> TableCell:
+    """Return a cell that shows a text and sorts by it."""
+    return TableCell(text, text)
+
+
 @dataclass(frozen=True)
-class Row:
-    cells: Sequence[Cell]
+class TableRow:
+    """Row of a table; `quoted` rows hold published numbers."""
+
+    cells: Sequence[TableCell]
     quoted: bool = False
 
 
 @dataclass(frozen=True)
 class Column:
+    """Column heading; `tip` is its hover text."""
+
     title: str
     numeric: bool = True
     tip: str = ""
+
+
+def columns(*titles: str, texts: int = 1) -> list[Column]:
+    """Return headings; the first `texts` are those of text columns."""
+    return [Column(title, place >= texts) for place, title in enumerate(titles)]
 
 
 @dataclass(frozen=True)
@@ -39,22 +53,22 @@ class Table:
     kind: ClassVar[str] = "table"
     caption: str
     columns: Sequence[Column]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Figure:
     kind: ClassVar[str] = "figure"
-    name: str  # of its file under artifacts/plots/figures/
+    name: str  # file name under artifacts/plots/figures/, without .svg
     svg: str
     caption: str
-    small: bool = False  # three in a row where there is room
+    small: bool = False  # up to three side by side
 
 
 @dataclass(frozen=True)
 class Note:
-    """Plain words; `command` makes what is missing."""
+    """Text; `command` produces what is missing."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -63,14 +77,16 @@ class Note:
 
 @dataclass(frozen=True)
 class Line:
+    """Line below a thumbnail; `right` marks a right or wrong prediction."""
+
     text: str
     right: bool | None = None
-    head: bool = False  # says what the lines below it are
+    head: bool = False  # heading of the lines below
 
 
 @dataclass(frozen=True)
 class Thumb:
-    """A small picture with what is said about it; `uri` is None where the picture is not on the machine."""
+    """Small image with its label and lines; `uri` is None if the image is not on this machine."""
 
     uri: str | None
     name: str
@@ -81,12 +97,16 @@ class Thumb:
 
 @dataclass(frozen=True)
 class Strip:
+    """Row of thumbnails."""
+
     title: str
     thumbs: Sequence[Thumb]
 
 
 @dataclass(frozen=True)
 class Group:
+    """Titled rows of thumbnails."""
+
     title: str
     strips: Sequence[Strip]
 
@@ -102,18 +122,18 @@ Block = Table | Figure | Note | Gallery
 
 
 @dataclass(frozen=True)
-class Part:
-    """A titled run of blocks within a section."""
+class ReportPart:
+    """Titled part of a section."""
 
     title: str
     blocks: Sequence[Block]
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     ident: str
     title: str
-    parts: Sequence[Part]
+    parts: Sequence[ReportPart]
     lead: str = ""
 
 
@@ -121,7 +141,7 @@ class Section:
 class Report:
     title: str
     lead: str
-    sections: Sequence[Section]
+    sections: Sequence[ReportSection]
     facts: Sequence[tuple[str, str]] = field(default_factory=tuple)
 
     @property

@@ -1,6 +1,6 @@
-"""Line charts as SVG, drawn by hand so that they follow the page's colours, carry hover text and stay small.
+"""Line charts as small SVG drawings with hover text.
 
-Colours are CSS classes (`charts.css`), so one drawing serves light, dark and print.
+Colours are CSS classes (`charts.css`), so that one drawing fits light pages, dark pages and print.
 """
 
 from __future__ import annotations
@@ -13,36 +13,41 @@ from xml.sax.saxutils import escape, quoteattr
 
 WIDTH, HEIGHT = 440, 300
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 44
-LETTER, LINE = 6.6, 18  # widths that the legend is laid out by
+LETTER, LINE = 6.6, 18  # widths for the layout of the legend
 TONES = 8
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point with hover text."""
+    """Point with hover text."""
 
     x: float
     y: float
     tip: str
-    shown: bool = True  # False: only the hover text
+    visible: bool = True  # False: hover text only
 
 
 @dataclass(frozen=True)
 class Series:
+    """Line of a chart, with an optional band and points."""
+
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] = ()  # the band around `y`
+    low: Sequence[float] = ()  # band around `y`
     high: Sequence[float] = ()
     marks: Sequence[Mark] = ()
-    tone: int | None = None  # which colour; None: its place in the chart
+    tone: int | None = None  # number of the colour; None: position in the chart
 
-    def paint(self, place: int) -> str:
+    def colour_class(self, place: int) -> str:
+        """Return the CSS class of the colour of the series at a position of the chart."""
         return f"t{(place if self.tone is None else self.tone) % TONES}"
 
 
 @dataclass(frozen=True)
 class Chart:
+    """Line chart; `alt` is its text for screen readers."""
+
     alt: str
     x_label: str
     y_label: str
@@ -53,7 +58,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """From data to pixels."""
+    """Linear map from data to pixels, with ticks."""
 
     low: float
     high: float
@@ -66,7 +71,7 @@ class Axis:
 
 
 def draw(chart: Chart) -> str:
-    """An `<svg>` element without an XML header, for the page."""
+    """Return the chart as an `<svg>` element for the page."""
     legend, legend_height = _legend(chart.series)
     top = TOP + legend_height
     height = HEIGHT + legend_height
@@ -78,22 +83,22 @@ def draw(chart: Chart) -> str:
         'xmlns="http://www.w3.org/2000/svg">',
         *legend,
         *_frame(x, y, chart),
-        *(line for place, one in enumerate(chart.series) for line in _band(one, x, y, one.paint(place))),
-        *(line for place, one in enumerate(chart.series) for line in _series(one, x, y, one.paint(place))),
+        *(part for place, entry in enumerate(chart.series) for part in _band(entry, x, y, entry.colour_class(place))),
+        *(part for place, entry in enumerate(chart.series) for part in _series(entry, x, y, entry.colour_class(place))),
         "</svg>",
     ]
     return "\n".join(parts)
 
 
 def standalone(svg: str) -> str:
-    """The same drawing as a file of its own, with its colours inside."""
+    """Return the content of an SVG file of the drawing, colours included."""
     style = files("duplex.report").joinpath("charts.css").read_text(encoding="utf-8")
     head, rest = svg.split(">", 1)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>\n<style>{escape(style)}</style>{rest}\n'
 
 
 def ticks(low: float, high: float, wanted: int = 5, whole: bool = False) -> list[float]:
-    """Round numbers that cover [low, high]: steps of 1, 2 or 5 times a power of ten."""
+    """Return round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten."""
     raw = max(high - low, 1e-9) / wanted
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
@@ -104,7 +109,7 @@ def ticks(low: float, high: float, wanted: int = 5, whole: bool = False) -> list
 
 
 def number(value: float) -> str:
-    """Pixels, short."""
+    """Format a coordinate with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -117,43 +122,36 @@ def _axis(values: Sequence[float], start: float, stop: float, from_zero: bool, w
 
 
 def _legend(series: Sequence[Series]) -> tuple[list[str], float]:
-    """Swatch and name of each series, wrapped into lines."""
+    """Return the legend, wrapped into lines, and its height."""
     out, x, row = [], float(LEFT), 0
-    for place, one in enumerate(series):
-        width = 26 + LETTER * len(one.name)
+    for place, entry in enumerate(series):
+        width = 26 + LETTER * len(entry.name)
         if x + width > WIDTH - RIGHT and x > LEFT:
             x, row = float(LEFT), row + 1
         y = TOP + 4 + row * LINE
-        out.append(f'<path class="line {one.paint(place)}" d="M{number(x)} {y}h14"/>')
-        out.append(f'<text class="ink" x="{number(x + 19)}" y="{y + 4}">{escape(one.name)}</text>')
+        out.append(f'<path class="line {entry.colour_class(place)}" d="M{number(x)} {y}h14"/>')
+        out.append(f'<text class="ink" x="{number(x + 19)}" y="{y + 4}">{escape(entry.name)}</text>')
         x += width
     return out, float((row + 1) * LINE + 4 if series else 0)
 
 
 def _frame(x: Axis, y: Axis, chart: Chart) -> list[str]:
-    """Grid lines, tick labels and axis titles."""
+    """Return grid lines, tick labels and axis titles."""
     out = []
+    left = number(x.start - 7)
     for tick in y.ticks:
         at = number(y(tick))
         out.append(f'<path class="grid" d="M{number(x.start)} {at}H{number(x.stop)}"/>')
-        out.append(
-            f'<text class="tick" x="{number(x.start - 7)}" y="{number(y(tick) + 4)}" text-anchor="end">{tick:g}</text>'
-        )
+        out.append(f'<text class="tick" x="{left}" y="{number(y(tick) + 4)}" text-anchor="end">{tick:g}</text>')
     for tick in x.ticks:
         at = number(x(tick))
         out.append(f'<path class="axis" d="M{at} {number(y.start)}v4"/>')
         out.append(f'<text class="tick" x="{at}" y="{number(y.start + 17)}" text-anchor="middle">{tick:g}</text>')
     out.append(f'<path class="axis" d="M{number(x.start)} {number(y.start)}H{number(x.stop)}"/>')
-    middle = number((x.start + x.stop) / 2)
-    out.append(
-        f'<text class="name" x="{middle}" y="{number(y.start + 36)}" text-anchor="middle">'
-        f"{escape(chart.x_label)}</text>"
-    )
-    centre = number((y.start + y.stop) / 2)
-    out.append(
-        f'<text class="name" transform="translate(13 {centre}) rotate(-90)" text-anchor="middle">'
-        f"{escape(chart.y_label)}</text>"
-    )
+    below = f'x="{number((x.start + x.stop) / 2)}" y="{number(y.start + 36)}"'
+    beside = f'transform="translate(13 {number((y.start + y.stop) / 2)}) rotate(-90)"'
+    for place, label in ((below, chart.x_label), (beside, chart.y_label)):
+        out.append(f'<text class="name" {place} text-anchor="middle">{escape(label)}</text>')
     return out
 
 
@@ -162,19 +160,19 @@ def _path(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float]) -> str:
     return "M" + "L".join(points) if points else ""
 
 
-def _band(series: Series, x: Axis, y: Axis, paint: str) -> list[str]:
+def _band(series: Series, x: Axis, y: Axis, colour: str) -> list[str]:
     if not len(series.low):
         return []
     around = _path(x, y, [*series.x, *reversed(series.x)], [*series.high, *reversed(series.low)])
-    return [f'<path class="band {paint}" d="{around}Z"/>'] if around else []
+    return [f'<path class="band {colour}" d="{around}Z"/>'] if around else []
 
 
-def _series(series: Series, x: Axis, y: Axis, paint: str) -> list[str]:
+def _series(series: Series, x: Axis, y: Axis, colour: str) -> list[str]:
     out = []
     if len(series.x) > 1:
-        out.append(f'<path class="line {paint}" d="{_path(x, y, series.x, series.y)}"/>')
+        out.append(f'<path class="line {colour}" d="{_path(x, y, series.x, series.y)}"/>')
     for mark in series.marks:
         place = f'cx="{number(x(mark.x))}" cy="{number(y(mark.y))}" data-tip={quoteattr(mark.tip)}'
-        kind = f"dot {paint}" if mark.shown else "hit"
-        out.append(f'<circle class="{kind}" {place} r="{3.5 if mark.shown else 7}"/>')
+        kind = f"dot {colour}" if mark.visible else "hit"
+        out.append(f'<circle class="{kind}" {place} r="{3.5 if mark.visible else 7}"/>')
     return out

@@ -1,4 +1,4 @@
-"""The seen-unseen curve of a method: its seeds' mean, with an interval over test images."""
+"""Seen–unseen curve of a method: mean over seeds, with an interval over test images."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ POINTS, ROUNDS = 81, 200
 
 @dataclass(frozen=True)
 class MeanCurve:
-    """Unseen accuracy `[G]` over a grid of seen accuracies `[G]`, in percent; 95 % of resampled test sets lie between
-    `low` and `high`."""
+    """Unseen accuracy [G] at a grid of seen accuracies [G], in percent; `low` to `high` is the 95 % interval."""
 
     seen: Floats
     unseen: Floats
@@ -26,7 +25,7 @@ class MeanCurve:
 
 
 def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
-    """The biases at which the test images turn, as `predictions.csv` keeps them."""
+    """Return the margins of the test images from `predictions.csv`; None unless both seen and unseen pairs occur."""
     rows = predictions[predictions["world"] == world]
     is_seen = rows["seen"].to_numpy(dtype=bool)
     margin = rows["margin"].to_numpy(dtype=np.float64)
@@ -36,15 +35,16 @@ def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
 
 
 def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROUNDS) -> MeanCurve:
-    """The best unseen accuracy that leaves at least so much seen accuracy, averaged over seeds.
+    """Return the best unseen accuracy at each seen accuracy or more, averaged over seeds.
 
-    Each round draws seen and unseen images anew, the same ones for every seed.
+    Each of the `rounds` of the bootstrap draws the same seen and unseen images for every seed. Seeds with different
+    test sets get no interval.
     """
     curves = [Curve.of(margins) for margins in seeds]
     top = max(float(curve.seen_accuracy[0]) for curve in curves)
     grid = np.linspace(0.0, top, points)
     centre = np.mean([unseen_at(c.seen_accuracy, c.unseen_accuracy, grid) for c in curves], axis=0)
-    if len({(c.seen_until.size, c.unseen_from.size) for c in curves}) > 1:  # seeds of different test sets
+    if len({(c.seen_until.size, c.unseen_from.size) for c in curves}) > 1:
         return MeanCurve(100 * grid, 100 * centre, 100 * centre, 100 * centre)
     rng, drawn = np.random.default_rng(0), np.empty((rounds, points))
     for turn in range(rounds):
@@ -56,7 +56,7 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """[G] the curve's last point whose seen accuracy is still at least the grid's; 0 where no point has so much."""
+    """Return the unseen accuracy [G] of the last point whose seen accuracy reaches the grid's; 0 if none does."""
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)
 

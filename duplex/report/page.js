@@ -1,5 +1,5 @@
 "use strict";
-// Tables sort by the column whose head is pressed: numbers fall first, words rise first.
+// Click on a column heading: sort the table, numbers descending first, words ascending first.
 for (const button of document.querySelectorAll("th[scope=col] button")) {
   button.addEventListener("click", () => {
     const head = button.closest("th");
@@ -17,14 +17,14 @@ for (const button of document.querySelectorAll("th[scope=col] button")) {
     };
     const order = (a, b) => {
       const [x, y] = [key(a), key(b)];
-      if (x === null || y === null) return (x === null) - (y === null); // what is missing stays last
+      if (x === null || y === null) return (x === null) - (y === null); // missing values stay last
       const sign = numeric ? x - y : x.localeCompare(y);
       return rising ? sign : -sign;
     };
     body.append(...[...body.rows].sort(order));
   });
 }
-// Hover text, for the mouse and for a tap.
+// Hover text, for mouse and touch.
 const tip = document.getElementById("tip");
 const show = (event) => {
   const owner = event.target.closest ? event.target.closest("[data-tip]") : null;

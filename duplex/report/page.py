@@ -1,4 +1,4 @@
-"""The report as one self-contained page and as Markdown, and its figures as files."""
+"""Write the report as one self-contained HTML page, as Markdown, and its figures as files."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from duplex.report.blocks import Block, Figure, Report, Row
+from duplex.report.blocks import Block, Report, TableRow
 from duplex.report.charts import standalone
-from duplex.system.files import replaced_folder
+from duplex.system.files import replace_folder
 
 STYLES, SCRIPT = ("page.css", "charts.css"), "page.js"
 
 
 def render_page(report: Report) -> str:
-    """HTML with styles, script, drawings and pictures inside: it loads nothing."""
+    """Return the HTML page, with styles, script, drawings and images embedded."""
     package = files("duplex.report")
     styles = "\n".join(package.joinpath(name).read_text(encoding="utf-8") for name in STYLES)
     script = package.joinpath(SCRIPT).read_text(encoding="utf-8")
-    return (
-        _environment().get_template("page.html.j2").render(report=report, style=Markup(styles), script=Markup(script))
-    )
+    template = _environment().get_template("page.html.j2")
+    return template.render(report=report, style=Markup(styles), script=Markup(script))
 
 
 def render_markdown(report: Report) -> str:
-    """The same sections for people who read in a terminal or on a code host."""
+    """Return the report as Markdown."""
     return _environment().get_template("report.md.j2").render(report=report)
 
 
 def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
-    """Write index.html, report.md, every figure, and `numbers`, the JSON files that the page cites.
+    """Write index.html, report.md, every figure, and `numbers` (file name -> JSON record), and return the page's path.
 
-    Returns the page's path. The folders are made afresh: what an earlier run left may be a link into DVC's cache.
+    Both folders are replaced, because their old files may be links into DVC's cache.
     """
-    with replaced_folder(figures) as fresh:
+    with replace_folder(figures) as fresh:
         for figure in report.figures:
             (fresh / f"{figure.name}.svg").write_text(standalone(figure.svg), encoding="utf-8")
-    with replaced_folder(folder) as fresh:
+    with replace_folder(folder) as fresh:
         for name, record in (numbers or {}).items():
             (fresh / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         (fresh / "report.md").write_text(render_markdown(report), encoding="utf-8")
@@ -50,7 +49,7 @@ def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[s
 
 
 def _environment() -> Environment:
-    """Every value is escaped in HTML; Markdown escapes its own marks."""
+    """Return the template environment: HTML values are escaped, Markdown ones by the filter `md`."""
     environment = Environment(
         loader=PackageLoader("duplex.report", ""),
         autoescape=select_autoescape(["html.j2"]),
@@ -59,29 +58,25 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(drawing=_drawing, md=plain_markdown, md_row=_markdown_row, groupby_runs=_runs)
+    drawing = lambda figure: Markup(figure.svg)  # noqa: E731 - `charts` escapes its texts
+    environment.filters.update(drawing=drawing, md=plain_markdown, md_row=_markdown_row, groupby_runs=_runs)
     return environment
 
 
-def _drawing(figure: Figure) -> Markup:
-    """The drawings escape what they hold themselves (`charts`)."""
-    return Markup(figure.svg)
-
-
 def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Block]]]:
-    """Neighbours of one kind together, so that figures stand side by side."""
+    """Group adjacent blocks of one kind, so that figures stand side by side."""
     return [(kind, list(run)) for kind, run in groupby(blocks, key=lambda block: block.kind)]
 
 
 def plain_markdown(text: object) -> str:
-    """Text that Markdown shows as it is, within a table cell too."""
+    """Escape text for Markdown, also within tables."""
     out = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for mark in "\\`*_[]|":
         out = out.replace(mark, "\\" + mark)
     return " ".join(out.split())
 
 
-def _markdown_row(row: Row) -> str:
+def _markdown_row(row: TableRow) -> str:
     cells = []
     for cell in row.cells:
         text = plain_markdown(cell.text)

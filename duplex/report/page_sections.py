@@ -1,13 +1,12 @@
-"""The report's sections: one a data set, one on where everything comes from."""
+"""Sections of the report: one per data set, and provenance."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from duplex.labels import WORLDS
-from duplex.report.blocks import Block, Note, Part, Report, Section
+from duplex.report.blocks import Block, Note, Report, ReportPart, ReportSection
 from duplex.report.figures import curve_figure, lambda_figures, slug, training_figures
-from duplex.report.frequency import ends_table, graph_table
 from duplex.report.provenance import Provenance, provenance_part
 from duplex.report.published import published_table
 from duplex.report.results import DatasetResults, Results
@@ -15,18 +14,22 @@ from duplex.report.tables import (
     ablation_tables,
     data_file,
     efficiency_table,
+    ends_table,
     feasibility_table,
+    graph_table,
     group_table,
     result_table,
     statistics_table,
+    term_tables,
 )
-from duplex.report.terms import term_tables
 
 
-def build_report(results: Results, origin: Provenance, pictured: Mapping[str, Sequence[Part]] | None = None) -> Report:
-    """`pictured`: by data set, the parts that need a network or pictures (qualitative, maps)."""
-    sections = [dataset_section(results, data, (pictured or {}).get(data.name, ())) for data in results.datasets]
-    provenance = Section("provenance", "Provenance", [provenance_part(results, origin)])
+def build_report(
+    results: Results, origin: Provenance, image_parts: Mapping[str, Sequence[ReportPart]] | None = None
+) -> Report:
+    """Build the report; `image_parts`: the parts of each data set that need images or a trained method."""
+    sections = [dataset_section(results, data, (image_parts or {}).get(data.name, ())) for data in results.datasets]
+    provenance = ReportSection("provenance", "Provenance", [provenance_part(results, origin)])
     methods = dict.fromkeys(method for data in results.datasets for method in data.summary)
     facts = (
         ("data sets", ", ".join(data.name for data in results.datasets)),
@@ -37,18 +40,23 @@ def build_report(results: Results, origin: Provenance, pictured: Mapping[str, Se
     return Report("Duplex report", lead, [*sections, provenance], facts)
 
 
-def dataset_section(results: Results, data: DatasetResults, pictured: Sequence[Part]) -> Section:
+def dataset_section(results: Results, data: DatasetResults, image_parts: Sequence[ReportPart]) -> ReportSection:
+    curves = [figure for world in WORLDS if (figure := curve_figure(data, world))]
+    training = training_figures(data)
+    graph = [table for table in (graph_table(results, data), ends_table(results, data)) if table]
     parts = [
-        Part("Results", _results(results, data)),
-        Part("Seen against unseen", _curves(data)),
-        Part("Training", training_figures(data) or [Note("No run has a training history of more than one epoch.")]),
-        Part("Training frequency", _frequency(results, data)),
-        Part("Ablations", _ablations(results, data)),
-        Part("Cost", [efficiency_table(results, data)]),
-        *pictured,
-        Part("Data", [statistics_table(data)]),
+        ReportPart("Results", _results(results, data)),
+        ReportPart(
+            "Seen against unseen", curves or [Note("No run has predictions of seen and unseen pairs.", "dvc repro")]
+        ),
+        ReportPart("Training", training or [Note("No run has a training history of more than one epoch.")]),
+        ReportPart("Training frequency", [group_table(data), *graph]),
+        ReportPart("Ablations", _ablations(results, data)),
+        ReportPart("Cost", [efficiency_table(results, data)]),
+        *image_parts,
+        ReportPart("Data", [statistics_table(data)]),
     ]
-    return Section(slug("data", data.name), data.name, parts)
+    return ReportSection(slug("data", data.name), data.name, parts)
 
 
 def _results(results: Results, data: DatasetResults) -> list[Block]:
@@ -57,27 +65,14 @@ def _results(results: Results, data: DatasetResults) -> list[Block]:
         *(published_table(results, data, world) for world in WORLDS),
         feasibility_table(data),
     ]
-    found: list[Block] = [table for table in tables if table]
-    if found and (absent := results.absent.get(data.name)):
-        found.append(Note(f"Not evaluated, and in no number here: {', '.join(absent)}.", "dvc repro"))
-    return found or [Note("No method has been evaluated.", "dvc repro")]
-
-
-def _curves(data: DatasetResults) -> list[Block]:
-    figures = [curve_figure(data, world) for world in WORLDS]
-    return [figure for figure in figures if figure] or [
-        Note("No run has predictions of seen and unseen pairs.", "dvc repro")
-    ]
-
-
-def _frequency(results: Results, data: DatasetResults) -> list[Block]:
-    graph = (graph_table(results, data), ends_table(results, data))
-    return [group_table(data), *(table for table in graph if table is not None)]
+    blocks: list[Block] = [table for table in tables if table]
+    if blocks and (missing := results.not_evaluated.get(data.name)):
+        blocks.append(Note(f"Not evaluated and not included: {', '.join(missing)}.", "dvc repro"))
+    return blocks or [Note("No method has been evaluated.", "dvc repro")]
 
 
 def _ablations(results: Results, data: DatasetResults) -> list[Block]:
-    """The tables whose runs exist, parts of single models' scores and lambda's curves; one note for all that is
-    missing."""
+    """Return the ablation tables whose runs exist, score terms and curves over lambda; one note lists missing runs."""
     entries = ablation_tables(results, data)
     tables = [block for _, block in entries if not isinstance(block, Note)]
     missing = [title for title, block in entries if isinstance(block, Note)]

@@ -1,4 +1,4 @@
-"""What the report is made of: the files of every run, read once; what does not exist is simply absent."""
+"""Files of all runs, read once for the report; missing files give None or empty tables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pandas as pd
 
 from duplex.errors import DuplexError
 from duplex.labels import WORLDS
+from duplex.report.aggregate import Tree, read_numbers
 from duplex.report.curves import MeanCurve, margins_of, mean_curve
-from duplex.report.numbers import Tree, read_numbers
-from duplex.system.files import reason
+from duplex.system.files import os_reason
 
 
 class RunFiles(Protocol):
-    """Where the files of one run lie."""
+    """Paths of the files of one run."""
 
     @property
     def metrics(self) -> Path: ...
@@ -33,8 +33,8 @@ class RunFiles(Protocol):
 
 
 @dataclass(frozen=True)
-class Run:
-    """One data set x method x seed. `files` names where each part was read, as the page cites it."""
+class RunRecord:
+    """Files of one run (data set, method, seed); `files` has the path of each, as the page cites it."""
 
     metrics: Tree
     history: pd.DataFrame | None = None
@@ -46,12 +46,12 @@ class Run:
 
 @dataclass(frozen=True)
 class DatasetResults:
-    """One data set: its runs by method and seed, the aggregate over seeds, and what describes it."""
+    """One data set: its runs by method and seed, the aggregate over seeds, and its description."""
 
     name: str
     summary: Mapping[str, Tree]  # method -> world -> seen, seen_se, ...; -> "groups" -> accuracies
-    runs: Mapping[str, Mapping[int, Run]] = field(default_factory=dict)
-    shown_as: Mapping[str, str] = field(default_factory=dict)  # row -> the method that it is in another world
+    runs: Mapping[str, Mapping[int, RunRecord]] = field(default_factory=dict)
+    shown_as: Mapping[str, str] = field(default_factory=dict)  # method -> the method that it is shown as
     ablations: Mapping[str, Tree] = field(default_factory=dict)  # name -> world -> ..., as `summary`
     statistics: Tree | None = None
     statistics_file: str = ""
@@ -61,83 +61,81 @@ class DatasetResults:
 
     @cached_property
     def curves(self) -> dict[str, dict[str, MeanCurve]]:
-        """World -> method -> its mean curve, where its predictions are there."""
+        """World -> method -> mean curve, for methods with predictions."""
         return {world: self._curves(world) for world in WORLDS}
 
     def _curves(self, world: str) -> dict[str, MeanCurve]:
-        found = {}
+        curves = {}
         for method, runs in self.runs.items():
             margins = [margins_of(run.predictions, world) for run in runs.values() if run.predictions is not None]
-            if sound := [one for one in margins if one is not None]:
-                found[self.shown_as.get(method, method)] = mean_curve(sound)
-        return found
+            if known := [seed for seed in margins if seed is not None]:
+                curves[self.shown_as.get(method, method)] = mean_curve(known)
+        return curves
 
 
 @dataclass(frozen=True)
 class Results:
+    """Everything that the report shows as numbers."""
+
     datasets: tuple[DatasetResults, ...]
     metrics_file: str = "artifacts/summary.json"
     ablations_file: str = "ablations/metrics.json"
     seeds: tuple[int, ...] = ()
-    absent: Mapping[str, Sequence[str]] = field(default_factory=dict)  # data set -> runs that were not evaluated
+    not_evaluated: Mapping[str, Sequence[str]] = field(default_factory=dict)  # data set -> names of runs
 
 
-def read_run(files: RunFiles) -> Run:
-    """A run's files. Its metrics must exist; the rest may not."""
-    places = {
-        name: getattr(files, name).as_posix()
-        for name in ("metrics", "history", "timing", "evaluation_timing", "predictions")
-    }
-    return Run(
+def read_run(files: RunFiles) -> RunRecord:
+    """Read the files of a run; those that do not exist are empty or None."""
+    names = ("metrics", "history", "timing", "evaluation_timing", "predictions")
+    return RunRecord(
         metrics=read_tree(files.metrics) or {},
         history=_checked(files.history, (), ("epoch", "val_auc")),
         timing=read_tree(files.timing) or {},
         evaluation_timing=read_tree(files.evaluation_timing) or {},
         predictions=read_predictions(files.predictions),
-        files=places,
+        files={name: getattr(files, name).as_posix() for name in names},
     )
 
 
 def read_tree(path: Path, *, names: int = 0) -> Tree | None:
-    """A table of numbers in JSON, or None where there is no such file."""
+    """Read numbers in JSON; None if the file does not exist."""
     return read_numbers(path, "dvc repro", names=names)
 
 
 def read_predictions(path: Path) -> pd.DataFrame | None:
-    """A run's `predictions.csv`, or None."""
+    """Read a run's `predictions.csv`; None if it does not exist."""
     return _checked(path, ("image", "label", "world", "top1"), ("row", "seen", "right", "margin"))
 
 
 def read_maps(path: Path) -> pd.DataFrame | None:
-    """A data set's maps, or None."""
+    """Read a data set's maps; None if they do not exist."""
     return _checked(path, ("map", "kind", "label", "object"), ("seen", "x", "y"))
 
 
 def _checked(path: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame | None:
-    """A table with these columns at least, of which `numbers` are that in every row."""
+    """Read a table and check that it has these columns, those of `numbers` numeric."""
     table = read_table(path)
     if table is None:
         return None
-    missing = [column for column in (*texts, *numbers) if column not in table]
-    if missing:
-        raise DuplexError(f"{path} has no column {missing[0]!r}; `dvc repro -f` writes it again")
-    strange = [column for column in numbers if len(table) and not pd.api.types.is_numeric_dtype(table[column])]
-    if strange:
-        raise DuplexError(f"{path} has what is no number under {strange[0]!r}; `dvc repro -f` writes it again")
+    advice = "`dvc repro -f` writes it again"
+    for column in (*texts, *numbers):
+        if column not in table:
+            raise DuplexError(f"{path} has no column {column!r}; {advice}")
+    for column in numbers:
+        if len(table) and not pd.api.types.is_numeric_dtype(table[column]):
+            raise DuplexError(f"{path} has a value that is no number in column {column!r}; {advice}")
     return table
 
 
 def read_table(path: Path) -> pd.DataFrame | None:
-    """A CSV, or None. Names stay text: a state called `NA` or `1` is no number."""
+    """Read a CSV file; None if it does not exist. Names stay text, even a state called `NA` or `1`."""
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
+    missing = {"margin": ["", "nan"]}
     try:
-        frame = pd.read_csv(
-            path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values={"margin": ["", "nan"]}
-        )
+        return pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values=missing)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {reason(error)}") from error
+        raise DuplexError(f"{path} cannot be read: {os_reason(error)}") from error
     except (ValueError, OverflowError, pd.errors.ParserError) as error:
         raise DuplexError(f"{path} is not a table ({error}); `dvc repro -f` writes it again") from error
-    return frame

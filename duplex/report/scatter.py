@@ -1,4 +1,4 @@
-"""Maps as SVG: dots for images, a triangle, square or star for each prototype, one hue a class."""
+"""Maps as SVG: dots for images; a triangle, square or star for each prototype; one hue per class."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CAPTIONS = {
     "visual": "Visual prototypes of the same pairs, coloured by object.",
     "combined": "Both together, coloured by object.",
 }
-PLACES = {"semantic": "object", "visual": "object", "combined": "object"}  # what a hue stands for; else the pair
+PLACES = {"semantic": "object", "visual": "object", "combined": "object"}  # meaning of the hue; else the pair
 
 
-def map_figures(table: pd.DataFrame, data: str, which: tuple[str, ...]) -> list[Figure]:
-    """The maps of `maps.csv` that exist, drawn."""
+def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[Figure]:
+    """Draw those of the named maps that `maps.csv` has."""
     figures = []
-    for name in which:
+    for name in names:
         rows = table[table["map"] == name]
         if len(rows):
             caption = CAPTIONS[name].format(n=rows["label"].nunique())
@@ -36,7 +36,7 @@ def map_figures(table: pd.DataFrame, data: str, which: tuple[str, ...]) -> list[
 
 
 def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
-    """One `<g>` a class, whose hover text names it; prototypes lie above images."""
+    """Return the SVG: one `<g>` per class with its name as hover text, prototypes above images."""
     rows = rows.assign(px=_scaled(rows["x"]), py=SIDE - _scaled(rows["y"]))
     hues = {name: i * GOLDEN % 360 for i, name in enumerate(sorted(rows[hue_by].unique()))}
     out = [
@@ -47,7 +47,12 @@ def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
         part = rows[(rows["kind"] == "image") == images]
         for label, group in part.groupby("label", sort=True):
             seen = "seen" if int(group["seen"].iloc[0]) else "unseen"
-            shapes = _cloud(group) if images else "".join(_marker(*row) for row in _points(group))
+            points = zip(group["kind"], group["px"], group["py"], strict=True)
+            if images:  # all dots of a class are one path of round caps
+                dots = "".join(f"M{number(x)} {number(y)}h.01" for _, x, y in points)
+                shapes = f'<path class="cloud" d="{dots}"/>'
+            else:
+                shapes = "".join(_marker(*point) for point in points)
             hue = number(hues[group[hue_by].iloc[0]])
             out.append(f'<g style="--hue:{hue}" data-tip={quoteattr(f"{label} ({seen})")}>{shapes}</g>')
     return "\n".join([*out, "</svg>"])
@@ -55,18 +60,7 @@ def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
 
 def _scaled(values: pd.Series) -> pd.Series:
     low, high = values.min(), values.max()
-    found: pd.Series = MARGIN + (values - low) / (high - low if high > low else 1.0) * (SIDE - 2 * MARGIN)
-    return found
-
-
-def _points(group: pd.DataFrame) -> list[tuple[str, float, float]]:
-    return list(zip(group["kind"], group["px"], group["py"], strict=True))
-
-
-def _cloud(group: pd.DataFrame) -> str:
-    """All dots of a class as one path of round caps."""
-    dots = "".join(f"M{number(x)} {number(y)}h.01" for _, x, y in _points(group))
-    return f'<path class="cloud" d="{dots}"/>'
+    return pd.Series(MARGIN + (values - low) / (high - low if high > low else 1.0) * (SIDE - 2 * MARGIN))
 
 
 def _marker(kind: str, x: float, y: float) -> str:

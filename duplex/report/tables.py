@@ -1,4 +1,4 @@
-"""The report's tables. Every number is a cell that names the file and the place in it where it was read."""
+"""Tables of the report. The cell of every number names the file and the place in it where it was read."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from duplex.report.blocks import MISSING, Cell, Column, Note, Row, Table
-from duplex.report.numbers import JUDGES, Tree
-from duplex.report.results import DatasetResults, Results, Run
+from duplex.labels import GROUPS
+from duplex.report.aggregate import SOURCES, TERMS, Tree
+from duplex.report.blocks import MISSING, Block, Column, Note, Table, TableCell, TableRow, columns, text_cell
+from duplex.report.results import DatasetResults, Results, RunRecord
 
 METRICS = (("seen", "S"), ("unseen", "U"), ("hm", "HM"), ("auc", "AUC"))
-PARTS = (("hm_at_val_bias", "HM, chosen bias"), ("state_accuracy", "state"), ("object_accuracy", "object"))
+PARTS = (("hm_at_val_bias", "HM, validation bias"), ("state_accuracy", "state"), ("object_accuracy", "object"))
 TIPS = {
-    "S": "accuracy on images of seen pairs when unseen pairs are ruled out",
-    "U": "accuracy on images of unseen pairs when seen pairs are ruled out",
+    "S": "accuracy on images of seen pairs when unseen pairs are excluded",
+    "U": "accuracy on images of unseen pairs when seen pairs are excluded",
     "HM": "best harmonic mean of seen and unseen accuracy over all biases",
     "AUC": "area under the seen–unseen curve",
     "AUC 95 %": "interval over test images, mean of the seeds' intervals",
-    "HM, chosen bias": "harmonic mean at the bias that validation chose: what a user gets",
+    "HM, validation bias": "harmonic mean at the bias chosen on validation, which predictions use",
     "state": "accuracy of the predicted state, no bias",
     "object": "accuracy of the predicted object, no bias",
 }
@@ -31,52 +32,42 @@ NUMBERS = tuple(Column(title, tip=TIPS[title]) for _, title in METRICS)
 
 
 def pointer(file: str, *keys: object) -> str:
-    """`file#/a/b`, a JSON pointer; `/` and `~` in a key are escaped as RFC 6901 says."""
+    """Return `file#/a/b`, a JSON pointer with `/` and `~` in keys escaped (RFC 6901)."""
     return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
 
 
 @lru_cache
 def data_file(name: str) -> Tree:
-    """One of the package's own tables: quoted.yaml, tables.yaml."""
+    """Read a YAML file of this package: quoted.yaml or tables.yaml."""
     text = files("duplex.report").joinpath(name).read_text(encoding="utf-8")
     return dict(YAML(typ="safe", pure=True).load(text))
 
 
-# -- results ----------------------------------------------------------------------------------------------------------
-
-
 def result_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """S, U, HM, AUC of every method in one world; the papers' own rows below where the data set is their benchmark."""
-    ours = {method: found[world] for method, found in data.summary.items() if world in found}
+    """Return S, U, HM, AUC of every method in one world, with published numbers below on a published benchmark."""
+    ours = {method: worlds[world] for method, worlds in data.summary.items() if world in worlds}
     if not ours:
         return None
     rows = []
     for method, values in ours.items():
-        place = (data.name, method, world)
-        cells = [metric_cell(results.metrics_file, values, place, name) for name, _ in METRICS]
-        interval = _interval_cell(results.metrics_file, values, place)
-        parts = [metric_cell(results.metrics_file, values, place, name) for name, _ in PARTS]
-        rows.append(Row([Cell(method, method), *cells, interval, *parts]))
+        place = (results.metrics_file, data.name, method, world)
+        interval = _interval_cell(values, place)
+        cells = [*metric_cells(values, place), interval, *metric_cells(values, place, PARTS)]
+        rows.append(TableRow([text_cell(method), *cells]))
     rows = ranked(rows, range(1, 1 + len(METRICS)))
     quoted = quoted_rows(data, world)
     seeds = max(int(values.get("seeds", 1)) for values in ours.values())
     over = f"{seeds} seed{'s' if seeds > 1 else ''}"
     note = f"Mean ± standard error over {over}, in percent. Bold: best, underlined: second."
     if quoted:
-        note += (
-            f" Rows marked “quoted” are copied from {data_file('quoted.yaml')['source']}; nothing here measured them."
-        )
-    header = [
-        Column("method", numeric=False),
-        *NUMBERS,
-        Column("AUC 95 %", tip=TIPS["AUC 95 %"]),
-        *(Column(title, tip=TIPS[title]) for _, title in PARTS),
-    ]
+        note += f" Rows marked “quoted” are published numbers from {data_file('quoted.yaml')['source']}."
+    others = (Column(title, tip=TIPS[title]) for title in ("AUC 95 %", *(title for _, title in PARTS)))
+    header = [*columns("method"), *NUMBERS, *others]
     return Table(f"{data.name}, {world} world", header, [*rows, *quoted], note)
 
 
-def quoted_rows(data: DatasetResults, world: str) -> list[Row]:
-    """Published rows, where name, states, objects and training pairs are those of the benchmark."""
+def quoted_rows(data: DatasetResults, world: str) -> list[TableRow]:
+    """Return published rows if name, states, objects and training pairs are those of a published benchmark."""
     table, benchmark = data_file("quoted.yaml"), benchmark_of(data)
     if benchmark is None:
         return []
@@ -85,97 +76,107 @@ def quoted_rows(data: DatasetResults, world: str) -> list[Row]:
         if benchmark in row:
             errors = row.get("errors", {}).get(benchmark, [None] * 4)
             numbers = [
-                Cell(f"{value:.1f}", value, spread="" if error is None else f"± {error:.1f}")
+                TableCell(f"{value:.1f}", value, spread="" if error is None else f"± {error:.1f}")
                 for value, error in zip(row[benchmark], errors, strict=True)
             ]
-            name = Cell(f"{row['method']} (quoted)", row["method"], tip=f"published row, {row['backbone']}")
-            rows.append(Row([name, *numbers, *[Cell(MISSING)] * (1 + len(PARTS))], quoted=True))
+            name = TableCell(f"{row['method']} (quoted)", row["method"], tip=f"published, {row['backbone']}")
+            rows.append(TableRow([name, *numbers, *[TableCell(MISSING)] * (1 + len(PARTS))], quoted=True))
     return rows
 
 
 def benchmark_of(data: DatasetResults) -> str | None:
-    """The published benchmark that a data set is, by its name and its counts."""
+    """Return the published benchmark that a data set is, by its name and counts; None for others."""
+    if data.statistics is None:
+        return None
+    counts = {key: data.statistics.get(key) for key in ("states", "objects")}
+    counts["train_pairs"] = data.statistics.get("train", {}).get("seen")
     known = data_file("quoted.yaml")["benchmarks"]
-    name = next((name for name in known if plain(name) == plain(data.name)), None)
-    return name if name is not None and _is_benchmark(data.statistics, known[name]) else None
+    return next((name for name in known if plain(name) == plain(data.name) and known[name] == counts), None)
 
 
 def plain(name: str) -> str:
-    """A name without case and punctuation."""
+    """Return a name in lower case, letters and digits only."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def _is_benchmark(statistics: Tree | None, expected: Mapping[str, int]) -> bool:
-    if statistics is None:
-        return False
-    found = {key: statistics.get(key) for key in ("states", "objects")}
-    return {**found, "train_pairs": statistics.get("train", {}).get("seen")} == dict(expected)
-
-
 def feasibility_table(data: DatasetResults) -> Table | None:
-    """What the open world rules out by each judge of feasibility, and what validation and test data said about it."""
-    keys = ("threshold", "feasible", "val_auc_all_feasible", "val_auc_at_threshold", "auc")
-    forms = ("{:.3f}", "{:,.0f}", "{:.1f}", "{:.1f}", "{:.1f}")
+    """Return threshold, feasible pairs and AUCs in the open world by each source of feasibility."""
+    forms = {"threshold": "{:.3f}", "feasible": "{:,.0f}"}
+    forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold", "auc"), "{:.1f}")
     rows = []
     for method, runs in data.runs.items():
-        for judge, place in _judges([run.metrics.get("open", {}) for run in runs.values()]):
-            numbers = (_run_cell(list(runs.values()), (*place, k), f) for k, f in zip(keys, forms, strict=True))
-            rows.append(Row([Cell(method, method), Cell(judge, judge), *numbers]))
+        for source, place in _feasibility_sources([run.metrics.get("open", {}) for run in runs.values()]):
+            numbers = (_run_cell(list(runs.values()), (*place, key), form) for key, form in forms.items())
+            rows.append(TableRow([text_cell(method), text_cell(source), *numbers]))
     if not rows:
         return None
-    titles = ("threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold", "test AUC")
+    titles = "threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold", "test AUC"
     note = (
-        "Unseen pairs below the threshold are ruled out; it is chosen by validation AUC. Words say how feasible a pair "
-        "is, or a method's own likelihood; the first line of a method is the one that decides. Mean over seeds."
+        "Unseen pairs with a feasibility below the threshold are excluded; the threshold is chosen by validation AUC. "
+        "Feasibility comes from word vectors or from the method's likelihood; the first line of a method is the source "
+        "that it uses. Mean over seeds."
     )
-    header = [Column("method", numeric=False), Column("by", numeric=False), *(Column(title) for title in titles)]
+    header = columns("method", "source", *titles, texts=2)
     return Table(f"Feasibility in the open world: {data.name}", header, rows, note)
 
 
-def _judges(worlds: Sequence[Tree]) -> list[tuple[str, tuple[str, ...]]]:
-    """Who judged, and where the numbers stand in a run's metrics: what decided first."""
-    found = []
+def _feasibility_sources(worlds: Sequence[Tree]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the sources of feasibility, the used one first, and the place of their numbers in a run's metrics."""
+    used = []
     if any("threshold" in world for world in worlds):
-        found.append((JUDGES[any("by_likelihood" in world for world in worlds)], ("open",)))
-    return found + [(judge, ("open", judge)) for judge in JUDGES if any(judge in world for world in worlds)]
-
-
-# -- ablations --------------------------------------------------------------------------------------------------------
+        used.append((SOURCES[any("by_likelihood" in world for world in worlds)], ("open",)))
+    return used + [(source, ("open", source)) for source in SOURCES if any(source in world for world in worlds)]
 
 
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | Note]]:
-    """Each ablation table of `tables.yaml`, or a note that names the command where none of its own runs exists."""
+    """Return each ablation table of `tables.yaml` by its title, or a note if its runs do not exist."""
     spec = data_file("tables.yaml")
-    found: list[tuple[str, Table | Note]] = []
+    tables: list[tuple[str, Table | Note]] = []
     for entry in spec["tables"]:
-        lines = [(row, *_ablation(results, data, row["run"])) for row in entry["rows"]]
-        if sum(bool(values) for _, values, *_ in lines) < 2 or not any(
-            f == results.ablations_file for *_, f, _ in lines
-        ):
-            found.append(
-                (entry["title"], Note(f"{entry['caption']} These ablations have not been run.", spec["command"]))
-            )
+        title, caption, texts = entry["title"], entry["caption"], entry["columns"]
+        lines = [(row["cells"], *_ablation(results, data, row["run"])) for row in entry["rows"]]
+        lines = [line for line in lines if line[1]]
+        if len(lines) < 2 or not any(place[0] == results.ablations_file for *_, place in lines):
+            tables.append((title, Note(f"{caption} These ablations have not been run.", spec["command"])))
             continue
-        rows = []
-        for row, values, file, name in lines:
-            if values:
-                place = (data.name, name, "closed")
-                numbers = [metric_cell(file, values, place, name) for name, _ in METRICS]
-                rows.append(Row([*(Cell(text, text) for text in row["cells"]), *numbers]))
-        first = len(entry["columns"])
-        header = [*(Column(title, numeric=False) for title in entry["columns"]), *NUMBERS]
-        table = Table(f"{entry['title']}: {data.name}, closed world", header, ranked(rows, range(first, first + 4)))
-        found.append((entry["title"], replace(table, note=entry["caption"])))
-    return found
+        rows = [TableRow([*map(text_cell, cells), *metric_cells(values, place)]) for cells, values, place in lines]
+        rows = ranked(rows, range(len(texts), len(texts) + len(METRICS)))
+        header = [*columns(*texts, texts=len(texts)), *NUMBERS]
+        tables.append((title, Table(f"{title}: {data.name}, closed world", header, rows, caption)))
+    return tables
 
 
-def _ablation(results: Results, data: DatasetResults, names: str | list[str]) -> tuple[Tree | None, str, str]:
-    """Closed-world numbers of the first of some rows that was run, the file they are from and the row's name."""
+def _ablation(results: Results, data: DatasetResults, names: str | list[str]) -> tuple[Tree, Sequence[str]]:
+    """Return the closed-world numbers of the first of `names` that was run, and their place; empty if none was."""
     for name in [names] if isinstance(names, str) else names:
         for table, file in ((data.ablations, results.ablations_file), (data.summary, results.metrics_file)):
             if "closed" in table.get(name, {}):
-                return table[name]["closed"], file, name
-    return None, "", ""
+                return table[name]["closed"], (file, data.name, name, "closed")
+    return {}, ()
+
+
+TERMS_NOTE = (
+    "Score terms of one trained method, evaluated without the others and weighted as in the whole score: semantic "
+    "prototypes (semantic), visual prototypes (visual), states and objects by prompts (factors), pairs by closed-form "
+    "prototypes (gaussian), states and objects by closed-form prototypes (gaussian_factors)."
+)
+
+
+def term_tables(results: Results, data: DatasetResults) -> list[Block]:
+    """Return a table for each method whose score terms and their sums were evaluated (the paper's inference terms)."""
+    tables: list[Block] = []
+    for method, summary in data.summary.items():
+        sums = {name.removeprefix(TERMS).replace("+", " + "): name for name in summary if name.startswith(TERMS)}
+        if not sums:
+            continue
+        rows = []
+        for title, name in {**sums, "all score terms": "closed"}.items():
+            place = (results.metrics_file, data.name, method, name)
+            rows.append(TableRow([text_cell(title), *metric_cells(summary[name], place)]))
+        caption = f"Score terms: {method}, {data.name}, closed world"
+        rows = ranked(rows, range(1, 1 + len(METRICS)))
+        tables.append(Table(caption, [*columns("score terms"), *NUMBERS], rows))
+    return [Note(TERMS_NOTE), *tables] if tables else []
 
 
 COUNTS = {
@@ -186,16 +187,14 @@ COUNTS = {
     "test_percent": "{:.1f}",
 }
 
-# -- frequency, efficiency, data --------------------------------------------------------------------------------------
-
 
 def group_table(data: DatasetResults) -> Table | Note:
-    """Accuracy without bias by how often a pair was trained on, for every method."""
+    """Return the accuracy of every method by training frequency, without bias."""
     methods = {m: runs for m, runs in data.runs.items() if runs and all(r.metrics.get("groups") for r in runs.values())}
     if not methods:
         metrics = [run.metrics for runs in data.runs.values() for run in runs.values()]
-        if any("open" in one and "closed" not in one for one in metrics):
-            return Note("Frequency groups are the closed world's, which evaluation.worlds in params.yaml leaves out.")
+        if any("open" in worlds and "closed" not in worlds for worlds in metrics):
+            return Note("Frequency groups need the closed world, which evaluation.worlds in params.yaml omits.")
         return Note("No run has metrics by frequency group.", "dvc repro")
     first = next(iter(next(iter(methods.values())).values()))
     rows = []
@@ -204,72 +203,104 @@ def group_table(data: DatasetResults) -> Table | Note:
         accuracies = [
             _run_cell(list(runs.values()), ("groups", group, "accuracy"), "{:.1f}") for runs in methods.values()
         ]
-        rows.append(Row([Cell(group, group), *counts, *accuracies]))
+        rows.append(TableRow([text_cell(group), *counts, *accuracies]))
     note = (
         "Pairs by number of training images: head is the top 20 %, medium the next 30 %, tail the rest; unseen pairs "
-        "have none. Accuracy at no bias, closed world, percent, mean over seeds."
+        "have none. Accuracy without bias, closed world, percent, mean over seeds."
     )
     titles = [key.replace("_percent", " %").replace("_", " ") for key in COUNTS]
-    header = [Column("group", numeric=False), *(Column(title) for title in (*titles, *methods))]
-    return Table(f"Accuracy by training frequency: {data.name}", header, rows, note)
+    return Table(f"Accuracy by training frequency: {data.name}", columns("group", *titles, *methods), rows, note)
+
+
+GRAPH = ("codebook without graph", "with graph", "gain")
+
+
+def graph_table(results: Results, data: DatasetResults) -> Table | None:
+    """Return accuracies without bias, with and without the graph; None unless both ablations were run."""
+    cells = {group: _graph_cells(results, data, "groups", group) for group in GROUPS}
+    rows = [TableRow([text_cell(group), *numbers]) for group, numbers in cells.items() if numbers]
+    if not rows:
+        return None
+    note = "Accuracy without bias, closed world, percent, mean over the ablations' seeds."
+    return Table(f"Training frequency and the graph: {data.name}", columns("group", *GRAPH), rows, note)
+
+
+def ends_table(results: Results, data: DatasetResults) -> Table | None:
+    """Return the same at the ends of the curve, as in the appendix; None unless both ablations have these numbers."""
+    runs = [run for seeds in data.runs.values() for run in seeds.values()]
+    rows = []
+    for group in ("head", "medium", "tail", "seen", "unseen"):  # rows of the appendix
+        place = ("closed", "seen") if group == "seen" else ("groups_at_ends", group)
+        counted = ("closed", "images_seen") if group == "seen" else ("groups", group, "test_images")
+        images = (_run_cell([run], counted, "{:,.0f}") for run in runs)
+        if cells := _graph_cells(results, data, *place):
+            count = next((cell for cell in images if cell.source), TableCell(MISSING))
+            rows.append(TableRow([text_cell(group), count, *cells]))
+    if not any(row.cells[0].text in GROUPS for row in rows):
+        return None
+    note = (
+        "Accuracy at the ends of the curve: head, medium, tail and all seen pairs when unseen pairs are excluded (so "
+        "that seen is S), unseen pairs when seen pairs are excluded (U). Closed world, percent, mean over seeds."
+    )
+    caption = f"Training frequency and the graph at the curve's ends: {data.name}"
+    return Table(caption, columns("group", "test images", *GRAPH), rows, note)
+
+
+def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[TableCell]:
+    """Return a number of both ablations and their difference; empty if one is missing."""
+    pair = data_file("tables.yaml")["frequency"]  # entries of `ablations:` that differ in the graph only
+    names = (pair["without"], pair["with"])
+    values = [_reach(data.ablations, (name, *place)) for name in names]
+    if None in values:
+        return []
+    sources = [pointer(results.ablations_file, data.name, name, *place) for name in names]
+    cells = [TableCell(f"{value:.1f}", value, source) for value, source in zip(values, sources, strict=True)]
+    gain = values[1] - values[0]
+    return [*cells, TableCell(f"{gain:+.1f}", gain, " ".join(sources))]
 
 
 def efficiency_table(results: Results, data: DatasetResults) -> Table:
-    """Parameters, memory, seconds an epoch and for the test split, beside what they buy."""
+    """Return parameters, memory, seconds per epoch and for the test split, with HM and AUC."""
     rows = []
     for method, runs in data.runs.items():
-        every = list(runs.values())
+        seeds = list(runs.values())
         closed = data.summary.get(method, {}).get("closed", {})
-        place = (data.name, method, "closed")
-        rows.append(
-            Row(
-                [
-                    Cell(method, method),
-                    _run_cell(every, ("parameters",), "{:,.0f}", "timing"),
-                    _run_cell(every, ("tail_blocks",), "{:,.0f}", "timing"),
-                    _run_cell(every, ("codebook_rows",), "{:,.0f}", "timing"),
-                    _run_cell(every, ("peak_bytes",), "{:,.0f} MB", "timing", 1e-6),
-                    _run_cell(every, ("seconds_per_epoch",), "{:.2f} s", "timing"),
-                    _run_cell(every, ("test_seconds",), "{:.2f} s", "evaluation_timing"),
-                    metric_cell(results.metrics_file, closed, place, "hm"),
-                    metric_cell(results.metrics_file, closed, place, "auc"),
-                ]
-            )
-        )
-    titles = ("trained parameters", "tail blocks", "codebook rows", "peak memory", "epoch", "test split", "HM", "AUC")
+        place = (results.metrics_file, data.name, method, "closed")
+        counts = ("parameters", "finetuned_blocks", "codebook_rows")
+        cells = [
+            *(_run_cell(seeds, (name,), "{:,.0f}", "timing") for name in counts),
+            _run_cell(seeds, ("peak_bytes",), "{:,.0f} MB", "timing", 1e-6),
+            _run_cell(seeds, ("seconds_per_epoch",), "{:.2f} s", "timing"),
+            _run_cell(seeds, ("test_seconds",), "{:.2f} s", "evaluation_timing"),
+        ]
+        rows.append(TableRow([text_cell(method), *cells, *metric_cells(closed, place, METRICS[2:])]))
+    titles = "trained parameters", "fine-tuned blocks", "prototypes", "peak memory", "epoch", "test split", "HM", "AUC"
     note = (
-        "Mean over seeds. Memory is the most that the process held in training. Times depend on the machine; those of "
-        "the frozen encoder are not in them, those of the tail blocks, its last ones, are, where something in them is "
-        "trained."
+        "Mean over seeds. Memory is the peak of the process in training. Times depend on the machine; they include the "
+        "fine-tuned blocks of the encoder, but not its frozen ones."
     )
-    header = [Column("method", numeric=False), *(Column(title) for title in titles)]
-    return Table(f"Cost and result: {data.name}, closed world", header, rows, note)
+    return Table(f"Cost and result: {data.name}, closed world", columns("method", *titles), rows, note)
 
 
 def statistics_table(data: DatasetResults) -> Table | Note:
-    """The data set's counts, as papers print them."""
+    """Return the counts of the data set."""
     stats = data.statistics
     if stats is None:
-        return Note("The data set has no statistics yet.", f"dvc repro prepare@{data.name}")
-    places: list[tuple[str, ...]] = [("states",), ("objects",)]
-    places += [("train", "seen"), ("train", "images")]
-    places += [(split, key) for split in ("val", "test") for key in ("seen", "unseen", "images")]
-    cells = [_tree_cell(stats, data.statistics_file, place, "{:,.0f}") for place in places]
-    titles = ["states", "objects", "train pairs", "train images"]
-    titles += [f"{split} {what}" for split in ("val", "test") for what in ("seen pairs", "unseen pairs", "images")]
-    if data.extraction is not None:
-        titles += ["feature cache", "unreadable pictures"]
-        cells.append(_tree_cell(data.extraction, data.extraction_file, ("bytes",), "{:,.1f} MB", 1e-6))
-        cells.append(_tree_cell(data.extraction, data.extraction_file, ("bad",), "{:,.0f}"))
-    rows = [Row([Cell(title, title), cell]) for title, cell in zip(titles, cells, strict=True)]
-    return Table(f"Counts: {data.name}", [Column("of", numeric=False), Column("count")], rows)
+        return Note("The data set has no statistics.", f"dvc repro prepare@{data.name}")
+    places: dict[str, tuple[str, ...]] = {"states": ("states",), "objects": ("objects",)}
+    places |= {"train pairs": ("train", "seen"), "train images": ("train", "images")}
+    counts = {"seen pairs": "seen", "unseen pairs": "unseen", "images": "images"}
+    places |= {f"{split} {title}": (split, key) for split in ("val", "test") for title, key in counts.items()}
+    cells = {title: _tree_cell(stats, data.statistics_file, place, "{:,.0f}") for title, place in places.items()}
+    if (tree := data.extraction) is not None:
+        cells["feature cache"] = _tree_cell(tree, data.extraction_file, ("bytes",), "{:,.1f} MB", 1e-6)
+        cells["unreadable images"] = _tree_cell(tree, data.extraction_file, ("bad",), "{:,.0f}")
+    rows = [TableRow([text_cell(title), cell]) for title, cell in cells.items()]
+    return Table(f"Counts: {data.name}", columns("item", "count"), rows)
 
 
-# -- cells ------------------------------------------------------------------------------------------------------------
-
-
-def ranked(rows: Sequence[Row], columns: Iterable[int]) -> list[Row]:
-    """Mark the best and the second-best number of each column; equal numbers share their mark."""
+def ranked(rows: Sequence[TableRow], columns: Iterable[int]) -> list[TableRow]:
+    """Mark the best and the second-best number of each column; equal numbers share a mark."""
     grid = [list(row.cells) for row in rows]
     for column in columns:
         numbers = (line[column].value for line in grid)
@@ -278,42 +309,49 @@ def ranked(rows: Sequence[Row], columns: Iterable[int]) -> list[Row]:
             value = line[column].value
             if isinstance(value, int | float) and value in values[:2] and len(values) > 1:
                 line[column] = replace(line[column], rank=1 + values.index(value))
-    return [Row(cells, row.quoted) for cells, row in zip(grid, rows, strict=True)]
+    return [TableRow(cells, row.quoted) for cells, row in zip(grid, rows, strict=True)]
 
 
-def metric_cell(file: str, values: Tree, place: Sequence[str], name: str) -> Cell:
+def metric_cells(values: Tree, place: Sequence[str], metrics: Sequence[tuple[str, str]] = METRICS) -> list[TableCell]:
+    """Return a cell for each metric (name, title) of a summary; `place` is its file and the keys that lead to it."""
+    return [_metric_cell(values, place, name) for name, _ in metrics]
+
+
+def _metric_cell(values: Tree, place: Sequence[str], name: str) -> TableCell:
     value, error = values.get(name), values.get(f"{name}_se")
     if value is None:
-        return Cell(MISSING)
+        return TableCell(MISSING)
     spread = f"± {error:.1f}" if error is not None and values.get("seeds", 1) > 1 else ""
     ends = [values.get(f"{name}_{end}") for end in ("low", "high")]
     tip = f"{value:.2f}; 95 % over images: {ends[0]:.1f} to {ends[1]:.1f}" if None not in ends else f"{value:.2f}"
-    return Cell(f"{value:.1f}", value, pointer(file, *place, name), spread=spread, tip=tip)
+    return TableCell(f"{value:.1f}", value, pointer(*place, name), spread=spread, tip=tip)
 
 
-def _interval_cell(file: str, values: Tree, place: Sequence[str]) -> Cell:
+def _interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
     low, high = values.get("auc_low"), values.get("auc_high")
     if low is None or high is None:
-        return Cell(MISSING)
-    ends = " ".join(pointer(file, *place, f"auc_{end}") for end in ("low", "high"))
-    return Cell(f"{low:.1f}–{high:.1f}", low, ends)
+        return TableCell(MISSING)
+    ends = " ".join(pointer(*place, f"auc_{end}") for end in ("low", "high"))
+    return TableCell(f"{low:.1f}–{high:.1f}", low, ends)
 
 
-def _run_cell(runs: Sequence[Run], keys: Sequence[str], form: str, part: str = "metrics", scale: float = 1.0) -> Cell:
-    """The mean over runs of a number in one of their files; it cites them all."""
+def _run_cell(
+    runs: Sequence[RunRecord], keys: Sequence[str], form: str, part: str = "metrics", scale: float = 1.0
+) -> TableCell:
+    """Return the mean over runs of a number in one of their files, citing all of them."""
     values = [_reach(getattr(run, part), keys) for run in runs]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if not runs or len(numbers) < len(runs):
-        return Cell(MISSING)
+        return TableCell(MISSING)
     average = math.fsum(numbers) / len(numbers) * scale
-    return Cell(form.format(average), average, " ".join(pointer(run.files[part], *keys) for run in runs))
+    return TableCell(form.format(average), average, " ".join(pointer(run.files[part], *keys) for run in runs))
 
 
-def _tree_cell(tree: Tree, file: str, keys: Sequence[str], form: str, scale: float = 1) -> Cell:
+def _tree_cell(tree: Tree, file: str, keys: Sequence[str], form: str, scale: float = 1) -> TableCell:
     value = _reach(tree, keys)
     if value is None:
-        return Cell(MISSING)
-    return Cell(form.format(scale * value), scale * value, pointer(file, *keys))
+        return TableCell(MISSING)
+    return TableCell(form.format(scale * value), scale * value, pointer(file, *keys))
 
 
 def _reach(tree: Any, keys: Sequence[str]) -> Any:

@@ -1,7 +1,7 @@
-"""Image to composition, the paper's figure of qualitative results: the texts nearest to test images.
+"""Image-to-text retrieval, as in the paper's qualitative figure.
 
-An image's feature asks for the three semantic prototypes `t^c` of the closed world with the largest cosines. The other
-terms of a score and the bias on unseen pairs have no say.
+For each test image: the three semantic prototypes `t^c` of the closed world with the largest cosines to its feature.
+Other score terms and the bias on unseen pairs are not used.
 """
 
 from __future__ import annotations
@@ -15,64 +15,52 @@ import numpy as np
 from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.retrieval import nearest
 from duplex.labels import Bools, Ints
-from duplex.report.blocks import Block, Cell, Column, Line, Row, Table
-from duplex.report.prototypes import Embedded
-from duplex.report.retrieved import Viewing
-from duplex.report.tables import pointer
+from duplex.report.blocks import Block, Line
+from duplex.report.prototype_retrieval import EmbeddedImages, RetrievalContext, masks_of, shares_table
 
 TOP = 3
 
 
 @dataclass(frozen=True)
 class Texts:
-    """All empty where a method has no semantic prototypes."""
+    """Nearest texts of the test images; empty if the method has no semantic prototypes."""
 
-    lines: Mapping[int, Sequence[Line]] = field(default_factory=dict)  # of a test image, by its row in the manifest
+    lines: Mapping[int, Sequence[Line]] = field(default_factory=dict)  # by row of the manifest
     blocks: Sequence[Block] = ()
-    numbers: Mapping[str, Any] = field(default_factory=dict)  # what `blocks` cite
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # cited by `blocks`
 
 
-def nearest_texts(viewing: Viewing, embedded: Embedded) -> tuple[Ints, Floats] | None:
-    """Compositions [n, 3] by falling cosine to each test image, and the cosines."""
-    if viewing.method.semantic is None or embedded.spoken is None:
+def nearest_texts(context: RetrievalContext, embedded: EmbeddedImages) -> tuple[Ints, Floats] | None:
+    """Return the three nearest compositions of each test image [n, 3] and the cosines, descending."""
+    if context.method.semantic is None or embedded.text_space is None:
         return None
-    columns = viewing.labels.target("closed", "test")
-    places, cosines = nearest(embedded.spoken, viewing.method.semantic(columns).cpu().numpy(), TOP)
-    return columns[places], cosines
+    candidates = context.labels.candidates("closed", "test")
+    places, cosines = nearest(embedded.text_space, context.method.semantic(candidates).cpu().numpy(), TOP)
+    return candidates[places], cosines
 
 
-def texts_of(viewing: Viewing, embedded: Embedded, file: str) -> Texts:
-    """What is said below pictures, and how often it is right; the numbers will be in `file`."""
-    answer = nearest_texts(viewing, embedded)
-    if answer is None:
+def text_blocks(context: RetrievalContext, embedded: EmbeddedImages, file: str) -> Texts:
+    """Return the lines below test images and how often they are right; tables cite the numbers as being in `file`."""
+    nearest_three = nearest_texts(context, embedded)
+    if nearest_three is None:
         return Texts()
-    found, cosines = answer
-    right: Bools = found == viewing.own[:, None]
-    names = [viewing.labels.names(column) for column in found.T]
+    compositions, cosines = nearest_three
+    right: Bools = compositions == context.compositions[:, None]
+    names = [context.labels.names(column) for column in compositions.T]
     lines = {
         row: [Line(f"{cosines[i, k]:.3f} {names[k][i]}", bool(right[i, k])) for k in range(len(names))]
-        for i, row in enumerate(viewing.test.rows.tolist())
+        for i, row in enumerate(context.test.rows.tolist())
     }
-    numbers = {"texts": _shares(right, viewing.labels.seen[viewing.own])}
-    return Texts(lines, [_table(numbers, file)], numbers)
+    numbers = {"texts": _shares(right, context.labels.seen[context.compositions])}
+    titles = {"first": "the nearest text", "among_three": "one of the nearest three"}
+    note = "Share of test images whose label it is, by cosine of feature and semantic prototype, closed world, percent."
+    return Texts(lines, [shares_table("Image to text", "label is", numbers, file, "texts", titles, note)], numbers)
 
 
 def _shares(right: Bools, seen: Bools) -> dict[str, dict[str, float]]:
-    """Images [n, 3] whose label is the first text, and those where it is among the three, in percent."""
-    kinds = {"seen": seen, "unseen": ~seen, "all": np.ones_like(seen)}
+    """Return the percentages of images whose label is the first text, and of those where it is among the three."""
     hits = {"first": right[:, 0], "among_three": np.any(right, axis=1)}
     return {
-        name: {kind: 100 * float(hit[mask].mean()) for kind, mask in kinds.items() if mask.any()}
+        name: {kind: 100 * float(hit[mask].mean()) for kind, mask in masks_of(seen).items()}
         for name, hit in hits.items()
     }
-
-
-def _table(numbers: Mapping[str, Any], file: str) -> Table:
-    rows = []
-    for name, title in (("first", "the nearest text"), ("among_three", "one of the nearest three")):
-        shares = numbers["texts"][name]
-        cells = [Cell(f"{share:.1f}", share, pointer(file, "texts", name, kind)) for kind, share in shares.items()]
-        rows.append(Row([Cell(title, title), *cells]))
-    note = "Share of test images whose label it is, by cosine of feature and semantic prototype, closed world, percent."
-    header = [Column("label is", False), *map(Column, numbers["texts"]["first"])]
-    return Table("Image to text", header, rows, note)

@@ -1,31 +1,40 @@
-"""Thumbnails: a data set's own pictures, small, inside the page."""
+"""Thumbnails of a data set's images, embedded in the page."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PIL import Image
 
-from duplex.features.image_files import BadPicture, read_picture
+from duplex.features.image_files import BadImageFile, read_image
+from duplex.report.blocks import Block, Note
 
 SIDE, QUALITY = 128, 72
+Thumbnails = Callable[[str], str | None]  # data URI of an image, by its name in the manifest
 
 
 def thumbnail(path: Path, side: int = SIDE) -> str | None:
-    """A data URI of the picture, at most `side` wide and high; None where it cannot be read."""
+    """Return the image as a data URI, at most `side` wide and high; None if it cannot be read."""
     try:
-        picture = read_picture(path)
-    except BadPicture:
+        image = read_image(path)
+    except BadImageFile:
         return None
-    picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=QUALITY, optimize=True)
+    image.save(buffer, "JPEG", quality=QUALITY, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def any_there(root: Path, images: Iterable[str]) -> bool:
-    """Whether at least one of some pictures lies under the data root."""
-    return any((root / image).is_file() for image in images)
+def thumbnails_under(root: Path) -> Thumbnails:
+    """Return the function that makes thumbnails of a data set whose images are under `root`."""
+    return lambda image: thumbnail(root / image)
+
+
+def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list[Block]:
+    """Return a note if none of the images exists under `root`."""
+    if any((root / image).is_file() for image in images):
+        return []
+    return [Note(f"The images of {dataset} are not on this machine (expected in {root}); only labels are shown.")]

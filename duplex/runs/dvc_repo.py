@@ -1,4 +1,4 @@
-"""What a sweep asks of DVC, and what it hands to it. Where there is no DVC project, nobody asks."""
+"""DVC commands that a sweep needs: status, repro and commit."""
 
 from __future__ import annotations
 
@@ -13,36 +13,35 @@ from typing import Any
 
 from duplex.errors import DuplexError
 
-FILE = "dvc.yaml"
-
 
 @dataclass(frozen=True)
-class Project:
+class DvcRepo:
     """A folder with a dvc.yaml."""
 
     folder: Path
 
     @classmethod
-    def at(cls, folder: Path) -> Project | None:
-        """The project in a folder, if DVC is installed and keeps it."""
-        where = folder.resolve()
-        kept = any((parent / ".dvc").is_dir() for parent in (where, *where.parents))
-        return cls(folder) if kept and (folder / FILE).is_file() and find_spec("dvc") else None
+    def at(cls, folder: Path) -> DvcRepo | None:
+        """Return the pipeline in a folder; None without a dvc.yaml, outside of a DVC repository, or without DVC."""
+        place = folder.resolve()
+        in_repository = any((parent / ".dvc").is_dir() for parent in (place, *place.parents))
+        return cls(folder) if in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc") else None
 
     def changed(self, targets: Collection[str]) -> dict[str, Any]:
-        """The stages among `targets`, or in the groups that they name, that DVC would run; why, as it says it."""
-        found: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
-        return {name.rpartition(":")[2]: why for name, why in found.items()}
+        """Return stage -> changes of the stages among `targets`, or in their groups, that DVC would run."""
+        status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
+        return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
-    def make(self, targets: Iterable[str]) -> None:
+    def repro(self, targets: Iterable[str]) -> None:
+        """Run stages and what they depend on."""
         self._dvc("repro", *targets, quiet=False)
 
     def commit(self, targets: Iterable[str]) -> None:
-        """Take the outputs of stages as they are: they were made of what is there."""
+        """Record the outputs of stages as they are now."""
         self._dvc("commit", "--force", "--quiet", *targets)
 
     def _dvc(self, *words: str, quiet: bool = True) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "dvc", *words],
             cwd=self.folder,
             stdout=subprocess.PIPE if quiet else sys.stderr,
@@ -50,8 +49,8 @@ class Project:
             text=True,
             check=False,
         )
-        if done.returncode:
-            said = [line for line in (done.stderr or "").splitlines() if line.startswith("ERROR:")]
-            why = said[-1].removeprefix("ERROR:").strip() if said else f"it ended with code {done.returncode}"
-            raise DuplexError(f"`dvc {words[0]}` failed: {why}; mend that and run the same command again")
-        return done.stdout if quiet else ""
+        if process.returncode:
+            errors = [line for line in (process.stderr or "").splitlines() if line.startswith("ERROR:")]
+            reason = errors[-1].removeprefix("ERROR:").strip() if errors else f"exit code {process.returncode}"
+            raise DuplexError(f"`dvc {words[0]}` failed: {reason}; fix this and run the same command again")
+        return process.stdout if quiet else ""

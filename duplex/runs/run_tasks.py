@@ -1,4 +1,4 @@
-"""Cells of the grid data set x method x seed: what each stands on, which are made already, and whoever makes them."""
+"""Runs of a sweep (data set, method, seed): which stages are missing, and how to execute them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ import torch
 
 from duplex.config.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
+from duplex.config.run_key import run_records
 from duplex.errors import DuplexError
 from duplex.stages import evaluate, train
-from duplex.stages.inputs import Loaded
+from duplex.library.inputs import InputsCache
 from duplex.system.files import sha256, write_text
 
 STAGES = ("train", "evaluate")
-OUTS = {"train": ("checkpoint", "history"), "evaluate": ("metrics", "curve", "predictions")}
+OUTPUTS = {"train": ("checkpoint", "history"), "evaluate": ("metrics", "curve", "predictions")}
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunId:
+    """A data set, a method and a seed."""
+
     dataset: str
     method: str
     seed: int
@@ -37,123 +40,106 @@ class Cell:
         return f"{self.dataset} {self.method} {self.seed}"
 
     def stage(self, name: str) -> str:
-        """As dvc.yaml calls it."""
+        """Return the name of a stage of this run in dvc.yaml."""
         return f"{name}@{self.dataset}-{self.method}-{self.seed}"
 
 
 @dataclass(frozen=True)
-class Task:
-    """A cell to be made: where its files go, and what they stand on, as one digest a stage."""
+class RunTask:
+    """A run to execute."""
 
-    cell: Cell
-    out: Path
-    keys: dict[str, str]
-    train: bool = True  # False: its checkpoint is there, evaluation alone is missing
+    run: RunId
+    out: Path  # folder of its files
+    keys: dict[str, str]  # stage -> digest of everything that the stage depends on
+    train: bool = True  # False: its checkpoint is up to date, only evaluation is missing
 
 
 @dataclass(frozen=True)
-class Made:
-    """A cell that was tried. `failed` is the sentence that says why it could not be made."""
+class RunResult:
+    """An executed run."""
 
-    task: Task
+    task: RunTask
     seconds: float
-    said: str = ""
-    failed: str | None = None
+    output: str = ""  # what it printed to stderr
+    error: str | None = None  # why it failed; None: it succeeded
 
 
-def keys_of(record: dict[str, Any], inputs: dict[str, Any], params: Params, dataset: str) -> dict[str, str]:
-    """What the stages of a run depend on, as in dvc.yaml: `record` is the run's plan, `inputs` the data set's files."""
-    settings = params.evaluation.model_dump(mode="json")
-    known = {"inputs": inputs, "encoder": params.dataset(dataset).encoder.model_dump(), "torch": torch.__version__}
-    chosen = {key: settings[key] for key in ("thresholds", "feasibility", "word_vectors")}
-    augmentation = params.augmentation(dataset)
-    shown = {} if augmentation is None else augmentation.identity
-    trained = {**known, "plan": record["train"], "views": shown, **chosen}
-    evaluated = {**trained, "evaluate": record["evaluate"], "evaluation": settings}
-    return {"train": _digest(trained), "evaluate": _digest(evaluated)}
+def stage_keys(params: Params, dataset: str, method: str, files: dict[str, Any]) -> dict[str, str]:
+    """Return stage -> digest of everything that a run's stages depend on; `files`: from `file_identity`."""
+    records = run_records(params, dataset, method)
+    train = {"record": records["train"], "files": files, "torch": torch.__version__}
+    evaluate = {**train, "evaluate": records["evaluate"]}
+    return {"train": _digest(train), "evaluate": _digest(evaluate)}
 
 
-def inputs_of(dataset: str, paths: ArtifactPaths) -> dict[str, Any]:
-    """The files that all runs of a data set read. Features are large: their size and time stand for them."""
+def file_identity(dataset: str, paths: ArtifactPaths) -> dict[str, Any]:
+    """Identify the files that all runs of a data set read: small ones by hash, caches by size and time."""
     for path, stage in ((paths.manifest, "prepare"), (paths.labels, "prepare"), (paths.features, "extract")):
         if not path(dataset).exists():
             raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")
-    large = [place.stat() for place in (paths.features(dataset), paths.views(dataset)) if place.exists()]
+    caches = [path.stat() for path in (paths.features(dataset), paths.views(dataset)) if path.exists()]
     small = {path.name: sha256(path) for path in (paths.manifest(dataset), paths.labels(dataset))}
-    return {**small, "features": [number for file in large for number in (file.st_size, file.st_mtime_ns)]}
+    return {**small, "caches": [number for file in caches for number in (file.st_size, file.st_mtime_ns)]}
+
+
+def missing_stages(task: RunTask) -> tuple[str, ...]:
+    """Return the stages that no earlier sweep has completed with the same keys, by the mark in the run's folder."""
+    try:
+        mark = json.loads(RunPaths(task.out).sweep_mark.read_text(encoding="utf-8"))
+        complete = [name for name in STAGES if mark[name] == [task.keys[name], _hashes(task.out, name)]]
+    except (OSError, ValueError, KeyError, TypeError):
+        complete = []
+    return () if len(complete) == len(STAGES) else ("evaluate",) if complete == ["train"] else STAGES
+
+
+@dataclass
+class RunExecutor:
+    """Executes runs one after another in one process; inputs are loaded once per data set."""
+
+    params: Params
+    paths: ArtifactPaths
+    threads: int  # number of CPU threads for `threads: auto`: the number that a process of its own would use
+    inputs: InputsCache = field(default_factory=InputsCache)
+
+    def execute(self, task: RunTask) -> RunResult:
+        """Train (if `task.train`) and evaluate a run. Errors are returned, not raised."""
+        start, output, error = time.perf_counter(), io.StringIO(), None
+        torch.set_num_threads(self.threads)
+        with redirect_stderr(output):  # several processes share a terminal: none shows its own progress bar
+            try:
+                self._execute(task)
+            except DuplexError as failure:
+                error = str(failure)
+            except Exception as failure:
+                if os.environ.get("DUPLEX_DEBUG"):
+                    traceback.print_exc()
+                first = next(iter(str(failure).splitlines()), "")
+                command = f"duplex train -d {task.run.dataset} -m {task.run.method} -s {task.run.seed}"
+                error = f"{type(failure).__name__}: {first}; `{command}` shows more"
+        return RunResult(task, time.perf_counter() - start, output.getvalue(), error)
+
+    def _execute(self, task: RunTask) -> None:
+        run, files, mark = task.run, RunPaths(task.out), {}
+        arguments = (self.params, run.dataset, run.method, run.seed, self.paths, files, self.inputs)
+        if task.train:
+            files.sweep_mark.unlink(missing_ok=True)
+            train.run(*arguments)
+        for stage in STAGES:
+            if stage == "evaluate":
+                evaluate.run(*arguments)
+            mark[stage] = [task.keys[stage], _hashes(task.out, stage)]
+            write_text(files.sweep_mark, json.dumps(mark) + "\n")
+
+
+def remove_marks(tasks: Iterable[RunTask]) -> None:
+    """Delete the marks of runs that DVC tracks from now on."""
+    for task in tasks:
+        RunPaths(task.out).sweep_mark.unlink(missing_ok=True)
+
+
+def _hashes(out: Path, stage: str) -> list[str]:
+    return [sha256(getattr(RunPaths(out), name)) for name in OUTPUTS[stage]]
 
 
 def _digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def mark_of(out: Path) -> Path:
-    """Beside a cell's files, until DVC has them: the keys that they were made with, and their hashes."""
-    return out / "swept.partial"
-
-
-def missing_stages(task: Task) -> tuple[str, ...]:
-    """The stages that an earlier sweep did not make, or made of something else."""
-    try:
-        mark = json.loads(mark_of(task.out).read_text(encoding="utf-8"))
-        made = [name for name in STAGES if mark[name] == [task.keys[name], _hashes(task.out, name)]]
-    except (OSError, ValueError, KeyError, TypeError):
-        made = []
-    return () if len(made) == 2 else ("evaluate",) if made == ["train"] else STAGES
-
-
-def _hashes(out: Path, stage: str) -> list[str]:
-    return [sha256(getattr(RunPaths(out), name)) for name in OUTS[stage]]
-
-
-@dataclass
-class Maker:
-    """Makes cells one after another, in one process; what they read is loaded once a data set."""
-
-    params: Params
-    paths: ArtifactPaths
-    threads: int  # what `threads: auto` means: the number that a stage's own process would take
-    inputs: Loaded = field(default_factory=Loaded)
-
-    def make(self, task: Task) -> Made:
-        began, said = time.perf_counter(), io.StringIO()
-        with redirect_stderr(said):  # no bar of its own: others are at work beside it
-            failed = self._tried(task)
-        return Made(task, time.perf_counter() - began, said.getvalue(), failed)
-
-    def _tried(self, task: Task) -> str | None:
-        torch.set_num_threads(self.threads)
-        try:
-            self._make(task)
-        except DuplexError as error:
-            return str(error)
-        except Exception as error:
-            if os.environ.get("DUPLEX_DEBUG"):
-                traceback.print_exc()
-            first = next(iter(str(error).splitlines()), "")
-            alone = f"duplex train -d {task.cell.dataset} -m {task.cell.method} -s {task.cell.seed}"
-            return f"{type(error).__name__}: {first}; `{alone}` shows more"
-        return None
-
-    def _make(self, task: Task) -> None:
-        cell, mark = task.cell, mark_of(task.out)
-        where = (self.params, cell.dataset, cell.method, cell.seed, self.paths, RunPaths(task.out), self.inputs)
-        record = {}
-        if task.train:
-            mark.unlink(missing_ok=True)
-            train.run(*where)
-        record["train"] = [task.keys["train"], _hashes(task.out, "train")]
-        _write(mark, record)
-        evaluate.run(*where)
-        record["evaluate"] = [task.keys["evaluate"], _hashes(task.out, "evaluate")]
-        _write(mark, record)
-
-
-def _write(mark: Path, record: dict[str, Any]) -> None:
-    write_text(mark, json.dumps(record) + "\n")
-
-
-def forget(tasks: Iterable[Task]) -> None:
-    """DVC has them: it knows from here on whether they are as they should be."""
-    for task in tasks:
-        mark_of(task.out).unlink(missing_ok=True)

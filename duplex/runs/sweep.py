@@ -1,7 +1,7 @@
-"""Train and evaluate of many cells in warm processes, with the very files that the two stages write.
+"""Train and evaluate many runs in parallel processes that load inputs once. The files are those of the two stages.
 
-What is missing is found, made, and handed to DVC: `dvc repro` runs none of it again. A killed sweep goes on where it
-was: marks beside the files tell the cells that are made, and unfinished training has a state of its own.
+Only missing runs are executed; DVC gets their files, so that `dvc repro` runs none of them again. An interrupted sweep
+continues: marks beside the files tell which runs are complete, and training continues after its last whole epoch.
 """
 
 from __future__ import annotations
@@ -20,167 +20,190 @@ import torch
 from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.encoders import resolve_device
-from duplex.errors import DuplexError, UsageError, require
-from duplex.runs.dvc_repo import Project
-from duplex.runs.run_tasks import STAGES, Cell, Made, Maker, Task, forget, inputs_of, keys_of, missing_stages
-from duplex.runs.worker_pool import on_processes
+from duplex.errors import DuplexError, UsageError
+from duplex.runs.dvc_repo import DvcRepo
+from duplex.runs.local_engine import run_in_processes
+from duplex.runs.run_tasks import (
+    STAGES,
+    RunExecutor,
+    RunId,
+    RunResult,
+    RunTask,
+    file_identity,
+    missing_stages,
+    remove_marks,
+    stage_keys,
+)
 from duplex.stages import plan
-from duplex.system.progress import Bar
+from duplex.system.progress import ProgressBar
 
 Engine = Literal["local", "ray"]
-Crew = Callable[[Sequence[Task]], Iterator[Made]]
+Execute = Callable[[Sequence[RunTask]], Iterator[RunResult]]
 
 
 @dataclass
-class Swept:
-    """What came of a sweep."""
+class SweepReport:
+    """Counts of a sweep."""
 
-    cells: int
-    there: int = 0  # nothing was missing
-    made: int = 0
-    handed: int = 0  # to DVC, of this sweep and of those that were killed before
-    apart: int = 0  # no part of `run:`, and no affair of DVC
+    runs: int
+    complete: int = 0  # runs of which nothing was missing
+    executed: int = 0  # runs trained or evaluated by this sweep
+    committed: int = 0  # runs committed to DVC, those of interrupted sweeps included
+    outside_pipeline: int = 0  # runs that are not in `run:`, which DVC does not track
     seconds: float = 0.0
-    failed: dict[str, str] = field(default_factory=dict)  # cell -> why
+    failed: dict[str, str] = field(default_factory=dict)  # run -> error message
 
 
 def grid(
     params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
-) -> list[Cell]:
-    """The cells asked for; `run:` says what nobody names. One data set after another, so that each is loaded once."""
-    run = params.run
-    names, rows, numbers = datasets or run.datasets, methods or run.methods, seeds or run.seeds
-    for what, values in (("data set", names), ("method", rows), ("seed", numbers)):
-        refuse_twice(what, values)
-    for name in names:
+) -> list[RunId]:
+    """Return all combinations, one data set after the other; what is None is taken from `run:`. Raises UsageError."""
+    datasets, methods = datasets or params.run.datasets, methods or params.run.methods
+    seeds = seeds or params.run.seeds
+    for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):
+        refuse_duplicates(thing, values)
+    for name in datasets:
         params.dataset(name)
-    for row in rows:
-        require(row, params.methods, "method")
-    return [Cell(name, row, seed) for name in names for row in rows for seed in numbers]
+    for name in methods:
+        params.check_method(name)
+    return [RunId(dataset, method, seed) for dataset in datasets for method in methods for seed in seeds]
 
 
-def refuse_twice(what: str, values: Sequence[object]) -> None:
-    twice = [value for value in values if list(values).count(value) > 1]
-    if twice:
-        raise UsageError(f"the {what} {twice[0]} is named twice")
+def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
+    """Raise UsageError for a value that is given twice."""
+    for value in values:
+        if list(values).count(value) > 1:
+            raise UsageError(f"the {thing} {value} is named twice; remove one")
 
 
 def sweep(
-    params: Params, cells: Sequence[Cell], jobs: int | None, engine: Engine, paths: ArtifactPaths | None = None
-) -> Swept:
-    """Make every cell that is missing."""
+    params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths | None = None
+) -> SweepReport:
+    """Execute all runs that are missing, in `jobs` processes, and commit them to DVC."""
     paths = paths or ArtifactPaths()
-    began, report = time.perf_counter(), Swept(len(cells))
-    project = Project.at(paths.root.parent)
-    ours = [cell for cell in cells if project and _in_run(params, cell)]
-    changed = _changed(project, params, ours, paths) if project and ours else {}
-    by_dvc = {cell: tuple(name for name in STAGES if cell.stage(name) in changed) for cell in ours}
-    tasks = tasks_of(params, cells, paths, lambda cell: paths.run(cell.dataset, cell.method, cell.seed).root)
-    todo = missing_of(tasks, by_dvc)
-    report.there = len(tasks) - len(todo)
-    report.apart = len(cells) - len(ours) if project else 0
-    failed = {task.cell for task in todo} - tried(crew_of(params, cells, jobs, engine, paths)(todo), len(todo), report)
-    handed = [task for task in tasks if by_dvc.get(task.cell) and task.cell not in failed]
-    if project and handed:
-        project.commit(targets_of(handed, changed))
-        forget(handed)
-        report.handed = len(handed)
-    report.seconds = time.perf_counter() - began
+    start, report = time.perf_counter(), SweepReport(len(runs))
+    repo = DvcRepo.at(paths.root.parent)
+    tracked = [run for run in runs if repo and _in_pipeline(params, run)]
+    changed = _changed_stages(repo, params, tracked, paths) if repo and tracked else {}
+    to_repro = {run: [stage for stage in STAGES if run.stage(stage) in changed] for run in tracked}
+    tasks = make_tasks(params, runs, paths, lambda run: paths.run(run.dataset, run.method, run.seed).root)
+    missing = missing_tasks(tasks, to_repro)
+    report.complete = len(tasks) - len(missing)
+    report.outside_pipeline = len(runs) - len(tracked) if repo else 0
+    succeeded = execute(choose_engine(params, runs, jobs, engine, paths), missing, report)
+    failed = {task.run for task in missing} - succeeded
+    to_commit = [task for task in tasks if to_repro.get(task.run) and task.run not in failed]
+    if repo and to_commit:
+        repo.commit(commit_targets(to_commit, changed))
+        remove_marks(to_commit)
+        report.committed = len(to_commit)
+    report.seconds = time.perf_counter() - start
     return report
 
 
-def tasks_of(params: Params, cells: Sequence[Cell], paths: ArtifactPaths, out: Callable[[Cell], Path]) -> list[Task]:
-    """What each cell stands on, and where its files go."""
-    inputs = {name: inputs_of(name, paths) for name in dict.fromkeys(cell.dataset for cell in cells)}
-    rows = dict.fromkeys((cell.dataset, cell.method) for cell in cells)
-    keys = {(name, row): keys_of(plan.planned(params, name, row), inputs[name], params, name) for name, row in rows}
-    return [Task(cell, out(cell), keys[cell.dataset, cell.method]) for cell in cells]
+def make_tasks(
+    params: Params, runs: Sequence[RunId], paths: ArtifactPaths, out: Callable[[RunId], Path]
+) -> list[RunTask]:
+    """Return a task per run, with the keys of its stages; `out`: run -> folder of its files."""
+    files = {dataset: file_identity(dataset, paths) for dataset in dict.fromkeys(run.dataset for run in runs)}
+    pairs = dict.fromkeys((run.dataset, run.method) for run in runs)
+    keys = {(dataset, method): stage_keys(params, dataset, method, files[dataset]) for dataset, method in pairs}
+    return [RunTask(run, out(run), keys[run.dataset, run.method]) for run in runs]
 
 
-def missing_of(tasks: Sequence[Task], by_dvc: Mapping[Cell, Collection[str]] | None = None) -> list[Task]:
-    """The cells to make. Marks tell what sweeps have made; `by_dvc` has the stages that DVC would run, of the cells
-    that it knows: what it has is there."""
-    found = []
+def missing_tasks(tasks: Sequence[RunTask], to_repro: Mapping[RunId, Collection[str]] | None = None) -> list[RunTask]:
+    """Return the tasks to execute: runs that are incomplete by their marks.
+
+    `to_repro`: run -> stages that DVC would run, for runs that DVC tracks; their other stages count as complete.
+    """
+    missing = []
     for task in tasks:
-        stages, known = missing_stages(task), (by_dvc or {}).get(task.cell, STAGES)
-        if "train" not in known:
-            stages = tuple(name for name in stages if name in known)
+        stages, outdated = missing_stages(task), (to_repro or {}).get(task.run, STAGES)
+        if "train" not in outdated:
+            stages = tuple(stage for stage in stages if stage in outdated)
         if stages:
-            found.append(replace(task, train="train" in stages))
-    return found
+            missing.append(replace(task, train="train" in stages))
+    return missing
 
 
-def tried(made: Iterator[Made], total: int, report: Swept) -> set[Cell]:
-    """Let the cells be made, and count; those that were. What was said of a cell stands above the bar."""
-    done: set[Cell] = set()
-    with Bar("cells", total) as bar:
-        for one in made:
-            if one.said:
-                print(one.said, end="", file=sys.stderr)
-            if one.failed is None:
-                done.add(one.task.cell)
+def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> set[RunId]:
+    """Execute tasks with a progress bar, count them in `report`, and return the runs that succeeded."""
+    succeeded: set[RunId] = set()
+    with ProgressBar("runs", len(tasks)) as bar:
+        for result in engine(tasks):
+            if result.output:
+                print(result.output, end="", file=sys.stderr)
+            if result.error is None:
+                succeeded.add(result.task.run)
             else:
-                report.failed[str(one.task.cell)] = one.failed
-            report.made = len(done)
-            bar.show(len(done) + len(report.failed), {"failed": len(report.failed)} if report.failed else {})
-    return done
+                report.failed[str(result.task.run)] = result.error
+            report.executed = len(succeeded)
+            bar.show(len(succeeded) + len(report.failed), {"failed": len(report.failed)} if report.failed else {})
+    return succeeded
 
 
-def _in_run(params: Params, cell: Cell) -> bool:
-    """Only these are stages of DVC."""
-    run = params.run
-    return cell.dataset in run.datasets and cell.method in run.methods and cell.seed in run.seeds
+def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[str]:
+    """Return the stages to commit: `train` and `evaluate` as a whole if no other instance of them has changed.
+
+    DVC then writes dvc.lock once instead of once per stage.
+    """
+    stages = [task.run.stage(stage) for stage in STAGES for task in tasks]
+    others = {name for name in changed if name.partition("@")[0] in STAGES} - set(stages)
+    return ["plan", *(stages if others else STAGES)]
 
 
-def _changed(project: Project, params: Params, cells: Sequence[Cell], paths: ArtifactPaths) -> dict[str, object]:
-    """The stages that DVC would run, once what cells stand on is there: features that are absent, and the plan. Cells
-    made of features that DVC does not know it would make again."""
-    datasets = dict.fromkeys(cell.dataset for cell in cells)
+def choose_engine(
+    params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths
+) -> Execute:
+    """Return the function that executes tasks, by default in one process per GPU, or per `threads` CPU cores."""
+    default_threads = torch.get_num_threads()
+    wanted = {params.training(run.dataset, run.method).threads for run in runs}
+    threads = max((default_threads if count == "auto" else count for count in wanted), default=1)
+    executor = RunExecutor(params, paths, default_threads)
+    if engine == "ray":
+        from duplex.runs.ray_engine import run_on_ray
+
+        return partial(run_on_ray, executor=executor, jobs=jobs, cpus=threads)
+    gpus = _gpus() if resolve_device(params.device) == "cuda" else []
+    return partial(
+        run_in_processes, executor=executor, jobs=jobs or len(gpus) or max(1, _cores() // threads), gpus=gpus
+    )
+
+
+def _in_pipeline(params: Params, run: RunId) -> bool:
+    """Return whether the run is a stage of dvc.yaml."""
+    settings = params.run
+    return run.dataset in settings.datasets and run.method in settings.methods and run.seed in settings.seeds
+
+
+def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths: ArtifactPaths) -> dict[str, object]:
+    """Return the stages that DVC would run, after features that are absent were extracted and the plan was written.
+
+    Raises DuplexError if features differ from those that DVC tracks: DVC would repeat all runs that use them.
+    """
+    datasets = dict.fromkeys(run.dataset for run in runs)
     absent = [f"extract@{name}" for name in datasets if not paths.features(name).exists()]
     absent += [f"views@{name}" for name in datasets if not paths.views(name).parent.exists()]
     if absent:
-        project.make(absent)
+        repo.repro(absent)
     plan.run(params, paths)
-    before = [f"{stage}@{name}" for name in datasets for stage in ("prepare", "extract", "views")]
-    changed = project.changed(["plan", *before, "train", "evaluate"])
-    stale = [name for name in before if name in changed]
-    if stale:
-        raise DuplexError(
-            f"{stale[0]} is not what dvc.lock knows: `dvc repro {stale[0]}` makes it anew, "
-            f"`dvc commit {stale[0]}` keeps what is there"
-        )
+    earlier = [f"{stage}@{name}" for name in datasets for stage in ("prepare", "extract", "views")]
+    changed = repo.changed(["plan", *earlier, "train", "evaluate"])
+    for name in earlier:
+        if name in changed:
+            raise DuplexError(
+                f"{name} differs from dvc.lock; run `dvc repro {name}` to repeat it, or `dvc commit {name}` to keep "
+                "the files as they are"
+            )
     return changed
 
 
-def targets_of(tasks: Sequence[Task], changed: Collection[str]) -> list[str]:
-    """The stages of these cells; by the name of their group where nothing else of it has changed. DVC then writes its
-    lock once, not once a stage."""
-    names = {stage: [task.cell.stage(stage) for task in tasks] for stage in STAGES}
-    own = [name for stage in STAGES for name in names[stage]]
-    rest = {name for name in changed if name.partition("@")[0] in STAGES} - set(own)
-    return ["plan", *(own if rest else STAGES)]
-
-
-def crew_of(params: Params, cells: Sequence[Cell], jobs: int | None, engine: Engine, paths: ArtifactPaths) -> Crew:
-    """Who makes the cells: as many processes as have a GPU each, or the threads that training asks for."""
-    automatic, cores = torch.get_num_threads(), _cores()
-    wanted = {params.training(cell.dataset, cell.method).threads for cell in cells}
-    widest = max((automatic if count == "auto" else count for count in wanted), default=1)
-    maker = Maker(params, paths, automatic)
-    if engine == "ray":
-        from duplex.runs.ray_pool import on_ray
-
-        return partial(on_ray, maker=maker, jobs=jobs, cpus=widest)
-    gpus = _gpus() if resolve_device(params.device) == "cuda" else []
-    return partial(on_processes, maker=maker, jobs=jobs or len(gpus) or max(1, cores // widest), gpus=gpus)
-
-
 def _cores() -> int:
-    """Those that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> list[str]:
-    """As CUDA_VISIBLE_DEVICES names them."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",") if given else [str(n) for n in range(torch.cuda.device_count())]
+    """Return the GPUs as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]

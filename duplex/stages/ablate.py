@@ -1,4 +1,4 @@
-"""Rows of the ablation tables: each is a method with some options changed, over several seeds."""
+"""Train and evaluate the ablations of params.yaml, each on all data sets and seeds of `ablation_run`."""
 
 from __future__ import annotations
 
@@ -11,63 +11,71 @@ from typing import Any
 import numpy as np
 
 from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.config.code_hash import code_hash
 from duplex.config.params import Params
+from duplex.config.run_key import Record, run_records
 from duplex.errors import require
 from duplex.features.store import open_features
 from duplex.labels import LabelSpace
 from duplex.report.aggregate import aggregate, read_metrics, write_json
 from duplex.stages import evaluate, train
-from duplex.stages.plan import planned
-from duplex.system.files import replaced_folder
+from duplex.stages.plan import check_options, write_records
 
-KEPT = ("metrics", "predictions")  # of every run: what tables and comparisons read
+RESULTS = ("metrics", "predictions")  # files of a run that tables and comparisons read
 
 
 def plan(params: Params, paths: ArtifactPaths | None = None) -> None:
-    """Write what every row depends on: its options on each data set, and its code."""
+    """Write what the stages depend on: `plan/table.json` and `plan/rows/ABLATION.json`."""
     paths = paths or ArtifactPaths()
-    with replaced_folder(paths.ablations / "plan") as folder:
-        for name in params.ablations:
-            record = {dataset: planned(params, dataset, name) for dataset in params.ablation_run.datasets}
-            write_json({"seeds": list(params.ablation_run.seeds), **record}, folder / f"{name}.json")
+    datasets, seeds = params.ablation_run.datasets, list(params.ablation_run.seeds)
+    records: dict[str, Record] = {
+        f"rows/{name}.json": {
+            "seeds": seeds,
+            **{dataset: run_records(params, dataset, name) for dataset in datasets},
+        }
+        for name in params.ablations
+    }
+    records["table.json"] = {"code": code_hash("duplex.report.aggregate")}
+    folder = paths.ablations / "plan"
+    check_options(params, datasets, tuple(params.ablations), records, folder.with_suffix(".partial"))
+    write_records(records, folder)
 
 
 def run(params: Params, name: str, paths: ArtifactPaths | None = None) -> None:
-    """Train and evaluate one row on every data set and seed of `ablation_run`; keep metrics and predictions."""
+    """Train and evaluate an ablation on every data set and seed of `ablation_run`; keep metrics and predictions."""
     paths = paths or ArtifactPaths()
     require(name, params.ablations, "ablation")
-    found: dict[str, dict[str, Any]] = {}
+    metrics: dict[str, dict[str, Any]] = {}
     for dataset in params.ablation_run.datasets:
         for seed in params.ablation_run.seeds:
             with tempfile.TemporaryDirectory() as scratch:
-                out, kept = RunPaths(Path(scratch)), paths.ablation_run(name, dataset, seed)
+                out = RunPaths(Path(scratch))
                 train.run(params, dataset, name, seed, paths, out)
-                found.setdefault(dataset, {})[str(seed)] = evaluate.run(params, dataset, name, seed, paths, out)
-                keep(out, kept)
-    write_row(found, name, paths)
+                metrics.setdefault(dataset, {})[str(seed)] = evaluate.run(params, dataset, name, seed, paths, out)
+                copy_results(out, paths.ablation_run(name, dataset, seed))
+    write_metrics(metrics, name, paths)
 
 
-def keep(out: RunPaths, kept: RunPaths) -> None:
-    """Of a run, what tables and comparisons read."""
-    kept.root.mkdir(parents=True, exist_ok=True)
-    for part in KEPT:
-        shutil.copyfile(getattr(out, part), getattr(kept, part))
+def copy_results(source: RunPaths, target: RunPaths) -> None:
+    """Copy the files of a run that tables and comparisons read."""
+    target.root.mkdir(parents=True, exist_ok=True)
+    for name in RESULTS:
+        shutil.copyfile(getattr(source, name), getattr(target, name))
 
 
-def write_row(found: Mapping[str, Mapping[str, Any]], name: str, paths: ArtifactPaths) -> None:
-    """`{data set: {seed: metrics}}` of a row."""
-    write_json(found, paths.ablation(name))
+def write_metrics(metrics: Mapping[str, Mapping[str, Any]], name: str, paths: ArtifactPaths) -> None:
+    """Write `{data set: {seed: metrics}}` of an ablation."""
+    write_json(metrics, paths.ablation(name))
 
 
-def note_inputs(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
-    """What every row of a data set depends on, as one small file."""
+def write_inputs(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
+    """Write one small file that identifies the labels and features that all runs of a data set read."""
     paths = paths or ArtifactPaths()
-    found = open_features(paths.features(dataset))
+    features = open_features(paths.features(dataset))
     record = {
-        "features": found.identity,
-        "bad": np.flatnonzero(found.bad).tolist(),
+        "features": features.identity,
+        "bad": np.flatnonzero(features.bad).tolist(),
         "labels": LabelSpace.load(paths.labels(dataset)).to_dict(),
-        "encoder": params.dataset(dataset).encoder.model_dump(),
     }
     if params.augmentation(dataset) is not None:
         record["views"] = open_features(paths.views(dataset)).identity
@@ -75,12 +83,12 @@ def note_inputs(params: Params, dataset: str, paths: ArtifactPaths | None = None
 
 
 def tabulate(params: Params, paths: ArtifactPaths | None = None) -> None:
-    """`{data set: {row: {world: means}}}` of all rows."""
+    """Write `{data set: {ablation: {world: means}}}` of all ablations."""
     paths = paths or ArtifactPaths()
-    records = {name: read_metrics(paths.ablation(name), "make ablations") for name in params.ablations}
+    metrics = {name: read_metrics(paths.ablation(name), "make ablations") for name in params.ablations}
     runs = {
-        (dataset, name): list(found[dataset].values())
+        (dataset, name): list(by_dataset[dataset].values())
         for dataset in params.ablation_run.datasets
-        for name, found in records.items()
+        for name, by_dataset in metrics.items()
     }
     write_json(aggregate(runs), paths.ablations / "metrics.json")

@@ -1,10 +1,10 @@
-"""A look at the machine and at the project."""
+"""Check the machine and the project, for `duplex doctor`."""
 
 from __future__ import annotations
 
 import platform
 import shutil
-import time
+import timeit
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -14,9 +14,9 @@ import torch
 
 from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import DatasetParams, Params, load_params
+from duplex.data.dataset_source import is_on_disk
 from duplex.data.mirrors import BENCHMARKS
-from duplex.data.source import are_there
-from duplex.encoders.source import absent_weights
+from duplex.encoders import missing_weights
 from duplex.errors import DuplexError
 from duplex.features.identity import IMPORTED
 from duplex.features.layout import partial_path
@@ -24,42 +24,47 @@ from duplex.features.store import open_features
 from duplex.system.version import __version__
 
 LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
-EXTRAS = {"serve": ("fastapi", "uvicorn", "python-multipart"), "onnx": ("onnx", "onnxscript", "onnxruntime")}
+EXTRAS = {
+    "serve": ("fastapi", "uvicorn", "python-multipart", "prometheus_client"),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+}
 LOW_DISK = 2e9  # bytes
 
 
 @dataclass(frozen=True)
-class Finding:
-    """`mend` is what to do, where something is wrong."""
+class DoctorFinding:
+    """A line of the report. `remedy` is empty unless there is a problem."""
 
     topic: str
-    says: str
-    mend: str = ""
+    message: str
+    remedy: str = ""
 
 
-def examine(params_file: Path = Path("params.yaml")) -> list[Finding]:
-    """Everything in order; nothing is changed or fetched."""
-    found = [*_versions(), *_device(), *_disk()]
+def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
+    """Return all findings, problems and others. Changes and downloads nothing."""
+    free = shutil.disk_usage(Path.cwd()).free
+    remedy = "free some space before extracting features" if free < LOW_DISK else ""
+    disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
+    findings = [*_versions(), *_device(), disk]
     if not params_file.exists():
-        return [*found, Finding("project", "there is no params.yaml here", "go to a project, or `duplex init FOLDER`")]
+        message = f"{params_file} does not exist in this folder"
+        return [*findings, DoctorFinding("project", message, "change to a project, or `duplex init FOLDER`")]
     try:
         params = load_params(params_file)
     except DuplexError as error:
-        return [*found, Finding("project", str(error), "correct params.yaml")]
+        return [*findings, DoctorFinding("project", str(error), "correct params.yaml")]
     for name in params.datasets:
-        found += _dataset(params, name)
-    return found
+        findings += _dataset(params, name)
+    return findings
 
 
-def _versions() -> Iterator[Finding]:
-    yield Finding("duplex", f"{__version__}, Python {platform.python_version()} on {platform.system()}")
-    yield Finding("packages", ", ".join(f"{name} {_version(name) or 'absent'}" for name in LIBRARIES))
+def _versions() -> Iterator[DoctorFinding]:
+    yield DoctorFinding("duplex", f"{__version__}, Python {platform.python_version()} on {platform.system()}")
+    yield DoctorFinding("packages", ", ".join(f"{name} {_version(name) or 'missing'}" for name in LIBRARIES))
     for extra, names in EXTRAS.items():
-        absent = [name for name in names if _version(name) is None]
-        yield Finding(
-            "extra",
-            f"{extra}: " + (f"without {', '.join(absent)}; pip install 'duplex[{extra}]'" if absent else "there"),
-        )
+        missing = [name for name in names if _version(name) is None]
+        status = f"{', '.join(missing)} missing; pip install 'duplex[{extra}]'" if missing else "installed"
+        yield DoctorFinding("extra", f"{extra}: {status}")
 
 
 def _version(name: str) -> str | None:
@@ -69,84 +74,74 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _device() -> Iterator[Finding]:
-    if torch.cuda.is_available():
-        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-        yield Finding("device", f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB")
-    else:
-        yield Finding("device", f"CPU, {torch.get_num_threads()} threads")
+def _device() -> Iterator[DoctorFinding]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    plain = _seconds(device, torch.float32)
-    gain = plain / _seconds(device, torch.bfloat16)
-    advice = "worth it: encoder precision bf16" if gain > 1.3 else "no gain here: stay with fp32"
-    yield Finding("formats", f"bf16 products are {gain:.1f} times as fast as fp32 ({advice})")
+    if device == "cuda":
+        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+        yield DoctorFinding("device", f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB")
+    else:
+        yield DoctorFinding("device", f"CPU, {torch.get_num_threads()} threads")
+    fp32 = _seconds(device, torch.float32)
+    speedup = fp32 / _seconds(device, torch.bfloat16)
+    advice = "use encoder precision bf16" if speedup > 1.3 else "stay with fp32"
+    yield DoctorFinding("formats", f"bf16 matrix products are {speedup:.1f} times as fast as fp32 ({advice})")
     if device == "cuda":
         before = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = not before
         other = _seconds(device, torch.float32)
         torch.backends.cuda.matmul.allow_tf32 = before
-        yield Finding(
-            "formats", f"tf32 products are {(other / plain if before else plain / other):.1f} times as fast as fp32"
-        )
+        speedup = other / fp32 if before else fp32 / other
+        yield DoctorFinding("formats", f"tf32 matrix products are {speedup:.1f} times as fast as fp32")
 
 
 def _seconds(device: str, dtype: torch.dtype, size: int = 768) -> float:
-    """The best of a few products."""
-    a, best = torch.randn(size, size, device=device).to(dtype), float("inf")
-    for _ in range(8):
-        began = time.perf_counter()
-        (a @ a).sum().item()
-        best = min(best, time.perf_counter() - began)
-    return best
+    """Return the shortest time of eight matrix products."""
+    a = torch.randn(size, size, device=device).to(dtype)
+    return min(timeit.repeat(lambda: (a @ a).sum().item(), number=1, repeat=8))
 
 
-def _disk() -> Iterator[Finding]:
-    free = shutil.disk_usage(Path.cwd()).free
-    mend = "make room before anything is extracted" if free < LOW_DISK else ""
-    yield Finding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", mend)
+def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
+    """Check weights, images and caches. Only of data sets in `run.datasets` is a missing file a problem."""
+    entry, required = params.datasets[name], name in params.run.datasets
+    yield from _weights(name, entry, required)
+    root, is_imported = entry.source.root, entry.encoder.name == IMPORTED
+    if is_on_disk(entry.source.options()):
+        yield DoctorFinding(name, f"images in {root}: on disk")
+    elif entry.source.kind == "shapes":
+        yield DoctorFinding(name, f"images in {root}: drawn when needed")
+    else:
+        download = f"`duplex data download {name}`" if name in BENCHMARKS else "copy them there"
+        remedy = f"{download}, or correct its root in params.yaml"
+        yield DoctorFinding(name, f"images in {root}: missing", remedy if required and not is_imported else "")
+    paths = ArtifactPaths()
+    if required or paths.features(name).exists():
+        command = f"`duplex cache import FILE --dataset {name}`" if is_imported else f"`dvc repro extract@{name}`"
+        yield _cache(name, paths.features(name), command)
+    if params.augmentation(name) is not None and (required or paths.views(name).exists()):
+        yield _cache(name, paths.views(name), f"`dvc repro views@{name}`")
 
 
-def _dataset(params: Params, name: str) -> Iterator[Finding]:
-    """Only what `run:` names has to be there."""
-    entry, wanted = params.datasets[name], name in params.run.datasets
-    yield from _weights(name, entry, wanted)
-    source = entry.source
-    there, drawn, brought = are_there(source), source.kind == "shapes", entry.encoder.name == IMPORTED
-    bring = f"`duplex data download {name}`, or correct" if name in BENCHMARKS else "bring them, or correct"
-    mend = f"{bring} its root in params.yaml" if wanted and not (there or drawn or brought) else ""
-    yield Finding(
-        name, f"pictures in {source.root}: " + ("there" if there else "drawn when needed" if drawn else "absent"), mend
-    )
-    if wanted or ArtifactPaths().features(name).exists():
-        again = f"`duplex cache import FILE --dataset {name}`" if brought else f"`dvc repro extract@{name}`"
-        yield _cache(name, ArtifactPaths().features(name), again)
-    if params.augmentation(name) is not None and (wanted or ArtifactPaths().views(name).exists()):
-        yield _cache(name, ArtifactPaths().views(name), f"`dvc repro views@{name}`")
-
-
-def _weights(name: str, entry: DatasetParams, wanted: bool) -> Iterator[Finding]:
+def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[DoctorFinding]:
     if entry.encoder.name == IMPORTED:
         return
-    said = " ".join(filter(None, (entry.encoder.name, entry.encoder.weights)))
+    encoder = " ".join(filter(None, (entry.encoder.name, entry.encoder.weights)))
     try:
-        absent = absent_weights(entry.encoder.name, entry.encoder.weights)
+        missing = missing_weights(entry.encoder.name, entry.encoder.weights)
     except DuplexError as error:
-        yield Finding(name, f"encoder {said}: {error}", "correct its encoder in params.yaml" if wanted else "")
+        yield DoctorFinding(
+            name, f"encoder {encoder}: {error}", "correct its encoder in params.yaml" if required else ""
+        )
         return
-    mend = "they are fetched when first needed; without a network bring them and name local-dir:FOLDER"
-    yield Finding(
-        name,
-        f"encoder {said}: weights " + ("there" if absent is None else "not on disk"),
-        mend if absent and wanted else "",
-    )
+    status = "on disk" if missing is None else "not on disk"
+    remedy = "downloaded when first needed; without a network, copy them to a folder and use local-dir:FOLDER"
+    yield DoctorFinding(name, f"encoder {encoder}: weights {status}", remedy if missing and required else "")
 
 
-def _cache(name: str, path: Path, again: str) -> Finding:
+def _cache(name: str, path: Path, command: str) -> DoctorFinding:
     if not path.exists():
-        begun = partial_path(path).exists()
-        return Finding(name, f"{path}: " + ("begun, not finished" if begun else "not made yet"), again)
+        return DoctorFinding(name, f"{path}: {'incomplete' if partial_path(path).exists() else 'missing'}", command)
     try:
         features = open_features(path)
     except DuplexError as error:
-        return Finding(name, f"{path} cannot be used", str(error))
-    return Finding(name, f"{path}: {len(features.marks)} rows, {int(features.bad.sum())} bad")
+        return DoctorFinding(name, f"{path} cannot be used", str(error))
+    return DoctorFinding(name, f"{path}: {len(features.statuses)} rows, {int(features.bad.sum())} unreadable")

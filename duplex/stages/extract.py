@@ -1,4 +1,4 @@
-"""Manifest and encoder -> feature cache."""
+"""Encode the images of a data set into its feature cache: the stages `extract` and `views`."""
 
 from __future__ import annotations
 
@@ -11,72 +11,149 @@ from typing import Any
 import numpy as np
 
 from duplex.config.artifacts import ArtifactPaths
-from duplex.config.params import Params
-from duplex.data.manifest import manifest_hash, read_manifest
-from duplex.data.source import ensure_pictures
-from duplex.data.tree import PictureTree
-from duplex.encoders import load_encoder
+from duplex.config.params import EncoderParams, Params
+from duplex.data.dataset_source import ensure_images
+from duplex.data.image_tree import ImageTree
+from duplex.data.manifest import read_manifest
+from duplex.encoders import Encoder, load_encoder
 from duplex.errors import UsageError
-from duplex.features.copy_cache import reuse
+from duplex.features.checks import open_cache
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
 from duplex.features.identity import IMPORTED, Identity, cache_identity
-from duplex.features.layout import FIRST_BAD, FORMS, open_file, reason
-from duplex.system.files import write_text
+from duplex.features.inspection import verify
+from duplex.features.layout import DATASETS, FIRST_BAD, status_reason
+from duplex.features.shards import copy_matching_cache, plan_shard
+from duplex.system.files import sha256, write_text
 
 
 def extract(
     params: Params, dataset: str, paths: ArtifactPaths | None = None, *, out: Path | None = None, **options: Any
 ) -> ExtractionReport:
-    """Encode a data set's pictures once; say how many could not be read. `options` are those of the extraction that
-    params.yaml does not hold, such as a shard or a limit."""
+    """Encode a data set's images into its feature cache; return counts and the images that could not be read.
+
+    `options`: further arguments of `features.extraction.extract`, such as `shard`, `limit` or `fresh`.
+    """
     paths = paths or ArtifactPaths()
-    manifest, common = extraction_of(params, dataset, paths)
+    images, settings = extraction_settings(params, dataset, paths)
     entry = params.dataset(dataset).encoder
     if entry.name == IMPORTED:
-        again = f"`duplex cache import FILE --dataset {dataset}`, then under DVC `dvc commit -f extract@{dataset}`"
-        raise UsageError(f"the features of {dataset} were brought along and are not encoded here; {again}")
-    encoder = load_encoder(entry.name, entry.weights, towers="image", device=params.device, precision=entry.precision)
-    out, settings = out or paths.features(dataset), {**common, **options}
+        raise UsageError(
+            f"the features of {dataset} were imported and cannot be encoded here; run `duplex cache import FILE "
+            f"--dataset {dataset}` to replace them, then under DVC `dvc commit -f extract@{dataset}`"
+        )
+    encoder = _load_image_encoder(params, entry)
+    out, settings = out or paths.features(dataset), {**settings, **options}
     if not options.get("fresh") and options.get("shard") is None and options.get("limit") is None:
-        _reuse(params, dataset, paths, manifest, encoder.identity, out, settings)
-    report = encode(manifest, out=out, encoder=encoder, **settings)
-    note_extraction(report.path)
+        _copy_other_split(params, dataset, paths, images, encoder.identity.to_dict(), out, settings)
+    report = encode(images, out=out, encoder=encoder, **settings)
+    write_extraction_summary(report.path)
     return report
 
 
 def extract_views(
     params: Params, dataset: str, paths: ArtifactPaths | None = None, **options: Any
 ) -> ExtractionReport | None:
-    """Encode the views of a data set's training pictures, where params.yaml asks for some. `views.json` beside their
-    cache says how many there are, none included."""
+    """Encode random crops of a data set's training images, if params.yaml asks for some; else return None.
+
+    Writes `views.json`, with the number of views, in both cases: the stage needs an output.
+    """
     paths = paths or ArtifactPaths()
-    report, out = None, paths.views(dataset)
+    report = None
     if params.augmentation(dataset) is not None:
-        images, settings = views_of(params, dataset, paths)
-        entry = params.dataset(dataset).encoder
-        loading = {"device": params.device, "precision": entry.precision}
-        encoder = load_encoder(entry.name, entry.weights, towers="image", **loading)
-        report = encode(images, out=out, encoder=encoder, **{**settings, **options})
-    note_views(params, dataset, paths)
+        images, settings = view_settings(params, dataset, paths)
+        encoder = _load_image_encoder(params, params.dataset(dataset).encoder)
+        report = encode(images, out=paths.views(dataset), encoder=encoder, **{**settings, **options})
+    write_view_count(params, dataset, paths)
     return report
 
 
-def views_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """A data set's training pictures, and how their views are extracted."""
-    manifest, common = extraction_of(params, dataset, paths)
-    training = read_manifest(paths.manifest(dataset))["split"] == "train"
-    images = [image for image, wanted in zip(manifest, training, strict=True) if wanted]
-    return images, {**common, "deep_rows": None, "augmentation": params.augmentation(dataset)}
+def extract_with_views(params: Params, dataset: str, **options: Any) -> list[ExtractionReport]:
+    """Extract a data set's own cache, and the views of its training images if params.yaml asks for some."""
+    augmentation, paths = params.augmentation(dataset), ArtifactPaths()
+    if augmentation is not None and options.get("shard"):  # views may have too few batches for so many shards
+        images, settings = view_settings(params, dataset, paths)
+        plan_shard(augmentation.count * len(images), settings["batch_size"], options["shard"], paths.views(dataset))
+    report = extract(params, dataset, **options)
+    views = extract_views(params, dataset, **options)
+    return [report] if views is None else [report, views]
 
 
-def note_views(params: Params, dataset: str, paths: ArtifactPaths) -> None:
+def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
+    """Encode a random sample of a cache's rows again and return how they differ.
+
+    `dataset`: by default the one in whose place the cache lies.
+    """
+    paths = ArtifactPaths()
+    places = {place(name).resolve(): name for name in params.datasets for place in (paths.features, paths.views)}
+    dataset = dataset or places.get(path.resolve())
+    if dataset is None:
+        raise UsageError(f"{path} is not the cache of a data set in params.yaml; name the data set with --dataset")
+    has_views = path.resolve() == paths.views(dataset).resolve()
+    images, settings = (view_settings if has_views else extraction_settings)(params, dataset, paths)
+    encoder = _load_image_encoder(params, params.dataset(dataset).encoder)
+    source = settings["root"], settings["manifest_sha256"]
+    return verify(path, encoder, images, *source, settings.get("augmentation"), sample=sample, seed=seed)
+
+
+def view_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
+    """Return a data set's training images and the arguments with which their views are extracted."""
+    images, settings = extraction_settings(params, dataset, paths)
+    is_training = read_manifest(paths.manifest(dataset))["split"] == "train"
+    training = [image for image, wanted in zip(images, is_training, strict=True) if wanted]
+    return training, {**settings, "augmentation": params.augmentation(dataset)}
+
+
+def write_view_count(params: Params, dataset: str, paths: ArtifactPaths) -> None:
+    """Write `views.json` beside the cache of views."""
     augmentation = params.augmentation(dataset)
     record = {"views": "0"} if augmentation is None else augmentation.identity
     write_text(paths.views(dataset).with_name("views.json"), json.dumps(record, indent=2) + "\n")
 
 
-def _reuse(
+def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
+    """Return a data set's images, after checking that they are there, and the arguments of their extraction."""
+    entry, settings = params.dataset(dataset), params.extraction
+    manifest_path = paths.manifest(dataset)
+    manifest = read_manifest(manifest_path)
+    ensure_images(entry.source.options(), manifest)
+    if entry.source.root.is_dir():
+        tree = ImageTree(entry.source.root)
+        for image in manifest["image"]:
+            tree.has(image)  # raises for a link that leaves the root; a missing image gets a status instead
+    return manifest["image"].tolist(), {
+        "root": entry.source.root,
+        "manifest_sha256": sha256(manifest_path),
+        "batch_size": settings.batch_size,
+        "num_workers": settings.num_workers,
+        "tokens": settings.tokens,
+        "block_inputs": params.block_inputs(dataset),
+        "bits": entry.encoder.bits,
+        "max_bad": settings.max_bad,
+    }
+
+
+def write_extraction_summary(cache: Path) -> None:
+    """Write `extraction.json` beside a data set's own cache: its size, and the images that could not be read."""
+    paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
+    if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
+        return
+    with open_cache(cache) as file:
+        statuses, size = file["status"][...], sum(file[name].nbytes for name in DATASETS if name in file)
+    images = read_manifest(paths.manifest(dataset))["image"]
+    bad = [
+        {"row": row, "image": images[row], "reason": status_reason(statuses[row])}
+        for row in np.flatnonzero(statuses >= FIRST_BAD).tolist()
+    ]
+    record = {"rows": len(statuses), "bytes": size, "bad": len(bad), "bad_images": bad}
+    write_text(paths.extraction(dataset), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def _load_image_encoder(params: Params, entry: EncoderParams) -> Encoder:
+    return load_encoder(entry.name, entry.weights, towers="image", device=params.device, precision=entry.precision)
+
+
+def _copy_other_split(
     params: Params,
     dataset: str,
     paths: ArtifactPaths,
@@ -85,56 +162,16 @@ def _reuse(
     out: Path,
     settings: Mapping[str, Any],
 ) -> None:
-    """Take over the rows of a data set that differs in its split alone, where it has been extracted. Whichever comes
-    first is encoded, so that the order of the stages does not matter."""
-    own, kept = params.dataset(dataset).source, {key: settings[key] for key in ("tokens", "depth", "bits")}
-    if settings["deep_rows"] is not None:  # those of another split
-        return
-    wanted = cache_identity(encoder, settings["manifest_sha256"], **kept)
+    """Copy the cache of a data set that differs in its split alone, if there is one; the order of stages is free."""
+    source = params.dataset(dataset).source
+    stored = {key: settings[key] for key in ("tokens", "block_inputs", "bits")}
+    wanted = cache_identity(encoder, settings["manifest_sha256"], **stored)
     for name, entry in params.datasets.items():
         manifest, cache = paths.manifest(name), paths.features(name)
-        same = entry.source.model_copy(update={"resplit": own.resplit}) == own
-        if name == dataset or not same or not manifest.exists() or not cache.exists():
+        same_images = entry.source.model_copy(update={"resplit": source.resplit}) == source
+        if name == dataset or not same_images or not manifest.exists() or not cache.exists():
             continue
-        expected = cache_identity(encoder, manifest_hash(manifest), **kept)
-        if read_manifest(manifest)["image"].tolist() == images and reuse(cache, expected, out, wanted):
-            print(f"{dataset}: the same pictures as {name}'s: {cache} is copied", file=sys.stderr)
+        expected = cache_identity(encoder, sha256(manifest), **stored)
+        if read_manifest(manifest)["image"].tolist() == images and copy_matching_cache(cache, expected, out, wanted):
+            print(f"{dataset} has the same images as {name}: copied {cache}", file=sys.stderr)
             return
-
-
-def note_extraction(cache: Path) -> None:
-    """Write `extraction.json` beside a data set's own cache, however it was made: its size, what could not be read."""
-    paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
-    if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
-        return
-    with open_file(cache) as file:
-        marks, size = file["mark"][...], sum(file[name].nbytes for name in FORMS if name in file)
-    images = read_manifest(paths.manifest(dataset))["image"]
-    rows = np.flatnonzero(marks >= FIRST_BAD).tolist()
-    bad = [{"row": row, "image": images[row], "reason": reason(marks[row])} for row in rows]
-    record = {"rows": len(marks), "bytes": size, "bad": len(bad), "bad_images": bad}
-    write_text(paths.extraction(dataset), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-
-
-def extraction_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """A data set's pictures, there to be read, and what params.yaml says about extracting them."""
-    entry, settings = params.dataset(dataset), params.extraction
-    manifest_path = paths.manifest(dataset)
-    manifest = read_manifest(manifest_path)
-    ensure_pictures(entry.source, manifest)
-    if entry.source.root.is_dir():
-        tree = PictureTree(entry.source.root)
-        for image in manifest["image"]:
-            tree.has(image)  # refuses a link that leaves the root; a missing picture is marked
-    deep_rows = None if entry.encoder.deep_test else (manifest["split"] != "test").to_numpy()
-    return manifest["image"].tolist(), {
-        "root": entry.source.root,
-        "manifest_sha256": manifest_hash(manifest_path),
-        "batch_size": settings.batch_size,
-        "num_workers": settings.num_workers,
-        "tokens": settings.tokens,
-        "depth": params.depth(dataset),
-        "bits": entry.encoder.bits,
-        "deep_rows": deep_rows,
-        "max_bad": settings.max_bad,
-    }

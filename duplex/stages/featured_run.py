@@ -1,4 +1,4 @@
-"""A trained run with its test images at hand: what retrieval, swapping and the maps look at."""
+"""A trained run with its test images, for retrieval, swapping and maps."""
 
 from __future__ import annotations
 
@@ -10,45 +10,56 @@ import torch
 
 from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.features.encoding import Kept
+from duplex.features.encoding import OutputSpec
 from duplex.methods.base import Method
-from duplex.methods.registry import find
-from duplex.report.qualitative import look_under
-from duplex.report.retrieved import Viewing
-from duplex.stages.inputs import Inputs, load_inputs
-from duplex.stages.train import begin
+from duplex.methods.registry import find_method
+from duplex.report.prototype_retrieval import RetrievalContext
+from duplex.report.thumbnails import thumbnails_under
+from duplex.library.inputs import InputRequest, RunInputs, load_inputs
+from duplex.stages.train import start_method
 from duplex.training.checkpoint import load_checkpoint, read_record
 
 
 @dataclass(frozen=True)
-class ShownRun:
-    method: Method[Any]
-    inputs: Inputs
-    root: Path  # of the pictures
+class FeaturedRun:
+    """A trained method and the data that it was evaluated on."""
 
-    def viewing(self) -> Viewing:
+    method: Method[Any]
+    inputs: RunInputs
+    root: Path  # folder of the images
+
+    def retrieval_context(self) -> RetrievalContext:
+        """Return the method and test images in the form that retrieval needs."""
         test = self.inputs.examples["test"]
         images = self.inputs.manifest["image"].to_numpy()[test.rows].tolist()
-        return Viewing(self.method.exhibits(), self.inputs.labels, test, images, look_under(self.root))
+        return RetrievalContext(
+            self.method.inspectable(), self.inputs.labels, test, images, thumbnails_under(self.root)
+        )
 
     @property
-    def kept(self) -> Kept:
-        """What of a picture the method reads beside its CLS feature."""
-        read, made = self.inputs.examples["test"].inputs, self.inputs.encoder
-        return Kept("patch" in read, int(made["depth"]) if "deep" in read else 0, int(made.get("bits", 16)))
+    def output_spec(self) -> OutputSpec:
+        """The encoder outputs that the method reads besides the CLS feature."""
+        inputs, identity = self.inputs.examples["test"].inputs, self.inputs.encoder
+        return OutputSpec(
+            "patch" in inputs,
+            int(identity["block_inputs"]) if "block_inputs" in inputs else 0,
+            int(identity.get("bits", 16)),
+        )
 
     def at_start(self, kind: str, seed: int) -> Method[Any]:
-        """The method as training found it."""
-        fresh = begin(kind, self.method.options, self.method.setting, self.inputs, seed, torch.device("cpu"))
+        """Return the method as it was before training."""
+        fresh = start_method(kind, self.method.options, self.method.task, self.inputs, seed, torch.device("cpu"))
         return fresh.eval()
 
 
-def load_shown(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> ShownRun:
-    """On the CPU: one pass over a few thousand features."""
+def load_featured_run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> FeaturedRun:
+    """Load a run's checkpoint and test images on the CPU."""
     path = paths.run(dataset, method, seed).checkpoint
     record = read_record(path)
-    needs, settings = find(record.kind).needs(record.options), params.training(dataset, method)
-    asked = params.model_copy(update={"device": "cpu"})
-    inputs = load_inputs(asked, dataset, paths, needs, settings.precision, record.tail, settings.memory)
-    trained = load_checkpoint(path, inputs.setting(), inputs.encoder)
-    return ShownRun(trained, inputs, params.dataset(dataset).source.root)
+    needs, settings = find_method(record.kind).needs(record.options), params.training(dataset, method)
+    on_cpu = params.model_copy(update={"device": "cpu"})
+    inputs = load_inputs(
+        on_cpu, dataset, paths, InputRequest(needs, settings.precision, record.finetune, settings.memory)
+    )
+    trained = load_checkpoint(path, inputs.task(), inputs.encoder)
+    return FeaturedRun(trained, inputs, params.dataset(dataset).source.root)

@@ -1,8 +1,7 @@
-"""A new project from the installed package: the pipeline, its numbers, and the little that git and DVC need."""
+"""Write a new project from the installed package: pipeline, parameters, and files for git and DVC."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,83 +10,74 @@ from pathlib import Path
 from duplex.errors import DuplexError, UsageError
 from duplex.system.version import __version__
 
-CARRIED = Path(__file__).parents[1] / "project"  # in a wheel (setup.py)
-CLONE = Path(__file__).parents[2]  # where the package is run from a clone
-VERBATIM = ("params.yaml", ".dvcignore", "ablations/.dvcignore", "ablations/.dvc/config", "ablations/.dvc/.gitignore")
-PIPELINES = ("dvc.yaml", "ablations/dvc.yaml")
-OF_DVC = (".dvc/config", ".dvc/.gitignore", ".dvc/plots/by_series.json")
-IGNORED = """__pycache__/
+PACKAGED = Path(__file__).parents[1] / "project"  # in a wheel (setup.py)
+CLONE = Path(__file__).parents[2]  # in a clone
+ABLATIONS = tuple(f"ablations/{name}" for name in ("dvc.yaml", ".dvcignore", ".dvc/config", ".dvc/.gitignore"))
+COPIED = ("params.yaml", "dvc.yaml", ".dvcignore", *ABLATIONS)
+DVC_FILES = (".dvc/config", ".dvc/.gitignore", ".dvc/plots/by_series.json")
+GITIGNORE = """__pycache__/
 .venv
 *.partial
 /dvc_plots/
 /data/
-# what the pipeline writes and DVC keeps; the metrics are git's
+# outputs of the pipeline, tracked by DVC; git tracks the metrics
 /artifacts/**
 !/artifacts/**/
 !/artifacts/metrics.json
 /ablations/plan
 /ablations/inputs
 /ablations/runs
-# what duplex data suspects writes
+# lists written by duplex data suspects
 /suspects/
 """
 README = """# {name}
 
-A project of duplex {version}. `params.yaml` holds every number, `dvc.yaml` the stages.
+A project of duplex {version}: parameters in `params.yaml`, stages in `dvc.yaml`.
 
 ```sh
-dvc repro                        # the whole pipeline, on the drawn benchmark unless params.yaml names other data
-duplex metrics                   # the table; the page is artifacts/report/index.html
-duplex predict PICTURE...        # what the best run says of pictures
+dvc repro                        # run the pipeline on the data sets of params.yaml: by default `shapes`, which is drawn
+duplex metrics                   # print the results; the report is artifacts/report/index.html
+duplex predict IMAGE...          # recognise images with the best run
 ```
 
-Your own pictures, as a folder `state/object/*.jpg` or a table: `duplex data add NAME PATH`. `duplex doctor` says what
-is missing. The ablation rows of `params.yaml` are a pipeline of their own: `cd ablations && dvc repro`.
+Your own images, as a folder `state/object/*.jpg` or a table: `duplex data add NAME PATH`. `duplex doctor` lists what
+is missing. The ablations of `params.yaml` have a pipeline of their own: `cd ablations && dvc repro`.
 
-The package lies outside of this folder, so `dvc repro` looks each time at what runs stand on (the stage `plan`) and
-repeats those that an upgrade of duplex changed. Manifests and features are kept; `dvc repro --force` makes all anew.
+After an upgrade of duplex, `dvc repro` repeats the stages whose code has changed; `dvc repro --force` repeats all.
 """
 
 
 def init(folder: Path) -> list[str]:
-    """Write the project; say what was done. Nothing that is there is overwritten."""
+    """Write the project and return one line per step. Raises `UsageError` instead of overwriting a file."""
     files = contents(folder.resolve().name)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a folder")
     if taken := [name for name in files if (folder / name).exists()]:
-        raise UsageError(f"{folder / taken[0]} is there already; choose an empty folder")
+        raise UsageError(f"{folder / taken[0]} exists; choose an empty folder")
     if find_spec("dvc") is None:
         raise DuplexError("DVC, which runs the pipeline, is not installed; pip install 'duplex[pipeline]'")
     inside = _inside_git(folder)
     write(folder, files)
-    done = [f"{len(files)} files in {folder}"]
+    steps = [f"{len(files)} files in {folder}"]
     if not inside:
         _run(["git", "init", "--quiet"], folder)
-        done.append("git init")
+        steps.append("git init")
     if not (folder / ".dvc").is_dir():
-        below = [] if (folder / ".git").exists() else ["--subdir"]
-        _run([sys.executable, "-m", "dvc", "init", "--quiet", *below], folder)
-        write(folder, {name: _text(name) for name in OF_DVC})
-        done.append("dvc init")
-    return done
+        options = [] if (folder / ".git").exists() else ["--subdir"]
+        _run([sys.executable, "-m", "dvc", "init", "--quiet", *options], folder)
+        write(folder, {name: _text(name) for name in DVC_FILES})
+        steps.append("dvc init")
+    return steps
 
 
 def contents(name: str) -> dict[str, str]:
-    """Path -> text of a project's own files."""
+    """Return path -> text of a project's files."""
     stages = sorted(path.name for path in (_source() / "pipeline").glob("*.py"))
     return {
         "README.md": README.format(name=name, version=__version__),
-        ".gitignore": IGNORED,
-        **{name: _text(name) for name in (*VERBATIM, *(f"pipeline/{stage}" for stage in stages))},
-        **{name: without_sources(_text(name)) for name in PIPELINES},
+        ".gitignore": GITIGNORE,
+        **{name: _text(name) for name in (*COPIED, *(f"pipeline/{stage}" for stage in stages))},
     }
-
-
-def without_sources(text: str) -> str:
-    """A dvc.yaml without dependencies on the package's own files, which lie elsewhere. The stage whose only one it is
-    looks each time instead, which costs seconds: what it writes says whether the package changed."""
-    text = re.sub(r"    deps:\n      - (\.\./)?duplex\n", "    always_changed: true\n", text)
-    return re.sub(r" +- (\.\./)?duplex/.*\n", "", text)
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -97,10 +87,10 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def _source() -> Path:
-    for folder in (CARRIED, CLONE):
+    for folder in (PACKAGED, CLONE):
         if (folder / "dvc.yaml").is_file():
             return folder
-    raise DuplexError("this installation carries no pipeline; install duplex from its wheel")
+    raise DuplexError("this installation of duplex has no pipeline; install it from its wheel")
 
 
 def _text(name: str) -> str:
@@ -108,17 +98,17 @@ def _text(name: str) -> str:
 
 
 def _inside_git(folder: Path) -> bool:
-    """Whether the folder, or the nearest one above it that exists, lies in a working tree."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
+    """Return whether the folder, or the nearest existing one above it, is in a git working tree."""
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
     command = ["git", "rev-parse", "--is-inside-work-tree"]
     try:
-        return subprocess.run(command, cwd=there, capture_output=True, check=False).returncode == 0
+        return subprocess.run(command, cwd=existing, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
-        raise DuplexError("git is not installed; DVC needs it: install git and run the same command again") from None
+        raise DuplexError("git, which DVC needs, is not installed; install it and run the same command again") from None
 
 
 def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise DuplexError(f"`{' '.join(command[-3:])}` failed in {folder}: {said[-1] if said else done.returncode}")
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise DuplexError(f"`{' '.join(command[-3:])}` failed in {folder}: {lines[-1] if lines else done.returncode}")

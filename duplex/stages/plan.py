@@ -1,53 +1,62 @@
-"""params.yaml and the code -> what every run stands on, one small file a run and stage.
+"""Write what every stage depends on, one small file per stage: params.yaml's values and the code that uses them.
 
-A run's options may be taken over from another row, and the code that it stands on is found by reading imports; neither
-can be written as a dependency in dvc.yaml. So stages depend on these files: the content changes when the run would.
+Options that a method takes from another, and code found by following imports, cannot be dependencies in dvc.yaml.
+So stages depend on these files. `plan` runs at each `dvc repro`, to notice changed plug-ins; it imports no torch.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
-from typing import Any
+from pathlib import Path
 
 from duplex.config.artifacts import ArtifactPaths
-from duplex.config.code_hash import code_of_run
 from duplex.config.params import Params
+from duplex.config.run_key import Record, dataset_records, report_record, run_records
 from duplex.methods.registry import BrokenMethod
-from duplex.report.aggregate import write_json
-from duplex.system.files import replaced_folder
+from duplex.system.files import replace_folder, write_text
 
 
 def run(params: Params, paths: ArtifactPaths | None = None) -> None:
-    """Write `plan/DATASET/METHOD/{train,evaluate}.json` of every run."""
+    """Write `plan/report.json`, `plan/DATASET/STAGE.json` and `plan/DATASET/METHOD/{train,evaluate}.json`."""
     paths = paths or ArtifactPaths()
-    with replaced_folder(paths.plan) as folder:
-        for dataset in params.run.datasets:
-            for name in params.run.methods:
-                for stage, record in planned(params, dataset, name).items():
-                    write_json(record, folder / dataset / name / f"{stage}.json")
+    records = {"report.json": report_record(params)}
+    for dataset in params.run.datasets:
+        for stage, record in dataset_records(params, dataset).items():
+            records[f"{dataset}/{stage}.json"] = record
+        for method in params.run.methods:
+            for stage, record in run_records(params, dataset, method).items():
+                records[f"{dataset}/{method}/{stage}.json"] = record
+    check_options(params, params.run.datasets, params.run.methods, records, paths.checked_options)
+    write_records(records, paths.plan)
 
 
-def planned(params: Params, dataset: str, name: str) -> dict[str, dict[str, Any]]:
-    """What training and evaluation of a row on a data set depend on. A kind that cannot be used fails its own rows
-    alone, and only when they are run."""
-    row = params.row(name)
-    try:
-        options, training = params.method(name, dataset).to_dict(), params.training(dataset, name).to_dict()
-        tail = params.tail(name, dataset)
-    except BrokenMethod as error:
-        print(f"duplex: {error}", file=sys.stderr)
-        broken = {"kind": row.kind, "error": str(error)}
-        return {"train": broken, "evaluate": broken}
-    code = {stage: code_of_run(f"duplex.stages.{stage}", row.kind) for stage in ("train", "evaluate")}
-    what = {"kind": row.kind, "options": options, "training": training, "world": row.world}
-    if tail is not None:
-        what["tail"] = tail.to_dict()
-    return {
-        "train": {**what, "code": code["train"]},
-        "evaluate": {
-            "kind": row.kind,
-            "world": row.world,
-            "threads": params.training(dataset, name).threads,
-            "code": code["evaluate"],
-        },
-    }
+def write_records(records: dict[str, Record], folder: Path) -> None:
+    """Replace a folder by JSON files; `records`: path inside the folder -> content."""
+    with replace_folder(folder) as scratch:
+        for name, record in records.items():
+            write_text(scratch / name, json.dumps(record, indent=2) + "\n")
+
+
+def check_options(
+    params: Params, datasets: tuple[str, ...], methods: tuple[str, ...], records: dict[str, Record], mark: Path
+) -> None:
+    """Check the options of methods, which imports them, unless `mark` holds the digest of the same records.
+
+    Raises UsageError for a wrong option. A kind that cannot be imported prints a warning: only its own runs fail.
+    """
+    digest = hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
+    if mark.exists() and mark.read_text(encoding="utf-8") == digest:
+        return
+    problems = set()
+    for dataset in datasets:
+        for method in methods:
+            try:
+                params.method(method, dataset)
+            except BrokenMethod as error:
+                problems.add(str(error))
+    for problem in sorted(problems):
+        print(f"duplex: {problem}", file=sys.stderr)
+    if not problems:
+        write_text(mark, digest)

@@ -1,4 +1,4 @@
-"""Data root (or the renderer) -> manifest, labels, statistics."""
+"""Write a data set's manifest, labels and statistics from its images, which are drawn first if they are `shapes`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import sys
 
 from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params
+from duplex.data.dataset_source import ensure_images, load_source
 from duplex.data.manifest import write_manifest
-from duplex.data.source import ensure_pictures, load_source
 from duplex.data.stats import statistics
 from duplex.system.files import write_text
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
-    """Write the manifest of a data set, its labels and its statistics."""
+    """Write `manifest.csv`, `labels.json` and `statistics.json`; print what was left out of the data."""
     paths = paths or ArtifactPaths()
-    source = params.dataset(dataset).source
+    source = params.dataset(dataset).source.options()
     data = load_source(source)
-    for what, count in data.notes.items():
-        print(f"{dataset}: {what}: {count:,}", file=sys.stderr)
-    ensure_pictures(source, data.manifest)
+    for note, count in data.notes.items():
+        print(f"{dataset}: {note}: {count:,}", file=sys.stderr)
+    ensure_images(source, data.manifest)
     write_manifest(data.manifest, paths.manifest(dataset))
     data.labels.save(paths.labels(dataset))
     record = statistics(data.labels, data.manifest).to_dict()

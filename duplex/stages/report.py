@@ -1,4 +1,4 @@
-"""All runs -> aggregate metrics, figures, the page."""
+"""Write the report: aggregate metrics of all runs, figures and the page."""
 
 from __future__ import annotations
 
@@ -6,68 +6,73 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import pandas as pd
+
 from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.features.layout import open_file, read_identity
-from duplex.report.aggregate import Aggregate, aggregate, headlines, write_json
-from duplex.report.numbers import Tree
+from duplex.features.checks import open_cache, read_identity
+from duplex.report.aggregate import Aggregate, Tree, aggregate, headlines, write_json
+from duplex.report.blocks import ReportPart
 from duplex.report.page import write_report
 from duplex.report.page_sections import build_report
 from duplex.report.provenance import find_provenance
 from duplex.report.results import DatasetResults, Results, read_run, read_tree
-from duplex.report.series import curve_table, training_table
-from duplex.stages.report_images import pictured
-from duplex.system.files import replaced
-from duplex.system.progress import Bar
+from duplex.stages.report_images import image_parts
+from duplex.system.files import replace_file
+from duplex.system.progress import ProgressBar
 
 
 def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
-    """Gather the metrics of every run that params.yaml names and lay them out; returns the page."""
+    """Aggregate the metrics of every run that params.yaml names, write the report and return the page's path."""
     paths = paths or ArtifactPaths()
     names = params.run
     runs: dict[tuple[str, str], list[Tree]] = {}
-    absent: dict[str, list[str]] = {}
+    not_evaluated: dict[str, list[str]] = {}
     for dataset in names.datasets:
-        found, missing = gathered(params, dataset, paths)
-        runs |= {(dataset, method): records for method, records in found.items()}
-        absent |= {dataset: missing} if missing else {}
+        by_method, missing = read_metrics_of(params, dataset, paths)
+        runs |= {(dataset, method): records for method, records in by_method.items()}
+        not_evaluated |= {dataset: missing} if missing else {}
     summary = aggregate(runs)
     write_json(summary, paths.summary)
     write_json(headlines(summary), paths.metrics)
-    results = replace(gather(params, summary, paths), absent=absent)
-    with Bar("report", len(names.datasets)) as bar:
-        shown = {}
+    results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
+    with ProgressBar("report", len(names.datasets)) as bar:
+        parts: dict[str, list[ReportPart]] = {}
+        numbers: dict[str, object] = {}
         for done, dataset in enumerate(names.datasets, 1):
-            shown[dataset] = pictured(params, dataset, paths)
+            images = image_parts(params, dataset, paths)
+            parts[dataset] = images.parts
+            numbers |= images.numbers
             bar.show(done)
-    report = build_report(results, find_provenance(), {dataset: one.parts for dataset, one in shown.items()})
-    numbers = {name: record for one in shown.values() for name, record in one.numbers.items()}
+    report = build_report(results, find_provenance(), parts)
     page = write_report(report, paths.report, paths.plots / "figures", numbers)
     for name, table in (("curves", curve_table(results)), ("training", training_table(results))):
-        with replaced(paths.plots / f"{name}.csv") as scratch:
+        with replace_file(paths.plots / f"{name}.csv") as scratch:
             table.to_csv(scratch, index=False, lineterminator="\n", float_format="%.4f")
     return page
 
 
-def gathered(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
-    """Metrics of every seed by method, and the runs that are not there. A row that is shown as another one gives that
-    method its worlds."""
-    found: dict[str, dict[int, Tree]] = {}
+def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
+    """Return the metrics of every seed by method, and the runs without metrics.
+
+    A method that is shown as another one contributes its worlds to that method's metrics.
+    """
+    by_method: dict[str, dict[int, Tree]] = {}
     missing = []
     for name, seed in product(params.run.methods, params.run.seeds):
-        row, record = params.row(name), read_tree(paths.run(dataset, name, seed).metrics)
+        entry, record = params.entry(name), read_tree(paths.run(dataset, name, seed).metrics)
         if record is None:
             missing.append(f"{name} seed {seed}")
             continue
-        if row.shown_as is not None:
-            record = {world: record[world] for world in row.worlds if world in record}
-        seeds = found.setdefault(row.shown_as or name, {})
+        if entry.shown_as is not None:
+            record = {world: record[world] for world in entry.worlds if world in record}
+        seeds = by_method.setdefault(entry.shown_as or name, {})
         seeds[seed] = {**seeds.get(seed, {}), **record}
-    return {name: list(seeds.values()) for name, seeds in found.items()}, missing
+    return {name: list(seeds.values()) for name, seeds in by_method.items()}, missing
 
 
-def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
-    """Read what every run left behind."""
+def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
+    """Read the files of all runs."""
     table = paths.ablations / "metrics.json"
     ablations = read_tree(table, names=2) or {}
     datasets = [
@@ -78,7 +83,7 @@ def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
                 method: {seed: read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
                 for method in params.run.methods
             },
-            shown_as={name: shown for name in params.run.methods if (shown := params.row(name).shown_as) is not None},
+            shown_as={name: shown for name in params.run.methods if (shown := params.entry(name).shown_as) is not None},
             ablations=ablations.get(dataset, {}),
             statistics=read_tree(paths.statistics(dataset)),
             statistics_file=paths.statistics(dataset).as_posix(),
@@ -92,8 +97,37 @@ def gather(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
 
 
 def _identity(path: Path) -> dict[str, str]:
-    """What the features were made by; nothing where they are not on this machine."""
+    """Return the identity of the features; empty if they are not on this machine."""
     if not path.is_file():
         return {}
-    with open_file(path) as file:
+    with open_cache(path) as file:
         return {key: str(value) for key, value in read_identity(file).items()}
+
+
+def curve_table(results: Results) -> pd.DataFrame:
+    """Return the mean seen–unseen curves with their intervals, percent, for `dvc plots` to draw by `series`."""
+    parts = [
+        pd.DataFrame({"seen": c.seen, "unseen": c.unseen, "low": c.low, "high": c.high}).assign(
+            series=f"{data.name} {method} {world}"
+        )
+        for data in results.datasets
+        for world in data.curves
+        for method, c in data.curves[world].items()
+    ]
+    columns = ["series", "seen", "unseen", "low", "high"]
+    return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def training_table(results: Results) -> pd.DataFrame:
+    """Return the validation AUC by epoch of every run that trained, percent."""
+    parts = [
+        pd.DataFrame({"epoch": run.history["epoch"], "val_auc": 100 * run.history["val_auc"]}).assign(
+            series=f"{data.name} {method} seed {seed}"
+        )
+        for data in results.datasets
+        for method, runs in data.runs.items()
+        for seed, run in runs.items()
+        if run.history is not None and len(run.history) > 1
+    ]
+    columns = ["series", "epoch", "val_auc"]
+    return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)

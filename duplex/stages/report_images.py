@@ -1,4 +1,4 @@
-"""The report's parts that need pictures, a network or maps; each says what is missing instead of failing."""
+"""Parts of the report that need images, a trained method or maps; missing files become notes."""
 
 from __future__ import annotations
 
@@ -9,70 +9,74 @@ from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
-from duplex.report.blocks import Block, Note, Part
-from duplex.report.prototypes import embed
-from duplex.report.qualitative import absence, look_under, predicted_parts
+from duplex.report.blocks import Block, Note, ReportPart
+from duplex.report.predictions import predicted_parts
+from duplex.report.prototype_retrieval import embed, prototype_blocks
 from duplex.report.results import read_maps, read_predictions
-from duplex.report.retrieved import prototype_blocks
 from duplex.report.scatter import map_figures
 from duplex.report.swaps import swap_blocks
-from duplex.report.texts import Texts, texts_of
-from duplex.stages.featured_run import load_shown
-from duplex.stages.inventory import shown_run
+from duplex.report.texts import Texts, text_blocks
+from duplex.report.thumbnails import missing_images_note, thumbnails_under
+from duplex.stages.featured_run import load_featured_run
+from duplex.stages.inventory import featured_run
 
 
 @dataclass(frozen=True)
-class Pictured:
-    parts: list[Part]
-    numbers: dict[str, object]  # file name -> what it holds, for the page's tables to cite
+class ImageParts:
+    """Parts of one data set's section, and the numbers that they cite."""
+
+    parts: list[ReportPart]
+    numbers: dict[str, object]  # file name -> JSON record
     texts: Texts = field(default_factory=Texts)
 
 
-def pictured(params: Params, dataset: str, paths: ArtifactPaths) -> Pictured:
-    """Examples, errors, retrieval, swapping and maps of the shown run (`inventory.shown_run`)."""
-    chosen = shown_run(params, dataset, paths)
+def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> ImageParts:
+    """Build examples, errors, retrieval, swapping and maps of the featured run (`inventory.featured_run`)."""
+    chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root
     manifest = paths.manifest(dataset)
     if not manifest.exists():
-        return Pictured([Part("Examples", [Note(f"{manifest} does not exist.", f"dvc repro prepare@{dataset}")])], {})
-    missing = absence(root, read_manifest(manifest)["image"].tolist(), dataset)
+        return ImageParts(
+            [ReportPart("Examples", [Note(f"{manifest} does not exist.", f"dvc repro prepare@{dataset}")])], {}
+        )
+    missing = missing_images_note(root, read_manifest(manifest)["image"].tolist(), dataset)
     retrieved = _retrieved(params, dataset, chosen, paths, missing)
     predictions = read_predictions(files.predictions)
     parts = []
     if predictions is not None:
-        said = Note(f"All of this is {chosen[0]}, seed {chosen[1]}.")
-        source, look = files.predictions.as_posix(), look_under(root)
-        parts = predicted_parts(predictions, source, look, [said, *missing], retrieved.texts)
+        note = Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}.")
+        source, thumbnails = files.predictions.as_posix(), thumbnails_under(root)
+        parts = predicted_parts(predictions, source, thumbnails, [note, *missing], retrieved.texts)
     else:
-        parts = [Part("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
-    return Pictured([*parts, *retrieved.parts, _maps(dataset, paths.maps(dataset))], retrieved.numbers)
+        parts = [ReportPart("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
+    return ImageParts([*parts, *retrieved.parts, _maps(dataset, paths.maps(dataset))], retrieved.numbers)
 
 
 def _retrieved(
     params: Params, dataset: str, chosen: tuple[str, int], paths: ArtifactPaths, missing: list[Block]
-) -> Pictured:
-    """Needs the checkpoint, the features and the encoder's text tower."""
+) -> ImageParts:
+    """Build retrieval and swapping, which need the checkpoint, the features and the encoder's text tower."""
     name = f"retrieval-{dataset}.json"
     try:
-        viewing = load_shown(params, dataset, *chosen, paths).viewing()
+        context = load_featured_run(params, dataset, *chosen, paths).retrieval_context()
     except DuplexError as error:
-        return Pictured([Part("What the prototypes hold", [Note(f"Not shown: {error}")])], {})
-    embedded, file = embed(viewing.method, viewing.test), (paths.report / name).as_posix()
-    prototypes, precisions = prototype_blocks(viewing, embedded, file)
-    swaps, swapped = swap_blocks(viewing, embedded, file)
-    texts = texts_of(viewing, embedded, file)
+        return ImageParts([ReportPart("Images nearest to prototypes", [Note(f"Not available: {error}")])], {})
+    embedded, file = embed(context.method, context.test), (paths.report / name).as_posix()
+    prototypes, precisions = prototype_blocks(context, embedded, file)
+    swaps, swapped = swap_blocks(context, embedded, file)
+    texts = text_blocks(context, embedded, file)
     parts = [
-        Part("What the prototypes hold", [*missing, *prototypes]),
-        Part("Swapped states and objects", [*missing, *swaps]),
+        ReportPart("Images nearest to prototypes", [*missing, *prototypes]),
+        ReportPart("Swapped states and objects", [*missing, *swaps]),
     ]
-    return Pictured(parts, {name: {**precisions, **swapped, **texts.numbers}}, texts)
+    return ImageParts(parts, {name: {**precisions, **swapped, **texts.numbers}}, texts)
 
 
-def _maps(dataset: str, path: Path) -> Part:
+def _maps(dataset: str, path: Path) -> ReportPart:
     table = read_maps(path)
     groups = (("prototypes", "before", "after"), ("semantic", "visual", "combined"))
-    figures = [] if table is None else [figure for which in groups for figure in map_figures(table, dataset, which)]
+    figures = [] if table is None else [figure for names in groups for figure in map_figures(table, dataset, names)]
     if table is not None and not figures:
-        return Part("Maps", [Note("No method of this run has prototypes to map.")])
-    return Part("Maps", figures or [Note("The maps have not been made.", f"dvc repro maps@{dataset}")])
+        return ReportPart("Maps", [Note("No method of `run:` has visual prototypes to map.")])
+    return ReportPart("Maps", figures or [Note("The maps have not been drawn.", f"dvc repro maps@{dataset}")])

@@ -1,4 +1,4 @@
-"""Manifest, feature cache and what the method asks for -> checkpoint and history."""
+"""Train one method on one data set with one seed: write the checkpoint of its best epoch and the training history."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import pandas as pd
 import torch
 
 from duplex.config.artifacts import ArtifactPaths, RunPaths
-from duplex.config.code_hash import code_of_run
 from duplex.config.params import Params
+from duplex.config.run_key import run_records
 from duplex.encoders import resolve_device
-from duplex.methods.base import Batch, Method, Setting
-from duplex.methods.registry import find, make, source_of
+from duplex.features.examples import Examples
+from duplex.methods.base import Batch, Method, TaskContext
+from duplex.methods.registry import find_method, make_method, method_source
 from duplex.options import Options
-from duplex.stages.inputs import Inputs, LoadInputs, load_inputs, make_deterministic
+from duplex.library.inputs import InputRequest, LoadInputs, RunInputs, load_inputs, make_deterministic
 from duplex.system.files import write_text
 from duplex.system.lock import sole_writer
 from duplex.system.threads import threads
-from duplex.training.calibration import calibrate
-from duplex.training.checkpoint import WORDS, Record, save_checkpoint
-from duplex.training.loop import Outcome, Run, train
+from duplex.training.calibration import Calibration, calibrate
+from duplex.training.checkpoint import WORD_VECTORS, Record, save_checkpoint
+from duplex.training.loop import ResumePoint, TrainingResult, train
 from duplex.training.scoring import tune, validation_auc
 
 
@@ -35,90 +36,85 @@ def run(
     paths: ArtifactPaths | None = None,
     out: RunPaths | None = None,
     load: LoadInputs = load_inputs,
-) -> Outcome:
-    """Train one method on one data set with one seed, and keep its best epoch by validation AUC."""
+) -> TrainingResult:
+    """Train, choose the best epoch by validation AUC, calibrate on validation data, and save.
+
+    Interrupted training continues after its last whole epoch. `out`: where to write, by default the run's own folder.
+    """
     paths = paths or ArtifactPaths()
-    make_deterministic()
-    row, options, settings = params.row(method), params.method(method, dataset), params.training(dataset, method)
-    tail = params.tail(method, dataset)
     out = out or paths.run(dataset, method, seed)
+    make_deterministic()
+    entry, options, settings = params.entry(method), params.method(method, dataset), params.training(dataset, method)
+    finetune = params.finetune(method, dataset)
+    device = torch.device(resolve_device(params.device))
+    needs = find_method(entry.kind).needs(options)
     with threads(settings.threads):
-        needs = find(row.kind).needs(options)
-        inputs = load(params, dataset, paths, needs, settings.precision, tail, settings.memory, views=True)
+        inputs = load(params, dataset, paths, InputRequest(needs, settings.precision, finetune, settings.memory, True))
         with sole_writer(out.checkpoint, "training"):
-            return _run(params, dataset, method, seed, inputs, out)
+            model = start_method(entry.kind, options, inputs.task(entry.trained_for), inputs, seed, device)
+            images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
+            key = _resume_key(params, dataset, method, seed, inputs, device)
+            resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
+            result = train(model, images, settings, seed, lambda m: validation_auc(m, val, inputs.labels), resume)
+            tune(model, val, inputs.labels)
+            record = Record(
+                kind=entry.kind,
+                provider=method_source(entry.kind).provider,
+                options=options,
+                labels=inputs.labels,
+                encoder=inputs.encoder,
+                seed=seed,
+                epoch=result.best_epoch,
+                val_auc=validation_auc(model, val, inputs.labels),
+                world=entry.trained_for,
+                calibration=_calibrate(params, method, model, inputs, val),
+                inspectable=model.inspectable().names,
+                finetune=finetune,
+            )
+            save_checkpoint(out.checkpoint, model, record)
+            write_text(out.history, pd.DataFrame(result.history).to_csv(index=False, lineterminator="\n"))
+            write_text(out.timing, json.dumps(result.timing, indent=2) + "\n")
+            out.unfinished_training.unlink(missing_ok=True)
+            return result
 
 
-def _run(params: Params, dataset: str, method: str, seed: int, inputs: Inputs, out: RunPaths) -> Outcome:
-    row, options, settings = params.row(method), params.method(method, dataset), params.training(dataset, method)
-    device, tail = torch.device(resolve_device(params.device)), params.tail(method, dataset)
-    trained = begin(row.kind, options, inputs.setting(row.trained_for), inputs, seed, device)
-    val, partial = inputs.examples["val"].to(device), out.root / "training.partial"
-    key: dict[str, object] = {
-        "kind": row.kind,
-        "options": options.to_dict(),
-        "world": row.world,
-        "settings": settings.to_dict(),
-        "tail": None if tail is None else tail.to_dict(),
+def start_method(
+    kind: str, options: Options, task: TaskContext, inputs: RunInputs, seed: int, device: torch.device
+) -> Method[Any]:
+    """Return an untrained method, initialised from the training images."""
+    torch.manual_seed(seed)
+    method = make_method(kind, options, task).to(device)
+    images = inputs.examples["train"].to(device)
+    method.start(Batch(images.inputs, images.compositions))
+    return method
+
+
+def _calibrate(
+    params: Params, name: str, model: Method[Any], inputs: RunInputs, val: Examples
+) -> dict[str, Calibration]:
+    """Choose bias and feasibility threshold on validation data, for every world of the method."""
+    thresholds, feasibility = params.evaluation.thresholds, params.evaluation.feasibility
+    worlds = params.entry(name).worlds
+    if feasibility == "likelihood" and "open" in worlds and model.likelihood() is None:
+        print(f"{name} has no likelihood of compositions; feasibility is by words", file=sys.stderr)
+    return {
+        world: calibrate(
+            model, val, inputs.labels, world, inputs.words if world == "open" else None, thresholds, feasibility
+        )
+        for world in worlds
+    }
+
+
+def _resume_key(params: Params, dataset: str, method: str, seed: int, inputs: RunInputs, device: torch.device) -> str:
+    """Return the digest of all that training depends on: training continues only from a state with the same digest."""
+    is_gpu = device.type == "cuda"
+    key = {
+        **run_records(params, dataset, method)["train"],
         "seed": seed,
         "inputs": inputs.identity,
-        "words": inputs.encoder.get(WORDS),
+        "words": inputs.encoder.get(WORD_VECTORS),
         "labels": inputs.labels.to_dict(),
-        "where": [*_where(device), torch.__version__, code_of_run("duplex.stages.train", row.kind)],
+        "device": torch.cuda.get_device_name(device) if is_gpu else torch.get_num_threads(),  # decide the last bits
+        "torch": torch.__version__,
     }
-    outcome = train(
-        trained,
-        inputs.examples["train"].to(device),
-        settings,
-        seed,
-        lambda current: validation_auc(current, val, inputs.labels),
-        Run(f"{dataset} {method} seed {seed}", partial, _digest(key)),
-    )
-    tune(trained, val, inputs.labels)
-    points, judge = params.evaluation.thresholds, params.evaluation.feasibility
-    if judge == "likelihood" and "open" in row.worlds and trained.likelihood() is None:
-        print(f"{method} has no likelihood of compositions; words say which are feasible", file=sys.stderr)
-    record = Record(
-        kind=row.kind,
-        provider=source_of(row.kind).provider,
-        options=options,
-        labels=inputs.labels,
-        encoder=inputs.encoder,
-        seed=seed,
-        epoch=outcome.best_epoch,
-        val_auc=validation_auc(trained, val, inputs.labels),
-        world=row.trained_for,
-        calibration={
-            world: calibrate(
-                trained, val, inputs.labels, world, inputs.words if world == "open" else None, points, judge
-            )
-            for world in row.worlds
-        },
-        exhibits=trained.exhibits().names,
-        tail=tail,
-    )
-    save_checkpoint(out.checkpoint, trained, record)
-    write_text(out.history, pd.DataFrame(outcome.history).to_csv(index=False, lineterminator="\n"))
-    write_text(out.timing, json.dumps(outcome.timing, indent=2) + "\n")
-    partial.unlink(missing_ok=True)
-    return outcome
-
-
-def begin(
-    kind: str, options: Options, setting: Setting, inputs: Inputs, seed: int, device: torch.device
-) -> Method[Any]:
-    """A fresh method with its start from the training images."""
-    torch.manual_seed(seed)
-    fresh = make(kind, options, setting).to(device)
-    images = inputs.examples["train"].to(device)
-    fresh.start(Batch(images.inputs, images.compositions))
-    return fresh
-
-
-def _where(device: torch.device) -> list[object]:
-    """What decides the last bits: the GPU's model, or the CPU's threads."""
-    return ["cuda", torch.cuda.get_device_name(device)] if device.type == "cuda" else ["cpu", torch.get_num_threads()]
-
-
-def _digest(key: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()

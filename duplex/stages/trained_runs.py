@@ -1,4 +1,4 @@
-"""The trained runs of a project: which one answers where nobody names one, and the pictures that it learned from."""
+"""Find the trained runs of a project, and the training images of a run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import numpy as np
 
 from duplex.config.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
-from duplex.data.manifest import manifest_hash, read_manifest
+from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError, UsageError
 from duplex.features.store import Features, open_features
-from duplex.recognition.card import Facts
+from duplex.recognition.card import RunFacts
 from duplex.recognition.neighbours import Neighbours
-from duplex.report.numbers import read_numbers
+from duplex.report.aggregate import read_numbers
+from duplex.system.files import sha256
 from duplex.training.checkpoint import read_record
 
 
 @dataclass(frozen=True)
-class FoundRun:
+class SavedRun:
+    """A trained run on disk."""
+
     files: RunPaths
     val_auc: float  # a fraction
 
@@ -30,10 +33,13 @@ class FoundRun:
 
 def best_run(
     world: str | None = None, paths: ArtifactPaths | None = None, *, dataset: str = "*", hint: str = "name one"
-) -> FoundRun:
-    """The run with the best validation AUC, of those that were calibrated for a world, by default the closed one where
-    there is any; of equals the first by name. `hint` is how a person names a run instead."""
-    root, found = (paths or ArtifactPaths()).root, list[tuple[bool, FoundRun]]()
+) -> SavedRun:
+    """Return the run with the best validation AUC among those calibrated for `world`; of equals the first by name.
+
+    Without `world`, runs for the closed world come before others. `hint` ends the error message: how to name a run.
+    """
+    root = (paths or ArtifactPaths()).root
+    candidates: list[tuple[bool, SavedRun]] = []
     for checkpoint in sorted(root.glob(f"{dataset}/*/*/checkpoint.safetensors")):
         try:
             record = read_record(checkpoint)
@@ -41,37 +47,40 @@ def best_run(
             continue
         worlds = record.calibration or {}
         if worlds if world is None else world in worlds:
-            found.append(((world or "closed") in worlds, FoundRun(RunPaths(checkpoint.parent), record.val_auc)))
-    if not found:
-        raise UsageError(f"{root} holds no trained run for this; `dvc repro` trains, or {hint}")
-    return max(found, key=lambda one: (one[0], one[1].val_auc))[1]
+            candidates.append(((world or "closed") in worlds, SavedRun(RunPaths(checkpoint.parent), record.val_auc)))
+    if not candidates:
+        raise UsageError(f"{root} has no trained run for this; run `dvc repro`, or {hint}")
+    return max(candidates, key=lambda candidate: (candidate[0], candidate[1].val_auc))[1]
 
 
-def dataset_of(run: Path, paths: ArtifactPaths | None = None) -> str | None:
-    """The data set whose run this is, by its place among the artifacts."""
+def dataset_of_run(run: Path, paths: ArtifactPaths | None = None) -> str | None:
+    """Return the data set of a run by its path, or None outside of the artifacts."""
     root = (paths or ArtifactPaths()).root.resolve()
-    place = run.resolve()
-    return place.relative_to(root).parts[0] if root in place.parents else None
+    folder = run.resolve()
+    return folder.relative_to(root).parts[0] if root in folder.parents else None
 
 
-def facts_of(run: Path, *, name: str | None, licence: str, repository: str | None) -> Facts:
-    """What a model card says of a run: the evaluation's metrics and the data set's counts, where they are there."""
-    place = run.resolve()
-    place = place.parent if place.is_file() else place
-    files = RunPaths(place).metrics, place.parent.parent / "statistics.json"
+def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
+    """Return what a model card tells of a run: metrics and the data set's counts, if these files exist."""
+    folder = run.resolve()
+    folder = folder.parent if folder.is_file() else folder
+    files = RunPaths(folder).metrics, folder.parent.parent / "statistics.json"
     metrics, counts = (read_numbers(path, "dvc repro") or {} for path in files)
-    title = name or repository or " ".join(place.parts[-3:])
-    return Facts(title, licence, metrics, counts, repository)
+    title = name or repository or " ".join(folder.parts[-3:])
+    return RunFacts(title, licence, metrics, counts, repository)
 
 
-def training_pictures(
+def training_images(
     params: Params, dataset: str, paths: ArtifactPaths | None = None, *, check: Callable[[Features], None]
 ) -> Neighbours:
-    """The readable training pictures of a data set, with their cached features; `check` refuses a strange cache."""
+    """Return the readable training images of a data set with their cached features.
+
+    `check` is called with the features and raises if they do not belong to the model.
+    """
     paths = paths or ArtifactPaths()
     manifest = read_manifest(paths.manifest(dataset))
-    features = open_features(paths.features(dataset), expect={"manifest": manifest_hash(paths.manifest(dataset))})
+    features = open_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     check(features)
     rows = np.flatnonzero((manifest["split"] == "train").to_numpy() & ~features.bad)
     images, states, objects = (manifest[name].to_numpy()[rows].tolist() for name in ("image", "state", "object"))
-    return Neighbours.of(features.cls[rows], images, states, objects, params.dataset(dataset).source.root)
+    return Neighbours(features.cls[rows], images, states, objects, params.dataset(dataset).source.root)

@@ -1,11 +1,10 @@
-"""Small pictures of shapes: outlines (what), looks (in which state) and styles (how harshly photographed).
+"""Drawing of small images: outlines (objects), looks (states) and styles (background, light and noise).
 
-It knows no data set and no encoder, so that the benchmark and the tiny CLIP's own corpus may both draw with it and
-neither has to know the other.
+The embedded benchmark and the tiny CLIP's training corpus both draw with this package, which imports neither.
 """
 
 from duplex.synthetic.looks import LOOKS, Look
 from duplex.synthetic.outlines import OUTLINES
-from duplex.synthetic.scene import HARSH, MILD, SIDE, Style, picture, stream
+from duplex.synthetic.scene import HARSH, MILD, SIDE, Style, draw_image, random_stream
 
-__all__ = ["HARSH", "LOOKS", "MILD", "OUTLINES", "SIDE", "Look", "Style", "picture", "stream"]
+__all__ = ["HARSH", "LOOKS", "MILD", "OUTLINES", "SIDE", "Look", "Style", "draw_image", "random_stream"]

@@ -1,7 +1,7 @@
-"""The states: what each does to an object's geometry, ink and picture.
+"""Looks: the effects of each state on an object's geometry, its colour and the image.
 
-A look is data. Several of its effects read the object they fall on (`Outline.round`, `Outline.shine`, the angle at
-which it lies, the tint of its kind), so that striped on a ring is not striped on a house.
+Several effects depend on the object (`Outline.round`, `Outline.shine`, its rotation, the tint of its kind), so that
+stripes on a ring differ from stripes on a house.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Look:
-    """One state. The defaults are a plain object in any colour."""
+    """The appearance of one state. The defaults are a plain object in any colour."""
 
-    hue: float | None = None  # degrees; None: the look leaves the colour free
+    hue: float | None = None  # degrees; None: any colour
     saturation: Range = (0.6, 1.0)
     value: Range = (0.55, 1.0)
     pattern: str | None = None  # striped, dotted or checkered: a second ink in the object's own frame
@@ -33,8 +33,8 @@ class Look:
     furry: bool = False  # the rim bristles
     broken: bool = False  # two halves, moved apart along a jagged cut
     glossy: bool = False  # shaded, with a highlight
-    blur: Range = (0.0, 0.0)  # radius in pixels, of the whole picture
-    light: Range = (1.0, 1.0)  # what the whole picture is multiplied with
+    blur: Range = (0.0, 0.0)  # radius in pixels, over the whole image
+    light: Range = (1.0, 1.0)  # factor of the whole image
     fade: Range = (0.0, 0.0)  # how far the ink sinks into the background
 
 
@@ -72,9 +72,9 @@ LOOKS: dict[str, Look] = {
 
 
 def bend_contour(points: Points, kind: str, phase: float) -> Points:
-    """Move a contour that is already turned (y points down, as gravity does)."""
+    """Bend a rotated contour (y points down): `kind` is "melted" or "wavy"."""
     x, y = points[:, 0], points[:, 1]
-    if kind == "melted":  # what hangs low runs down in drips, and the rest sags a little
+    if kind == "melted":  # low parts run down in drips, the rest sags
         drip = 0.5 + 0.5 * np.sin(7.0 * x + phase)
         low = np.clip(0.6 + y, 0.0, None)
         return np.stack([x * (1.0 + 0.12 * low), 0.8 * y + 0.42 * drip * low**1.3 - 0.15], axis=1)
@@ -84,7 +84,10 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
 
 
 def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
-    """[H, W] how much of the second ink lies where; `frame` holds the object's own coordinates (u, v)."""
+    """Return the share [H, W] of the second colour at each pixel.
+
+    frame: the pixels' coordinates (u, v) in the object's frame; pitch: width of a stripe, phase: of the wave.
+    """
     across, along = frame
     if outline.round:  # around the centre: wedges and rings instead of bands and rows
         u, v = frame
@@ -98,6 +101,6 @@ def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch
 
 
 def _edge(wave: Plane) -> Plane:
-    """A soft threshold at zero, about a pixel wide."""
-    found: Plane = np.clip(0.5 + 2.5 * wave, 0.0, 1.0).astype(np.float32)
-    return found
+    """Threshold at zero with a soft edge about a pixel wide."""
+    share: Plane = np.clip(0.5 + 2.5 * wave, 0.0, 1.0).astype(np.float32)
+    return share

@@ -1,6 +1,6 @@
-"""The objects: closed contours in a frame where the object fills about the unit disc and y points down.
+"""Outlines of objects: closed contours in a frame where an object fills about the unit disc and y points down.
 
-Every contour is sampled densely, so that a look may bend it (melted, wavy) without corners cutting through.
+Contours are sampled densely, so that bent ones (melted, wavy) have no visible corners.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ SPACING = 0.08  # between neighbouring points of a contour
 
 @dataclass(frozen=True)
 class Outline:
-    """One object. `holes` are contours cut out of it; `round` objects carry patterns around their centre, the others
-    across; `shine` is where light sits on a glossy one."""
+    """The shape of one object."""
 
     contour: Points
-    holes: tuple[Points, ...] = ()
-    round: bool = False
-    shine: tuple[float, float] = (-0.35, -0.35)
+    holes: tuple[Points, ...] = ()  # contours cut out of it
+    round: bool = False  # whether patterns run around its centre instead of across it
+    shine: tuple[float, float] = (-0.35, -0.35)  # place of the highlight if glossy
 
 
 def _closed(corners: object) -> Points:
@@ -36,16 +35,16 @@ def _closed(corners: object) -> Points:
 
 
 def _polar(radius: object, count: int = 80) -> Points:
-    """A contour given by its radius at `count` even angles, from the right, clockwise on the screen."""
+    """Return a contour from its radius at `count` evenly spaced angles, from the right, clockwise in the image."""
     angle = np.arange(count) * (2 * np.pi / count)
-    found: Points = (
+    points: Points = (
         np.stack([np.cos(angle), np.sin(angle)], axis=1) * np.broadcast_to(np.asarray(radius), count)[:, None]
     )
-    return found
+    return points
 
 
 def _regular(corners: int, inner: float | None = None, turn: float = -0.5 * np.pi) -> Points:
-    """A regular polygon, or a star when `inner` gives the radius between the tips."""
+    """Return a regular polygon, or a star if `inner` is the radius between its tips."""
     count = corners if inner is None else 2 * corners
     radius = np.where(np.arange(count) % 2 == 0, 1.0, 1.0 if inner is None else inner)
     angle = turn + np.arange(count) * (2 * np.pi / count)
@@ -60,7 +59,7 @@ def _heart() -> Points:
 
 
 def _moon() -> Points:
-    """A crescent: an outer arc and back along an arc of a circle pushed aside."""
+    """Return a crescent: an outer arc, and back along an arc of a shifted circle."""
     outer = np.linspace(0.22 * np.pi, 1.78 * np.pi, 60)
     tip = np.cos(outer[0]), np.sin(outer[0])
     centre = 0.62
@@ -68,8 +67,8 @@ def _moon() -> Points:
     bend = np.arctan2(tip[1], tip[0] - centre)
     inner = np.linspace(2 * np.pi - bend, bend, 44)[1:-1]
     arcs = [(np.cos(outer), np.sin(outer)), (centre + radius * np.cos(inner), radius * np.sin(inner))]
-    found: Points = np.concatenate([np.stack(arc, axis=1) for arc in arcs]) + np.array([0.25, 0.0])
-    return found
+    points: Points = np.concatenate([np.stack(arc, axis=1) for arc in arcs]) + np.array([0.25, 0.0])
+    return points
 
 
 def _drop() -> Points:
@@ -78,7 +77,7 @@ def _drop() -> Points:
 
 
 def _lobes(centres: object) -> Points:
-    """The outer rim of overlapping discs (x, y, radius), seen from the middle."""
+    """Return the outer rim of overlapping discs (x, y, radius), as seen from the centre."""
     angle = np.arange(96) * (2 * np.pi / 96)
     ray = np.stack([np.cos(angle), np.sin(angle)], axis=1)  # [A, 2]
     discs = np.asarray(centres, dtype=np.float64)
@@ -86,8 +85,8 @@ def _lobes(centres: object) -> Points:
     miss = (discs[:, :2] ** 2).sum(axis=1) - along**2
     reach = along + np.sqrt(np.maximum(discs[:, 2] ** 2 - miss, 0.0))
     hit = discs[:, 2] ** 2 >= miss
-    found: Points = ray * np.where(hit, reach, 0.0).max(axis=1)[:, None]
-    return found
+    points: Points = ray * np.where(hit, reach, 0.0).max(axis=1)[:, None]
+    return points
 
 
 def _leaf() -> Points:

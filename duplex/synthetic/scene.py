@@ -1,7 +1,6 @@
-"""One picture: a background, an object in a look on it, and the camera's noise.
+"""Drawing of one image: a background, an object in a look on it, light, blur and noise.
 
-Everything random comes from the generator that is handed in; `stream` makes one from a seed and a name, so a picture
-is a pure function of both.
+All randomness comes from the generator argument; with `random_stream` an image is a pure function of a seed and a name.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from PIL import Image, ImageDraw, ImageFilter
 from duplex.synthetic.looks import Look, Plane, Range, bend_contour, pattern_plane
 from duplex.synthetic.outlines import OUTLINES, Outline, Points
 
-SIDE = 64  # pixels of a picture
+SIDE = 64  # width and height of an image in pixels
 FINE = 2  # masks are drawn this much larger, then averaged down
-Picture = NDArray[np.floating[Any]]  # [H, W, 3] in 0..1
+Canvas = NDArray[np.floating[Any]]  # [H, W, 3] in 0..1
 _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
 
 
 @dataclass(frozen=True)
 class Style:
-    """How harshly the objects are shown. Lengths are fractions of the picture's side."""
+    """How difficult images are. Lengths are fractions of the image's side."""
 
     radius: Range  # of the object
     shift: float  # of its centre, at most
     turn: float  # degrees, at most, to either side of `lean`
-    squeeze: float  # of one axis, at most
+    squeeze: float  # relative shortening of one axis, at most
     textured: float  # share of backgrounds that carry a texture
-    clutter: int  # most strokes and scraps lying around, before and after the object
+    clutter: int  # most strokes and discs behind and in front of the object
     contrast: float  # least distance between ink and background, in RGB
     noise: Range  # standard deviation of the camera's noise
     wash: float  # strength of uneven, tinted light, at most
-    tint: float  # degrees by which a kind of object turns a colour's hue, at most
-    haze: float  # most blur, in pixels, that any picture may have
-    lean: float = 0.0  # degrees by which everything lies askew
+    tint: float  # degrees by which an object's kind shifts a colour's hue, at most
+    haze: float  # blur in pixels, at most, of every image
+    lean: float = 0.0  # degrees by which every object is rotated
     lamp: tuple[float, float, float] = (1.0, 1.0, 1.0)  # colour of the light on everything
 
 
@@ -50,14 +49,14 @@ HARSH = Style(
 )
 
 
-def stream(seed: int, name: str) -> np.random.Generator:
-    """The random stream of one named thing: the same on every machine, independent of all others."""
+def random_stream(seed: int, name: str) -> np.random.Generator:
+    """Return a random generator for a seed and a name: the same on every machine, independent of other names."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
-def picture(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
-    """A `SIDE` x `SIDE` RGB picture of an object of this kind in this look."""
+def draw_image(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
+    """Draw a `SIDE` x `SIDE` RGB image of an object (a key of `OUTLINES`) in a look."""
     ground = _background(style, rng)
     place = _Place.drawn(look, style, rng)
     outline = OUTLINES[kind]
@@ -71,10 +70,10 @@ def picture(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Im
 
 @dataclass(frozen=True)
 class _Place:
-    """Where and how an object lies; `matrix` takes the object's frame to pixels."""
+    """Position and shape of an object in the image."""
 
-    centre: NDArray[np.float64]
-    matrix: NDArray[np.float64]
+    centre: NDArray[np.float64]  # [2] in pixels
+    matrix: NDArray[np.float64]  # [2, 2] from the object's frame to pixels
     pixels: float  # the object's radius
 
     @classmethod
@@ -89,13 +88,13 @@ class _Place:
         return cls(centre, np.array([[cos, -sin], [sin, cos]]) * np.array(axes), radius)
 
     def pixels_of(self, points: Points, look: Look, phase: float) -> Points:
-        """[P, 2] a contour on the picture, bent where the look bends it."""
+        """Return a contour [P, 2] in pixels of the image, bent as the look demands."""
         turned = points @ (self.matrix / self.pixels).T
         bent = turned if look.bend is None else bend_contour(turned, look.bend, phase)
         return bent * self.pixels + self.centre
 
     def frame(self) -> tuple[Plane, Plane]:
-        """(u, v): every pixel's coordinates in the object's frame."""
+        """Return every pixel's coordinates (u, v) in the object's frame."""
         inverse = np.linalg.inv(self.matrix).astype(np.float32)
         x, y = _COLUMNS - np.float32(self.centre[0]), _ROWS - np.float32(self.centre[1])
         return inverse[0, 0] * x + inverse[0, 1] * y, inverse[1, 0] * x + inverse[1, 1] * y
@@ -109,11 +108,8 @@ def _spread(limit: float, rng: np.random.Generator) -> float:
     return limit * (2.0 * float(rng.random()) - 1.0)
 
 
-# -- the object's mask --------------------------------------------------------------------------------------------
-
-
 def _mask(outline: Outline, look: Look, place: _Place, rng: np.random.Generator) -> Plane:
-    """[H, W] how much of each pixel the object covers."""
+    """Return the share [H, W] of each pixel that the object covers."""
     phase = 2 * np.pi * float(rng.random())
     contours = [place.pixels_of(points, look, phase) for points in (outline.contour, *outline.holes)]
     if not look.broken:
@@ -137,7 +133,7 @@ def _drawn(contours: list[Points], look: Look, place: _Place, rng: np.random.Gen
 
 
 def _bristle(pen: ImageDraw.ImageDraw, contour: Points, place: _Place, rng: np.random.Generator) -> None:
-    """Hairs along a contour, pointing outwards, unevenly combed."""
+    """Draw hairs along a contour, pointing outwards in varying directions."""
     x, y = contour.T
     turn = 1.0 if np.dot(x, np.roll(y, -1)) > np.dot(y, np.roll(x, -1)) else -1.0  # which side is outside
     roots = np.repeat(contour, 2, axis=0)
@@ -151,7 +147,7 @@ def _bristle(pen: ImageDraw.ImageDraw, contour: Points, place: _Place, rng: np.r
 
 
 def _halves(contours: list[Points], look: Look, place: _Place, rng: np.random.Generator) -> Plane:
-    """Cut along a jagged line through the middle, the halves drawn apart and slipped against each other."""
+    """Return the mask of an object broken along a jagged line, its halves moved apart."""
     angle = np.deg2rad(_spread(35.0, rng)) + (0.5 * np.pi if rng.random() < 0.3 else 0.0)
     across = np.array([np.cos(angle), np.sin(angle)])
     along = np.array([-across[1], across[0]])
@@ -164,15 +160,12 @@ def _halves(contours: list[Points], look: Look, place: _Place, rng: np.random.Ge
     whole = Look(hollow=look.hollow, furry=look.furry)
     right = _drawn([contour + move for contour in contours], whole, place, rng) * np.clip(side - gap + 0.5, 0, 1)
     left = _drawn([contour - move for contour in contours], whole, place, rng) * np.clip(0.5 - side - gap, 0, 1)
-    found: Plane = np.maximum(right, left).astype(np.float32)
-    return found
-
-
-# -- ink and paper ------------------------------------------------------------------------------------------------
+    mask: Plane = np.maximum(right, left).astype(np.float32)
+    return mask
 
 
 def _rgb(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
-    """[3] HSV to RGB; hue in degrees."""
+    """Convert HSV, with the hue in degrees, to RGB [3]."""
     k = (np.array([5.0, 3.0, 1.0]) + hue / 60.0) % 6.0
     return (value - value * saturation * np.clip(np.minimum(k, 4.0 - k), 0.0, 1.0)).astype(np.float32)
 
@@ -184,8 +177,9 @@ def _any_colour(rng: np.random.Generator) -> NDArray[np.float32]:
 def _colour(
     kind: str, look: Look, style: Style, away: NDArray[np.float32], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """[3] the object's ink: the look's hue in this kind's tint, or any, at a distance from the background."""
-    tint = style.tint * (2.0 * float(stream(0, f"tint of {kind}").random()) - 1.0)
+    """Return the object's colour [3]: the look's hue shifted by the kind's tint, or any colour, if possible at the
+    style's contrast from `away`."""
+    tint = style.tint * (2.0 * float(random_stream(0, f"tint of {kind}").random()) - 1.0)
     ink = away
     for _ in range(12):
         if look.hue is None:
@@ -198,12 +192,12 @@ def _colour(
     return ink
 
 
-def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Picture, *, rng: np.random.Generator) -> Picture:
-    """[H, W, 3] the colour the object would have everywhere."""
+def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Canvas, *, rng: np.random.Generator) -> Canvas:
+    """Return the object's colour [H, W, 3] at every pixel, inside and outside of it."""
     outline = OUTLINES[kind]
     ink = _colour(kind, look, style, ground.mean(axis=(0, 1)), rng)
     u, v = place.frame()
-    sheet: Picture = np.broadcast_to(ink, (SIDE, SIDE, 3))
+    sheet: Canvas = np.broadcast_to(ink, (SIDE, SIDE, 3))
     if look.pattern is not None:
         second = _colour(kind, Look(), style, ink, rng)
         part = pattern_plane(look.pattern, outline, (u, v), _within((0.24, 0.36), rng), 6.28 * float(rng.random()))
@@ -216,8 +210,8 @@ def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Picture, *,
     return np.asarray(sheet, dtype=np.float32)
 
 
-def _background(style: Style, rng: np.random.Generator) -> Picture:
-    """[H, W, 3] a plain sheet, a slope between two colours, bands, or blotches."""
+def _background(style: Style, rng: np.random.Generator) -> Canvas:
+    """Return a background [H, W, 3]: plain, a gradient between two colours, bands, or blotches."""
     first = _any_colour(rng)
     if rng.random() >= style.textured:
         return np.broadcast_to(first, (SIDE, SIDE, 3))
@@ -231,18 +225,18 @@ def _background(style: Style, rng: np.random.Generator) -> Picture:
         part = 0.5 + 0.5 * np.sin(_within((12.0, 40.0), rng) * along)
     else:
         part = _blotches(int(rng.integers(3, 9)), rng)
-    found: Picture = (first + (second - first) * part[..., None]).astype(np.float32)
-    return found
+    canvas: Canvas = (first + (second - first) * part[..., None]).astype(np.float32)
+    return canvas
 
 
 def _blotches(cells: int, rng: np.random.Generator) -> Plane:
-    """[H, W] smooth random light and dark in 0..1."""
+    """Return smooth random values [H, W] in 0..1."""
     coarse = Image.fromarray((255 * rng.random((cells, cells))).astype(np.uint8))
     return np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.float32) / 255
 
 
-def _scraps(canvas: Picture, style: Style, rng: np.random.Generator, mask: Plane) -> Picture:
-    """Strokes and small discs lying about: most behind the object, some across it."""
+def _scraps(canvas: Canvas, style: Style, rng: np.random.Generator, mask: Plane) -> Canvas:
+    """Add strokes and small discs, most behind the object, some in front of it."""
     count = int(rng.integers(style.clutter + 1))
     for _ in range(count):
         sheet = Image.new("L", (SIDE * FINE, SIDE * FINE))
@@ -261,8 +255,8 @@ def _scraps(canvas: Picture, style: Style, rng: np.random.Generator, mask: Plane
     return canvas
 
 
-def _camera(canvas: Picture, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
-    """Uneven light, focus, noise and eight bits."""
+def _camera(canvas: Canvas, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
+    """Apply uneven light, blur and noise, and convert to eight bits."""
     if style.wash > 0:
         strength = style.wash * float(rng.random())
         wash = 1.0 - strength * _blotches(3, rng)[..., None] * (0.4 + 0.6 * rng.random(3).astype(np.float32))

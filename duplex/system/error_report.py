@@ -1,7 +1,7 @@
-"""What a person sees when work cannot be done: one line on stderr and an exit code.
+"""Report errors of commands and scripts as one line on stderr and an exit code.
 
-`DUPLEX_DEBUG=1` adds the traceback. Codes: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 and 143
-stopped by Ctrl-C and by SIGTERM.
+`DUPLEX_DEBUG=1` adds the traceback. Exit codes: 0 success, 1 failure, 2 bad usage, 130 stopped by Ctrl-C, 143 stopped
+by SIGTERM, 141 closed pipe.
 """
 
 from __future__ import annotations
@@ -17,54 +17,56 @@ from types import FrameType
 
 from duplex.errors import DuplexError
 from duplex.system.allocator import keep_freed_memory
-from duplex.system.files import reason
+from duplex.system.files import os_reason
 
 DEBUG = "DUPLEX_DEBUG"
-GONE_READER = 128 + signal.SIGPIPE  # what a shell reports of a program that wrote to a closed pipe
+BROKEN_PIPE_EXIT = 128 + signal.SIGPIPE  # as shells report it
+STOPPED = "stopped; the same command resumes the work"
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: the same way out as Ctrl-C, so that scratch files are removed."""
+    """SIGTERM was received. Handled like Ctrl-C, so that scratch files are removed."""
 
 
-def guarded(work: Callable[[], object]) -> None:
-    """Do some work; whatever stops it that is no fault of this program is one sentence."""
+def run_command(work: Callable[[], object]) -> None:
+    """Call `work()` and report its errors; exits with their code."""
     keep_freed_memory()
-    with sentences():
+    with report_errors():
         work()
 
 
 @contextmanager
-def sentences() -> Iterator[None]:
-    """Around work: leaves with an exit code where it fails. What is unforeseen passes through, with its traceback."""
-    _catch_termination()
+def report_errors() -> Iterator[None]:
+    """Exit with one line and a code for errors that a user can fix; let other exceptions through."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _raise_terminated)
     try:
         yield
         sys.stdout.flush()
     except DuplexError as error:
-        _leave(str(error), error.exit_code)
+        _exit(str(error), error.exit_code)
     except Terminated:
-        _leave("stopped; the same command takes it up again", 128 + signal.SIGTERM)
+        _exit(STOPPED, 128 + signal.SIGTERM)
     except KeyboardInterrupt:
-        _leave("stopped; the same command takes it up again", 128 + signal.SIGINT)
-    except BrokenPipeError:  # whoever read has gone: nothing to say, and nothing to flush at the end
+        _exit(STOPPED, 128 + signal.SIGINT)
+    except BrokenPipeError:  # the reader is gone: there is nothing to report, nor to flush at exit
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(GONE_READER)
+        sys.exit(BROKEN_PIPE_EXIT)
     except MemoryError:
-        _leave("not enough memory; close other programs, or ask for less at once (a smaller batch_size)", 1)
+        _exit("not enough memory; close other programs, or use a smaller batch_size", 1)
     except RecursionError:
-        _leave("the input is nested too deeply to be read", 1)
+        _exit("the input is nested too deeply to be read", 1)
     except OSError as error:
-        place = f"{error.filename}: " if error.filename is not None else ""
-        _leave(f"{place}{reason(error)}; mend that and run the same command again", 1)
+        file = f"{error.filename}: " if error.filename is not None else ""
+        _exit(f"{file}{os_reason(error)}; fix that and run the same command again", 1)
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which need not be imported to be told
+        if type(error).__name__ != "OutOfMemoryError":  # torch's: recognised without importing it
             raise
-        _leave("the GPU's memory is full; ask for less at once (a smaller batch_size) or set device to cpu", 1)
+        _exit("the GPU's memory is full; use a smaller batch_size or set device to cpu", 1)
 
 
-def _leave(message: str, code: int) -> None:
+def _exit(message: str, code: int) -> None:
     if os.environ.get(DEBUG):
         traceback.print_exc()
     with suppress(OSError):
@@ -72,11 +74,5 @@ def _leave(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _catch_termination() -> None:
-    """Where nobody else listens to SIGTERM; only the main thread may."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminated)
-
-
-def _terminated(_number: int, _frame: FrameType | None) -> None:
+def _raise_terminated(_number: int, _frame: FrameType | None) -> None:
     raise Terminated

@@ -1,4 +1,4 @@
-"""Files, written whole or not at all: the one way in which anything here takes its name on the disk."""
+"""Files and folders that are written whole or not at all; everything this package writes goes through here."""
 
 from __future__ import annotations
 
@@ -18,58 +18,56 @@ from duplex.errors import DuplexError
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCRATCH = ".partial"  # ends the name of every unfinished file; git and DVC ignore them
-TRIES = 10  # of putting a folder in another's place
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SCRATCH = ".partial"  # suffix of every unfinished file; git and DVC ignore it
+TRIES = 10  # to replace a folder that other processes replace too
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
 
 
 @contextmanager
-def replaced(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """Hand out a scratch path beside `path`; what the block writes there takes the name `path` when the block ends.
+def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Yield a scratch path beside `path`; the file that the block writes there is renamed to `path` at its end.
 
-    A block that fails leaves what was at `path`, and no scratch. The file's mode follows the umask, whatever wrote it.
-    A link is replaced by the file: what it leads to, which may be DVC's cache, is never written into. `sync=False` is
-    for many small files that can be made again: a power cut may leave them empty.
+    If the block fails, `path` stays as it was and no scratch file remains. The file's mode follows the umask. A link is
+    replaced by the file: its target, which may be DVC's cache, is never written to. `sync=False` is for many small
+    files that can be written again: a power cut may leave them empty. Raises `DuplexError` for any `OSError`.
     """
     scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
-    try:
+    with report_write_errors(path):
         refuse_unwritable(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path)
-        mode = _create(scratch)
+        _remove_abandoned(path)
+        scratch.write_bytes(b"")
+        mode = stat.S_IMODE(scratch.stat().st_mode)
         try:
             yield scratch
             os.chmod(scratch, mode)
             if sync:
-                _to_disk(scratch)
+                with open(scratch, "rb") as file:
+                    os.fsync(file.fileno())
             os.replace(scratch, path)
         except BaseException:
-            with suppress(OSError):  # the first error is the one to tell
+            with suppress(OSError):  # the first error is the one to report
                 scratch.unlink(missing_ok=True)
             raise
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
 @contextmanager
-def replaced_folder(path: Path) -> Iterator[Path]:
-    """The same for a folder of files that are made together: the old one stays until the new one is complete."""
+def replace_folder(path: Path) -> Iterator[Path]:
+    """Like `replace_file`, for a folder: the old one stays until the new one is complete."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
-    try:
+    with report_write_errors(path):
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         try:
             yield scratch
-            _take_name(scratch, path)
+            _replace(scratch, path)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
-def _take_name(scratch: Path, path: Path) -> None:
-    """A folder takes the name of another, and once more where somebody else has just done the same."""
+def _replace(scratch: Path, path: Path) -> None:
+    """Rename a folder over another; again if another process has just done the same."""
     for tries in reversed(range(TRIES)):
         try:
             if path.is_symlink():
@@ -84,34 +82,38 @@ def _take_name(scratch: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """UTF-8, whole or not at all, with the line ends that `text` has."""
-    with replaced(path) as scratch:
+    """Write a UTF-8 file, with the line ends that `text` has."""
+    with replace_file(path) as scratch:
         scratch.write_bytes(text.encode("utf-8"))
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file, whole or not at all."""
+    """Write a safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with replaced(path) as scratch:
+    with replace_file(path) as scratch:
         try:
             save_file(tensors, scratch, metadata)
         except SafetensorError as error:
-            if found := re.search(r"os error (\d+)", str(error)):
-                raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+            if match := re.search(r"os error (\d+)", str(error)):
+                raise OSError(int(match[1]), os.strerror(int(match[1])), str(path)) from error
             raise
 
 
-def unwritable(path: Path, error: OSError) -> DuplexError:
-    """One sentence for a file that could not be written."""
-    if error.errno in FULL:
-        return DuplexError(f"{path} cannot be written: {reason(error)}; make room and run the same command again")
-    return DuplexError(f"{path} cannot be written: {reason(error)}; mend that, or choose another place")
+@contextmanager
+def report_write_errors(path: Path) -> Iterator[None]:
+    """Raise `DuplexError` for any `OSError` of the block, which writes the file or folder at `path`."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in FULL
+        remedy = "make room and run the same command again" if full else "fix that, or choose another place"
+        raise DuplexError(f"{path} cannot be written: {os_reason(error)}; {remedy}") from error
 
 
-def reason(error: OSError) -> str:
-    """What the system says, without its number and the file's name."""
+def os_reason(error: OSError) -> str:
+    """Return the system's message in lower case, without number and file name."""
     if error.errno in FULL:
         return "the disk is full"
     if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
@@ -120,18 +122,18 @@ def reason(error: OSError) -> str:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """A folder, a device or a pipe is never replaced by a file."""
+    """Raise `DuplexError` if `path` is a folder, a device or a pipe: none is replaced by a file."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-        what = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
-        raise DuplexError(f"{path} is {what}, not a file that can be replaced; choose another place")
+        kind = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise DuplexError(f"{path} is {kind}, not a file that can be replaced; choose another place")
 
 
 def sha256(path: Path) -> str:
-    """Of a file's bytes, read in pieces."""
+    """Return the sha256 of a file as hexadecimal text."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
@@ -139,33 +141,14 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _create(scratch: Path) -> int:
-    """An empty file with the mode that the umask gives; that mode."""
-    descriptor = os.open(scratch, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o666)
-    try:
-        return stat.S_IMODE(os.fstat(descriptor).st_mode)
-    finally:
-        os.close(descriptor)
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sweep(path: Path) -> None:
+def _remove_abandoned(path: Path) -> None:
     """Remove the scratch files of `path` whose writers were killed."""
-    with os.scandir(path.parent) as entries:
-        listed = list(entries)
-    for entry in listed:
-        if entry.name.startswith(path.name + ".") and entry.name.endswith(SCRATCH):
-            writer = entry.name[len(path.name) + 1 : -len(SCRATCH)]
+    for name in os.listdir(path.parent):
+        if name.startswith(path.name + ".") and name.endswith(SCRATCH):
+            writer = name[len(path.name) + 1 : -len(SCRATCH)]
             if writer.isdecimal() and not _alive(int(writer)):
                 with suppress(OSError):
-                    os.unlink(entry.path)
+                    path.with_name(name).unlink()
 
 
 def _alive(process: int) -> bool:
@@ -173,6 +156,6 @@ def _alive(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # somebody else's
+    except OSError:  # another user's process
         return True
     return True

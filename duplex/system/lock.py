@@ -1,7 +1,7 @@
-"""One writer a file: an advisory lock that the system drops when its holder dies. POSIX only, as record locks are.
+"""One writer per file: an advisory lock that the system releases when its holder dies (POSIX only).
 
-A record lock belongs to the process alone: decoding workers that outlive a killed parent for a moment do not keep it,
-as they would a lock on an inherited descriptor.
+The lock is a record lock, which belongs to the process: decoding workers that outlive a killed parent for a moment do
+not keep it, as they would a lock on an inherited descriptor.
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from duplex.errors import DuplexError
-from duplex.system.files import refuse_unwritable, unwritable
+from duplex.system.files import refuse_unwritable, report_write_errors
 
 
 @contextmanager
 def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
-    """Hold the right to write the file at `path`, or say who does. `work` is what its writers do, such as
-    `extraction`; `instead` what a person may do other than wait."""
+    """Hold the lock for writing the file at `path`; raise `DuplexError` if another process holds it. For the message,
+    `work` is what writers do, such as "extraction", and `instead` what the user can do instead of waiting."""
     refuse_unwritable(path)
     lock = path.with_name(path.name + ".lock.partial")
-    try:
+    with report_write_errors(path):  # no permission, a file where a folder should be, a file system without locks
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(lock, path, work, instead)
-    except OSError as error:  # no permission, a file where a folder should be, a file system without locks
-        raise unwritable(path, error) from error
     try:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -37,7 +35,7 @@ def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
 
 
 def _acquire(lock: Path, path: Path, work: str, instead: str) -> int:
-    """Lock the file that bears the name at the end: its last holder may have removed the one that was opened."""
+    """Return the descriptor of the locked lock file, opened again if its last holder has just removed it."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -45,11 +43,11 @@ def _acquire(lock: Path, path: Path, work: str, instead: str) -> int:
         except (BlockingIOError, PermissionError) as error:
             holder = os.pread(descriptor, 20, 0).decode(errors="replace") or "unknown"
             os.close(descriptor)
-            other = f", {instead}" if instead else ""
-            raise DuplexError(f"another {work} (process {holder}) is writing {path}; let it finish{other}") from error
-        try:
+            alternative = f", {instead}" if instead else ""
+            raise DuplexError(
+                f"another {work} (process {holder}) is writing {path}; let it finish{alternative}"
+            ) from error
+        with suppress(FileNotFoundError):
             if os.stat(lock).st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
-        except FileNotFoundError:
-            pass
         os.close(descriptor)

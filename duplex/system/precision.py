@@ -1,4 +1,4 @@
-"""The precisions that a frozen encoder may run in: the one list of them."""
+"""Precisions that a frozen encoder can run in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """torch's type of a precision's name."""
+    """Return the torch type of a precision."""
     import torch
 
     types = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

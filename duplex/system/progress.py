@@ -1,18 +1,20 @@
-"""A live line on stderr, off where stderr is not a terminal."""
+"""Progress bar on stderr, hidden if stderr is not a terminal."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+Item = TypeVar("Item")
 
-class Bar:
-    """`with Bar("training", epochs) as bar: bar.show(3, {"loss": 0.2})`"""
+
+class ProgressBar:
+    """Usage: `with ProgressBar("training", epochs) as bar: bar.show(3, {"loss": 0.2})`. A total of 0 hides the bar."""
 
     def __init__(self, label: str, total: int) -> None:
         columns = (
@@ -22,20 +24,29 @@ class Bar:
             TextColumn("{task.fields[values]}"),
             TimeRemainingColumn(),
         )
-        console, hidden = Console(stderr=True), not sys.stderr.isatty() or total == 0
-        # the time left comes from the whole run: a step may take longer than rich would look back
-        self._progress = Progress(*columns, console=console, disable=hidden, speed_estimate_period=math.inf)
+        hidden = not sys.stderr.isatty() or total == 0
+        # the time left is estimated from the whole run: a step may take longer than rich looks back by default
+        self._progress = Progress(
+            *columns, console=Console(stderr=True), disable=hidden, speed_estimate_period=math.inf
+        )
         self._task = self._progress.add_task(label, total=total, values="")
 
     def show(self, done: int, values: Mapping[str, float] | None = None) -> None:
+        """Set the number of finished steps and the values displayed behind the bar."""
         text = "  ".join(f"{name.removeprefix('loss_')} {value:.4g}" for name, value in (values or {}).items())
         self._progress.update(self._task, completed=done, values=text)
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
+
+
+def track(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
+    """Yield the items while a bar counts them."""
+    with ProgressBar(label, total) as bar:
+        for done, item in enumerate(items, 1):
+            yield item
+            bar.show(done)

@@ -5,33 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from duplex.system.error_report import guarded
+from duplex.system.error_report import run_command
 
 LARGEST_SEED = 2**63 - 1  # the largest that every random generator accepts
 
 
 def run_script(usage: str, work: Callable[..., object]) -> None:
-    """Call `work` with the command line's words; exit with 2 and the usage line where they do not match `usage`."""
-    words = arguments(usage)
-    guarded(lambda: work(*words))
-
-
-def arguments(usage: str) -> list[str]:
-    """Return the command line's words.
+    """Call `work` with the command line's words.
 
     In `usage`, lower-case words stand for themselves, capitals for any value, and `|` separates alternatives:
-    `row NAME | table`. Anything else ends the program with exit code 2 and the usage line. A literal first word is
-    returned with the others.
+    `row NAME | table`. Anything else ends the program with exit code 2 and the usage line.
     """
     words = sys.argv[1:]
-    if not any(_matches(words, alternative.split()) for alternative in usage.split("|")):
+    patterns = [alternative.split() for alternative in usage.split("|")]
+    if not any(len(words) == len(pattern) and all(map(_word_matches, words, pattern)) for pattern in patterns):
         print(f"usage: {sys.argv[0]} {usage}".rstrip(), file=sys.stderr)
         sys.exit(2)
-    return words
-
-
-def _matches(words: list[str], pattern: list[str]) -> bool:
-    return len(words) == len(pattern) and all(map(_word_matches, words, pattern))
+    run_command(lambda: work(*words))
 
 
 def _word_matches(word: str, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""How many threads of the CPU some work takes. Sums are split among them, so their number decides the last bits."""
+"""Number of CPU threads that torch uses. Sums are split among threads, so their number affects the last bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Threads = int | Literal["auto"]
 
 @contextmanager
 def threads(wanted: Threads) -> Iterator[None]:
-    """The block works with so many threads; `auto` leaves torch's own number, which is that of the cores."""
+    """Run the block with `wanted` threads; "auto" keeps torch's own number, one per core."""
     before = torch.get_num_threads()
     if wanted != "auto":
         torch.set_num_threads(wanted)

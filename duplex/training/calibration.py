@@ -1,8 +1,9 @@
-"""What validation chooses after training, so that a user need not: a bias on unseen compositions, and in the open world
-the feasibility threshold. Both go into the checkpoint; test data has no part in them.
+"""Choices made on validation after training: a bias on unseen compositions and, in the open world, a feasibility
+threshold. Both are stored in the checkpoint; test data has no part in them.
 
-How feasible a composition is, words say (`duplex.layers.word_feasibility`), and the likelihood of a method that has one. One of
-the two decides; where there are both, what the other would decide is kept beside it."""
+Feasibility comes from word vectors (`duplex.layers.word_feasibility`) or from the likelihood of a method that has one.
+One of these sources is used; where both exist, the choices by the other are kept as `alternative`.
+"""
 
 from __future__ import annotations
 
@@ -15,39 +16,38 @@ import torch
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.feasibility import Feasible
-from duplex.evaluation.feasibility import passing as let_through
+from duplex.evaluation.feasibility import FeasibilityValues, is_feasible
 from duplex.features.examples import Examples
-from duplex.labels import Bools, LabelSpace, Target, World
+from duplex.labels import Bools, CandidateSet, LabelSpace, World
 from duplex.layers.word_feasibility import Feasibility
-from duplex.methods.base import Method, Words
-from duplex.training.scoring import Field, assess, choose_feasible
+from duplex.methods.base import Method, PrimitiveVectors
+from duplex.training.scoring import ScoringTask, assess, choose_feasible
 
-Judge = Literal["words", "likelihood"]
-JUDGES: tuple[Judge, ...] = get_args(Judge)
+FeasibilitySource = Literal["words", "likelihood"]
+FEASIBILITY_SOURCES: tuple[FeasibilitySource, ...] = get_args(FeasibilitySource)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """One world's choices."""
+    """Choices for one world."""
 
-    bias: float  # added to unseen compositions: where validation's best HM lies
-    threshold: float | None = None  # of feasibility; None where every composition counts
-    val_auc_all_feasible: float | None = None  # percent
-    val_auc_at_threshold: float | None = None
-    judge: Judge = "words"  # who says how feasible a composition is
-    beside: Calibration | None = None  # by the other judge, where there are two
+    bias: float  # added to the scores of unseen compositions: maximises the validation harmonic mean
+    threshold: float | None = None  # of feasibility; None: every composition is feasible
+    val_auc_all_feasible: float | None = None  # percent, without a threshold
+    val_auc_at_threshold: float | None = None  # percent
+    feasibility_source: FeasibilitySource = "words"
+    alternative: Calibration | None = None  # by the other source, if there are two
 
     def to_dict(self) -> dict[str, Any]:
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        told = {field.name for field in fields(self) if found[field.name] != field.default}
-        nested = {} if self.beside is None else {"beside": self.beside.to_dict()}
-        return {name: found[name] for name in found if name in told} | nested
+        """Return the fields that differ from their defaults."""
+        changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
+        values = {name: value for name, value in vars(self).items() if name in changed}
+        return values if self.alternative is None else {**values, "alternative": self.alternative.to_dict()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Calibration:
-        beside = values.get("beside")
-        return cls(**{**values, "beside": None if beside is None else cls.from_dict(beside)})
+        alternative = values.get("alternative")
+        return cls(**{**values, "alternative": None if alternative is None else cls.from_dict(alternative)})
 
 
 def calibrate(
@@ -55,68 +55,69 @@ def calibrate(
     val: Examples,
     labels: LabelSpace,
     world: World,
-    words: Words | None,
+    words: PrimitiveVectors | None,
     points: int,
-    judge: Judge = "words",
+    feasibility_source: FeasibilitySource = "words",
 ) -> Calibration:
-    """One pass over validation images, or two for each judge of feasibility. A method without a likelihood leaves
-    feasibility to words whoever is asked."""
-    field = Field.of(method, Target.of(labels, world, "val"))
-    judged: dict[Judge, Feasible | None] = {}
+    """Choose bias and threshold on validation images: one pass over them, or two per source of feasibility.
+
+    `points`: number of thresholds tried. Without a likelihood, words are the source whatever `feasibility_source` is.
+    """
+    task = ScoringTask.of(method, CandidateSet.of(labels, world, "val"))
+    sources: dict[FeasibilitySource, FeasibilityValues | None] = {}
     if world == "open":
-        judged = {"words": plausible(labels, words), "likelihood": likely(method)}
-    found = {
-        name: _under(field, val, labels, feasible, points, name)
-        for name, feasible in judged.items()
-        if feasible is not None
-    }
-    own = found.pop(judge if judge in found else "words", None)
-    if own is None:
-        own = Calibration(best_bias(Margins.of(assess(field, val, labels).evidence.rivals())))
-    return replace(own, beside=next(iter(found.values()), None))
+        sources = {"words": feasibility_by_words(labels, words), "likelihood": feasibility_by_likelihood(method)}
+    choices: dict[str, Calibration] = {}
+    for source, feasible in sources.items():
+        if feasible is not None:
+            threshold, mask = choose_feasible(task, val, labels, feasible, points)
+            margins = Margins.of(assess(task, val, labels, feasible_mask=mask).accumulator.competitors())
+            aucs = 100 * float(threshold.auc[0]), 100 * float(threshold.auc.max())
+            choices[source] = Calibration(best_bias(margins), threshold.value, *aucs, feasibility_source=source)
+    chosen = choices.pop(feasibility_source if feasibility_source in choices else "words", None)
+    if chosen is None:
+        chosen = Calibration(best_bias(Margins.of(assess(task, val, labels).accumulator.competitors())))
+    return replace(chosen, alternative=next(iter(choices.values()), None))
 
 
-def _under(
-    field: Field, val: Examples, labels: LabelSpace, feasible: Feasible, points: int, judge: Judge
-) -> Calibration:
-    chosen, live = choose_feasible(field, val, labels, feasible, points)
-    rivals = assess(field, val, labels, feasible_mask=live).evidence.rivals()
-    aucs = 100 * float(chosen.auc[0]), 100 * float(chosen.auc.max())
-    return Calibration(best_bias(Margins.of(rivals)), chosen.value, *aucs, judge=judge)
-
-
-def plausible(labels: LabelSpace, words: Words | None) -> Feasibility | None:
-    """Feasibility of every composition; None where there are no words, or nothing is unseen."""
+def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> Feasibility | None:
+    """Return the feasibility of every composition from word vectors; None without words or unseen compositions."""
     if words is None or len(labels.pairs["train"]) == labels.size:
         return None
     return Feasibility(words.states.cpu().numpy(), words.objects.cpu().numpy(), labels)
 
 
-def likely(method: Method[Any]) -> Floats | None:
-    """The same by the method's own likelihood; None where it has none, or nothing is unseen."""
+def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
+    """Return the feasibility [M*N] from the method's likelihood, +inf for seen compositions; None if it has none."""
     labels = method.labels
-    found = None if len(labels.pairs["train"]) == labels.size else method.likelihood()
-    if found is None:
+    likelihood = None if len(labels.pairs["train"]) == labels.size else method.likelihood()
+    if likelihood is None:
         return None
-    values: Floats = found.detach().to("cpu", torch.float64, copy=True).numpy()
+    values: Floats = likelihood.detach().to("cpu", torch.float64, copy=True).numpy()
     if values.shape != (labels.size,) or not np.isfinite(values).all():
         raise DuplexError(
-            f"the likelihood of {type(method).__name__} has the shape {values.shape} or is not finite; it gives a "
+            f"the likelihood of {type(method).__name__} has the shape {values.shape} or is not finite; expected a "
             f"finite number for each of the {labels.size} compositions"
         )
     values[labels.pairs["train"]] = np.inf
     return values
 
 
-def passing(method: Method[Any], words: Words | None, calibration: Calibration) -> Bools | None:
-    """Compositions [M*N] that a calibration of the method lets through; None: all."""
+def feasible_compositions(
+    method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
+) -> Bools | None:
+    """Return the mask [M*N] of compositions that reach the calibration's threshold; None: all."""
     if calibration.threshold is None:
         return None
-    feasible = plausible(method.labels, words) if calibration.judge == "words" else likely(method)
-    return None if feasible is None else let_through(feasible, calibration.threshold)
+    feasible: FeasibilityValues | None
+    if calibration.feasibility_source == "words":
+        feasible = feasibility_by_words(method.labels, words)
+    else:
+        feasible = feasibility_by_likelihood(method)
+    return None if feasible is None else is_feasible(feasible, calibration.threshold)
 
 
 def best_bias(margins: Margins) -> float:
-    """Where the harmonic mean is best."""
+    """Return the bias that maximises the harmonic mean."""
     curve = Curve.of(margins)
     return curve.bias(int(np.argmax(curve.harmonic)))

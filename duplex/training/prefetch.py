@@ -1,4 +1,4 @@
-"""Reading ahead: while a step computes, the rows of the next ones come from the disk to the system's memory."""
+"""Read the inputs of the next optimiser steps from disk while the current step computes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from torch import Tensor
 
 from duplex.methods.base import Batch
 
-STEPS = 2  # whose rows are on their way while one computes
+STEPS = 2  # steps whose rows are read ahead
 
 
-def ahead(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
-    """Of every optimiser step the images and which of them are its own. Inputs in memory are handed over as they are;
-    where one is on the disk, a step's images are a batch of their own."""
-    streamed: list[Any] = [values for values in images.inputs.values() if not isinstance(values, Tensor)]
-    if not streamed:
-        for chosen in steps:
-            yield images, chosen
+def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield, for each optimiser step, a batch and the rows of it that the step uses.
+
+    `steps` yields the rows [b] of `images` per step. With all inputs in memory the batch is `images`; with inputs on
+    disk it holds the step's rows only.
+    """
+    on_disk: list[Any] = [values for values in images.inputs.values() if not isinstance(values, Tensor)]
+    if not on_disk:
+        for rows in steps:
+            yield images, rows
         return
     waiting: deque[Tensor] = deque()
-    for chosen in steps:
-        for values in streamed:
-            values.expect(chosen)
-        waiting.append(chosen)
+    for rows in steps:
+        for values in on_disk:
+            values.expect(rows)
+        waiting.append(rows)
         if len(waiting) > STEPS:
             yield _read(images, waiting.popleft())
     while waiting:
         yield _read(images, waiting.popleft())
 
 
-def _read(images: Batch, chosen: Tensor) -> tuple[Batch, Tensor]:
-    batch = images[chosen]
+def _read(images: Batch, rows: Tensor) -> tuple[Batch, Tensor]:
+    batch = images[rows]
     return batch, torch.arange(len(batch))

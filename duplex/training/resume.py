@@ -1,4 +1,4 @@
-"""The state of an unfinished run, kept as one safetensors file: a killed run goes on where its last epoch ended."""
+"""State of an unfinished run in one safetensors file, from which a killed run continues after its last epoch."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from duplex.errors import DuplexError
 from duplex.methods.base import Method
 from duplex.system.files import write_tensors
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass
-class State:
-    """Everything that the next epoch depends on. `key` names what the run depends on: options, data, seed."""
+class TrainingState:
+    """Everything that the next epoch depends on. `key` is a hash of options, data and seed."""
 
     key: str
     method: Method[Any]
     optimiser: torch.optim.Optimizer
     schedule: LRScheduler
-    order: torch.Generator  # of the images
+    order: torch.Generator  # draws the order of the images
     device: torch.device
     epoch: int = 0
     best_epoch: int = 0
     best_auc: float = -1.0
     history: list[dict[str, float]] = field(default_factory=list)
-    best: dict[str, Tensor] = field(default_factory=dict)  # the best epoch's tensors
+    best: dict[str, Tensor] = field(default_factory=dict)  # tensors of the best epoch
 
     def save(self, path: Path) -> None:
-        """The file is replaced whole or not at all."""
+        """Write the state atomically."""
         moments = self.optimiser.state_dict()
         tensors = {f"method.{name}": tensor for name, tensor in self.method.state_dict().items()}
         tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
@@ -51,24 +51,28 @@ class State:
             "groups": moments["param_groups"],
             "schedule": self.schedule.state_dict(),
         }
-        whole = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        write_tensors(path, whole, {"duplex": json.dumps(record)})
+        on_cpu = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        write_tensors(path, on_cpu, {"duplex": json.dumps(record)})
 
     def load(self, path: Path) -> str | None:
-        """Go back to a saved state. Where it is of another format or of a run with another key: what it is of, with
-        nothing changed."""
+        """Restore a saved state. If it has another format or key, change nothing and return the reason."""
         try:
             with safe_open(path, "pt") as file:
                 record = json.loads(file.metadata()["duplex"])
                 if record.get("format") != FORMAT:
-                    return f"of an older format ({record.get('format')}, this version goes on from {FORMAT})"
+                    return f"has format {record.get('format')}, this version reads format {FORMAT}"
                 if record["key"] != self.key:
-                    return "of another run"
+                    return "belongs to another run"
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise DuplexError(f"{path} cannot be read ({error}); delete it to start afresh") from error
+            raise DuplexError(f"{path} cannot be read ({error}); delete it to start from the beginning") from error
         self.method.load_state_dict(_under("method.", tensors))
-        self._load_optimiser(_under("optimiser.", tensors), record)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _under("optimiser.", tensors).items():
+            row, key = name.split(".")
+            moments.setdefault(int(row), {})[key] = tensor
+        self.optimiser.load_state_dict({"state": moments, "param_groups": record["groups"]})
+        self.schedule.load_state_dict(record["schedule"])
         self.best = {name: tensor.to(self.device) for name, tensor in _under("best.", tensors).items()}
         self.order.set_state(tensors["random.order"])
         torch.set_rng_state(tensors["random.cpu"])
@@ -77,14 +81,6 @@ class State:
         self.epoch, self.best_epoch = record["epoch"], record["best_epoch"]
         self.best_auc, self.history = record["best_auc"], record["history"]
         return None
-
-    def _load_optimiser(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            row, key = name.split(".")
-            moments.setdefault(int(row), {})[key] = tensor
-        self.optimiser.load_state_dict({"state": moments, "param_groups": record["groups"]})
-        self.schedule.load_state_dict(record["schedule"])
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from duplex.methods.base import Method, columns_of
+from duplex.methods.base import Method
 from duplex.options import Options
 
 
@@ -15,16 +15,16 @@ class ProbeOptions(Options):
     scale: float = 20.0  # 1 / temperature
 
     def rules(self):
-        yield self.scale > 0, f"scale is {self.scale}; it is above 0"
+        yield self.scale > 0, f"scale is {self.scale}; expected a number above 0"
 
 
 class LinearProbe(Method[ProbeOptions]):
     Options = ProbeOptions
 
-    def __init__(self, setting, options):
-        super().__init__(setting, options)
-        self.states = nn.Linear(setting.dim, len(setting.labels.states))
-        self.objects = nn.Linear(setting.dim, len(setting.labels.objects))
+    def __init__(self, task, options):
+        super().__init__(task, options)
+        self.states = nn.Linear(task.dim, len(task.labels.states))
+        self.objects = nn.Linear(task.dim, len(task.labels.objects))
 
     def logits(self, inputs):  # [B, M], [B, N]
         z = self.options.scale * normalize(inputs["cls"], dim=-1)
@@ -32,11 +32,11 @@ class LinearProbe(Method[ProbeOptions]):
 
     def losses(self, batch, shared):
         s, o = self.logits(batch.inputs)
-        n = len(self.labels.objects)
-        return {"s": cross_entropy(s, batch.compositions // n), "o": cross_entropy(o, batch.compositions % n)}
+        m, n = self.primitives(batch.compositions)
+        return {"state": cross_entropy(s, m), "object": cross_entropy(o, n)}
 
-    def scorer(self, columns):
-        m, n = columns_of(self.labels, columns, self.states.weight.device)  # states and objects of the target set [C]
+    def scorer(self, candidates):
+        m, n = self.primitives(torch.as_tensor(candidates, device=self.states.weight.device))  # [C], [C]
 
         @torch.no_grad()
         def scores(inputs):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from benchmarks.depth import measure
 
 
-def test_every_depth_is_timed_and_weighed() -> None:
+def test_every_number_of_blocks_is_measured() -> None:
     found = measure([0, 1, 2], batch=1, rounds=1, images=2, layers=3, width=64, budget=8)
     assert set(found["seconds_a_step"]) == {"0", "1", "2", "all"} and min(found["seconds_a_step"].values()) > 0
     assert found["bytes_an_image"] == {"0": 1536, "1": 1536 + 2 * 257 * 64, "2": 1536 + 2 * 257 * 64}

@@ -1,9 +1,8 @@
-"""The study of depth: which cells there are, what is tuned, and that several processes share the work."""
+"""The study of fine-tuned blocks: its cells, tuning, and several processes in one folder."""
 
 from __future__ import annotations
 
 import multiprocessing
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from ruamel.yaml import YAML
 from benchmarks import depth_study
 from benchmarks.depth_study import ADAPTERS, FROZEN, METHODS, Cell, Study, cells, claim, markdown, table, work
 from duplex.config.params import load_params
-from duplex.data.shapes import render_pictures, shapes_manifest
+from duplex.data.shapes import render_images, shapes_manifest
 from tests.subprocesses import ROOT
 
 STUDY = Study("shapes", Path("nowhere"), (3e-4, 1e-3), (100, 101), (0, 1), None, None, ROOT / "params.yaml")
@@ -24,37 +23,41 @@ def params_read_once(monkeypatch) -> None:
     monkeypatch.setattr(depth_study, "load_params", cache(load_params))
 
 
-def test_every_cell_is_a_row_that_its_kind_understands() -> None:
+def test_every_cell_has_valid_options() -> None:
     every = cells(list(METHODS), [0, 1, 4], list(ADAPTERS), [])
     assert len({cell.name for cell in every}) == len(every) == len(METHODS) * (1 + 2 * len(ADAPTERS))
     for cell in every:
         params = STUDY.bench(cell).params
         params.method(cell.name, "shapes")
-        tail = params.tail(cell.name, "shapes")
-        assert (tail is None) if cell.depth == 0 else (tail.depth, tail.adapter) == (cell.depth, cell.adapter)
-        assert params.row(cell.name).worlds == ("closed", "open")
+        tail = params.finetune(cell.name, "shapes")
+        assert (tail is None) if cell.depth == 0 else (tail.blocks, tail.adapter) == (cell.depth, cell.adapter)
+        assert params.entry(cell.name).worlds == ("closed", "open")
 
 
-def test_frozen_features_need_no_training_to_be_read_in_closed_form() -> None:
+def test_the_closed_form_trains_only_with_finetuned_blocks() -> None:
     frozen, moved = (Cell("closed_form", depth, "trained") for depth in (0, 2))
     assert STUDY.bench(frozen).params.method(frozen.name).losses == ()
     asked = STUDY.bench(moved).params.method(moved.name)
-    assert asked.losses and dict(zip(asked.inference, asked.weights, strict=True)) == {"ct": 0, "so": 0, "g": 1}
+    assert asked.losses and dict(zip(asked.inference, asked.weights, strict=True)) == {
+        "semantic": 0,
+        "factors": 0,
+        "gaussian": 1,
+    }
 
 
-def test_patterns_choose_cells() -> None:
+def test_patterns_select_cells() -> None:
     names = [cell.name for cell in cells(["cso", "duplex"], [0, 2], ["tail", "lora"], ["cso_*", "*_lora_2"])]
     assert names == ["cso_0", "cso_tail_2", "cso_lora_2", "duplex_lora_2"]
 
 
-def test_the_rate_that_is_tuned_is_the_tails_where_there_is_one() -> None:
+def test_the_tuned_rate_is_that_of_finetune_if_there_is_one() -> None:
     flat, deep = Cell("cso", 0, "feature"), Cell("cso", 2, "lora")
     usual = load_params(ROOT / "params.yaml").training("shapes", "cso").learning_rate
     at = STUDY.bench(flat).at("cso_0", 0.25)
-    assert at.training("shapes", "cso_0").learning_rate == 0.25 and at.tail("cso_0") is None
+    assert at.training("shapes", "cso_0").learning_rate == 0.25 and at.finetune("cso_0") is None
     at = STUDY.bench(deep).at("cso_lora_2", 0.25)
     assert at.training("shapes", "cso_lora_2").learning_rate == usual
-    assert at.tail("cso_lora_2", "shapes").learning_rate == 0.25
+    assert at.finetune("cso_lora_2", "shapes").learning_rate == 0.25
 
 
 def held(path: Path, taken, done) -> None:
@@ -64,7 +67,7 @@ def held(path: Path, taken, done) -> None:
         done.wait(60)
 
 
-def test_one_process_alone_has_a_cell_until_it_ends(tmp_path: Path) -> None:
+def test_only_one_process_claims_a_cell_until_it_ends(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     taken, done = context.Event(), context.Event()
     other = context.Process(target=held, args=(tmp_path / "cell.lock", taken, done))
@@ -74,29 +77,17 @@ def test_one_process_alone_has_a_cell_until_it_ends(tmp_path: Path) -> None:
         with claim(tmp_path / "cell.lock") as mine:
             assert not mine
     finally:
-        other.kill()  # no word of goodbye
+        other.kill()
         other.join()
     with claim(tmp_path / "cell.lock") as mine:
         assert mine
 
 
-def test_a_cell_that_is_taken_comes_last(tmp_path: Path, monkeypatch) -> None:
-    study, done = replace(STUDY, folder=tmp_path), []
-    wanted = cells(["cso", "static"], [0], [], [])
-    busy = claim(tmp_path / "cso_0.lock")
-    assert busy.__enter__()
-    monkeypatch.setattr(Study, "cache", lambda self, depth: None)
-    monkeypatch.setattr(Study, "runs", lambda self, cell: done.append(cell.name))
-    monkeypatch.setattr(depth_study.time, "sleep", lambda _: busy.__exit__(None, None, None))
-    work(study, wanted)
-    assert done == ["static_0", "cso_0"]
-
-
 @pytest.mark.slow
-def test_a_small_study_from_pictures_to_the_table(tmp_path: Path) -> None:
-    """Real runs of one epoch; the second time nothing is trained, and a cell that is not there is named."""
+def test_a_small_study_from_images_to_the_table(tmp_path: Path) -> None:
+    """Runs of one epoch; the second time nothing is trained, and missing cells are listed."""
     manifest = shapes_manifest(scale=0.05)
-    render_pictures(manifest, tmp_path / "pictures")
+    render_images(manifest, tmp_path / "pictures")
     manifest.to_csv(tmp_path / "pictures.csv", index=False)
     record = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
     record["device"], record["evaluation"]["bootstrap"] = "cpu", 20

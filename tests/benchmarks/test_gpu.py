@@ -1,4 +1,4 @@
-"""The rehearsal of `make gpu` on a CPU: every part runs, and what it finds becomes a page."""
+"""A quick trial of `make gpu` on a CPU: every part runs, and a page is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from benchmarks import gpu
 from benchmarks.gpu_holds import streams
 from benchmarks.gpu_times import Look
-from duplex.features.tokens import Streamed
+from duplex.features.tokens import DiskTokens
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 
@@ -22,12 +22,12 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_a_rehearsal_runs_every_part(tmp_path: Path) -> None:
+def test_a_trial_runs_every_part(tmp_path: Path) -> None:
     done = run("--device", "cpu", "--quick", "--out", str(tmp_path / "page.md"))
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.md").read_text()
     assert "**Everything held.**" in page
-    assert "A rehearsal" in page
+    assert "A quick trial" in page
     for name in gpu.TIMES:
         assert f"## {name.capitalize()}" in page
     assert all(f"| ut-zappos, {precision} |" in page for precision in ("fp32", "tf32", "bf16"))
@@ -35,7 +35,7 @@ def test_a_rehearsal_runs_every_part(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_changes_nothing() -> None:
+def test_without_a_gpu_nothing_is_run_or_written() -> None:
     before = gpu.PAGE.read_bytes()
     done = run()
     assert (done.returncode, done.stdout) == (0, "")
@@ -44,14 +44,14 @@ def test_without_a_gpu_it_says_so_and_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_rehearsal_never_writes_the_real_page() -> None:
+def test_a_trial_needs_a_page_of_its_own() -> None:
     for words in (["--device", "cpu"], ["--device", "cpu", "--quick"]):
         done = run(*words)
         assert done.returncode == 2
         assert "--out" in done.stderr
 
 
-def test_what_breaks_or_does_not_hold_is_said_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_reported_and_stop_no_other_part(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(look: Look, folder: Path) -> None:
         raise ValueError("no such kernel\nand more")
 
@@ -63,15 +63,15 @@ def test_what_breaks_or_does_not_hold_is_said_and_stops_nothing(monkeypatch: pyt
     monkeypatch.setattr(gpu, "PARTS", parts)
     monkeypatch.setattr(gpu, "make_deterministic", lambda: None)
     record = gpu.measure(Look("cpu", True))
-    assert gpu.failures(record) == ["text broke off: ValueError: no such kernel", "water does not hold"]
+    assert gpu.failures(record) == ["text broke off: ValueError: no such kernel", "water failed"]
     page = gpu.page(record)
     assert "| batch 8 | 1,234 |  |" in page
-    assert "| water | **does not hold** |" in page
+    assert "| water | **failed** |" in page
     assert "Left out, for lack of time: holds, text, graph." in gpu.page(gpu.measure(Look("cpu", True), limit=-1))
 
 
-def test_tokens_that_arrive_otherwise_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_tokens_on_the_device_fail_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert streams(Look("cpu", True), tmp_path / "one.h5")
-    read = Streamed.__getitem__
-    monkeypatch.setattr(Streamed, "__getitem__", lambda self, key: read(self, key).roll(1, 0))
+    read = DiskTokens.__getitem__
+    monkeypatch.setattr(DiskTokens, "__getitem__", lambda self, key: read(self, key).roll(1, 0))
     assert not streams(Look("cpu", True), tmp_path / "other.h5")

@@ -1,4 +1,4 @@
-"""The table of methods: its best rate, its pairs, its worlds, and runs that are not repeated."""
+"""The comparison of methods: tuned rates, paired differences, worlds, and stored runs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def predictions(run: RunPaths, gain: float, worlds=("closed", "open")) -> RunPat
     return run
 
 
-def test_a_rate_lies_over_everything_that_a_row_says_of_training(bench):
+def test_a_rate_replaces_every_other_learning_rate(bench):
     settings = bench.at("cso", 0.25).training("shapes", "cso")
     assert settings.learning_rate == 0.25
     assert settings.epochs == bench.params.training("shapes", "cso").epochs
     assert Bench(bench.params, "shapes", bench.folder, epochs=2).at("cso", 0.1).training("shapes", "cso").epochs == 2
 
 
-def test_the_best_rate_wins_by_its_mean(bench, monkeypatch):
+def test_the_rate_with_the_best_mean_is_chosen(bench, monkeypatch):
     auc = {(1e-3, 1): 0.2, (1e-3, 2): 0.4, (1e-2, 1): 0.35, (1e-2, 2): 0.35}
     for rate, seed in auc:
         run = RunPaths(bench.folder / f"{rate:g}" / str(seed))
@@ -53,7 +53,7 @@ def test_the_best_rate_wins_by_its_mean(bench, monkeypatch):
     assert found == pytest.approx({"0.001": 30.0, "0.01": 35.0})
 
 
-def test_what_is_trained_and_tested_is_not_done_again(bench, monkeypatch):
+def test_stored_runs_are_not_repeated(bench, monkeypatch):
     done = []
 
     def trained(params, dataset, name, seed, out):
@@ -76,7 +76,7 @@ def test_what_is_trained_and_tested_is_not_done_again(bench, monkeypatch):
     assert done == ["train", "evaluate"] * 2
 
 
-def test_differences_are_paired_and_only_in_worlds_of_both(bench, tmp_path):
+def test_differences_are_paired_and_in_common_worlds_only(bench, tmp_path):
     better = [predictions(RunPaths(tmp_path / f"a{k}"), 1.0) for k in range(2)]
     closed = [predictions(RunPaths(tmp_path / f"b{k}"), 0.0, worlds=("closed",)) for k in range(2)]
     opened = [predictions(RunPaths(tmp_path / f"c{k}"), 0.5, worlds=("open",)) for k in range(2)]
@@ -91,17 +91,11 @@ def test_differences_are_paired_and_only_in_worlds_of_both(bench, tmp_path):
     assert shown_in(bench.params, "duplex", "open") is None
 
 
-def test_the_table_has_a_line_a_world_and_says_what_is_missing():
+def test_the_table_has_a_line_per_world_and_lists_missing_methods():
     world = {"seen": 1.0, "unseen": 2.0, "hm": 1.5, "auc": 0.5, "auc_se": 0.1, "auc_low": 0.4, "auc_high": 0.6}
     gain = {"cso": {"closed": {"auc": 1.0, "low": 0.5, "high": 1.5, "p": 0.01}}}
-    row = {
-        "closed": world,
-        "open": world,
-        "differences": gain,
-        "seconds_per_epoch": 1.0,
-        "parameters": 1234,
-        "rate": 1e-3,
-    }
+    row = {"closed": world, "open": world, "differences": gain}
+    row |= {"seconds_per_epoch": 1.0, "parameters": 1234, "rate": 1e-3}
     text = markdown({"against": ["cso"], "rows": {"x": row}, "left_out": {"y": "needs patch tokens"}})
     lines = text.splitlines()
     assert [line.split(" | ")[1] for line in lines[2:4]] == ["closed", "open"]

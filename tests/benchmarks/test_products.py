@@ -1,4 +1,4 @@
-"""Linear layers by another library are linear layers."""
+"""Linear layers computed with oneDNN equal torch's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def onednn(monkeypatch):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(7, 12), (3, 4, 12), (2, 3, 4, 12), (12,)])
-def test_values_and_gradients(onednn, shape, bias):
+def test_values_and_gradients_are_those_of_torch(onednn, shape, bias):
     torch.manual_seed(0)
     layer = nn.Linear(12, 5, bias=bias)
     x, twin = torch.randn(shape, requires_grad=True), torch.randn(*shape[:-1], 5)
@@ -42,7 +42,7 @@ def test_values_and_gradients(onednn, shape, bias):
         torch.testing.assert_close(one.double(), other, atol=1e-5, rtol=1e-5)
 
 
-def test_other_numbers_stay_with_torch(onednn):
+def test_other_number_types_are_computed_by_torch(onednn):
     layer, x = nn.Linear(12, 5), torch.randn(4, 12)
     assert layer.double()(x.double()).dtype == torch.float64
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -1,4 +1,4 @@
-"""What the benchmark of suspects counts: labels flipped as it says, and found where they are."""
+"""The benchmark of suspects: flipped labels and the shares that are found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_flipped_image_gets_another_pair_of_its_split(share):
     assert all(pair in LABELS.pairs[name] for pair, name in zip(own, split, strict=True))
 
 
-def test_shares_of_the_list():
+def test_shares_among_the_first_of_a_list():
     perfect = np.minimum(np.arange(101) / 5, 1)  # five flipped among a hundred, all of them first
     assert (at(perfect, 0.05), at(perfect, 0.02)) == (1.0, 0.4)
     found = table(np.stack([perfect] * SEEDS))

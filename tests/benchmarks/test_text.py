@@ -10,7 +10,7 @@ import pytest
 from benchmarks.text import made_up, random_tower, read_pairs
 
 
-def test_the_generated_list_has_the_shape_asked_for() -> None:
+def test_a_generated_list_has_the_requested_size() -> None:
     pairs = made_up(115, 245, 1262)
     assert len(set(pairs)) == 1262
     assert (len({s for s, _ in pairs}), len({o for _, o in pairs})) == (115, 245)
@@ -31,17 +31,8 @@ def test_a_random_tower_has_no_image_tower() -> None:
 def test_the_command_prints_json(tmp_path: Path, extra: list[str]) -> None:
     (tmp_path / "pairs.txt").write_text("sliced apple\nripe apple\nripe pear\n")
     quick = ["--layers", "1", "--width", "64", "--rounds", "1", "--warmup", "0", "--sample", "2"]
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.text",
-        "--json",
-        "--pairs",
-        str(tmp_path / "pairs.txt"),
-        *quick,
-        *extra,
-    ]
-    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    command = [sys.executable, "-m", "benchmarks.text", "--json", "--pairs", str(tmp_path / "pairs.txt")]
+    result = json.loads(subprocess.run([*command, *quick, *extra], check=True, capture_output=True, text=True).stdout)
     if "--steps" in extra:
         assert result["cgqa"]["prompts"] == 5592 + 413 + 674
     elif "--open-states" in extra:

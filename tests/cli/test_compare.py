@@ -1,4 +1,4 @@
-"""`duplex compare` against the comparison of the same margins in memory."""
+"""`duplex compare` equals the comparison of the same margins in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from duplex.cli.params_file import add_dataset
 from duplex.config.artifacts import ArtifactPaths
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.splits import compare_splits
+from duplex.evaluation.seeds import compare_splits
 from duplex.evaluation.uncertainty import compare
 from duplex.stages.evaluate import _write
 
@@ -25,17 +25,17 @@ IMAGES = 120
 
 @pytest.fixture
 def margins(tmp_path, monkeypatch) -> dict[str, np.ndarray]:
-    """A project with predictions of two methods, as evaluation writes them."""
+    """The margins of two methods, saved as their predictions in a project."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text(SHIPPED.read_text())
     rng = np.random.default_rng(0)
     first = rng.normal(size=IMAGES).round(2)
     second = first + np.where(is_seen(), 0.3, -0.3) + rng.normal(scale=0.3, size=IMAGES)
     second[:4] = np.nan, np.nan, np.inf, -np.inf
-    found = {"static": first, "duplex": second}
-    for method, margin in found.items():
+    margins_by_method = {"static": first, "duplex": second}
+    for method, margin in margins_by_method.items():
         save(method, predictions(margin))
-    return found
+    return margins_by_method
 
 
 def is_seen(images: int = IMAGES) -> np.ndarray:
@@ -58,26 +58,26 @@ def save(method: str, table: pd.DataFrame, dataset: str = "shapes", seed: int = 
 
 def run(*words: str, methods: tuple[str, str] = ("static", "duplex")) -> str:
     done = CliRunner().invoke(app, ["compare", "--dataset", "shapes", "--methods", *methods, *words])
-    if done.exception is not None:  # a sentence and an exit code; the sentence's error is what it comes from
+    if done.exception is not None:  # an exit code, raised from the error
         raise done.exception.__context__ or done.exception
     return done.stdout
 
 
-def test_the_files_give_what_the_margins_give(margins):
-    found = json.loads(run("--json"))
+def test_a_report_equals_the_comparison_of_the_margins(margins):
+    report = json.loads(run("--json"))
     seen = is_seen()
     a, b = (Margins(one[seen], one[~seen], seen) for one in (margins["static"], margins["duplex"]))
     expected = compare(a, b)
-    assert list(found["difference"]) == ["seen", "unseen", "hm", "auc"]
+    assert list(report["difference"]) == ["seen", "unseen", "hm", "auc"]
     for name, gain in expected.items():
-        assert found["difference"][name]["value"] == pytest.approx(100 * gain.value)
-        assert found["difference"][name]["interval"] == pytest.approx([100 * end for end in gain.interval])
-        assert found["difference"][name]["p"] == pytest.approx(gain.p)
-    assert found["difference"]["auc"]["value"] > 0 and found["difference"]["seen"]["value"] < 0
-    assert (found["first"], found["second"], found["images_seen"]) == ("static", "duplex", IMAGES // 2)
+        assert report["difference"][name]["value"] == pytest.approx(100 * gain.value)
+        assert report["difference"][name]["interval"] == pytest.approx([100 * end for end in gain.interval])
+        assert report["difference"][name]["p"] == pytest.approx(gain.p)
+    assert report["difference"]["auc"]["value"] > 0 and report["difference"]["seen"]["value"] < 0
+    assert (report["first"], report["second"], report["images_seen"]) == ("static", "duplex", IMAGES // 2)
 
 
-def test_the_order_of_rows_does_not_matter_and_of_methods_turns_the_sign(margins):
+def test_the_order_of_rows_has_no_effect_and_that_of_methods_changes_the_sign(margins):
     before = json.loads(run("--json"))["difference"]
     save("duplex", predictions(margins["duplex"]).sample(frac=1, random_state=0))
     assert json.loads(run("--json"))["difference"] == before
@@ -85,7 +85,7 @@ def test_the_order_of_rows_does_not_matter_and_of_methods_turns_the_sign(margins
     assert all(back[name]["value"] == pytest.approx(-before[name]["value"]) for name in before)
 
 
-def test_text_for_people(margins):
+def test_text_has_a_line_per_metric(margins):
     lines = run().splitlines()
     assert lines[0] == "duplex - static: shapes, closed world, seed 0"
     assert [line.split()[0] for line in lines[1:5]] == ["S", "U", "HM", "AUC"]
@@ -93,12 +93,12 @@ def test_text_for_people(margins):
     assert lines[5] == "60 seen and 60 unseen images"
 
 
-def test_the_same_run_twice_differs_in_nothing(margins):
-    found = json.loads(run("--json", methods=("duplex", "duplex")))["difference"]
-    assert all(gain["value"] == 0 and gain["p"] == 1 for gain in found.values())
+def test_a_run_does_not_differ_from_itself(margins):
+    report = json.loads(run("--json", methods=("duplex", "duplex")))["difference"]
+    assert all(gain["value"] == 0 and gain["p"] == 1 for gain in report.values())
 
 
-def test_without_unseen_images_there_is_only_s(margins):
+def test_without_unseen_images_only_s_is_compared(margins):
     for method in margins:
         table = predictions(margins[method])
         save(method, table[table["seen"] == 1])
@@ -106,7 +106,7 @@ def test_without_unseen_images_there_is_only_s(margins):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--world", "half"), "unknown world 'half'"),
         (("--world", "open"), "no images of the open world; add open to evaluation.worlds"),
@@ -115,19 +115,19 @@ def test_without_unseen_images_there_is_only_s(margins):
         (("--methods", "static", "magic"), "unknown method 'magic'"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_sentence(margins, words, said):
+def test_missing_runs_and_unknown_names_are_reported_in_one_line(margins, words, message):
     with pytest.raises(DuplexError) as error:
         run(*words)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_other_images_are_refused(margins):
+def test_runs_with_different_images_are_refused(margins):
     for change in ({"label": "NA 2"}, {"seen": 1}, {"row": np.arange(IMAGES) + 1}):
         save("duplex", predictions(margins["duplex"]).assign(**change))
-        with pytest.raises(DuplexError, match="different images"):
+        with pytest.raises(DuplexError, match="have different images"):
             run()
     save("duplex", predictions(margins["duplex"])[:-1])
-    with pytest.raises(DuplexError, match="different images"):
+    with pytest.raises(DuplexError, match="have different images"):
         run()
 
 
@@ -137,8 +137,7 @@ def test_a_file_without_margins_is_refused(margins):
         run()
 
 
-def test_nine_digits_keep_close_margins_apart(margins):
-    """Differences that six digits would turn into ties."""
+def test_margins_that_differ_in_the_ninth_digit_are_no_ties(margins):
     close = np.where(is_seen(), 12.3456789, 12.3456780)
     save("duplex", predictions(close))
     save("static", predictions(np.full(IMAGES, 12.3456789)))
@@ -147,7 +146,7 @@ def test_nine_digits_keep_close_margins_apart(margins):
 
 @pytest.fixture
 def splits(margins) -> list[list[list[Margins]]]:
-    """[methods][splits][seeds]: two splits with images of their own, two seeds."""
+    """Margins [methods][splits][seeds], saved as predictions of two re-splits with two seeds."""
     names = ["shapes-split1", "shapes-split2"]
     for number, name in enumerate(names, 1):
         source = {"kind": "shapes", "root": "data/shapes", "resplit": number}
@@ -166,25 +165,25 @@ def splits(margins) -> list[list[list[Margins]]]:
     return found
 
 
-def test_over_splits_the_files_give_what_the_margins_give(splits):
-    found = json.loads(run("--splits", "2", "--json"))
+def test_a_report_over_splits_equals_the_comparison_of_the_margins(splits):
+    report = json.loads(run("--splits", "2", "--json"))
     expected = compare_splits(*splits)
     for name, gain in expected.difference.items():
-        assert found["difference"][name]["value"] == pytest.approx(100 * gain.value)
-        assert found["difference"][name]["interval"] == pytest.approx([100 * end for end in gain.interval])
-        assert found["deviation"][name] == pytest.approx(100 * expected.deviation[name])
-    assert [(one["dataset"], one["seeds"]) for one in found["splits"]] == [
+        assert report["difference"][name]["value"] == pytest.approx(100 * gain.value)
+        assert report["difference"][name]["interval"] == pytest.approx([100 * end for end in gain.interval])
+        assert report["deviation"][name] == pytest.approx(100 * expected.deviation[name])
+    assert [(one["dataset"], one["seeds"]) for one in report["splits"]] == [
         ("shapes-split1", [0, 1]),
         ("shapes-split2", [0, 1]),
     ]
-    assert found["splits"][1]["difference"] == pytest.approx(
+    assert report["splits"][1]["difference"] == pytest.approx(
         {name: 100 * gain for name, gain in expected.by_split[1].items()}
     )
     one = json.loads(run("--splits", "2", "--seed", "1", "--json"))
     assert [split["seeds"] for split in one["splits"]] == [[1], [1]]
 
 
-def test_text_over_splits_says_how_far_they_lie_apart(splits):
+def test_text_over_splits_lists_each_split_and_the_deviation(splits):
     lines = run("--splits", "2").splitlines()
     assert lines[0] == "duplex - static: shapes, closed world, mean of 2 splits, seeds 0, 1"
     assert [line.split()[0] for line in lines[1:]] == [
@@ -193,7 +192,7 @@ def test_text_over_splits_says_how_far_they_lie_apart(splits):
     assert all(line.count("AUC") == 1 for line in lines[5:])
 
 
-def test_a_split_that_is_not_there_is_named_with_its_command(splits):
+def test_a_missing_split_is_named_with_the_command_that_adds_it(splits):
     with pytest.raises(DuplexError, match=r"params.yaml has no shapes-split3; `duplex data split shapes --splits 4`"):
         run("--splits", "4")
     ArtifactPaths().run("shapes-split2", "duplex", 0).predictions.unlink()

@@ -1,4 +1,4 @@
-"""What `duplex evaluate` prints of metrics that are whole, sampled or partly undefined; `duplex prepare` writes."""
+"""`duplex evaluate`, `duplex metrics` and `duplex prepare`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from duplex.cli import app
 from duplex.cli.methods import headline
 
 SHIPPED = Path(__file__).parents[2] / "params.yaml"
-WHOLE = {"seen": 41.304, "unseen": 20.0, "hm": 18.2, "auc": 6.9, "auc_low": 6.1, "auc_high": 7.8}
+METRICS = {"seen": 41.304, "unseen": 20.0, "hm": 18.2, "auc": 6.9, "auc_low": 6.1, "auc_high": 7.8}
 
 
 @pytest.mark.parametrize(
@@ -23,19 +23,11 @@ WHOLE = {"seen": 41.304, "unseen": 20.0, "hm": 18.2, "auc": 6.9, "auc_low": 6.1,
         (("unseen", "hm", "auc", "auc_low", "auc_high"), "S 41.30  U –  HM –  AUC –"),
     ],
 )
-def test_what_is_undefined_is_a_dash(absent, line):
-    assert headline({key: value for key, value in WHOLE.items() if key not in absent}) == line
+def test_undefined_metrics_are_printed_as_a_dash(absent, line):
+    assert headline({key: value for key, value in METRICS.items() if key not in absent}) == line
 
 
-def test_evaluation_by_the_sampled_protocol_is_printed(monkeypatch):
-    sampled = {"closed": {key: WHOLE[key] for key in ("seen", "unseen", "hm", "auc")}}
-    monkeypatch.setattr("duplex.config.params.load_params", lambda: None)
-    monkeypatch.setattr("duplex.stages.evaluate.run", lambda *_: sampled)
-    done = CliRunner().invoke(app, ["evaluate", "--dataset", "any"])
-    assert (done.exit_code, done.stdout) == (0, "closed  S 41.30  U 20.00  HM 18.20  AUC 6.90\n")
-
-
-def test_metrics_are_a_table_that_nothing_cuts(tmp_path, monkeypatch):
+def test_the_table_of_metrics_is_not_wrapped_in_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "40")
     (tmp_path / "artifacts").mkdir()
@@ -53,9 +45,9 @@ def test_metrics_are_a_table_that_nothing_cuts(tmp_path, monkeypatch):
     assert report == "report: artifacts/report/index.html"
 
 
-def test_prepare_writes_what_extraction_asks_for(tmp_path, monkeypatch):
+def test_prepare_writes_manifest_labels_and_statistics(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("duplex.stages.prepare.ensure_pictures", lambda *_: None)  # 6,000 pictures
+    monkeypatch.setattr("duplex.stages.prepare.ensure_images", lambda *_: None)  # it would draw 6,000 images
     (tmp_path / "params.yaml").write_text(SHIPPED.read_text())
     done = CliRunner().invoke(app, ["prepare", "--dataset", "shapes"])
     assert done.exit_code == 0, done.stderr
@@ -65,7 +57,7 @@ def test_prepare_writes_what_extraction_asks_for(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("seed", ["-1", str(2**63)])
 @pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_a_seed_that_no_generator_takes_is_refused(command, seed):
+def test_a_seed_out_of_range_is_refused(command, seed):
     done = CliRunner().invoke(app, [command, "--dataset", "shapes", "--seed", seed])
     assert done.exit_code == 2
     assert "--seed" in done.stderr

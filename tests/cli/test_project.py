@@ -1,4 +1,4 @@
-"""A project from the installed package does what a clone does."""
+"""`duplex init`: a project of the installed package works like a clone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*command: object, folder: Path, **environment: str) -> subprocess.Comple
 
 
 @pytest.mark.slow
-def test_it_writes_a_project(tmp_path):
+def test_init_writes_a_project(tmp_path):
     done = run(*DUPLEX, "init", "new", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "git init" in done.stderr and "dvc init" in done.stderr
@@ -48,16 +48,16 @@ def test_it_writes_a_project(tmp_path):
     assert "params.yaml" in status and ".dvc/tmp" not in status
 
 
-def test_nothing_is_overwritten(tmp_path):
+def test_existing_files_are_not_overwritten(tmp_path):
     (tmp_path / "dvc.yaml").write_text("mine")
     done = run(*DUPLEX, "init", ".", folder=tmp_path)
-    assert done.returncode == 2 and "dvc.yaml is there already; choose an empty folder" in done.stderr
+    assert done.returncode == 2 and "dvc.yaml exists; choose an empty folder" in done.stderr
     assert os.listdir(tmp_path) == ["dvc.yaml"] and (tmp_path / "dvc.yaml").read_text() == "mine"
     done = run(*DUPLEX, "init", "dvc.yaml", folder=tmp_path)
     assert done.returncode == 2 and "is a file; name a folder" in done.stderr
 
 
-def test_inside_somebodys_repository(tmp_path):
+def test_init_inside_a_git_repository_uses_that_repository(tmp_path):
     run("git", "init", "-q", folder=tmp_path)
     done = run(*DUPLEX, "init", "a/part", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -67,20 +67,23 @@ def test_inside_somebodys_repository(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("blocked", "said"), [("dvc", "pip install 'duplex[pipeline]'"), ("git", "git is not installed")]
+    ("blocked", "message"),
+    [("dvc", "pip install 'duplex[pipeline]'"), ("git", "git, which DVC needs, is not installed")],
 )
-def test_what_it_needs_is_named_before_anything_is_written(tmp_path, blocked, said):
+def test_missing_programs_are_reported_before_anything_is_written(tmp_path, blocked, message):
     hidden = "import sys; sys.modules['dvc'] = None; " if blocked == "dvc" else ""
     path = str(tmp_path / "nothing") if blocked == "git" else os.environ["PATH"]
     done = run(sys.executable, "-c", hidden + DUPLEX[2], "init", "new", folder=tmp_path, PATH=path)
-    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "new").exists()
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> Path:
-    """A fresh environment with the package from a wheel of the tree as it stands. All else is this environment's: a
-    folder named by a `.pth` file is not searched for further ones, such as that of an editable installation."""
+    """An environment with duplex installed from a wheel of the working tree, and this environment's other packages.
+
+    They come through a `.pth` file, in which `.pth` files of editable installations have no effect.
+    """
     scratch = tmp_path_factory.mktemp("wheel")
     source, fresh = scratch / "source", scratch / "fresh"
     listed = run("git", "ls-files", "-co", "--exclude-standard", "-z", folder=ROOT).stdout.split("\0")
@@ -89,24 +92,26 @@ def environment(tmp_path_factory) -> Path:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    run_well(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", scratch, source, folder=scratch)
+    run_checked(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", scratch, source, folder=scratch)
     venv.create(fresh, symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(fresh), "platbase": str(fresh)}))
     (wheel,) = scratch.glob("*.whl")
-    run_well(*pip, "--python", fresh, "install", "--no-deps", "--no-index", "--ignore-installed", wheel, folder=scratch)
+    run_checked(
+        *pip, "--python", fresh, "install", "--no-deps", "--no-index", "--ignore-installed", wheel, folder=scratch
+    )
     assert (site / "duplex").is_dir()
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return fresh
 
 
-def run_well(*command: object, folder: Path) -> None:
+def run_checked(*command: object, folder: Path) -> None:
     done = run(*command, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_an_installed_package_works_away_from_its_sources(environment, tmp_path):
-    """From `duplex init` to the report and to an answer: tests/smoke.py."""
+def test_an_installed_package_works_without_the_repository(environment, tmp_path):
+    """Runs tests/smoke.py: from `duplex init` to the report and a prediction."""
     smoke = tmp_path / "smoke.py"
     smoke.write_bytes((ROOT / "tests" / "smoke.py").read_bytes())
     path = f"{environment / 'bin'}:{os.environ['PATH']}"

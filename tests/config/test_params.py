@@ -1,4 +1,4 @@
-"""params.yaml at the door: what is shipped is right, and every mistake is one line that names its key."""
+"""params.yaml: the shipped file is valid, and every mistake in it is an error of one line that names the key."""
 
 from __future__ import annotations
 
@@ -21,35 +21,34 @@ def changed(tmp_path: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_the_shipped_file_is_right():
+def test_the_shipped_file_is_valid():
     params = load_params(SHIPPED)
-    ours = ("closed_form", "duplex_plus", "duplex_deep")
+    ours = ("closed_form", "dual", "dual_finetuned")
     assert params.run.methods == ("clip", "csp", "cso", "duplex", "duplex_open", *ours)
     assert params.method("clip").losses == ()
     assert params.method("duplex").momentum == 0.9
     assert params.dataset("cgqa").training.learning_rate == 1.5e-5
 
 
-def test_a_default_row_asks_for_no_depth_that_its_data_set_does_not_keep():
-    """Another data set's cache is no larger, and its runs do not fail, for a row that is about this one."""
+def test_methods_of_run_finetune_no_more_blocks_than_caches_hold():
     params = load_params(SHIPPED)
-    assert params.depth("shapes") == params.tail("duplex_deep", "shapes").depth == 4
+    assert params.block_inputs("shapes") == params.finetune("dual_finetuned", "shapes").blocks == 4
     for dataset in set(params.datasets) - {"shapes"}:
-        assert params.depth(dataset) == 0
-        assert all(params.tail(name, dataset) is None for name in params.run.methods)
+        assert params.block_inputs(dataset) == 0
+        assert all(params.finetune(name, dataset) is None for name in params.run.methods)
 
 
-def test_a_data_sets_own_depth_goes_before_that_of_all(tmp_path):
-    params = load_params(changed(tmp_path, "  depth: 0 #", "  depth: 1 #"))
-    assert (params.depth("shapes"), params.depth("cgqa")) == (4, 1)
-    params = load_params(changed(tmp_path, "{name: tiny, depth: 4}", "{name: tiny, depth: 0}"))
-    assert params.depth("shapes") == 0
+def test_a_data_sets_block_inputs_override_those_of_extraction(tmp_path):
+    params = load_params(changed(tmp_path, "  block_inputs: 0 #", "  block_inputs: 1 #"))
+    assert (params.block_inputs("shapes"), params.block_inputs("cgqa")) == (4, 1)
+    params = load_params(changed(tmp_path, "{name: tiny, block_inputs: 4}", "{name: tiny, block_inputs: 0}"))
+    assert params.block_inputs("shapes") == 0
 
 
-def test_the_command_lines_depth_goes_before_the_data_sets():
-    asked = _override(load_params(SHIPPED), "shapes", {}, {"depth": 3, "batch_size": None}, None)
-    assert (asked.depth("shapes"), asked.depth("cgqa")) == (3, 3)
-    assert _override(load_params(SHIPPED), "shapes", {}, {"depth": None}, None).depth("shapes") == 4
+def test_block_inputs_of_the_command_line_override_those_of_the_data_set():
+    asked = _override(load_params(SHIPPED), "shapes", {}, {"block_inputs": 3, "batch_size": None}, None)
+    assert (asked.block_inputs("shapes"), asked.block_inputs("cgqa")) == (3, 3)
+    assert _override(load_params(SHIPPED), "shapes", {}, {"block_inputs": None}, None).block_inputs("shapes") == 4
 
 
 def test_the_papers_settings_are_stated():
@@ -62,27 +61,28 @@ def test_the_papers_settings_are_stated():
     assert {(r.decay, r.decay_every) for r in rows.values()} == {(0.5, 5)}
 
 
-def test_a_row_overlays_the_training_of_its_data_set(tmp_path):
-    row = "on: {cgqa: {momentum: 0.5, training: {epochs: 3}}}, training: {schedule: cosine, learning_rate: 0.25}"
-    params = load_params(changed(tmp_path, "momentum: 0.9", row))
+def test_a_method_overrides_the_training_options_of_the_data_set(tmp_path):
+    entry = "per_dataset: {cgqa: {momentum: 0.5, training: {epochs: 3}}}, "
+    entry += "training: {schedule: cosine, learning_rate: 0.25}"
+    params = load_params(changed(tmp_path, "momentum: 0.9", entry))
     assert params.method("duplex", "cgqa").momentum == 0.5
     assert params.method("duplex", "shapes").momentum == 0.9
     settings = params.training("cgqa", "duplex")
     assert (settings.epochs, settings.schedule, settings.learning_rate, settings.batch_size) == (3, "cosine", 0.25, 32)
     assert params.training("shapes", "duplex").epochs == 12
-    assert params.training("cgqa", "duplex_open") == settings, "taken over with `of`"
+    assert params.training("cgqa", "duplex_open") == settings, "taken over with `extends`"
     assert params.training("cgqa", "cso") == params.dataset("cgqa").training
 
 
-def test_where_a_row_is_scored_is_not_taken_over():
+def test_the_world_of_a_method_is_not_inherited():
     params = load_params(SHIPPED)
-    assert (params.row("duplex").worlds, params.row("duplex_open").worlds) == (("closed",), ("open",))
-    assert params.row("duplex_open").trained_for == "open"
-    assert params.row("static").worlds == ("closed", "open")
+    assert (params.entry("duplex").worlds, params.entry("duplex_open").worlds) == (("closed",), ("open",))
+    assert params.entry("duplex_open").trained_for == "open"
+    assert params.entry("static").worlds == ("closed", "open")
     assert params.method("duplex_open") == params.method("duplex")
 
 
-def test_an_ablation_is_a_method_with_changes():
+def test_an_ablation_is_a_method_with_changed_options():
     params = load_params(SHIPPED)
     assert params.method("static").graph is False
     assert params.method("static").momentum == params.method("duplex").momentum
@@ -98,7 +98,7 @@ def test_an_ablation_is_a_method_with_changes():
         ("momentum: 0.9", "momentum: .nan", ["methods.duplex", "momentum"]),
         ("epochs: 20", "epoch: 20", ["datasets.ut-zappos.training.epoch", "unknown key", "epochs"]),
         ("epochs: 20", "epochs: 1.5", ["datasets.ut-zappos.training.epochs", "1.5"]),
-        ("epochs: 20", "epochs: 0", ["datasets.ut-zappos.training: epochs is 0; it is at least 1"]),
+        ("epochs: 20", "epochs: 0", ["datasets.ut-zappos.training: epochs is 0; expected 1 or more"]),
         ("epochs: 20", "epochs: true", ["datasets.ut-zappos.training.epochs"]),
         ("epochs: 20", "epochs: '12'", ["datasets.ut-zappos.training.epochs", "'12'"]),
         ("epochs: 20", "epochs: 20, checkpointing: 1", ["datasets.ut-zappos.training.checkpointing"]),
@@ -116,20 +116,20 @@ def test_an_ablation_is_a_method_with_changes():
             "world: both, shown_as",
             ["duplex and duplex_open are both shown as duplex", "closed"],
         ),
-        ("of: duplex, world: open", "of: duplex_open, world: open", ["duplex_open -> duplex_open goes in a circle"]),
+        ("extends: duplex, world: open", "extends: duplex_open, world: open", ["duplex_open is a circle"]),
         ("momentum: 0.9", "training: {epoch: 3}", ["methods.duplex.training.epoch", "unknown key", "epochs"]),
         ("momentum: 0.9", "training: 3", ["methods.duplex.training is 3"]),
-        ("momentum: 0.9", "on: {shape: {}}", ["methods.duplex.on.shape", "no such data set", "shapes"]),
-        ("momentum: 0.9", "on: {cgqa: {momentum: 2}}", ["methods.duplex: momentum is 2"]),
-        ("momentum: 0.9", "on: {cgqa: {training: {epochs: 0}}}", ["methods.duplex.training: epochs is 0"]),
+        ("momentum: 0.9", "per_dataset: {shape: {}}", ["duplex.per_dataset.shape", "unknown data set", "shapes"]),
+        ("momentum: 0.9", "per_dataset: {cgqa: {momentum: 2}}", ["methods.duplex: momentum is 2"]),
+        ("momentum: 0.9", "per_dataset: {cgqa: {training: {epochs: 0}}}", ["methods.duplex.training: epochs is 0"]),
         ("epochs: 20", "epochs: yes", ["datasets.ut-zappos.training.epochs"]),
         ("learning_rate: 1e-4", "learning_rate: .inf", ["learning_rate"]),
         ("datasets: [shapes]", "datasets: [shape]", ["run.datasets", "'shape'", "shapes"]),
         ("datasets: [shapes]", "datasets: []", ["run.datasets"]),
         ("datasets: [shapes]", "datasets: shapes", ["run.datasets"]),
         ("seeds: [0, 1]", "seeds: [0, 0]", ["run.seeds", "twice"]),
-        ("  ut-zappos:\n", "  2024-05-01:\n", ["2024-05-01 is no name; write it in quotes"]),
-        ("  ut-zappos:\n", "  [a, b]:\n", ["is no name"]),
+        ("  ut-zappos:\n", "  2024-05-01:\n", ["the key 2024-05-01 is not a word; write it in quotes"]),
+        ("  ut-zappos:\n", "  [a, b]:\n", ["is not a word"]),
         ("seeds: [0, 1]", "seeds: [-1]", ["run.seeds"]),
         ("seeds: [0, 1]", "seeds: [9223372036854775808]", ["run.seeds"]),
         ("seeds: [0, 1]", "seeds: [99999999999999999999999]", ["run.seeds"]),
@@ -140,11 +140,11 @@ def test_an_ablation_is_a_method_with_changes():
         ("device: auto", "device: [", ["not YAML"]),
         ("device: auto", "device: auto\nfoo: 1", ["foo", "unknown key"]),
         ("{kind: shapes,", "{kind: shape,", ["datasets.shapes.source.kind", "standard"]),
-        ("static: {of: duplex", "static: {of: duplicate", ["ablations.static.of", "duplex"]),
-        ("static: {of: duplex,", "static: {of: [duplex],", ["ablations.static.of", "duplex"]),
+        ("static: {extends: duplex", "static: {extends: duplicate", ["ablations.static.extends", "duplex"]),
+        ("static: {extends: duplex,", "static: {extends: [duplex],", ["ablations.static.extends", "duplex"]),
         (
-            "static: {of: duplex, graph: false}",
-            "static: {of: cso, graph: true}",
+            "static: {extends: duplex, graph: false}",
+            "static: {extends: cso, graph: true}",
             ["static.graph", "unknown key"],
         ),
         ("static: {", "csp: {", ["csp", "both a method and an ablation"]),
@@ -170,7 +170,7 @@ def test_an_ablation_is_a_method_with_changes():
 )
 def test_a_mistake_is_one_line_that_names_its_key(tmp_path, old, new, words):
     with pytest.raises(UsageError) as caught:
-        load_params(changed(tmp_path, old, new)).check_rows()
+        load_params(changed(tmp_path, old, new)).check_entries()
     message = str(caught.value)
     assert "\n" not in message
     for word in words:
@@ -179,30 +179,30 @@ def test_a_mistake_is_one_line_that_names_its_key(tmp_path, old, new, words):
 
 
 @pytest.mark.parametrize("content", [b"", b"3", b"- a", b"\xff\xfe\x00", b"run: 1", b"methods: {a: 1}", b"1: 2"])
-def test_any_other_file_is_refused_in_one_line(tmp_path, content):
+def test_a_file_without_parameters_is_refused(tmp_path, content):
     path = tmp_path / "params.yaml"
     path.write_bytes(content)
     with pytest.raises(UsageError):
         load_params(path)
 
 
-def test_a_row_that_is_no_table_is_named_once(tmp_path):
+def test_a_method_that_is_no_table_is_reported_once(tmp_path):
     with pytest.raises(UsageError) as caught:
         load_params(changed(tmp_path, "{momentum: 0.9, world: closed}", "[1]"))
-    assert str(caught.value) == "params.yaml: methods.duplex is [1]; it must be a table of keys and values"
+    assert str(caught.value) == "params.yaml: methods.duplex is [1]; expected a table of keys and values"
 
 
-def test_the_last_seed_and_whole_numbers_for_fractions_are_fine(tmp_path):
+def test_the_largest_seed_and_whole_numbers_as_fractions_are_valid(tmp_path):
     assert load_params(changed(tmp_path, "seeds: [0, 1]", f"seeds: [{2**63 - 1}]")).run.seeds == (2**63 - 1,)
     training = load_params(changed(tmp_path, "learning_rate: 0.001", "learning_rate: 1")).dataset("shapes").training
     assert training.learning_rate == 1
 
 
-def test_a_folder_in_its_place_is_one_line(tmp_path):
+def test_a_folder_instead_of_the_file_is_reported(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
         load_params(tmp_path)
 
 
-def test_a_missing_file_says_where_to_stand(tmp_path):
+def test_a_missing_file_is_reported_with_the_folder_to_run_in(tmp_path):
     with pytest.raises(UsageError, match="run from the project's folder"):
         load_params(tmp_path / "params.yaml")

@@ -10,32 +10,31 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from PIL import Image
 
-from duplex.data.check import Finding, check_dataset, open_picture
-from duplex.data.czsl_layout import METADATA
-from duplex.data.dataset import Dataset, labels_of
+from duplex.data.benchmark_counts import PUBLISHED_COUNTS, published_differences
+from duplex.data.check import DataIssue, check_dataset, verify_image
+from duplex.data.dataset import LabelledImages, labels_of
+from duplex.data.dataset_source import load_source
 from duplex.data.pair_lists import read_pair_lists
-from duplex.data.published import PUBLISHED, differences
-from duplex.data.source import DataSource, load_source
+from duplex.data.source_options import SourceOptions
 from duplex.data.stats import statistics, statistics_text
 from duplex.labels import LabelSpace
 from tests.data.makers import make_standard, make_table
 
 
-def found(dataset: Dataset, root: Path) -> dict[str, Finding]:
+def found(dataset: LabelledImages, root: Path) -> dict[str, DataIssue]:
     return {finding.what: finding for finding in check_dataset(dataset, root)}
 
 
-def test_a_sound_data_set_has_no_findings(tmp_path: Path) -> None:
+def test_a_correct_data_set_has_no_issues(tmp_path: Path) -> None:
     make_standard(tmp_path, "spaces")
-    assert check_dataset(load_source(DataSource("standard", tmp_path)), tmp_path) == []
+    assert check_dataset(load_source(SourceOptions("standard", tmp_path)), tmp_path) == []
 
 
 def test_check_finds_missing_unreadable_duplicate_unlisted_and_leaking_images(tmp_path: Path) -> None:
     path = make_table(tmp_path, ".csv", split=True)
-    dataset = load_source(DataSource("table", tmp_path, path))
+    dataset = load_source(SourceOptions("table", tmp_path, path))
     images = dataset.manifest["image"]
     by_split = {split: rows["image"].tolist() for split, rows in dataset.manifest.groupby("split")}
     missing, empty, cut, text, twin = by_split["train"][:5]
@@ -57,8 +56,8 @@ def test_check_finds_missing_unreadable_duplicate_unlisted_and_leaking_images(tm
     assert findings["images are in two splits (a leak)"].examples == (f"{shared} (val) = {shared} (test)",)
     assert findings["image contents are in two splits (a leak)"].count == 2
     assert findings["images have the content of another"].count == 1
-    assert findings["pictures are on disk but not listed"].examples == ("stray.png",)
-    assert not findings["pictures are on disk but not listed"].problem
+    assert findings["images are on disk but not listed"].examples == ("stray.png",)
+    assert not findings["images are on disk but not listed"].problem
     assert "train pairs without images" not in findings
 
 
@@ -66,18 +65,18 @@ def test_check_finds_pairs_without_images_and_primitives_only_in_test(tmp_path: 
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     manifest = pd.DataFrame([("a.png", "red", "car", "train")], columns=["image", "state", "object", "split"])
     lists = {"train": [("red", "car")], "val": [("red", "car"), ("red", "dog")], "test": [("old", "dog")]}
-    findings = found(Dataset(manifest, LabelSpace.from_pairs(lists)), tmp_path)
+    findings = found(LabelledImages(manifest, LabelSpace.from_pairs(lists)), tmp_path)
     assert findings["val pairs without images"].examples == ("red car", "red dog")
     assert findings["test pairs without images"].count == 1
     assert findings["states that training never shows"].examples == ("old",)
     assert findings["objects that training never shows"].examples == ("dog",)
 
 
-def test_labels_that_a_prompt_cannot_tell_apart_are_a_problem(tmp_path: Path) -> None:
+def test_labels_with_equal_prompts_are_a_problem(tmp_path: Path) -> None:
     pairs = [("Red", "caf\u00e9"), ("red", "cafe\u0301"), ("old", "bar")]
     rows = [(f"{i}.png", state, thing, "train") for i, (state, thing) in enumerate(pairs)]
     manifest = pd.DataFrame(rows, columns=["image", "state", "object", "split"])
-    findings = found(Dataset(manifest, labels_of(manifest)), tmp_path)
+    findings = found(LabelledImages(manifest, labels_of(manifest)), tmp_path)
     assert findings["states read like another in a prompt"].examples == ("Red", "red")
     assert findings["objects read like another in a prompt"].count == 2
 
@@ -85,39 +84,39 @@ def test_labels_that_a_prompt_cannot_tell_apart_are_a_problem(tmp_path: Path) ->
 def test_examples_are_the_first_few(tmp_path: Path) -> None:
     rows = [(f"{i}.png", "red", "car", "train") for i in range(1234)]
     manifest = pd.DataFrame(rows, columns=["image", "state", "object", "split"])
-    finding = found(Dataset(manifest, labels_of(manifest)), tmp_path)["images are missing"]
+    finding = found(LabelledImages(manifest, labels_of(manifest)), tmp_path)["images are missing"]
     assert str(finding) == "1,234 images are missing: 0.png, 1.png, 2.png, 3.png, 4.png, ..."
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".gif", ".bmp"])
-def test_every_truncation_is_noticed(tmp_path: Path, suffix: str) -> None:
+def test_truncated_images_are_reported(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
     whole = path.read_bytes()
-    assert open_picture(path)[0] == ""
+    assert verify_image(path)[0] == ""
     for size in (0, 1, 20, len(whole) // 2, len(whole) * 9 // 10):
         path.write_bytes(whole[:size])
-        assert open_picture(path)[0], size
+        assert verify_image(path)[0], size
 
 
 def test_published_statistics_hold_for_the_real_pair_lists() -> None:
     shared = os.environ.get("DUPLEX_SHARED")
     if not shared:
         pytest.skip("DUPLEX_SHARED does not name the folder with the real pair lists")
-    for name in PUBLISHED:
+    for name in PUBLISHED_COUNTS:
         counted = statistics(read_pair_lists(Path(shared) / "splits" / name).labels())
-        assert differences(name, counted) == []
-        assert counted.to_dict()["train"] == {"seen": PUBLISHED[name].splits["train"].seen, "images": None}
+        assert published_differences(name, counted) == []
+        assert counted.to_dict()["train"] == {"seen": PUBLISHED_COUNTS[name].splits["train"].seen, "images": None}
         assert counted.to_dict()["shares"] is None
 
 
-def test_differences_name_what_is_off_and_only_for_known_data_sets(tmp_path: Path) -> None:
+def test_counts_are_compared_with_published_ones_of_known_data_sets(tmp_path: Path) -> None:
     make_standard(tmp_path, "flat")
-    dataset = load_source(DataSource("standard", tmp_path))
+    dataset = load_source(SourceOptions("standard", tmp_path))
     counted = statistics(dataset.labels, dataset.manifest)
-    assert "train images: 24, published 26,920" in differences("cgqa", counted)
-    assert differences("my-data", counted) == []
+    assert "train images: 24, published 26,920" in published_differences("cgqa", counted)
+    assert published_differences("my-data", counted) == []
 
 
 def test_statistics_row_and_shares() -> None:
@@ -137,22 +136,3 @@ def test_statistics_row_and_shares() -> None:
     assert counted.shares and counted.shares["test"] == {"head": 0, "medium": 0, "tail": 0.5, "unseen": 0.5}
     text = statistics_text("mine", counted)
     assert "70.0%" in text and " ".join(text.splitlines()[1].split()) == "mine 10 2 20 10 100 1 1 2 1 1 2"
-
-
-def test_cgqa_sized_data_set_loads_whole(tmp_path: Path) -> None:
-    """Counts of a made-up data set with C-GQA's own lists and row counts."""
-    shared = os.environ.get("DUPLEX_SHARED")
-    if not shared:
-        pytest.skip("DUPLEX_SHARED does not name the folder with the real pair lists")
-    lists = Path(shared) / "splits" / "cgqa"
-    records = []
-    for split, images in (("train", 26920), ("val", 7280), ("test", 5098)):
-        pairs = read_pair_lists(lists).pairs[split]
-        for i in range(images):
-            state, thing = pairs[min(i, len(pairs) - 1)]
-            records.append({"image": f"{split}-{i}-{state}-{thing}.jpg", "attr": state, "obj": thing, "set": split})
-    for path in lists.glob("*.txt"):
-        shutil.copy(path, tmp_path)
-    torch.save(records, tmp_path / METADATA)
-    dataset = load_source(DataSource("standard", tmp_path))
-    assert differences("cgqa", statistics(dataset.labels, dataset.manifest)) == []

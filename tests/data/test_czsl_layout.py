@@ -13,10 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duplex.data.czsl_layout import METADATA, load_standard
+from duplex.data.czsl_layout import METADATA, load_czsl
+from duplex.data.dataset_source import load_source
 from duplex.data.manifest import read_manifest, write_manifest
 from duplex.data.pair_lists import read_pair_lists
-from duplex.data.source import DataSource, load_source
+from duplex.data.source_options import SourceOptions
 from duplex.data.stats import statistics
 from duplex.errors import DuplexError
 from tests.data.makers import QUIRKS, Row, make_standard, rows, write_lists
@@ -41,9 +42,9 @@ def record(image: str, state: str = "red", thing: str = "car", split: str = "tra
 
 
 @pytest.mark.parametrize("quirk", QUIRKS)
-def test_each_quirk_finds_every_picture(tmp_path: Path, quirk: str) -> None:
+def test_images_are_found_in_the_folders_of_each_benchmark(tmp_path: Path, quirk: str) -> None:
     good = make_standard(tmp_path, quirk)
-    dataset = load_source(DataSource("standard", tmp_path))
+    dataset = load_source(SourceOptions("standard", tmp_path))
     assert len(dataset.manifest) == good == len(rows())
     assert all((tmp_path / image).is_file() for image in dataset.manifest["image"])
     assert dataset.notes == {"rows whose state, object or split is NA": 2, "rows whose pair is in no list": 1}
@@ -56,21 +57,21 @@ def test_each_quirk_finds_every_picture(tmp_path: Path, quirk: str) -> None:
     pd.testing.assert_frame_equal(read_manifest(tmp_path / "manifest.csv"), dataset.manifest)
 
 
-def test_folders_with_underscores_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_folders_with_underscores_are_found(tmp_path: Path) -> None:
     small(tmp_path, [record("old_car/x y.jpg")])
     (tmp_path / "images/old_car").mkdir(parents=True)
     (tmp_path / "images/old_car/x y.jpg").touch()
-    assert load_standard(tmp_path).manifest["image"].tolist() == ["images/old_car/x y.jpg"]
+    assert load_czsl(tmp_path).manifest["image"].tolist() == ["images/old_car/x y.jpg"]
 
 
-def test_without_pictures_paths_stay_as_the_metadata_has_them(tmp_path: Path) -> None:
+def test_missing_images_keep_the_path_of_the_metadata(tmp_path: Path) -> None:
     small(tmp_path, [record("red_car/Grün-1.2.jpg"), record("./a//b.jpg", _image="brand/b.jpg")])
-    assert load_standard(tmp_path).manifest["image"].tolist() == ["images/red_car/Grün-1.2.jpg", "images/a/b.jpg"]
+    assert load_czsl(tmp_path).manifest["image"].tolist() == ["images/red_car/Grün-1.2.jpg", "images/a/b.jpg"]
 
 
-def test_set_decides_the_split_and_other_rows_are_counted(tmp_path: Path) -> None:
+def test_the_set_is_the_split_and_rows_of_unlisted_pairs_are_counted(tmp_path: Path) -> None:
     records = [record("1"), record("2", "red", "dog", "val"), record("3", "red", "dog", "train"), record("4", "x", "y")]
-    dataset = load_standard(small(tmp_path, records))
+    dataset = load_czsl(small(tmp_path, records))
     assert list(dataset.manifest["split"]) == ["train", "val"]
     assert dataset.notes == {"rows whose pair is in no list": 1, "rows whose pair is only in another split's list": 1}
 
@@ -82,7 +83,7 @@ def test_set_decides_the_split_and_other_rows_are_counted(tmp_path: Path) -> Non
 def test_paths_that_leave_the_root_are_refused(tmp_path: Path, image: str, key: str) -> None:
     small(tmp_path, [{**record("x.jpg", _image="x.jpg"), key: image}])
     with pytest.raises(DuplexError, match="row 1"):
-        load_standard(tmp_path)
+        load_czsl(tmp_path)
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "images"])
@@ -102,7 +103,7 @@ def test_links_that_leave_the_root_are_refused(tmp_path: Path, what: str) -> Non
             (root / "images/folder/x.jpg").symlink_to(outside / "folder/x.jpg")
     small(root, [record("folder/x.jpg")])
     with pytest.raises(DuplexError, match="leaves the data root"):
-        load_standard(root)
+        load_czsl(root)
 
 
 def test_a_link_within_the_root_and_a_linked_root_are_fine(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_a_link_within_the_root_and_a_linked_root_are_fine(tmp_path: Path) -> No
     (root / "images/x.jpg").symlink_to(root / "kept.jpg")
     small(root, [record("x.jpg")])
     (tmp_path / "link").symlink_to(root)
-    assert load_standard(tmp_path / "link").manifest["image"].tolist() == ["images/x.jpg"]
+    assert load_czsl(tmp_path / "link").manifest["image"].tolist() == ["images/x.jpg"]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +131,9 @@ def test_a_link_within_the_root_and_a_linked_root_are_fine(tmp_path: Path) -> No
         ([record("x", state="zz")], "no row has a pair"),
     ],
 )
-def test_metadata_that_is_not_metadata(tmp_path: Path, records: Any, says: str) -> None:
+def test_malformed_metadata_is_refused(tmp_path: Path, records: Any, says: str) -> None:
     with pytest.raises(DuplexError, match=says):
-        load_standard(small(tmp_path, records))
+        load_czsl(small(tmp_path, records))
 
 
 class Hostile:
@@ -150,7 +151,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
     if form == "pickle":
         (tmp_path / METADATA).write_bytes(pickle.dumps([Hostile()]))
     with pytest.raises(DuplexError, match="weights_only=True"):
-        load_standard(tmp_path)
+        load_czsl(tmp_path)
     assert not trap.exists()
 
 
@@ -171,7 +172,7 @@ def test_any_metadata_bytes_give_a_result_or_an_error(tmp_path: Path, data: st.D
     else:
         path.write_bytes(pickle.dumps(data.draw(st.lists(st.dictionaries(st.text(max_size=5), st.integers())))))
     try:
-        dataset = load_standard(tmp_path)
+        dataset = load_czsl(tmp_path)
     except DuplexError as error:
         assert "\n" not in str(error)
     else:
@@ -188,7 +189,7 @@ RECORDS = st.lists(st.fixed_dictionaries(dict.fromkeys(("image", "attr", "obj", 
 @given(records=RECORDS)
 def test_any_records_are_counted_or_refused(tmp_path: Path, records: list[dict[str, Any]]) -> None:
     try:
-        dataset = load_standard(small(tmp_path, records))
+        dataset = load_czsl(small(tmp_path, records))
     except DuplexError:
         return
     assert len(dataset.manifest) + sum(dataset.notes.values()) == len(records)
@@ -196,27 +197,18 @@ def test_any_records_are_counted_or_refused(tmp_path: Path, records: list[dict[s
     assert read_manifest(tmp_path / "manifest.csv").to_numpy().tolist() == dataset.manifest.to_numpy().tolist()
 
 
-def test_a_row_whose_pair_only_another_split_lists_is_left_out_and_counted(tmp_path: Path) -> None:
-    """Its `set` decides where it belongs; the lists decide whether it belongs anywhere."""
-    own, other = (SMALL[row][1:] for row in (0, 2))
-    rows = [record("a.jpg", *own), record("b.jpg", own[0], own[1], other[2]), record("c.jpg", *other)]
-    dataset = load_standard(small(tmp_path, rows))
-    assert dataset.manifest[["state", "object", "split"]].to_numpy().tolist() == [list(own), list(other)]
-    assert dataset.notes == {"rows whose pair is only in another split's list": 1}
-
-
 def test_empty_metadata_and_absent_root(tmp_path: Path) -> None:
     (small(tmp_path, []) / METADATA).write_bytes(b"")
     with pytest.raises(DuplexError, match="is empty"):
-        load_standard(tmp_path)
+        load_czsl(tmp_path)
     (tmp_path / METADATA).unlink()
     with pytest.raises(DuplexError, match="does not exist"):
-        load_standard(tmp_path)
+        load_czsl(tmp_path)
     with pytest.raises(DuplexError, match="not a folder"):
-        load_source(DataSource("standard", tmp_path / "nowhere"))
+        load_source(SourceOptions("standard", tmp_path / "nowhere"))
 
 
-def test_lists_directly_in_the_root_are_read_too(tmp_path: Path) -> None:
+def test_pair_lists_may_lie_in_the_root(tmp_path: Path) -> None:
     write_lists(tmp_path / "deep", SMALL)
     (tmp_path / "flat").mkdir()
     for path in (tmp_path / "deep").rglob("*.txt"):

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from duplex.data.dataset_source import detect_source, load_source
 from duplex.data.folder import read_folder
-from duplex.data.source import DataSource, detect_source, load_source
-from duplex.data.split_options import SplitOptions
+from duplex.data.source_options import SourceOptions, SplitOptions
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
 from tests.data.makers import make_folder, make_table, rows
@@ -25,7 +25,7 @@ GOOD = "image,state,object,split\na b.jpg,red,car,train\nü-1.2.jpg,Faux.Fur,Boo
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 @pytest.mark.parametrize("split", [True, False])
-def test_tables_load_with_their_split_or_a_made_one(tmp_path: Path, suffix: str, split: bool) -> None:
+def test_tables_load_with_and_without_a_split(tmp_path: Path, suffix: str, split: bool) -> None:
     path = make_table(tmp_path, suffix, split=split)
     source = detect_source(path)
     assert (source.kind, source.root, source.table) == ("table", tmp_path, path)
@@ -48,13 +48,13 @@ def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("form", ["nested", "flat"])
 def test_folders_load_and_the_split_follows_the_seed(tmp_path: Path, form: str) -> None:
     count = make_folder(tmp_path, form)
-    one, same, other = (load_source(DataSource("folder", tmp_path, split=SplitOptions(seed=s))) for s in (1, 1, 2))
+    one, same, other = (load_source(SourceOptions("folder", tmp_path, split=SplitOptions(seed=s))) for s in (1, 1, 2))
     assert len(one.manifest) == count and one.made_split
     assert (len(one.labels.states), len(one.labels.objects)) == (4, 4)
     assert one.manifest.equals(same.manifest) and not one.manifest.equals(other.manifest)
 
 
-def test_both_folder_forms_are_the_same_data(tmp_path: Path) -> None:
+def test_both_folder_forms_give_the_same_data(tmp_path: Path) -> None:
     for form in ("nested", "flat"):
         make_folder(tmp_path / form, form)
     nested, flat = (read_folder(tmp_path / form) for form in ("nested", "flat"))
@@ -73,7 +73,7 @@ def test_both_folder_forms_are_the_same_data(tmp_path: Path) -> None:
     ],
     ids=["plain", "crlf bom", "blank rows", "semicolons utf-16", "spaces", "quotes"],
 )
-def test_every_way_to_save_the_same_table(tmp_path: Path, data: bytes) -> None:
+def test_tables_load_from_any_encoding_and_separator(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "t.csv").write_bytes(data)
     frame = read_table(tmp_path / "t.csv")
     assert frame.to_numpy().tolist() == [line.split(",") for line in GOOD.splitlines()[1:]]
@@ -95,24 +95,24 @@ def test_every_way_to_save_the_same_table(tmp_path: Path, data: bytes) -> None:
         ("image,state,object,split\nx,y,z,Train\n", "the split 'Train'"),
         ("image,state,object,split\nx,y,z,train\nw,y,z,\n", "1 of 2 rows have no split"),
         ('image,state,object\n"x,y,z\n', "line 2"),
-        ('image,state,object\nx,"y\ny",z\n', "no name can have"),
+        ('image,state,object\nx,"y\ny",z\n', "holds a control character"),
         ("image,state,object,split\nx,y,z,train\nx,y,w,train\n", "'x' has two different rows"),
         ("image,state,object,split\nx,y,z,train\nx,y,z,val\n", "'x' has two different rows"),
         ("image,state,object,split\nx,y,z,train\nw,y,z,val\n", "has no test images"),
     ],
 )
-def test_bad_tables_are_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+def test_bad_tables_are_errors_of_one_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
     with pytest.raises(DuplexError, match=says) as caught:
-        load_source(DataSource("table", tmp_path, path))
+        load_source(SourceOptions("table", tmp_path, path))
     assert "t.csv" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_row_twice_counts_once_and_is_reported(tmp_path: Path) -> None:
+def test_repeated_rows_are_dropped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(GOOD + "c.jpg,red,car,test\n./c.jpg,red,car,test\n")
-    dataset = load_source(DataSource("table", tmp_path, path))
+    dataset = load_source(SourceOptions("table", tmp_path, path))
     assert len(dataset.manifest) == 3
     assert dataset.notes == {"rows that repeat another row": 2}
 
@@ -162,7 +162,7 @@ def test_damaged_parquet_gives_its_rows_or_an_error(tmp_path: Path, data: st.Dat
 @pytest.mark.parametrize(
     ("column", "says"), [([1, 2], "row 1: state is 1"), ([None, "x"], "state is None"), ([b"x", b"y"], "state is b'x'")]
 )
-def test_parquet_cells_are_texts(tmp_path: Path, column: list[object], says: str) -> None:
+def test_parquet_cells_must_be_text(tmp_path: Path, column: list[object], says: str) -> None:
     path = tmp_path / "t.parquet"
     pd.DataFrame({"image": ["a", "b"], "state": column, "object": ["o", "o"]}).to_parquet(path)
     with pytest.raises(DuplexError, match=says):
@@ -172,22 +172,22 @@ def test_parquet_cells_are_texts(tmp_path: Path, column: list[object], says: str
 @pytest.mark.parametrize(
     ("paths", "says"),
     [
-        ([], "holds no pictures"),
-        (["red/car/notes.txt", ".hidden/car/x.jpg"], "holds no pictures"),
+        ([], "holds no images"),
+        (["red/car/notes.txt", ".hidden/car/x.jpg"], "holds no images"),
         (["x.jpg"], "does not lie in"),
         (["a/b/c/x.jpg"], "does not lie in"),
         (["red car/x.jpg", "red/car/y.jpg"], "mixes"),
-        (["very red car/x.jpg"], "not plain"),
-        (["car/x.jpg"], "not plain"),
+        (["very red car/x.jpg"], "is not two words"),
+        (["car/x.jpg"], "is not two words"),
         (["red/---/x.jpg", "__/car/x.jpg"], "no word for a prompt"),
     ],
 )
-def test_bad_folders_are_one_sentence(tmp_path: Path, paths: list[str], says: str) -> None:
+def test_bad_folders_are_errors(tmp_path: Path, paths: list[str], says: str) -> None:
     for path in paths:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     with pytest.raises(DuplexError, match=says):
-        load_source(DataSource("folder", tmp_path))
+        load_source(SourceOptions("folder", tmp_path))
 
 
 def test_names_with_spaces_dots_hyphens_and_accents_become_labels(tmp_path: Path) -> None:
@@ -206,11 +206,11 @@ def test_folder_names_that_are_not_text_are_refused(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
-def test_a_table_whose_picture_is_a_link_out_is_refused(tmp_path: Path) -> None:
+def test_images_that_are_links_out_of_the_root_are_refused(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "secret.jpg").touch()
     (tmp_path / "root/a b.jpg").symlink_to(tmp_path / "secret.jpg")
     path = tmp_path / "t.csv"
     path.write_text(GOOD)
     with pytest.raises(DuplexError, match="leaves the data root"):
-        load_source(DataSource("table", tmp_path / "root", path))
+        load_source(SourceOptions("table", tmp_path / "root", path))

@@ -1,4 +1,4 @@
-"""A made-up data set in each layout, from `duplex data add` through `dvc repro` to metrics."""
+"""A small data set in each layout, from `duplex data add` through `dvc repro` to metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(project: Path, *command: str) -> None:
 
 
 def copy_project(project: Path) -> None:
-    """The program and its pipeline in a repository of its own, set to one short run."""
+    """Copy the package and its pipeline into a new repository, with one short run."""
     kept = shutil.ignore_patterns("__pycache__")
     for folder in ("duplex", "pipeline"):
         shutil.copytree(PROJECT / folder, project / folder, ignore=kept)
@@ -42,7 +42,7 @@ def copy_project(project: Path) -> None:
 
 
 def make_all(root: Path) -> dict[str, Path]:
-    """One data set a layout: name -> what `duplex data add` is given."""
+    """Write one data set per layout; return name -> path for `duplex data add`."""
     paths = {f"standard-{quirk}": root / quirk for quirk in QUIRKS}
     for quirk in QUIRKS:
         make_standard(root / quirk, quirk)

@@ -1,4 +1,4 @@
-"""Splits drawn anew: no leak, every primitive stays in training, the shares of the split it came with."""
+"""Random re-splits: no leak, every primitive stays in training, the shares of the data set's own split."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from duplex.config.params import load_params
-from duplex.data.dataset import Dataset, from_rows
+from duplex.data.dataset import LabelledImages, from_rows
+from duplex.data.dataset_source import load_source
 from duplex.data.resplit import resplit, shares, split_name
-from duplex.data.source import DataSource, load_source
-from duplex.data.split_options import SplitOptions
+from duplex.data.source_options import SourceOptions, SplitOptions
 from duplex.errors import DuplexError, UsageError
 from tests.data.makers import make_folder, make_standard, make_table
 from tests.data.test_split import frame_of
@@ -21,24 +21,24 @@ from tests.data.test_split import frame_of
 GRIDS = st.dictionaries(st.tuples(st.integers(0, 6), st.integers(0, 6)), st.integers(2, 9), min_size=9, max_size=49)
 
 
-def whole(grid: dict[tuple[int, int], int], seed: int = 0) -> Dataset:
+def whole(grid: dict[tuple[int, int], int], seed: int = 0) -> LabelledImages:
     return from_rows(frame_of(grid), SplitOptions(seed), "here")
 
 
-def parts(data: Dataset) -> dict[str, set[tuple[str, str]]]:
+def parts(data: LabelledImages) -> dict[str, set[tuple[str, str]]]:
     rows = data.manifest
     return {split: set(zip(part["state"], part["object"], strict=True)) for split, part in rows.groupby("split")}
 
 
 @settings(max_examples=60, deadline=None)
 @given(GRIDS, st.integers(1, 10_000), st.integers(0, 5))
-def test_another_split_keeps_its_promises(grid: dict[tuple[int, int], int], number: int, seed: int) -> None:
+def test_resplits_keep_shares_and_primitives(grid: dict[tuple[int, int], int], number: int, seed: int) -> None:
     try:
         data = whole(grid, seed)
         shares(data.manifest, 0)
         again = resplit(data, number)
     except (DuplexError, UsageError) as error:
-        assume("held out" not in str(error) and "to imitate" not in str(error))
+        assume("held out" not in str(error) and "this data set lacks some" not in str(error))
         raise
     assert again.manifest[["image", "state", "object"]].equals(data.manifest[["image", "state", "object"]])
     pairs, before = parts(again), parts(data)
@@ -48,7 +48,7 @@ def test_another_split_keeps_its_promises(grid: dict[tuple[int, int], int], numb
     for state, thing in unseen["val"] | unseen["test"]:
         assert any(state == known for known, _ in pairs["train"]) and any(thing == known for _, known in pairs["train"])
     held = sum(len(unseen[split]) for split in ("val", "test"))
-    short = again.notes.get("unseen pairs fewer than in the split it came with", 0)
+    short = again.notes.get("unseen pairs fewer than in the data set's own split", 0)
     assert held + short == sum(len(before[split] - before["train"]) for split in ("val", "test"))
     assert resplit(data, number).manifest.equals(again.manifest)
     assert {tuple(pair) for pair in pairs["train"]} == {
@@ -82,21 +82,21 @@ def test_a_source_of_any_kind_is_split_anew_by_its_key(tmp_path, kind) -> None:
     if kind == "folder":
         make_folder(tmp_path, "nested")
     table = make_table(tmp_path, ".csv", split=True) if kind == "table" else None
-    base = DataSource(kind, tmp_path, table)
+    base = SourceOptions(kind, tmp_path, table)
     data, again = load_source(base), load_source(replace(base, resplit=2))
     assert again.manifest["image"].equals(data.manifest["image"])
     assert not again.manifest["split"].equals(data.manifest["split"])
     assert again.manifest.equals(resplit(data, 2).manifest)
 
 
-def test_a_split_without_unseen_pairs_or_without_seen_images_is_not_imitated() -> None:
+def test_a_split_without_unseen_pairs_or_seen_images_is_refused() -> None:
     rows = frame_of({(s, o): 4 for s in range(3) for o in range(3)})
     numbers = rows["image"].str.extract(r"/(\d)\.jpg")[0].astype(int)
     all_seen = rows.assign(split=numbers.map({0: "train", 1: "train", 2: "val", 3: "test"}))
     only_unseen = rows.assign(split=rows["state"].map({"s0": "train", "s1": "val", "s2": "test"}))
     for manifest in (all_seen, only_unseen):
         data = from_rows(manifest, SplitOptions(), "here")
-        with pytest.raises(UsageError, match="to imitate"):
+        with pytest.raises(UsageError, match="this data set lacks some"):
             resplit(data, 1)
 
 
@@ -116,7 +116,7 @@ def test_params_take_whole_numbers_from_one(tmp_path) -> None:
 
 
 def test_the_drawn_benchmark_keeps_its_counts() -> None:
-    data = load_source(DataSource("shapes", Path("nowhere")))
+    data = load_source(SourceOptions("shapes", Path("nowhere")))
     again = resplit(data, 1)
     for split in ("val", "test"):
         assert len(parts(again)[split] - parts(again)["train"]) == len(parts(data)[split] - parts(data)["train"])

@@ -9,7 +9,7 @@ from PIL import Image
 
 from duplex.data import shapes
 from duplex.data.manifest import COLUMNS, read_manifest, write_manifest
-from duplex.data.shapes import ABSENT, OBJECTS, SEEN, STATES, UNSEEN, draw, render_pictures, shapes_manifest
+from duplex.data.shapes import ABSENT, OBJECTS, SEEN, STATES, UNSEEN, draw, render_images, shapes_manifest
 from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
 
@@ -84,7 +84,7 @@ def test_the_manifest_makes_a_label_space():
     labels = LabelSpace.from_pairs({split: pairs_of(frame, split) for split in ("train", "val", "test")})
     assert labels.states == tuple(sorted(STATES))
     assert labels.objects == tuple(sorted(OBJECTS))
-    assert len(labels.target("closed", "test")) == labels.seen.sum() + UNSEEN
+    assert len(labels.candidates("closed", "test")) == labels.seen.sum() + UNSEEN
 
 
 # -- pictures -----------------------------------------------------------------------------------------------------
@@ -104,43 +104,43 @@ def test_a_picture_depends_on_seed_and_name_alone(state, kind, number, seed):
 
 @pytest.mark.parametrize("name", ["red_dog/0001.png", "wet_star/0001.png", "0001.png", "redstar/0001.png"])
 def test_a_name_outside_the_benchmark_is_refused(name):
-    with pytest.raises(DuplexError, match="not a picture of shapes"):
+    with pytest.raises(DuplexError, match="not an image of shapes"):
         draw(name)
 
 
 def test_rendering_writes_what_is_missing_in_any_order(tmp_path):
     frame = shapes_manifest(scale=0.02).sample(12, random_state=0)
-    assert render_pictures(frame, tmp_path / "a") == 12
-    assert render_pictures(frame.iloc[::-1], tmp_path / "b") == 12
+    assert render_images(frame, tmp_path / "a") == 12
+    assert render_images(frame.iloc[::-1], tmp_path / "b") == 12
     for name in frame["image"]:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
         assert np.array_equal(np.asarray(Image.open(tmp_path / "a" / name)), np.asarray(draw(name)))
     (tmp_path / "a" / frame["image"].iloc[3]).unlink()
-    seen: list[str] = []
-    assert render_pictures(frame, tmp_path / "a", progress=lambda names: seen.extend(names) or names) == 1
-    assert seen == [frame["image"].iloc[3]]
+    assert render_images(frame, tmp_path / "a") == 1
+    assert (tmp_path / "a" / frame["image"].iloc[3]).is_file()
     assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_pictures_of_another_seed_or_drawing_are_redrawn(tmp_path, monkeypatch):
     frame = shapes_manifest(scale=0.02).sample(4, random_state=0)
     name = frame["image"].iloc[0]
-    assert [render_pictures(frame, tmp_path, seed) for seed in (1, 1, 2)] == [4, 0, 4]
+    assert [render_images(frame, tmp_path, seed) for seed in (1, 1, 2)] == [4, 0, 4]
     assert np.array_equal(np.asarray(Image.open(tmp_path / name)), np.asarray(draw(name, 2)))
     monkeypatch.setattr(shapes, "_stamp", lambda seed: f"another drawing, seed {seed}")
-    assert [render_pictures(frame, tmp_path, 2) for _ in range(2)] == [4, 0]
+    assert [render_images(frame, tmp_path, 2) for _ in range(2)] == [4, 0]
 
 
-def test_a_killed_redraw_is_not_believed(tmp_path):
+def test_a_killed_redraw_is_not_believed(tmp_path, monkeypatch):
     frame = shapes_manifest(scale=0.02).sample(4, random_state=0)
-    render_pictures(frame, tmp_path, 1)
+    render_images(frame, tmp_path, 1)
 
-    def killed(names):
+    def killed(names, *_):
         yield names[0]
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        render_pictures(frame, tmp_path, 2, progress=killed)
-    assert render_pictures(frame, tmp_path, 1) == 4
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shapes, "track", killed)
+        render_images(frame, tmp_path, 2)
+    assert render_images(frame, tmp_path, 1) == 4
     for name in frame["image"]:
         assert np.array_equal(np.asarray(Image.open(tmp_path / name)), np.asarray(draw(name, 1)))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from duplex.data.source_options import SplitOptions
 from duplex.data.split import _divide, _hold_out, make_split
-from duplex.data.split_options import SplitOptions
 from duplex.errors import DuplexError, UsageError
 
 GRIDS = st.dictionaries(st.tuples(st.integers(0, 6), st.integers(0, 6)), st.integers(1, 9), min_size=4, max_size=49)
@@ -24,7 +24,9 @@ def frame_of(grid: dict[tuple[int, int], int]) -> pd.DataFrame:
 
 @settings(max_examples=40, deadline=None)
 @given(GRIDS, st.integers(0, 2**32), SHARES, SHARES, SHARES, SHARES, st.randoms())
-def test_split_keeps_its_promises(grid, seed, val_unseen, test_unseen, val_images, test_images, random) -> None:
+def test_splits_keep_every_primitive_in_training(
+    grid, seed, val_unseen, test_unseen, val_images, test_images, random
+) -> None:
     frame = frame_of(grid)
     options = SplitOptions(seed, val_unseen, test_unseen, val_images, test_images)
     try:
@@ -66,14 +68,14 @@ def test_shares_hold_on_an_ordinary_data_set_and_seeds_differ() -> None:
     assert made.split.tolist() != make_split(frame, SplitOptions(seed=2)).split.tolist()
 
 
-def test_what_cannot_be_split_says_so() -> None:
+def test_data_without_pairs_to_hold_out_is_refused() -> None:
     with pytest.raises(DuplexError, match="held out"):
         make_split(frame_of({(0, 0): 5, (1, 1): 5, (2, 2): 5}), SplitOptions())
 
 
 @pytest.mark.parametrize("shares", [{"val_unseen": 0.0}, {"test_unseen": 1.0}, {"val_images": 0.5, "test_images": 0.5}])
-def test_shares_outside_of_reason_are_refused(shares: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="together below 1"):
+def test_shares_outside_of_0_to_1_are_refused(shares: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="with a sum below 1"):
         SplitOptions(**shares)
 
 
@@ -87,7 +89,7 @@ def parts(frame: pd.DataFrame, options: SplitOptions) -> tuple[pd.DataFrame, dic
 LARGE = {(s, o): 20 for s in range(10) for o in range(10)}
 
 
-def test_each_share_goes_to_the_split_it_is_named_after() -> None:
+def test_shares_apply_to_their_own_split() -> None:
     frame, unseen = parts(frame_of(LARGE), SplitOptions(0, 0.05, 0.25, 0.3, 0.1))
     assert (len(unseen["val"]), len(unseen["test"])) == (5, 25)
     held = unseen["val"] | unseen["test"]
@@ -96,7 +98,7 @@ def test_each_share_goes_to_the_split_it_is_named_after() -> None:
     assert shares["val"] == pytest.approx(0.3, abs=0.01) and shares["test"] == pytest.approx(0.1, abs=0.01)
 
 
-def test_pairs_and_images_are_drawn_not_taken_in_order() -> None:
+def test_pairs_and_images_are_chosen_at_random() -> None:
     frame, unseen = parts(frame_of(LARGE), SplitOptions(0))
     other, differently = parts(frame_of(LARGE), SplitOptions(1))
     assert unseen["val"] != differently["val"] and len({s for s, _ in unseen["val"] | unseen["test"]}) > 5
@@ -107,7 +109,7 @@ def test_pairs_and_images_are_drawn_not_taken_in_order() -> None:
     assert 0.3 < same.mean() < 0.9
 
 
-def test_two_pairs_that_can_be_held_out_are_enough_and_each_split_gets_one() -> None:
+def test_two_pairs_to_hold_out_suffice() -> None:
     """Of two states and two objects just two pairs can be: whatever the shares, one unseen pair each."""
     grid = {(s, o): 4 for s in range(2) for o in range(2)}
     for val, test in ((0.9, 0.05), (0.05, 0.9), (0.4, 0.4)):
@@ -119,7 +121,7 @@ def test_two_pairs_that_can_be_held_out_are_enough_and_each_split_gets_one() -> 
 
 @settings(max_examples=40, deadline=None)
 @given(GRIDS, st.integers(1, 30), st.randoms())
-def test_a_pair_is_held_out_where_others_that_stay_have_its_state_and_its_object(grid, wanted, random) -> None:
+def test_held_out_pairs_equal_a_naive_search(grid, wanted, random) -> None:
     pairs = [(f"s{s}", f"o{o}") for s, o in grid]
     random.shuffle(pairs)
     held: list[tuple[str, str]] = []
@@ -130,14 +132,14 @@ def test_a_pair_is_held_out_where_others_that_stay_have_its_state_and_its_object
     assert _hold_out(pairs, wanted) == held
 
 
-def test_each_share_begins_with_one_image_and_loses_none() -> None:
+def test_fractions_of_images_are_carried_to_the_next_pair() -> None:
     """Of pairs of 8 images a quarter is 2: the first pair gives one more to val, and as many to test."""
     sizes = [((f"s{i}", "o"), 8) for i in range(5)]
     given = _divide(sizes, SplitOptions(0, 0.1, 0.1, 0.25, 0.25))
     assert list(given.values()) == [(3, 3), (2, 2), (2, 2), (2, 2), (2, 2)]
 
 
-def test_what_small_pairs_could_not_give_is_not_taken_from_a_large_one() -> None:
+def test_large_pairs_do_not_make_up_for_small_ones() -> None:
     """Ten pairs of one image give none; a pair of eight then gives its own share and what one image adds."""
     sizes = [((f"s{i}", "o"), 1 if i < 10 else 8) for i in range(11)]
     given = list(_divide(sizes, SplitOptions(0, 0.1, 0.1, 0.4, 0.4)).values())

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from duplex.encoders import encoder_identity, load_encoder
-from duplex.encoders.arithmetic import arithmetic
+from duplex.encoders.arithmetic import float32_arithmetic
+from duplex.encoders.clip_text import ClipTextTower
 from duplex.encoders.prompt_tree import PromptTree
-from duplex.encoders.text import TextTower
-from duplex.features.identity import difference
+from duplex.features.identity import first_difference
 from tests.encoders.small import write_folder
 from tests.encoders.towers import small_model
 
@@ -20,16 +20,16 @@ def rounds() -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize(("precision", "rounded"), [("fp32", False), ("bf16", False), ("tf32", True)])
-def test_tf32_is_asked_for_and_given_back(precision: str, rounded: bool) -> None:
+def test_tf32_is_set_inside_the_block_and_restored(precision: str, rounded: bool) -> None:
     before = rounds()
-    with pytest.raises(ZeroDivisionError), arithmetic(precision):
+    with pytest.raises(ZeroDivisionError), float32_arithmetic(precision):
         assert rounds() == (rounded, rounded)
         _ = 1 / 0
     assert rounds() == before
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_both_towers_work_in_their_precision(precision: str, tmp_path: Any) -> None:
+def test_both_towers_use_the_given_precision(precision: str, tmp_path: Any) -> None:
     encoder = load_encoder(write_folder(tmp_path), precision=precision)
     seen = []
     hooks = [
@@ -47,12 +47,12 @@ def test_both_towers_work_in_their_precision(precision: str, tmp_path: Any) -> N
 
 def test_tf32_is_another_identity(tmp_path: Any) -> None:
     name = write_folder(tmp_path)
-    found = [encoder_identity(name, precision=precision) for precision in ("fp32", "tf32")]
-    assert difference(*found) == "precision"
+    found = [encoder_identity(name, precision=precision).to_dict() for precision in ("fp32", "tf32")]
+    assert first_difference(*found) == "precision"
 
 
 def test_tf32_is_float32_where_there_is_no_gpu() -> None:
     model = small_model().float()
     lexicon, tree = model.token_embedding.weight.detach(), PromptTree.of([[1, 2, 3], [1, 2, 4]])
-    exact, rounded = (TextTower(model, precision=precision).encode(tree, lexicon) for precision in ("fp32", "tf32"))
+    exact, rounded = (ClipTextTower(model, precision=precision).encode(tree, lexicon) for precision in ("fp32", "tf32"))
     assert torch.equal(exact, rounded)

@@ -15,7 +15,7 @@ from duplex.encoders import encoder_identity, load_encoder
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.errors import DuplexError
 from duplex.layers.prompt_paths import Prompts
-from duplex.methods.base import Batch, Setting
+from duplex.methods.base import Batch, TaskContext
 from duplex.methods.prompts import PromptMethod
 from duplex.testing import small_labels
 
@@ -78,7 +78,7 @@ def encoder(folder):
     return load_encoder(f"blip:{folder}")
 
 
-def test_images_are_the_models_own_projected_class_tokens(encoder, model):
+def test_features_are_projected_class_tokens(encoder, model):
     pictures = [
         Image.fromarray(np.random.default_rng(k).integers(0, 256, (50, 70, 3), dtype=np.uint8)) for k in range(2)
     ]
@@ -94,11 +94,11 @@ def test_images_are_the_models_own_projected_class_tokens(encoder, model):
     assert torch.equal(encoder.encode_images(pixels), features)
 
 
-def test_prompts_are_the_models_own_texts(encoder, model):
+def test_prompts_equal_the_models_own_texts(encoder, model):
     """Prompts of different lengths, padded inside, against one text at a time by ids."""
     labels = small_labels()
     prompts = Prompts(labels, encoder.text)
-    columns = labels.target("open", "test")
+    columns = labels.candidates("open", "test")
     found = prompts.encode(columns)
     for k, c in enumerate(columns.tolist()):
         ids = [2, *encoder.text.tokens(f"a photo of {labels.name(c)}"), 3]
@@ -115,7 +115,7 @@ def test_prompts_are_the_models_own_texts(encoder, model):
 def test_a_method_trains_over_it(encoder):
     """Gradients reach learned prompts through the frozen text model, whose own weights stay."""
     labels = small_labels()
-    method = PromptMethod(Setting(labels, {"cls": (encoder.dim,)}, encoder.text), PromptMethod.Options(width=6))
+    method = PromptMethod(TaskContext(labels, {"cls": (encoder.dim,)}, encoder.text), PromptMethod.Options(width=6))
     own = torch.as_tensor(labels.pairs["train"])
     for recomputed in (False, True):
         method.checkpointing = recomputed
@@ -126,7 +126,7 @@ def test_a_method_trains_over_it(encoder):
     assert all(not p.requires_grad for p in encoder.text._model.parameters())
 
 
-def test_towers_apart_and_identity(folder):
+def test_towers_load_separately_with_the_same_identity(folder):
     name = f"blip:{folder}"
     assert load_encoder(name, towers="text").identity == encoder_identity(name)
     with pytest.raises(DuplexError, match="without its text tower"):
@@ -135,7 +135,7 @@ def test_towers_apart_and_identity(folder):
         load_encoder(name, towers="text").encode_images(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
 
 
-def test_another_model_s_folder_is_one_sentence(folder, tmp_path):
+def test_a_folder_of_another_model_is_refused(folder, tmp_path):
     moved = shutil.copytree(folder, tmp_path / "other")
     config = json.loads((moved / "config.json").read_text())
     del config["image_text_hidden_size"]
@@ -150,7 +150,7 @@ def test_a_folder_may_be_moved(folder, tmp_path):
     assert encoder_identity(f"blip:{tmp_path}") == encoder_identity(f"blip:{folder}")
 
 
-def test_folders_that_lack_a_part_say_which(folder, tmp_path):
+def test_folders_without_a_file_name_it(folder, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(DuplexError, match=r"preprocessor_config\.json"):
         encoder_identity(f"blip:{tmp_path}")

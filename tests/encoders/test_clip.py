@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from duplex.encoders import load_encoder
-from duplex.encoders.clip import PictureTransform, PreprocessCfg, build_model, image_transform_v2, open_clip
-from duplex.encoders.source import find_source
+from duplex.encoders.clip import build_model
+from duplex.encoders.frozen_encoder import ImageTransform
+from duplex.encoders.open_clip_source import find_source
+from duplex.encoders.openclip import PreprocessCfg, image_transform_v2, open_clip
 from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import write_folder
 
@@ -33,15 +35,15 @@ def test_pixels_are_open_clips(width: int, height: int, mode: str) -> None:
         wanted = image_transform_v2(config, is_train=False)(picture)
     except ValueError:  # 1 x 64, whose longest side is to be 32: a side of no pixels
         with pytest.raises(ValueError, match="0"):
-            PictureTransform(vars(config))(picture)
+            ImageTransform(vars(config))(picture)
         return
-    ours = PictureTransform(vars(config))(picture).float() / 255
+    ours = ImageTransform(vars(config))(picture).float() / 255
     mean, std = torch.tensor(config.mean).view(3, 1, 1), torch.tensor(config.std).view(3, 1, 1)
     assert torch.equal((ours - mean) / std, wanted)
 
 
 def test_a_very_long_picture_is_its_middle() -> None:
-    transform = PictureTransform(vars(PreprocessCfg(size=8)))
+    transform = ImageTransform(vars(PreprocessCfg(size=8)))
     strip = noise(2_000, 2)
     whole = image_transform_v2(PreprocessCfg(size=8, mean=(0,) * 3, std=(1,) * 3), is_train=False)
     for picture in (strip, strip.rotate(90, expand=True)):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from duplex.encoders import load_encoder
-from duplex.encoders.conversion import convert, open_clip
+from duplex.encoders.conversion import convert_weights, open_clip
 from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import ARCHITECTURE
 
@@ -62,7 +62,7 @@ def archive(tmp_path: Path) -> Archive:
 
 def test_a_torchscript_archive_becomes_a_folder(tmp_path: Path, architecture: str, archive: Archive) -> None:
     path, model = archive
-    convert(path, tmp_path / "out", architecture)
+    convert_weights(path, tmp_path / "out", architecture)
     encoder = load_encoder(f"local-dir:{tmp_path / 'out'}", towers="image")
     pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     wanted = model.encode_image((pixels.float() / 255 - 0.5) / 0.5)
@@ -80,19 +80,19 @@ def test_a_torchscript_archive_is_not_loaded_unconverted(architecture: str, arch
 
 def test_the_activation_is_checked(tmp_path: Path, architecture: str, archive: Archive) -> None:
     with pytest.raises(UsageError, match="use the encoder 'small-quickgelu'"):
-        convert(archive[0], tmp_path / "out", "small")
+        convert_weights(archive[0], tmp_path / "out", "small")
 
 
 def test_a_wrong_archive_leaves_no_folder_that_loads(tmp_path: Path, architecture: str) -> None:
     path = tmp_path / "other.pt"
     torch.save({"a": torch.zeros(2)}, path)
     with pytest.raises(UsageError, match="--tag"):
-        convert(path, tmp_path / "out", architecture)
+        convert_weights(path, tmp_path / "out", architecture)
     with pytest.raises(DuplexError, match="does not hold the weights"):
-        convert(path, tmp_path / "out", architecture, "openai")
+        convert_weights(path, tmp_path / "out", architecture, "openai")
     assert not list((tmp_path / "out").iterdir())
     path.write_bytes(b"nothing")
     with pytest.raises(DuplexError, match="cannot be read as weights"):
-        convert(path, tmp_path / "out", architecture, "openai")
+        convert_weights(path, tmp_path / "out", architecture, "openai")
     with pytest.raises(UsageError, match="does not exist"):
-        convert(tmp_path / "absent.pt", tmp_path / "out", architecture)
+        convert_weights(tmp_path / "absent.pt", tmp_path / "out", architecture)

@@ -1,4 +1,4 @@
-"""The cut: what enters the last blocks, and those blocks, are together the whole tower, in values and gradients."""
+"""The last blocks of image towers: block inputs and blocks together are the whole tower, in values and gradients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders import PACKAGED, load_encoder
-from duplex.encoders.arithmetic import arithmetic
-from duplex.encoders.image_blocks import Cut, cut, entering, entering_shape
+from duplex.encoders.arithmetic import float32_arithmetic
+from duplex.encoders.image_blocks import block_input_shape, capture_block_input, last_blocks
 from duplex.encoders.openclip import ModifiedResNet, VisionTransformer
 from duplex.errors import UsageError
-from duplex.layers.finetuned_blocks import LowRank, Tail
-from duplex.options import TailOptions
+from duplex.layers.finetuned_blocks import FinetunedBlocks, LowRank
+from duplex.options import FinetuneOptions
 
-ADAPTERS = ("tail", "lora", "trained")
+ADAPTERS = ("bottleneck", "lora", "full")
 
 
 def clip_resnet() -> nn.Module:
@@ -54,7 +54,7 @@ TOWERS = {
 
 
 def tower(name: str) -> tuple[Any, Tensor]:
-    """An encoder as far as a cut sees it, frozen, and pictures for it."""
+    """A frozen encoder as far as `image_blocks` needs it, and images for it."""
     make, size = TOWERS[name]
     torch.manual_seed(0)
     visual = make()
@@ -64,189 +64,174 @@ def tower(name: str) -> tuple[Any, Tensor]:
     return SimpleNamespace(visual=visual.eval().requires_grad_(False), name=name), torch.randn(3, 3, size, size)
 
 
-def halves(encoder: Any, pictures: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """The tower's features, and what entered its last blocks."""
-    with torch.no_grad(), entering(encoder, depth) as seen:
-        whole = encoder.visual(pictures)
-    return whole, seen[0]
+def run_tower(encoder: Any, images: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The tower's features, and the input of its last blocks."""
+    with torch.no_grad(), capture_block_input(encoder, count) as inputs:
+        features = encoder.visual(images)
+    return features, inputs[0]
 
 
-def stirred(tail: Tail) -> Tail:
-    """With nothing trained at zero."""
+def finetuned(encoder: Any, inputs: Tensor, count: int, *options: Any, dropout: float = 0.1, **more: Any) -> Any:
+    shape = tuple(inputs.shape[1:])
+    return FinetunedBlocks(last_blocks(encoder, count), FinetuneOptions(*options, dropout=dropout), shape, **more)
+
+
+def perturb(blocks: FinetunedBlocks) -> FinetunedBlocks:
+    """Move all trained parameters away from their start."""
     torch.manual_seed(1)
     with torch.no_grad():
-        for weight in tail.parameters():
+        for weight in blocks.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
-    return tail.eval()
+    return blocks.eval()
 
 
 @pytest.mark.parametrize("name", TOWERS)
-def test_head_and_tail_are_the_tower(name: str) -> None:
-    encoder, pictures = tower(name)
-    for depth in (1, 2, 3):
-        whole, entered = halves(encoder, pictures, depth)
+def test_last_blocks_of_their_input_are_the_tower(name: str) -> None:
+    encoder, images = tower(name)
+    for count in (1, 2, 3):
+        features, inputs = run_tower(encoder, images, count)
         with torch.no_grad():
-            torch.testing.assert_close(cut(encoder, depth)(entered), whole, atol=1e-5, rtol=0)
-        assert not torch.equal(whole[0], whole[1])
+            torch.testing.assert_close(last_blocks(encoder, count)(inputs), features, atol=1e-5, rtol=0)
+        assert not torch.equal(features[0], features[1])
 
 
 @pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_what_is_trained_starts_as_the_frozen_tower_bit_for_bit(name: str, adapter: Any) -> None:
-    encoder, pictures = tower(name)
-    whole, entered = halves(encoder, pictures, 3)
-    tail = Tail(cut(encoder, 3), TailOptions(2, adapter), tuple(entered.shape[1:])).eval()  # type: ignore[arg-type]
+def test_finetuned_blocks_start_as_the_frozen_tower_bit_for_bit(name: str, adapter: Any) -> None:
+    encoder, images = tower(name)
+    features, inputs = run_tower(encoder, images, 3)
+    blocks = finetuned(encoder, inputs, 3, 2, adapter).eval()
     with torch.no_grad():
-        assert torch.equal(tail(entered), whole)
-        assert not torch.equal(stirred(tail)(entered), whole)
-        assert torch.equal(encoder.visual(pictures), whole)  # whose own blocks nobody touched
+        assert torch.equal(blocks(inputs), features)
+        assert not torch.equal(perturb(blocks)(inputs), features)
+        assert torch.equal(encoder.visual(images), features), "the tower's own blocks have not changed"
 
 
 @pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_gradients_through_the_cache_are_those_through_the_tower(name: str, adapter: Any) -> None:
-    """The twin puts the tail's own blocks, with all that is trained in them, back into the tower."""
-    encoder, pictures = tower(name)
-    _, entered = halves(encoder, pictures, 2)
-    tail = stirred(Tail(cut(encoder, 2), TailOptions(1, adapter), tuple(entered.shape[1:])))  # type: ignore[arg-type]
+def test_gradients_through_cached_inputs_equal_those_through_the_tower(name: str, adapter: Any) -> None:
+    encoder, images = tower(name)
+    _, inputs = run_tower(encoder, images, 2)
+    blocks = perturb(finetuned(encoder, inputs, 2, 1, adapter))
     with torch.no_grad():
-        target = torch.randn_like(tail(entered))
-    (tail(entered) * target).sum().backward()
-    found = [parameter.grad.clone() for parameter in tail.parameters()]
-    for parameter in tail.parameters():
-        parameter.grad = None
-    whole = put_back(encoder, tail)
-    (whole(pictures) * target).sum().backward()
-    assert any(grad.abs().max() > 1e-4 for grad in found)
-    for parameter, grad in zip(tail.parameters(), found, strict=True):
+        target = torch.randn_like(blocks(inputs))
+    (blocks(inputs) * target).sum().backward()
+    grads = [parameter.grad.clone() for parameter in blocks.parameters()]
+    blocks.zero_grad()
+    (with_blocks(encoder, blocks)(images) * target).sum().backward()
+    assert any(grad.abs().max() > 1e-4 for grad in grads)
+    for parameter, grad in zip(blocks.parameters(), grads, strict=True):
         scale = max(1.0, float(grad.abs().max()))
         torch.testing.assert_close(parameter.grad, grad, atol=1e-5 * scale, rtol=0)
 
 
-def put_back(encoder: Any, tail: Tail) -> nn.Module:
-    own = [module for block in cut(encoder, 2).blocks for module in block]
-    moved = [module for block in tail._blocks for module in block]
+def with_blocks(encoder: Any, blocks: FinetunedBlocks) -> nn.Module:
+    """The tower with fine-tuned blocks in the place of its own."""
+    frozen = [module for block in last_blocks(encoder, 2).blocks for module in block]
+    tuned = [module for block in blocks._blocks for module in block]
     for parent in list(encoder.visual.modules()):
         for name, child in list(parent.named_children()):
-            if any(child is one for one in own):
-                setattr(parent, name, moved[[child is one for one in own].index(True)])
+            if any(child is module for module in frozen):
+                setattr(parent, name, tuned[[child is module for module in frozen].index(True)])
     return encoder.visual
 
 
-@pytest.mark.parametrize("adapter", ["tail", "trained"])
+@pytest.mark.parametrize("adapter", ["bottleneck", "full"])
 def test_recomputing_blocks_changes_no_gradient(adapter: Any) -> None:
-    encoder, pictures = tower("OpenAI ViT")
-    _, entered = halves(encoder, pictures, 2)
-    tail = stirred(Tail(cut(encoder, 2), TailOptions(2, adapter), tuple(entered.shape[1:])))  # type: ignore[arg-type]
+    encoder, images = tower("OpenAI ViT")
+    _, inputs = run_tower(encoder, images, 2)
+    blocks = perturb(finetuned(encoder, inputs, 2, 2, adapter))
     grads, runs = [], list[nn.Module]()
-    tail._blocks[-1].register_forward_pre_hook(lambda block, _: runs.append(block))
-    for tail.checkpointing, passes in (False, 1), (True, 2):
-        tail.zero_grad()
+    blocks._blocks[-1].register_forward_pre_hook(lambda block, _: runs.append(block))
+    for blocks.checkpointing, passes in (False, 1), (True, 2):
+        blocks.zero_grad()
         runs.clear()
-        tail(entered).square().sum().backward()
+        blocks(inputs).square().sum().backward()
         assert len(runs) == passes
-        grads.append(torch.cat([parameter.grad.flatten() for parameter in tail.parameters()]))
+        grads.append(torch.cat([parameter.grad.flatten() for parameter in blocks.parameters()]))
     torch.testing.assert_close(grads[0], grads[1], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (4, 5), (3, 2, 3, 3), (1, 2, 3, 3)], ids=str)
-def test_an_update_is_of_any_matrix_or_kernel_and_starts_at_nothing(shape: tuple[int, ...]) -> None:
+def test_low_rank_updates_fit_any_matrix_or_kernel_and_start_at_zero(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     weight, update = torch.randn(shape), LowRank(torch.zeros(shape), 2)
-    cells = weight[0].numel()
-    assert update.a.shape == (2, cells) and update.b.shape == (shape[0], 2)
+    assert update.a.shape == (2, weight[0].numel()) and update.b.shape == (shape[0], 2)
     assert torch.equal(update(weight), weight)
     wide = LowRank(torch.zeros(2, 4000), 50).a.detach()
     assert float(wide.std() * 4000**0.5) == pytest.approx(1, abs=0.02)
     torch.nn.init.normal_(update.b)
-    for row, (found, kept) in enumerate(zip(update(weight), weight, strict=True)):
-        torch.testing.assert_close(found.flatten() - kept.flatten(), update.b[row] @ update.a, atol=1e-6, rtol=1e-5)
+    expected = weight + (update.b @ update.a).view(shape)
+    torch.testing.assert_close(update(weight), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_a_bottleneck_hangs_at_every_place_and_nothing_else_does() -> None:
-    encoder, pictures = tower("OpenAI ViT")
-    _, entered = halves(encoder, pictures, 2)
-    tail = Tail(cut(encoder, 2), TailOptions(2), tuple(entered.shape[1:]))
-    hung = [len(module._forward_hooks) for block in tail._blocks for part in block for module in part.modules()]
-    assert sum(hung) == len(list(tail.trained)) == 4 and max(hung) == 1
+def test_batch_statistics_stay_and_only_bottlenecks_have_dropout() -> None:
+    encoder, images = tower("ResNet")
+    _, inputs = run_tower(encoder, images, 2)
+    full = finetuned(encoder, inputs, 2, 2, "full")
+    before = {name: value.clone() for name, value in full.state_dict().items()}
+    assert torch.equal(full.train()(inputs), full.eval()(inputs))
+    assert all(torch.equal(value, before[name]) for name, value in full.state_dict().items())
+    bottleneck = perturb(finetuned(encoder, inputs, 2, 2, dropout=0.5))
+    assert not torch.equal(bottleneck.train()(inputs), bottleneck.eval()(inputs))
 
 
-def test_only_bottlenecks_know_that_training_goes_on() -> None:
-    """Statistics of batches stay, dropout is the bottlenecks' own."""
-    encoder, pictures = tower("ResNet")
-    _, entered = halves(encoder, pictures, 2)
-    trained = Tail(cut(encoder, 2), TailOptions(2, "trained"), tuple(entered.shape[1:]))
-    before = {name: value.clone() for name, value in trained.state_dict().items()}
-    assert torch.equal(trained.train()(entered), trained.eval()(entered))
-    assert all(torch.equal(value, before[name]) for name, value in trained.state_dict().items())
-    dropped = stirred(Tail(cut(encoder, 2), TailOptions(2, dropout=0.5), tuple(entered.shape[1:])))
-    assert not torch.equal(dropped.train()(entered), dropped.eval()(entered))
-
-
-def test_any_number_of_pictures_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, pictures = tower("ResNet")
-    whole, entered = halves(encoder, pictures, 2)
-    tail = Tail(cut(encoder, 2), TailOptions(1), tuple(entered.shape[1:])).eval()
+def test_images_beyond_a_block_and_none_at_all_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, images = tower("ResNet")
+    features, inputs = run_tower(encoder, images, 2)
+    blocks = finetuned(encoder, inputs, 2, 1).eval()
     monkeypatch.setattr("duplex.layers.finetuned_blocks.IMAGES", 2)
-    at_once, plain = list[int](), Tail.features
-    monkeypatch.setattr(Tail, "features", lambda self, some: at_once.append(len(some)) or plain(self, some))
     with torch.no_grad():
-        torch.testing.assert_close(tail(entered), whole)
-        assert at_once == [2, 1]
-        assert tail(entered[:0]).shape == (0, whole.shape[1])
-    tail(entered)
-    assert at_once[3:] == [3], "where gradients are asked for, they need all of it"
+        torch.testing.assert_close(blocks(inputs), features)
+        assert blocks(inputs[:0]).shape == (0, features.shape[1])
 
 
-def test_frozen_blocks_stay_frozen_whatever_the_tower_is() -> None:
-    encoder, pictures = tower("ResNet")
-    whole, entered = halves(encoder, pictures, 2)
+def test_frozen_blocks_stay_frozen_in_a_trainable_tower() -> None:
+    encoder, images = tower("ResNet")
+    features, inputs = run_tower(encoder, images, 2)
     encoder.visual.train().requires_grad_(True)
-    tail = Tail(cut(encoder, 2), TailOptions(1), tuple(entered.shape[1:]))
-    frozen = [parameter for block in tail._blocks for parameter in block.parameters()]
-    assert not any(parameter.requires_grad for parameter in frozen)
+    blocks = finetuned(encoder, inputs, 2, 1)
+    assert not any(parameter.requires_grad for block in blocks._blocks for parameter in block.parameters())
     encoder.visual.eval().requires_grad_(False)
-    torch.testing.assert_close(tail(entered), whole)
+    torch.testing.assert_close(blocks(inputs), features)
 
 
 def test_bfloat16_is_close() -> None:
-    encoder, pictures = tower("OpenAI ViT")
-    whole, entered = halves(encoder, pictures, 2)
+    encoder, images = tower("OpenAI ViT")
+    features, inputs = run_tower(encoder, images, 2)
     with torch.no_grad():
-        found = Tail(cut(encoder, 2), TailOptions(2), tuple(entered.shape[1:]), "bf16").eval()(entered)
-    assert found.dtype == torch.float32 and not torch.equal(found, whole)
-    torch.testing.assert_close(found, whole, atol=0.05, rtol=0.05)
+        rounded = finetuned(encoder, inputs, 2, 2, precision="bf16").eval()(inputs)
+    assert rounded.dtype == torch.float32 and not torch.equal(rounded, features)
+    torch.testing.assert_close(rounded, features, atol=0.05, rtol=0.05)
 
 
-def test_products_are_those_of_the_cache_except_in_an_epoch_which_has_its_own() -> None:
-    encoder, pictures = tower("ResNet")
-    _, entered = halves(encoder, pictures, 2)
-    rounded: list[bool] = []
-    made = {name: Tail(cut(encoder, 2), TailOptions(1), tuple(entered.shape[1:]), name) for name in ("fp32", "tf32")}
-    for tail in made.values():
-        tail._blocks[-1].register_forward_hook(lambda *_: rounded.append(torch.backends.cudnn.allow_tf32))
+def test_tf32_follows_the_cache_outside_of_training_and_the_epoch_inside() -> None:
+    encoder, images = tower("ResNet")
+    _, inputs = run_tower(encoder, images, 2)
+    allowed: list[bool] = []
+    blocks = {name: finetuned(encoder, inputs, 2, 1, precision=name) for name in ("fp32", "tf32")}
+    for some in blocks.values():
+        some._blocks[-1].register_forward_hook(lambda *_: allowed.append(torch.backends.cudnn.allow_tf32))
     with torch.no_grad():
         for outside in (True, False):
             torch.backends.cudnn.allow_tf32 = outside
-            made["fp32"](entered), made["tf32"](entered)
-    with arithmetic("tf32"):
-        made["fp32"](entered)
-    torch.backends.cudnn.allow_tf32 = True  # as torch has it
-    assert rounded == [False, True, False, True, True]
+            blocks["fp32"](inputs), blocks["tf32"](inputs)
+    with float32_arithmetic("tf32"):
+        blocks["fp32"](inputs)
+    torch.backends.cudnn.allow_tf32 = True  # torch's default
+    assert allowed == [False, True, False, True, True]
 
 
-def test_what_cannot_be_cut_is_one_sentence() -> None:
+def test_towers_that_cannot_be_cut_are_refused() -> None:
     encoder, _ = tower("OpenAI ViT")
-    with pytest.raises(UsageError, match="has 3 blocks, so depth 4 cannot be cut off"):
-        cut(encoder, 4)
-    with pytest.raises(UsageError, match="'odd' cannot be cut: no known blocks"):
-        cut(SimpleNamespace(name="odd", visual=nn.Linear(2, 2)), 1)
-    with pytest.raises(UsageError, match="'blind' cannot be cut"), entering(SimpleNamespace(name="blind"), 1):
+    with pytest.raises(UsageError, match="has 3 blocks; its last 4 cannot be taken"):
+        last_blocks(encoder, 4)
+    with pytest.raises(UsageError, match="'odd' has no blocks of a known kind"):
+        last_blocks(SimpleNamespace(name="odd", visual=nn.Linear(2, 2)), 1)
+    with pytest.raises(UsageError, match="'text' has no blocks"), capture_block_input(SimpleNamespace(name="text"), 1):
         pass
 
 
-def test_the_shape_that_a_cache_needs() -> None:
+def test_block_input_shapes_of_the_packaged_encoder() -> None:
     encoder = load_encoder(PACKAGED, towers="image")
-    assert entering_shape(encoder, 1) == (192, 3, 3)
-    assert entering_shape(encoder, 2) == (48, 6, 6)
-    assert isinstance(cut(encoder, 2), Cut)
+    assert [block_input_shape(encoder, count) for count in (1, 2)] == [(192, 3, 3), (48, 6, 6)]

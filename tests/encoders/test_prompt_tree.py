@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.encoders.prompt_tree import PromptTree, blocks, padded
+from duplex.encoders.prompt_tree import PromptTree, pad_prompts, tree_blocks
 from duplex.errors import DuplexError
 
 prompts = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=40)
@@ -42,7 +42,7 @@ def test_nodes_are_numbered_depth_first(sequences: list[list[int]]) -> None:
 @settings(max_examples=40, deadline=None)
 def test_blocks_hold_every_prompt_once(sequences: list[list[int]], size: int) -> None:
     seen: dict[int, list[int]] = {}
-    for chosen, tree in blocks(sequences, size):
+    for chosen, tree in tree_blocks(sequences, size):
         assert 1 <= tree.prompts <= size
         seen |= dict(zip(chosen.tolist(), unpadded(tree.sequences()), strict=True))
     assert [seen[i] for i in range(len(sequences))] == sequences
@@ -51,12 +51,12 @@ def test_blocks_hold_every_prompt_once(sequences: list[list[int]], size: int) ->
 def test_blocks_keep_shared_prefixes_together() -> None:
     rng = np.random.default_rng(0)
     pairs = rng.permutation([[0, 1, 2 + s, 20 + o, 50] for s in range(8) for o in range(25)])
-    assert sum(tree.tokens for _, tree in blocks(pairs, 25)) == 8 * (2 + 1 + 25 + 25)
+    assert sum(tree.tokens for _, tree in tree_blocks(pairs, 25)) == 8 * (2 + 1 + 25 + 25)
 
 
 def test_an_array_is_the_same_as_lists() -> None:
     sequences = [[0, 1, 2], [0, 1], [0, 3, 4, 5]]
-    lists, array = PromptTree.of(sequences), PromptTree.of(padded(sequences).astype(np.int32))
+    lists, array = PromptTree.of(sequences), PromptTree.of(pad_prompts(sequences).astype(np.int32))
     assert (lists.rows == array.rows).all()
     assert (lists.ends == array.ends).all()
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from duplex.encoders.clip_text import ClipTextTower
 from duplex.encoders.prompt_tree import PromptTree
-from duplex.encoders.text import TextTower
 from duplex.errors import DuplexError
 from tests.encoders.towers import CONTEXT, END, START, VOCABULARY, FakeTokenizer, small_model, text_ids
 
@@ -46,7 +46,7 @@ def prompts_for(text: dict[str, Any]) -> tuple[list[list[int]], int]:
 def test_equals_encode_text(name: str, kind: dict[str, Any]) -> None:
     sequences, end = prompts_for(kind["text"])
     model = small_model(**kind)
-    tower = TextTower(model, FakeTokenizer([START], [end], 0))
+    tower = ClipTextTower(model, FakeTokenizer([START], [end], 0))
     read_at_end = kind["text"].get("pool_type", "argmax") in ("argmax", "eos") and not kind["coca"]
     assert tower.shares_prefixes == (read_at_end and not kind["text"].get("no_causal_mask", False))
     expected = model.encode_text(text_ids(sequences), normalize=False)
@@ -57,7 +57,7 @@ def test_equals_encode_text(name: str, kind: dict[str, Any]) -> None:
 
 
 def test_causal_and_other_towers_are_both_among_them() -> None:
-    shares = [TextTower(small_model(**kind)).shares_prefixes for _, kind in KINDS]
+    shares = [ClipTextTower(small_model(**kind)).shares_prefixes for _, kind in KINDS]
     assert any(shares)
     assert not all(shares)
 
@@ -77,7 +77,7 @@ def test_causal_and_other_towers_are_both_among_them() -> None:
 def test_options_that_no_causal_architecture_uses_are_exact_too(text: dict[str, Any]) -> None:
     sequences, _ = prompts_for(text)
     model = small_model(text, custom=True)
-    tower = TextTower(model)
+    tower = ClipTextTower(model)
     assert tower.shares_prefixes
     features = tower.encode(PromptTree.of(sequences), tower.vocabulary.table)
     assert (features - model.encode_text(text_ids(sequences))).abs().max() <= 1e-12
@@ -96,11 +96,11 @@ def test_options_that_no_causal_architecture_uses_are_exact_too(text: dict[str, 
     ids=str,
 )
 @pytest.mark.parametrize("padding", [0, 3])
-def test_towers_that_share_nothing_fall_back(text: dict[str, Any], padding: int) -> None:
+def test_towers_without_shared_prefixes_encode_prompts_one_by_one(text: dict[str, Any], padding: int) -> None:
     """The end token's place, the padding's and the whole context count as in the model itself."""
     sequences, _ = prompts_for(text)
     model = small_model(text, custom=True)
-    tower = TextTower(model, FakeTokenizer([START], [END], padding))
+    tower = ClipTextTower(model, FakeTokenizer([START], [END], padding))
     assert not tower.shares_prefixes
     lexicon = tower.vocabulary.table.clone().requires_grad_()
     features = tower.encode(PromptTree.of(sequences), lexicon)
@@ -109,11 +109,11 @@ def test_towers_that_share_nothing_fall_back(text: dict[str, Any], padding: int)
     assert gradient.abs().sum() > 0
 
 
-def test_padding_that_is_masked_stays_masked() -> None:
+def test_masked_padding_stays_masked() -> None:
     model = small_model({"no_causal_mask": True}, custom=True)
     model.text.use_pad_mask = True
     sequences, _ = prompts_for({})
-    tower = TextTower(model, FakeTokenizer([START], [END], 0))
+    tower = ClipTextTower(model, FakeTokenizer([START], [END], 0))
     features = tower.encode(PromptTree.of(sequences), tower.vocabulary.table)
     assert (features - model.encode_text(text_ids(sequences))).abs().max() <= 1e-12
 
@@ -125,12 +125,12 @@ def test_a_text_tower_of_another_library_is_refused() -> None:
     model = torch.nn.Module()
     model.text = HFTextEncoder()
     with pytest.raises(DuplexError, match=r"HFTextEncoder does not take token embeddings.*ViT-B-32"):
-        TextTower(model)
+        ClipTextTower(model)
 
 
-def test_context_is_sliced_and_never_stretched() -> None:
+def test_positions_are_sliced_and_never_interpolated() -> None:
     model = small_model()
-    tower = TextTower(model)
+    tower = ClipTextTower(model)
     short, whole = [[START, 5, END]], [[START, *[5] * (CONTEXT - 2), END]]
     for sequences in (short, whole):
         features = tower.encode(PromptTree.of(sequences), tower.vocabulary.table)

@@ -14,7 +14,7 @@ A_LAYER = 39  # 17 of them attention's, forward and backward
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
-def test_a_step_takes_few_operations_and_never_waits(pretended: Pretended, name: str) -> None:
+def test_a_step_takes_few_operations_and_no_synchronisation(pretended: Pretended, name: str) -> None:
     states, objects, count, _ = SIZES[name]
     pairs = made_up(states, objects, count)
     tower = random_tower("ViT-L-14-quickgelu", width=64, device=pretended.name)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from duplex.encoders.text import TextTower
+from duplex.encoders.clip_text import ClipTextTower
 from duplex.encoders.text_vocabulary import Vocabulary
 from duplex.errors import DuplexError
 from tests.encoders.towers import END, START, FakeTokenizer, small_model
@@ -41,7 +41,7 @@ def test_a_word_without_a_trained_token_is_named() -> None:
 
 def test_embeddings_are_rows_of_the_table() -> None:
     model = small_model()
-    tower = TextTower(model, FakeTokenizer([START], [END], 0))
+    tower = ClipTextTower(model, FakeTokenizer([START], [END], 0))
     assert torch.equal(tower.embedding([3, 5]), model.token_embedding.weight[[3, 5]])
     assert torch.equal(tower.embedding(torch.tensor([5])), model.token_embedding.weight[[5]])
     assert not tower.embedding([3]).requires_grad
@@ -50,13 +50,13 @@ def test_embeddings_are_rows_of_the_table() -> None:
 
 
 def test_start_and_end_come_from_the_tokenizer() -> None:
-    tower = TextTower(small_model(), FakeTokenizer([START], [END], 0))
+    tower = ClipTextTower(small_model(), FakeTokenizer([START], [END], 0))
     assert (tower.start, tower.end) == (START, END)
     assert tower.tokens("7 8") == [7, 8]
 
 
 def test_a_tokenizer_without_a_start_token() -> None:
-    tower = TextTower(small_model({"no_causal_mask": True, "pool_type": "last"}), FakeTokenizer([], [1], 1))
+    tower = ClipTextTower(small_model({"no_causal_mask": True, "pool_type": "last"}), FakeTokenizer([], [1], 1))
     assert tower.tokens("7 8") == [7, 8]
     with pytest.raises(DuplexError, match="no single start token"):
         _ = tower.start
@@ -64,7 +64,7 @@ def test_a_tokenizer_without_a_start_token() -> None:
 
 def test_the_scale_and_sizes_are_the_models() -> None:
     model = small_model()
-    tower = TextTower(model)
+    tower = ClipTextTower(model)
     assert tower.logit_scale == pytest.approx(model.logit_scale.item())
     assert (tower.width, tower.dim, tower.context_length) == (16, 8, 12)
 
@@ -74,4 +74,4 @@ def test_the_scale_is_a_logarithm() -> None:
     model = small_model()
     with torch.no_grad():
         model.logit_scale.fill_(4.6052)
-    assert TextTower(model).logit_scale == pytest.approx(4.6052)
+    assert ClipTextTower(model).logit_scale == pytest.approx(4.6052)

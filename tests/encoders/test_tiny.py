@@ -1,23 +1,23 @@
-import json
-import shutil
-
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 
-from duplex.data.shapes import HARSH, OBJECTS, STATES, draw, shapes_manifest
-from duplex.data.shapes import SEED as BENCHMARK_SEED
-from duplex.encoders import tiny
-from duplex.encoders.openclip import SimpleTokenizer
-from duplex.encoders.tiny import corpus
-from duplex.synthetic import LOOKS, OUTLINES, stream
+from duplex.data.shapes import OBJECTS, STATES
+from duplex.encoders import encoder_identity, load_encoder, unknown_words
+from duplex.encoders.encoder_source import read_config
+from duplex.encoders.openclip import CLIP, SimpleTokenizer
+from duplex.encoders.tiny import family as tiny
+from duplex.errors import DuplexError
+from duplex.synthetic import LOOKS, MILD, OUTLINES, draw_image, random_stream
 
 
 @pytest.fixture(scope="module")
 def loaded():
-    config, state, rows = tiny.load_state()
-    model = tiny.build(config)
+    config = read_config(tiny.CONFIG)
+    state, rows = tiny.load_state()
+    model = CLIP(**config["architecture"])
     model.load_state_dict(state)
     return config, model.eval(), rows
 
@@ -46,8 +46,8 @@ def test_only_rows_in_use_have_values(loaded):
 
 def test_every_label_and_the_usual_prompt_are_known_and_an_unknown_word_is_named():
     known = [*STATES, *OBJECTS, *LOOKS, *OUTLINES, "a photo of the picture"]
-    assert tiny.unknown_words(known) == []
-    assert tiny.unknown_words([*known, "a photo of a zebra", "zebra"]) == ["zebra"]
+    assert unknown_words("tiny", known) == []
+    assert unknown_words("tiny", [*known, "a photo of a zebra", "zebra"]) == ["zebra"]
 
 
 def test_padding_does_not_reach_the_text_feature(loaded):
@@ -63,26 +63,13 @@ def test_padding_does_not_reach_the_text_feature(loaded):
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_saving_and_loading_returns_the_same_model(tmp_path):
-    config = tiny.load_config()
-    config["architecture"]["text_cfg"]["vocab_size"] = 5
-    model = tiny.build(config)
-    rows = torch.tensor([0, 3, 9, 49406, 49407])
-    tiny.save_state(model, rows, tmp_path)
-    shutil.copy(tiny.CONFIG, tmp_path)
-    _, state, read_rows = tiny.load_state(tmp_path)
-    assert torch.equal(read_rows, rows)
-    assert torch.equal(state[tiny.TOKENS][rows], model.token_embedding.weight.detach().half().float())
-    assert torch.equal(state["visual.head.proj.weight"], model.visual.head.proj.weight.detach().half().float())
-
-
-def test_the_tiny_clip_tells_mild_pictures_apart(loaded):
-    """On pictures of its own style that it was not trained on it must be far better than chance (1 in 22)."""
+def test_the_tiny_clip_recognises_images_of_its_own_style(loaded):
+    """On images of its own style that it was not trained on it must be far better than chance (1 in 22)."""
     config, model, _ = loaded
     side, context = config["preprocess"]["image_size"], config["architecture"]["text_cfg"]["context_length"]
     kinds = list(OUTLINES)
-    pictures = [
-        np.asarray(corpus.picture(kind, LOOKS["plain"], corpus.MILD, stream(1, f"{kind} {k}")).resize((side, side)))
+    images = [
+        np.asarray(draw_image(kind, LOOKS["plain"], MILD, random_stream(1, f"{kind} {k}")).resize((side, side)))
         for kind in kinds
         for k in range(4)
     ]
@@ -90,55 +77,38 @@ def test_the_tiny_clip_tells_mild_pictures_apart(loaded):
     for row, kind in enumerate(kinds):
         ids = [49406, *SimpleTokenizer().encode(f"a photo of {kind}"), 49407]
         texts[row, : len(ids)] = torch.tensor(ids)
-    pixels = (torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+    pixels = (torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
     with torch.no_grad():
         images, words = model.encode_image(pixels), model.encode_text(texts)
     best = (torch.nn.functional.normalize(images) @ torch.nn.functional.normalize(words).T).argmax(dim=1)
     assert (best == torch.arange(len(kinds)).repeat_interleave(4)).float().mean() > 0.5
 
 
-# -- its corpus ---------------------------------------------------------------------------------------------------
+# -- as an encoder ----------------------------------------------------------------------------------------------
 
 
-def test_an_example_is_a_function_of_its_number():
-    (one, caption), (again, same) = corpus.example(11), corpus.example(11)
-    assert caption == same
-    assert one.tobytes() == again.tobytes()
-    assert corpus.example(12)[0].tobytes() != one.tobytes()
+@pytest.fixture(scope="module")
+def encoder():
+    return load_encoder("tiny")
 
 
-def test_the_corpus_shares_nothing_with_the_benchmark():
-    assert corpus.SEED != BENCHMARK_SEED
-    assert corpus.MILD != HARSH
-    names = shapes_manifest(scale=0.02)["image"].sample(60, random_state=0)
-    benchmark = {draw(name).tobytes() for name in names}
-    assert not benchmark & {corpus.example(number)[0].tobytes() for number in range(60)}
+def test_the_packaged_encoder_encodes_images_and_text(encoder) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 50, 3), dtype=np.uint8))
+    features = encoder.encode_images(encoder.image_transform(image)[None])
+    assert features.shape == (1, encoder.dim) and torch.isfinite(features).all()
+    assert encoder.text.dim == encoder.dim and encoder.identity == encoder_identity("tiny")
+    assert torch.isfinite(encoder.text.embedding(encoder.text.tokens("a photo of a red circle"))).all()
 
 
-def test_captions_are_careless_but_mostly_right():
-    captions = [corpus.example(number)[1] for number in range(300)]
-    named = [bool(set(caption.split()) & set(OUTLINES)) for caption in captions]
-    assert 0.8 < np.mean(named) < 0.97
-    stated = [bool(set(caption.split()) & set(LOOKS)) for caption in captions]
-    assert 0.6 < np.mean(stated) < 0.95
+def test_a_word_without_embedding_is_named(encoder) -> None:
+    with pytest.raises(DuplexError, match="bureaucracy"):
+        encoder.text.tokens("a red bureaucracy")
 
 
-def test_the_corpus_is_broader_than_the_benchmark():
-    assert set(STATES) < set(LOOKS)
-    assert set(OBJECTS) < set(OUTLINES)
-
-
-def test_the_config_is_plain_json():
-    config = json.loads(tiny.CONFIG.read_text())
-    assert set(config) == {"architecture", "preprocess"}
-    assert set(config["preprocess"]) == {"image_size", "mean", "std", "interpolation", "resize_mode"}
-
-
-@pytest.mark.slow
-def test_training_lowers_the_loss_and_repeats(tmp_path):
-    from duplex.encoders.tiny.train import main
-
-    for name in ("one", "two"):
-        main(pictures=256, epochs=2, batch=64, seed=3, threads=1, out=tmp_path / name)
-    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("one", "two")]
-    assert weights[0] == weights[1]
+def test_its_patch_tokens_are_the_cells_of_its_last_feature_map(encoder) -> None:
+    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 3, 48, 48), dtype=np.uint8))
+    features, tokens = encoder.encode_patches(pixels)
+    assert torch.equal(features, encoder.encode_images(pixels))
+    assert tokens.shape == (3, *encoder.patches) and torch.isfinite(tokens).all()
+    pooled = encoder.visual.head(tokens.mean(1))  # average pooling, then the projection
+    torch.testing.assert_close(pooled, features, rtol=1e-4, atol=1e-5)

@@ -63,12 +63,12 @@ def test_worker_processes_prepare_pictures(tmp_path) -> None:
         import torch
         from PIL import Image
         from torch.utils.data import DataLoader
-        from duplex.encoders.clip import PictureTransform
+        from duplex.encoders.frozen_encoder import ImageTransform
         from duplex.features.decoding import Pictures
         from pathlib import Path
         if __name__ == "__main__":
             Image.new("RGB", (9, 9), "red").save({str(tmp_path / "a.png")!r})
-            transform = PictureTransform(dict(size=8, mode="RGB", mean=(0,)*3, std=(1,)*3, interpolation="bicubic",
+            transform = ImageTransform(dict(size=8, mode="RGB", mean=(0,)*3, std=(1,)*3, interpolation="bicubic",
                                               resize_mode="shortest", fill_color=0))
             pictures = Pictures(["a.png"], Path({str(tmp_path)!r}), transform)
             for method in ("fork", "spawn"):

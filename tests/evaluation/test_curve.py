@@ -1,4 +1,4 @@
-"""The exact curve against trying every bias, and what must not change it."""
+"""The exact curve equals trying every bias, and does not depend on order or scale."""
 
 import warnings
 from typing import Any
@@ -9,21 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.accumulator import Evidence, Rivals
+from duplex.evaluation.accumulator import ScoreAccumulator, TopCompetitors
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.metrics import Metrics, measure
 from tests.evaluation.twins import Problem, is_right, naive, problem
 
 
-def rivals_of(p: Problem, k: int = 1) -> Rivals:
-    return Evidence(p.target, p.seen, live=p.live, k=k).add(p.scores).rivals()
+def competitors_of(p: Problem, k: int = 1) -> TopCompetitors:
+    return ScoreAccumulator(p.target, p.seen, feasible_mask=p.feasible, k=k).add(p.scores).competitors()
 
 
 def metrics_of(p: Problem, k: int = 1) -> Metrics:
-    return measure(rivals_of(p, k), k, rounds=0)
+    return measure(competitors_of(p, k), k, rounds=0)
 
 
-def agrees(p: Problem, k: int = 1) -> None:
+def assert_equals_naive(p: Problem, k: int = 1) -> None:
     found = metrics_of(p, k)
     for name, value in naive(p, k).items():
         assert getattr(found, name) == (None if value is None else pytest.approx(value, abs=1e-12)), name
@@ -34,18 +34,18 @@ def agrees(p: Problem, k: int = 1) -> None:
     seed=st.integers(0, 10**6),
     levels=st.sampled_from([0, 2, 3, 6]),
     k=st.integers(1, 4),
-    live=st.sampled_from([1.0, 0.7]),
+    feasible=st.sampled_from([1.0, 0.7]),
 )
-def test_equals_trying_every_bias(seed: int, levels: int, k: int, live: float) -> None:
+def test_metrics_equal_trying_every_bias(seed: int, levels: int, k: int, feasible: float) -> None:
     rng = np.random.default_rng(seed)
-    agrees(problem(rng, int(rng.integers(1, 14)), int(rng.integers(1, 9)), levels, live), k)
+    assert_equals_naive(problem(rng, int(rng.integers(1, 14)), int(rng.integers(1, 9)), levels, feasible), k)
 
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([2.0**100, 2.0**-100, 2.0**-140]))
-def test_huge_and_tiny_scores(seed: int, scale: float) -> None:
+def test_huge_and_tiny_scores_give_the_same_metrics(seed: int, scale: float) -> None:
     p = problem(np.random.default_rng(seed), levels=5)
-    scaled = Problem((p.scores * np.float32(scale)).astype(np.float32), p.target, p.seen, p.live)
+    scaled = Problem((p.scores * np.float32(scale)).astype(np.float32), p.target, p.seen, p.feasible)
     assert scaled.scores.any()
     plain, found = metrics_of(p), metrics_of(scaled)
     assert (found.seen, found.unseen, found.hm, found.auc) == (plain.seen, plain.unseen, plain.hm, plain.auc)
@@ -53,27 +53,27 @@ def test_huge_and_tiny_scores(seed: int, scale: float) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), k=st.integers(1, 3))
-def test_infinite_scores(seed: int, k: int) -> None:
+def test_infinite_scores_equal_trying_every_bias(seed: int, k: int) -> None:
     rng = np.random.default_rng(seed)
     p = problem(rng, levels=4)
     p.scores[rng.random(p.scores.shape) < 0.25] = -np.inf
     p.scores[rng.random(p.scores.shape) < 0.1] = np.inf
-    agrees(p, k)
+    assert_equals_naive(p, k)
 
 
 @pytest.mark.parametrize("case", ["constant", "all seen", "all unseen", "single image", "single column", "all -inf"])
 @pytest.mark.parametrize("k", [1, 2])
-def test_corners(case: str, k: int) -> None:
+def test_extreme_cases_equal_trying_every_bias(case: str, k: int) -> None:
     p = problem(np.random.default_rng(3), levels=4)
     every = np.ones_like(p.seen)
-    agrees(
+    assert_equals_naive(
         {
-            "constant": Problem(np.ones_like(p.scores), p.target, p.seen, p.live),
-            "all seen": Problem(p.scores, p.target, every, p.live),
-            "all unseen": Problem(p.scores, p.target, ~every, p.live),
-            "single image": Problem(p.scores[:1], p.target[:1], p.seen, p.live),
+            "constant": Problem(np.ones_like(p.scores), p.target, p.seen, p.feasible),
+            "all seen": Problem(p.scores, p.target, every, p.feasible),
+            "all unseen": Problem(p.scores, p.target, ~every, p.feasible),
+            "single image": Problem(p.scores[:1], p.target[:1], p.seen, p.feasible),
             "single column": Problem(p.scores[:, :1], 0 * p.target, every[:1], every[:1]),
-            "all -inf": Problem(np.full_like(p.scores, -np.inf), p.target, p.seen, p.live),
+            "all -inf": Problem(np.full_like(p.scores, -np.inf), p.target, p.seen, p.feasible),
         }[case],
         k,
     )
@@ -81,7 +81,7 @@ def test_corners(case: str, k: int) -> None:
 
 def test_undefined_numbers_are_none() -> None:
     p = problem(np.random.default_rng(0))
-    found = measure(Evidence(p.target, np.ones_like(p.seen)).add(p.scores).rivals())
+    found = measure(ScoreAccumulator(p.target, np.ones_like(p.seen)).add(p.scores).competitors())
     assert found.seen is not None and found.seen_interval is not None
     assert (found.unseen, found.hm, found.auc, found.bias) == (None, None, None, None)
     assert (found.unseen_interval, found.hm_interval, found.auc_interval) == (None, None, None)
@@ -90,7 +90,7 @@ def test_undefined_numbers_are_none() -> None:
 
 def test_constant_scores_are_never_right() -> None:
     p = problem(np.random.default_rng(1))
-    found = measure(Evidence(p.target, p.seen).add(np.zeros_like(p.scores)).rivals(), rounds=10)
+    found = measure(ScoreAccumulator(p.target, p.seen).add(np.zeros_like(p.scores)).competitors(), rounds=10)
     assert (found.seen, found.unseen, found.hm, found.auc, found.tied) == (0, 0, 0, 0, 1)
 
 
@@ -101,12 +101,12 @@ def test_nan_is_refused(place: tuple[int, int], k: int) -> None:
     p.scores[place] = np.nan
     p.target[0] = 0
     with pytest.raises(DuplexError, match=f"image {place[0]} contain NaN"):
-        rivals_of(p, k)
+        competitors_of(p, k)
 
 
-def test_columns_that_are_not_live_are_not_read() -> None:
+def test_scores_of_infeasible_columns_do_not_matter() -> None:
     p = problem(np.random.default_rng(2))
-    p.live[4] = False
+    p.feasible[4] = False
     expected = metrics_of(p)
     p.scores[:, 4] = np.nan
     assert metrics_of(p) == expected
@@ -119,17 +119,19 @@ def test_order_of_columns_and_shifts_of_rows_do_not_matter(seed: int, levels: in
     p = problem(rng, levels=levels)
     expected = metrics_of(p, k)
     order = rng.permutation(p.seen.size)
-    moved = Problem(p.scores[:, order], np.argsort(order)[p.target], p.seen[order], p.live[order])
+    moved = Problem(p.scores[:, order], np.argsort(order)[p.target], p.seen[order], p.feasible[order])
     assert metrics_of(moved, k) == expected
-    shifted = Problem(p.scores + rng.integers(-8, 8, (p.target.size, 1)), p.target, p.seen, p.live)  # float64: exact
+    shifted = Problem(
+        p.scores + rng.integers(-8, 8, (p.target.size, 1)), p.target, p.seen, p.feasible
+    )  # float64: exact
     assert metrics_of(shifted, k).auc == (None if expected.auc is None else pytest.approx(expected.auc, abs=1e-12))
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), k=st.integers(1, 3))
-def test_right_at_a_bias(seed: int, k: int) -> None:
-    p = problem(np.random.default_rng(seed), levels=4, live=0.9)
-    margins = Margins.of(rivals_of(p, k), k)
+def test_right_at_a_bias_equals_counting(seed: int, k: int) -> None:
+    p = problem(np.random.default_rng(seed), levels=4, feasible=0.9)
+    margins = Margins.of(competitors_of(p, k), k)
     for bias in (-2.5, 0.0, 1.0, 1.5):
         assert margins.right(bias).tolist() == [is_right(p, image, bias, k) for image in range(p.target.size)]
 
@@ -138,7 +140,7 @@ def test_right_at_a_bias(seed: int, k: int) -> None:
 @given(seed=st.integers(0, 10**6))
 def test_the_best_bias_reaches_the_best_harmonic_mean(seed: int) -> None:
     p = problem(np.random.default_rng(seed), images=30)
-    margins, found = Margins.of(rivals_of(p)), metrics_of(p)
+    margins, found = Margins.of(competitors_of(p)), metrics_of(p)
     if found.hm is None or found.bias is None:
         return
     right = margins.right(found.bias)
@@ -146,9 +148,9 @@ def test_the_best_bias_reaches_the_best_harmonic_mean(seed: int) -> None:
     assert (2 * s * u / (s + u) if s + u else 0) == pytest.approx(found.hm)
 
 
-def test_every_point_of_the_table_holds_at_its_bias() -> None:
+def test_every_point_of_the_table_is_reached_at_its_bias() -> None:
     p = problem(np.random.default_rng(5), images=60, columns=12)
-    margins = Margins.of(rivals_of(p))
+    margins = Margins.of(competitors_of(p))
     table = Curve.of(margins).table(limit=None)
     rows: Any = table.itertuples()
     for row in rows:
@@ -157,7 +159,7 @@ def test_every_point_of_the_table_holds_at_its_bias() -> None:
 
 
 @pytest.mark.parametrize("missing", ["seen", "unseen"])
-def test_a_side_without_images_is_undefined_and_no_warning(missing: str) -> None:
+def test_a_group_without_images_is_nan_without_a_warning(missing: str) -> None:
     found = {"seen": np.array([0.3, 0.1]), "unseen": np.array([0.2]), missing: np.array([])}
     mask = np.repeat([True, False], [len(found["seen"]), len(found["unseen"])])
     curve = Curve.of(Margins(found["seen"], found["unseen"], mask))
@@ -168,9 +170,9 @@ def test_a_side_without_images_is_undefined_and_no_warning(missing: str) -> None
     assert np.isnan(absent).all() and not np.isnan(here).any()
 
 
-def test_a_thinned_table_keeps_ends_and_best() -> None:
+def test_a_thinned_table_keeps_its_ends_and_the_best_point() -> None:
     p = problem(np.random.default_rng(6), images=3000, columns=12)
-    curve = Curve.of(Margins.of(rivals_of(p)))
+    curve = Curve.of(Margins.of(competitors_of(p)))
     full, thin = curve.table(limit=None), curve.table(limit=100)
     assert len(full) > 300 and 50 < len(thin) <= 103
     assert thin["hm"].max() == full["hm"].max()
@@ -179,21 +181,21 @@ def test_a_thinned_table_keeps_ends_and_best() -> None:
     assert gaps.max() < 0.05
 
 
-def test_top_k_of_evidence_that_keeps_less_is_refused() -> None:
-    with pytest.raises(UsageError, match="top-3"):
-        Margins.of(rivals_of(problem(np.random.default_rng(0)), k=2), k=3)
+def test_a_k_beyond_the_accumulators_is_refused() -> None:
+    with pytest.raises(UsageError, match="k is 3; expected 1 to 2"):
+        Margins.of(competitors_of(problem(np.random.default_rng(0)), k=2), k=3)
 
 
 def test_state_and_object_accuracy() -> None:
     scores = np.array([[3.0, 1, 2, 0], [0, 3, 1, 2], [1, 1, 1, 1]], dtype=np.float32)  # columns (0,0) (0,1) (1,0) (1,1)
-    rivals = Evidence([0, 3, 1], [True, True, True, False]).add(scores).rivals()
-    assert rivals.prediction().tolist() == [0, 1, 0]
-    assert rivals.prediction(bias=5.0).tolist() == [3, 3, 3]
-    found = measure(rivals, states=[0, 0, 1, 1], objects=[0, 1, 0, 1], rounds=0)
+    competitors = ScoreAccumulator([0, 3, 1], [True, True, True, False]).add(scores).competitors()
+    assert competitors.predictions().tolist() == [0, 1, 0]
+    assert competitors.predictions(bias=5.0).tolist() == [3, 3, 3]
+    found = measure(competitors, states=[0, 0, 1, 1], objects=[0, 1, 0, 1], rounds=0)
     assert found.state_accuracy == pytest.approx(2 / 3) and found.object_accuracy == pytest.approx(2 / 3)
 
 
-def test_a_bias_lies_in_the_middle_of_its_interval_and_beyond_the_ends() -> None:
+def test_biases_are_midpoints_and_lie_beyond_the_ends() -> None:
     def turning(*turns: float) -> Curve:
         return Curve.of(Margins(np.array(turns), np.array([np.nan]), np.arange(len(turns) + 1) < len(turns)))
 
@@ -207,7 +209,7 @@ def test_a_bias_lies_in_the_middle_of_its_interval_and_beyond_the_ends() -> None
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 10, 47, 48])
-def test_a_table_has_no_more_rows_than_asked_for_but_for_its_ends_and_the_best(limit: int) -> None:
+def test_a_table_keeps_to_its_limit_and_has_its_ends_and_best_point(limit: int) -> None:
     seen = np.array([*range(2, 40), 41.5, 42.5])  # the best harmonic mean is near the right end
     curve = Curve.of(Margins(seen, np.array([*range(-4, 2), 41.0]), np.arange(47) < 40))
     full, found = curve.table(limit=None), curve.table(limit)
@@ -218,17 +220,16 @@ def test_a_table_has_no_more_rows_than_asked_for_but_for_its_ends_and_the_best(l
     assert len(curve.table()) == 48
 
 
-def test_a_long_table_is_thinned_to_five_hundred_rows() -> None:
+def test_a_long_table_is_thinned_to_500_rows() -> None:
     curve = Curve.of(Margins(np.arange(400.0), np.arange(400.0) + 0.5, np.arange(800) < 400))
     assert 480 < len(curve.table()) <= 500
     one_sided = Curve.of(Margins(np.arange(900.0), np.array([]), np.ones(900, bool))).table()
     assert len(one_sided) <= 500 and one_sided["unseen"].isna().all() and one_sided["seen"].iloc[0] == 1.0
 
 
-def test_a_label_that_ties_beyond_the_last_place_is_never_right() -> None:
-    """`k` rivals of its own group as good as the label, whatever the bias; one fewer, and the bias decides."""
+def test_a_label_with_k_equal_competitors_is_never_right() -> None:
     scores = np.array([[4.0, 4, 4, 1], [4, 4, 3, 1]])
-    rivals = Evidence([0, 0], [True, True, True, False], k=2).add(scores).rivals()
-    assert np.isnan(Margins.of(rivals, 2).seen[0]) and Margins.of(rivals, 2).seen[1] == 3.0
-    with pytest.raises(UsageError, match="top-0 was asked of evidence that keeps the best 2"):
-        Margins.of(rivals, 0)
+    competitors = ScoreAccumulator([0, 0], [True, True, True, False], k=2).add(scores).competitors()
+    assert np.isnan(Margins.of(competitors, 2).seen[0]) and Margins.of(competitors, 2).seen[1] == 3.0
+    with pytest.raises(UsageError, match="k is 0; expected 1 to 2"):
+        Margins.of(competitors, 0)

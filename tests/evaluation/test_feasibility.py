@@ -1,4 +1,4 @@
-"""Thresholds of feasibility from one pass against a pass for each."""
+"""All thresholds of one pass equal a pass per threshold."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError
-from duplex.evaluation.accumulator import Evidence
-from duplex.evaluation.feasibility import buckets, choose_threshold, passing, thresholds
+from duplex.evaluation.accumulator import ScoreAccumulator
+from duplex.evaluation.feasibility import buckets, choose_threshold, is_feasible, thresholds
 from duplex.evaluation.metrics import measure
 from duplex.layers.word_feasibility import Feasibility, feasibility
 from tests.layers.test_word_feasibility import space
@@ -26,14 +26,16 @@ def test_all_thresholds_from_one_pass(seed: int, k: int) -> None:
     scores[np.arange(40), target] += 1
     steps = thresholds(found, seen, 50)
     assert steps.size == 50 and steps[0] == found[~seen].min() and steps[-1] == found[~seen].max()
-    chosen = choose_threshold(Evidence(target, seen, bucket=buckets(found, steps), k=k).add(scores), steps, k)
+    chosen = choose_threshold(ScoreAccumulator(target, seen, bucket=buckets(found, steps), k=k).add(scores), steps, k)
     for step, auc in zip(steps, chosen.auc, strict=True):
         masked = np.where(found >= step, scores, -np.inf)
-        assert auc == pytest.approx(measure(Evidence(target, seen, k=k).add(masked).rivals(), k, rounds=0).auc)
+        assert auc == pytest.approx(
+            measure(ScoreAccumulator(target, seen, k=k).add(masked).competitors(), k, rounds=0).auc
+        )
     assert chosen.value == steps[np.argmax(chosen.auc)]
 
 
-def test_the_smallest_threshold_keeps_everything_and_equals_go_to_it() -> None:
+def test_of_equally_good_thresholds_the_lowest_is_chosen() -> None:
     rng = np.random.default_rng(0)
     labels = space(rng, 4, 4, 0.5)
     seen = labels.seen
@@ -42,14 +44,14 @@ def test_the_smallest_threshold_keeps_everything_and_equals_go_to_it() -> None:
     assert (buckets(found, steps)[~seen] == 0).all()
     target = np.arange(16)
     chosen = choose_threshold(
-        Evidence(target, seen, bucket=buckets(found, steps)).add(rng.standard_normal((16, 16))), steps
+        ScoreAccumulator(target, seen, bucket=buckets(found, steps)).add(rng.standard_normal((16, 16))), steps
     )
     assert chosen.value == 0.25 and np.ptp(chosen.auc) == 0
 
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), block=st.integers(1, 40), count=st.sampled_from([1, 2, 50, 200]))
-def test_by_blocks_as_at_once(seed: int, block: int, count: int) -> None:
+def test_feasibility_in_blocks_equals_the_whole_table(seed: int, block: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     labels = space(rng, 5, 6, 0.4)
     vectors = rng.standard_normal((5, 3)), rng.standard_normal((6, 3))
@@ -63,35 +65,25 @@ def test_by_blocks_as_at_once(seed: int, block: int, count: int) -> None:
         assert np.array_equal(buckets(blocks, steps), expected)
         assert np.array_equal(buckets(whole, steps), expected)
         for step in steps[:3]:
-            assert np.array_equal(passing(blocks, step), whole >= step)
+            assert np.array_equal(is_feasible(blocks, step), whole >= step)
 
 
-def test_what_cannot_be_chosen_is_said() -> None:
+def test_data_without_a_choice_is_refused() -> None:
     labels = space(np.random.default_rng(0), 3, 3, 1.0)
-    with pytest.raises(DuplexError, match="no composition is unseen"):
+    with pytest.raises(DuplexError, match="every composition is seen"):
         thresholds(np.full(9, np.inf), labels.seen)
     seen = np.arange(9) < 5
     found = np.linspace(0, 1, 9)
     steps = thresholds(found, seen)
-    evidence = Evidence([0, 1], seen, bucket=buckets(found, steps)).add(np.eye(9)[:2])
-    with pytest.raises(DuplexError, match="both seen and unseen validation images"):
-        choose_threshold(evidence, steps)
+    statistics = ScoreAccumulator([0, 1], seen, bucket=buckets(found, steps)).add(np.eye(9)[:2])
+    with pytest.raises(DuplexError, match="validation images of both seen and unseen pairs"):
+        choose_threshold(statistics, steps)
 
 
-def test_a_composition_as_feasible_as_the_threshold_passes_it() -> None:
-    """`f >= T`, not `f > T`: the largest threshold leaves the most feasible composition in."""
+def test_feasibility_equal_to_the_threshold_passes() -> None:
     steps = np.array([-0.5, 0.0, 0.25, 0.5])
     feasible = np.array([-0.5, 0.25, 0.2, 0.5, 0.6, -0.6])
     bucket = buckets(feasible, steps)
     for place, step in enumerate(steps):
         passing = steps.size - place  # buckets 0 .. that pass it
         assert ((bucket < passing) == (feasible >= step)).all()
-
-
-@pytest.mark.parametrize(("count", "size"), [(1, 1), (126, 1), (127, 1), (128, 2), (129, 2), (200, 2)])
-def test_numbers_of_buckets_are_as_narrow_as_they_may_be_and_no_narrower(count: int, size: int) -> None:
-    steps = np.arange(float(count))
-    feasible = np.concatenate([steps, [-1.0, count]])
-    found = buckets(feasible, steps)
-    assert found.tolist() == [count - 1 - place for place in range(count)] + [count, 0]
-    assert found.dtype.itemsize == size

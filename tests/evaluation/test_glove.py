@@ -1,4 +1,4 @@
-"""Word vectors read from files as people have them."""
+"""Word vectors from published files and from broken ones."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.evaluation import glove as glove_module
 from duplex.evaluation.glove import read_word_vectors
 
 GLOVE = "the 0 0 0\nfaux 1 0 0\nfur 0 1 0\nmid 0 0 2\ncalf 0 0 4\ndry-erase 5 5 5\nboard 1 1 1\nçava 9 9 9\n"
@@ -32,27 +31,26 @@ def test_names_without_any_known_word_are_listed(glove: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line, message", [("fur 1 x 2", "line 9"), ("horn 1 2", "several lengths"), ("horn 1 nan 0", "not finite")]
+    "line, message", [("fur 1 x 2", "line 9"), ("horn 1 2", "several lengths"), ("horn 1 nan 0", "NaN or infinite")]
 )
-def test_broken_files(glove: Path, line: str, message: str) -> None:
+def test_broken_lines_are_refused(glove: Path, line: str, message: str) -> None:
     glove.write_text(GLOVE.replace("fur 0 1 0", "felt 0 1 0") + line + "\n", encoding="utf-8")
     with pytest.raises(DuplexError, match=message):
         read_word_vectors(glove, ["faux", line.partition(" ")[0]])
 
 
-def test_lines_of_several_words_are_passed_over(glove: Path) -> None:
-    """Published files have some."""
+def test_lines_of_several_words_are_skipped(glove: Path) -> None:
     glove.write_text("fur coat@shop.com 9 9 9\n" + GLOVE, encoding="utf-8")
     np.testing.assert_allclose(read_word_vectors(glove, ["fur"]).vectors, [[0, 1, 0]])
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DuplexError, match="cannot be read"):
         read_word_vectors(tmp_path / "none.txt", ["fur"])
 
 
 @pytest.mark.parametrize("count", [10, 11, 13])
-def test_a_long_list_of_names_is_cut(glove: Path, count: int) -> None:
+def test_a_long_list_of_names_is_shortened(glove: Path, count: int) -> None:
     names = [f"gnu{number}" for number in range(count)]
     listed = ", ".join(map(repr, names[:10])) + (f" and {count - 10} more;" if count > 10 else ";")
     with pytest.raises(DuplexError) as refused:
@@ -60,21 +58,6 @@ def test_a_long_list_of_names_is_cut(glove: Path, count: int) -> None:
     assert f"any word of {listed}" in str(refused.value)
 
 
-def test_the_first_of_two_lines_of_a_word_counts_and_one_without_numbers_does_not(glove: Path) -> None:
+def test_the_first_line_with_numbers_counts(glove: Path) -> None:
     glove.write_text("fur\nfur \nfur 1 2\nfur 3 4\nother x\n", encoding="utf-8")
     assert read_word_vectors(glove, ["fur"]).vectors.tolist() == [[1, 2]]
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_progress_shows_on_a_terminal_alone_and_never_on_stdout(glove: Path, monkeypatch, terminal: bool) -> None:
-    asked: dict[str, object] = {}
-    real = glove_module.rich.progress.open
-
-    def noted(*places, console, disable: bool, **options):
-        asked.update(stderr=console.stderr, disable=disable)
-        return real(*places, console=console, disable=True, **options)
-
-    monkeypatch.setattr(glove_module.rich.progress, "open", noted)
-    monkeypatch.setattr(glove_module.Console, "is_terminal", terminal)
-    read_word_vectors(glove, ["fur"])
-    assert asked == {"stderr": True, "disable": not terminal}

@@ -1,4 +1,4 @@
-"""Score files read without a command: blocks, what each part may be, and that nothing stays open."""
+"""Score files: blocks, allowed and refused entries; files are closed after use."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def test_blocks_hold_as_many_rows_as_fit(tmp_path: Path, monkeypatch, kind: str,
             (start, min(start + rows, IMAGES)) for start in range(0, IMAGES, rows)
         ]
         assert np.array_equal(np.concatenate([values for _, values in parts]), GOOD["scores"])
-        assert found.ks == (1,) and found.live is found.states is found.objects is None
+        assert found.ks == (1,) and found.feasible_mask is found.states is found.objects is None
         assert found.target.tolist() == GOOD["target"].tolist() and found.seen.tolist() == GOOD["seen"].tolist()
 
 
-GIVEN: list[tuple[str, Any, str, Any]] = [
+ALLOWED: list[tuple[str, Any, str, Any]] = [
     ("k", 3, "ks", (3,)),
     ("k", [2, 1, 2], "ks", (2, 1)),
     ("k", np.arange(1, 1001), "ks", tuple(range(1, 1001))),
     ("k", np.array([5], np.uint8), "ks", (5,)),
-    ("live", [1, 0, 1, 0], "live", [True, False, True, False]),
-    ("live", [1.0, 0.0, 0.0, 0.0], "live", [True, False, False, False]),
+    ("feasible_mask", [1, 0, 1, 0], "feasible_mask", [True, False, True, False]),
+    ("feasible_mask", [1.0, 0.0, 0.0, 0.0], "feasible_mask", [True, False, False, False]),
     ("seen", np.array([0, 1, 1, 0], np.uint8), "seen", [False, True, True, False]),
     ("target", [3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 3.0], "target", [3, 2, 1, 0, 0, 0, 3]),
     ("target", np.array([3, 2, 1, 0, 0, 0, 3], np.uint64), "target", [3, 2, 1, 0, 0, 0, 3]),
@@ -70,50 +70,55 @@ GIVEN: list[tuple[str, Any, str, Any]] = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "values", "field", "wanted"), GIVEN)
-def test_what_may_be_given(tmp_path: Path, kind: str, name: str, values: Any, field: str, wanted: Any) -> None:
+@pytest.mark.parametrize(("name", "values", "field", "wanted"), ALLOWED)
+def test_allowed_entries_are_read(tmp_path: Path, kind: str, name: str, values: Any, field: str, wanted: Any) -> None:
     found = getattr(read(tmp_path / f"s.{kind}", **{name: values}), field)
     assert (found if isinstance(wanted, tuple) else found.tolist()) == wanted
 
 
-@pytest.mark.parametrize("texts", [["a", "b", "ä", "b"], [b"a", b"b", "ä".encode(), b"b"]])
-def test_texts_of_any_length_are_bytes(tmp_path: Path, texts: list[Any]) -> None:
-    found = read(tmp_path / "s.h5", state=texts).states
+def test_text_of_fixed_length_is_read_from_hdf5(tmp_path: Path) -> None:
+    found = read(tmp_path / "s.h5", state=np.char.encode(["a", "b", "ä", "b"], "utf-8")).states
     assert found is not None and found.tolist() == [b"a", b"b", "ä".encode(), b"b"]
 
 
+def test_text_of_variable_length_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'state' must be numbers or text of fixed length; store text as np\.char"):
+        read(tmp_path / "s.h5", state=["a", "b", "a", "b"])
+
+
 REFUSED: list[tuple[str, Any, str]] = [
-    ("k", np.ones(1001, int), r"'k' has the shape \(1001,\); it is a few numbers"),
+    ("k", np.ones(1001, int), r"'k' has the shape \(1001,\); expected at most 1000 numbers"),
     ("k", [[1, 2]], "'k' must be one or more"),
     ("k", np.zeros(0, int), "'k' must be one or more"),
     ("k", [1, 0], "'k' must be one or more"),
     ("k", 1.0, "'k' must be one or more"),
     ("k", True, "'k' must be one or more"),
-    ("live", [1, 0, 2, 0], "'live' must be true or false"),
-    ("live", [1, 0, -1, 0], "'live' must be true or false"),
+    ("feasible_mask", [1, 0, 2, 0], "'feasible_mask' must be true or false"),
+    ("feasible_mask", [1, 0, -1, 0], "'feasible_mask' must be true or false"),
     ("seen", np.array([b"1", b"0", b"1", b"0"]), "'seen' must be true or false"),
     ("seen", [1j, 0, 0, 0], "'seen' must be true or false"),
-    ("seen", [[1, 0, 1, 0]], r"'seen' has the shape \(1, 4\), 'scores' asks for \(4,\)"),
-    ("target", [4, 0, 0, 0, 0, 0, 0], "'target' holds 0 to 4, its columns are 0 to 3"),
-    ("target", [-1, 0, 0, 0, 0, 0, 3], "'target' holds -1 to 3, its columns are 0 to 3"),
+    ("seen", [[1, 0, 1, 0]], r"'seen' has the shape \(1, 4\); 'scores' requires \(4,\)"),
+    ("target", [4, 0, 0, 0, 0, 0, 0], "'target' holds 0 to 4; columns are 0 to 3"),
+    ("target", [-1, 0, 0, 0, 0, 0, 3], "'target' holds -1 to 3; columns are 0 to 3"),
     ("target", [0.5, 0, 0, 0, 0, 0, 0], "'target' must be whole numbers"),
     ("target", [2.0**62, 0, 0, 0, 0, 0, 0], "'target' must be whole numbers"),
     ("target", [-(2.0**62), 0, 0, 0, 0, 0, 0], "'target' must be whole numbers"),
-    ("target", [2.0**61, 0, 0, 0, 0, 0, 0], "its columns are 0 to 3"),
-    ("target", np.array([2**63, 0, 0, 0, 0, 0, 0], np.uint64), "which no column has"),
-    ("target", np.array([2**63 - 1, 0, 0, 0, 0, 0, 0], np.uint64), "its columns are 0 to 3"),
+    ("target", [2.0**61, 0, 0, 0, 0, 0, 0], "columns are 0 to 3"),
+    ("target", np.array([2**63, 0, 0, 0, 0, 0, 0], np.uint64), "which is no column"),
+    ("target", np.array([2**63 - 1, 0, 0, 0, 0, 0, 0], np.uint64), "columns are 0 to 3"),
     ("target", np.ones(7, bool), "'target' must be whole numbers"),
     ("state", [1j, 1, 1, 1], "'state' must be numbers or texts"),
     ("scores", np.zeros((7, 4, 1)), r"'scores' must be numbers \[images, columns\], not \(7, 4, 1\)"),
     ("scores", np.zeros((7, 0)), r"'scores' must be numbers \[images, columns\], not \(7, 0\)"),
     ("scores", np.zeros(7), "'scores' must be numbers"),
     ("scores", None, "has no 'scores'; it holds"),
+    ("live", [1, 0, 1, 0], "'live' has been renamed; save it as 'feasible_mask'"),
 ]
 
 
 @pytest.mark.parametrize("kind", ["npz", "h5"])
 @pytest.mark.parametrize(("name", "values", "says"), REFUSED)
-def test_what_may_not_be_given_is_one_sentence(tmp_path: Path, kind: str, name: str, values: Any, says: str) -> None:
+def test_wrong_entries_are_refused_by_name(tmp_path: Path, kind: str, name: str, values: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         read(tmp_path / f"s.{kind}", **{name: values})
     assert opened_in(tmp_path) == []
@@ -128,14 +133,14 @@ def test_more_columns_than_eight_blocks_are_refused(tmp_path: Path, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_is_open_for_as_long_as_it_is_read(tmp_path: Path, kind: str) -> None:
+def test_a_file_is_closed_after_use(tmp_path: Path, kind: str) -> None:
     with open_scores(save(tmp_path / f"s.{kind}")) as found:
         assert opened_in(tmp_path) == [f"s.{kind}"]
     assert opened_in(tmp_path) == [] and found.target.size == IMAGES
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_holes_are_not_read(tmp_path: Path, kind: str) -> None:
+def test_files_with_holes_are_refused(tmp_path: Path, kind: str) -> None:
     os.truncate(save(tmp_path / f"s.{kind}"), 1 << 40)
     with pytest.raises(UsageError, match="of which the disk holds"):
         read_again(tmp_path / f"s.{kind}")
@@ -146,7 +151,7 @@ def read_again(path: Path) -> None:
         pass
 
 
-def test_what_is_no_file_or_of_no_kind_is_said(tmp_path: Path) -> None:
+def test_missing_files_and_unknown_suffixes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "s.csv").write_text("1,2")
     (tmp_path / "s.npz").mkdir()
     for name, says in (("none.npz", "is not a file"), ("s.npz", "is not a file"), ("s.csv", "is neither an .npz nor")):
@@ -159,10 +164,13 @@ def test_what_is_no_file_or_of_no_kind_is_said(tmp_path: Path) -> None:
     [
         (ValueError("first line\nsecond line"), "first line"),
         (EOFError(), "EOFError"),
-        (ValueError("allow_pickle=False"), "it holds Python objects, which are never loaded; save plain arrays"),
+        (
+            ValueError("allow_pickle=False"),
+            "it holds Python objects, which are not loaded for safety; save plain arrays",
+        ),
     ],
 )
-def test_an_error_of_reading_is_its_first_line(tmp_path: Path, error: Exception, says: str) -> None:
+def test_a_read_error_shows_its_first_line(tmp_path: Path, error: Exception, says: str) -> None:
     class Broken:
         def __getitem__(self, _: object) -> None:
             raise error

@@ -1,4 +1,4 @@
-"""Comparisons over seeds: exact areas, pairs kept together, intervals that know what seeds add."""
+"""Comparisons over seeds: exact areas, pairing by seed and image, wider intervals if seeds disagree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from duplex.errors import UsageError
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.seeds import NAMES, compare_seeds, mean_change, quantities, redrawn, whole
+from duplex.evaluation.seeds import NAMES, compare_seeds, mean_change, summary_of
 from duplex.evaluation.uncertainty import Components, compare
 
 IMAGES = 200
@@ -23,7 +23,7 @@ def margins(values: np.ndarray) -> Margins:
 
 
 def drawn(seed: int, shift: float = 0.0) -> Margins:
-    """Seen images with larger margins, and by `shift` a better method."""
+    """Random margins; AUC grows with `shift`."""
     rng = np.random.default_rng(seed)
     return margins(np.where(SEEN, 0.5 + shift, -0.5 - shift) + rng.normal(size=IMAGES))
 
@@ -34,15 +34,14 @@ value = st.sampled_from([np.nan, np.inf, -np.inf, *np.arange(-3, 4).astype(float
 @settings(max_examples=200, deadline=None)
 @given(st.lists(value, min_size=2, max_size=12))
 def test_the_area_of_the_curve_is_the_mann_whitney_statistic(values):
-    """Ties, images that are always right and images that never are."""
     one = margins(np.array(values))
     one = Margins(np.where(one.seen == -np.inf, np.nan, one.seen), np.where(one.unseen == np.inf, np.nan, one.unseen),
                   one.is_seen)  # fmt: skip
-    found = quantities(Curve.of(one), np.arange(one.seen.size), np.arange(one.unseen.size))
+    found = summary_of(Curve.of(one), np.arange(one.seen.size), np.arange(one.unseen.size))
     assert found[3] == pytest.approx(Components.of(one).auc, abs=1e-12)
 
 
-def test_one_seed_is_the_comparison_of_two_runs():
+def test_one_seed_equals_the_comparison_of_two_runs():
     first, second = drawn(0), drawn(1, 0.2)
     assert compare_seeds([first], [second], 100) == compare(first, second, 100)
 
@@ -58,14 +57,14 @@ def test_the_value_is_the_difference_of_the_means_over_seeds():
     assert found["auc"].p < 0.05
 
 
-def test_the_same_runs_differ_in_nothing():
+def test_equal_runs_have_no_difference():
     runs = [drawn(s) for s in range(4)]
     for gain in compare_seeds(runs, runs, 60).values():
         assert (gain.value, gain.interval, gain.p) == (0.0, (0.0, 0.0), 1.0)
 
 
 def test_runs_are_paired_by_seed_and_image():
-    """A gain that is the same on every seed and image has a narrow interval, however far the seeds lie apart."""
+    """A gain that is equal on every seed and image has a narrow interval, although the seeds differ."""
     apart = [drawn(s, shift) for s, shift in enumerate((-0.5, 0.0, 0.5, 1.0))]
     better = [Margins(one.seen + 0.2, one.unseen - 0.2, one.is_seen) for one in apart]
     paired = compare_seeds(apart, better, 300)["auc"]
@@ -82,39 +81,30 @@ def test_seeds_that_disagree_widen_the_interval():
     assert agreeing and disagreeing and np.ptp(disagreeing) > 1.5 * np.ptp(agreeing)
 
 
-def test_what_is_undefined_is_left_out():
+def test_undefined_metrics_are_left_out():
     seen_only = [Margins(one.seen, np.empty(0), np.ones(one.seen.size, dtype=bool)) for one in (drawn(0), drawn(1))]
     assert set(compare_seeds(seen_only, seen_only, 20)) == {"seen"}
 
 
-def test_other_numbers_of_seeds_are_refused():
+def test_different_numbers_of_seeds_are_refused():
     with pytest.raises(UsageError, match="same seeds"):
         compare_seeds([drawn(0)], [drawn(0), drawn(1)])
     with pytest.raises(UsageError):
         compare_seeds([], [])
 
 
-def test_all_runs_and_images_are_there_once_and_a_draw_has_as_many():
-    one = Margins(np.arange(5.0), np.arange(3.0), np.arange(8) < 5)
-    for runs in ([one], [one] * 4):
-        assert [found.tolist() for found in whole(runs)] == [list(range(n)) for n in (len(runs), 5, 3)]
-        assert [found.size for found in redrawn(runs, np.random.default_rng(0))] == [len(runs), 5, 3]
-    none = Margins(np.arange(5.0), np.empty(0), np.ones(5, dtype=bool))
-    assert [found.size for found in redrawn([none], np.random.default_rng(0))] == [1, 5, 0]
-
-
-def test_a_run_that_is_drawn_twice_counts_twice():
+def test_a_run_drawn_twice_counts_twice():
     runs = [[Curve.of(drawn(s + 10 * side)) for s in range(3)] for side in range(2)]
     images = np.arange(100), np.arange(100)
-    each = [quantities(runs[1][s], *images) - quantities(runs[0][s], *images) for s in range(3)]
+    each = [summary_of(runs[1][s], *images) - summary_of(runs[0][s], *images) for s in range(3)]
     found = mean_change(runs, np.array([2, 0, 2, 2]), *images)
     np.testing.assert_allclose(found, (each[0] + 3 * each[2]) / 4)
 
 
-def test_the_area_begins_with_what_is_right_at_every_bias():
-    """Three of four unseen images are right wherever one looks; seen ones stop at 1, 2, and never begin."""
+def test_the_area_includes_images_right_at_every_bias():
+    """Three of four unseen images are right at every bias; the seen ones up to 1, up to 2, and never."""
     one = Margins(np.array([1.0, 2.0, np.nan]), np.array([-np.inf] * 3 + [1.5]), np.arange(7) < 3)
-    found = quantities(Curve.of(one), np.arange(3), np.arange(4))
+    found = summary_of(Curve.of(one), np.arange(3), np.arange(4))
     assert found[[0, 1]].tolist() == pytest.approx([2 / 3, 1.0])
     assert found[3] == pytest.approx(0.75 * 2 / 3 + 0.25 * 1 / 3)
     assert found[2] == pytest.approx(2 * (2 / 3) * 0.75 / (2 / 3 + 0.75))

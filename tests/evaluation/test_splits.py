@@ -1,4 +1,4 @@
-"""Comparisons over splits: the bootstrap against plain loops, and intervals that know which pairs were unseen."""
+"""Comparisons over splits: the bootstrap equals plain loops; intervals widen if splits disagree."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from duplex.errors import UsageError
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.seeds import compare_seeds
-from duplex.evaluation.splits import compare_splits
+from duplex.evaluation.seeds import compare_seeds, compare_splits
 from duplex.evaluation.uncertainty import Components
 
 
 def drawn(seed: int, shift: float = 0.0, images: tuple[int, int] = (60, 40)) -> Margins:
-    """Seen images with larger margins, and by `shift` a better method."""
+    """Random margins; AUC grows with `shift`."""
     rng = np.random.default_rng(seed)
     seen, unseen = (sign * (0.5 + shift) + rng.normal(size=some) for sign, some in zip((1, -1), images, strict=True))
     return Margins(seen, unseen, np.arange(sum(images)) < images[0])
@@ -27,7 +26,7 @@ def auc_by_pairs(seen: list[float], unseen: list[float]) -> float:
 
 
 def by_loops(first: list[list[Margins]], second: list[list[Margins]], rounds: int, seed: int) -> list[float]:
-    """A round's change in AUC: every drawn split, every drawn run, every drawn pair of images, one after the other."""
+    """The difference of AUC in each round, by loops over the drawn splits, runs and pairs of images."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(rounds):
@@ -51,8 +50,8 @@ def by_loops(first: list[list[Margins]], second: list[list[Margins]], rounds: in
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(0, 2**31), st.booleans())
-def test_the_bootstrap_is_that_of_plain_loops(splits: int, seeds: int, start: int, ties: bool) -> None:
-    """Splits of other sizes, seeds that share their images, ties where margins are rounded."""
+def test_the_bootstrap_equals_plain_loops(splits: int, seeds: int, start: int, ties: bool) -> None:
+    """Splits differ in size; rounded margins tie."""
     rng = np.random.default_rng(start)
     sizes = [(int(rng.integers(2, 7)), int(rng.integers(2, 6))) for _ in range(splits)]
     first, second = (
@@ -82,7 +81,7 @@ def test_the_value_is_the_mean_over_splits_of_the_means_over_seeds() -> None:
     assert found.deviation["auc"] == pytest.approx(np.std(apart, ddof=1))
 
 
-def test_splits_that_disagree_widen_the_interval_and_those_that_agree_do_not() -> None:
+def test_splits_that_disagree_widen_the_interval() -> None:
     base = [[drawn(p)] * 3 for p in range(4)]
     agreeing = compare_splits(base, [[drawn(p, 0.3)] * 3 for p in range(4)], 200)
     shifts = (-0.6, 0.0, 0.6, 1.2)
@@ -91,10 +90,10 @@ def test_splits_that_disagree_widen_the_interval_and_those_that_agree_do_not() -
     assert widths[1] > 1.5 * widths[0]
     assert disagreeing.deviation["auc"] > 2 * agreeing.deviation["auc"]
     one = compare_seeds(base[3], [drawn(3, 1.2)] * 3, 200)["auc"]
-    assert widths[1] > 1.5 * np.ptp(one.interval), "a single split does not know what the others say"  # type: ignore[arg-type]
+    assert widths[1] > 1.5 * np.ptp(one.interval), "one split underestimates the spread"  # type: ignore[arg-type]
 
 
-def test_the_same_runs_differ_in_nothing() -> None:
+def test_equal_runs_have_no_difference() -> None:
     runs = [[drawn(s + 10 * p) for s in range(2)] for p in range(3)]
     found = compare_splits(runs, runs, 60)
     for name, gain in found.difference.items():
@@ -102,13 +101,13 @@ def test_the_same_runs_differ_in_nothing() -> None:
         assert found.deviation[name] == 0.0
 
 
-def test_what_is_undefined_on_a_split_is_left_out() -> None:
+def test_metrics_undefined_on_a_split_are_left_out() -> None:
     whole, seen_only = drawn(0), drawn(1, images=(50, 0))
     found = compare_splits([[whole], [seen_only]], [[whole], [seen_only]], 20)
     assert set(found.difference) == set(found.deviation) == {"seen"}
 
 
-def test_what_cannot_be_paired_is_refused() -> None:
+def test_runs_that_cannot_be_paired_are_refused() -> None:
     one, two = [[drawn(0)]], [[drawn(0)], [drawn(1)]]
     for first, second in ((one, one), (one, two), ([], [])):
         with pytest.raises(UsageError, match="the same two or more"):
@@ -119,7 +118,7 @@ def test_what_cannot_be_paired_is_refused() -> None:
         compare_splits([[drawn(0)], []], [[drawn(0)], []])
 
 
-def test_the_rounds_are_the_same_each_time_unless_another_seed_is_asked_for() -> None:
+def test_the_bootstrap_is_repeatable() -> None:
     first, second = ([[drawn(10 * p + shift, shift / 9)] for p in range(3)] for shift in (0, 1))
     assert compare_splits(first, second, 30) == compare_splits(first, second, 30, 0)
     assert compare_splits(first, second, 30) != compare_splits(first, second, 30, 1)

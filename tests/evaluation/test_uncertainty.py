@@ -1,4 +1,4 @@
-"""Intervals and paired tests against literal formulas and known distributions."""
+"""Intervals and paired tests agree with literal formulas and known distributions."""
 
 from statistics import NormalDist
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.evaluation.accumulator import Evidence
+from duplex.evaluation.accumulator import ScoreAccumulator
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.metrics import measure
 from duplex.evaluation.uncertainty import Components, _normal_p, bootstrap, bootstrap_p, compare, percentiles
@@ -29,7 +29,7 @@ def drawn(
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_delong_against_every_pair(seed: int) -> None:
+def test_delong_equals_comparing_every_pair(seed: int) -> None:
     rng = np.random.default_rng(seed)
     seen, unseen = drawn(rng, 17, 0.4), drawn(rng, 11, 0.3, always=-np.inf)
     found = Components.of(margins_of(seen, unseen))
@@ -51,8 +51,8 @@ def test_too_few_images_have_no_interval() -> None:
     assert Components.of(margins_of(np.array([1.0]), np.array([]))).auc is None
 
 
-def test_the_auc_interval_covers() -> None:
-    """About 95 % of test sets have the population's AUC inside."""
+def test_the_auc_interval_has_its_coverage() -> None:
+    """The population's AUC is inside for about 95 % of test sets."""
     rng = np.random.default_rng(0)
     truth = Components.of(margins_of(drawn(rng, 20000, 0.4), drawn(rng, 20000, 0.3, 0.5, -np.inf))).auc
     inside = 0
@@ -62,7 +62,7 @@ def test_the_auc_interval_covers() -> None:
     assert 0.91 < inside / 400 < 0.98
 
 
-def test_bootstrap_is_repeatable_and_literal() -> None:
+def test_the_bootstrap_is_repeatable_and_equals_resampled_curves() -> None:
     rng = np.random.default_rng(1)
     margins = margins_of(drawn(rng, 30, 0.3), drawn(rng, 20, 0.3, always=-np.inf))
     first, again, other = (bootstrap([margins], 50, seed)[0] for seed in (7, 7, 8))
@@ -84,20 +84,20 @@ def test_bootstrap_of_a_share_is_binomial() -> None:
     assert (low, high) == (pytest.approx(0.25 - width, abs=0.01), pytest.approx(0.25 + width, abs=0.01))
 
 
-def test_no_rounds_no_intervals() -> None:
+def test_no_rounds_give_no_bootstrap_intervals() -> None:
     p = problem(np.random.default_rng(0), 40)
-    found = measure(Evidence(p.target, p.seen).add(p.scores).rivals(), rounds=0)
+    found = measure(ScoreAccumulator(p.target, p.seen).add(p.scores).competitors(), rounds=0)
     assert found.seen_interval is None and found.hm_interval is None and found.auc_interval is not None
 
 
-def test_a_method_equals_itself() -> None:
+def test_a_method_does_not_differ_from_itself() -> None:
     rng = np.random.default_rng(2)
     margins = margins_of(drawn(rng, 30, 0.3), drawn(rng, 20, 0.3, always=-np.inf))
     for gain in compare(margins, margins, rounds=50).values():
         assert (gain.value, gain.interval, gain.p) == (0, (0, 0), 1)
 
 
-def test_pairing_sees_what_separate_intervals_cannot() -> None:
+def test_pairing_finds_differences_within_separate_intervals() -> None:
     rng = np.random.default_rng(3)
     seen, unseen = rng.standard_normal(300), rng.standard_normal(300)
     before, after = margins_of(seen, unseen), margins_of(seen + 0.1 + 0.02 * rng.standard_normal(300), unseen)
@@ -109,8 +109,8 @@ def test_pairing_sees_what_separate_intervals_cannot() -> None:
     assert (back.value, back.p) == (pytest.approx(-gain.value), pytest.approx(gain.p))
 
 
-def test_paired_p_values_are_fair() -> None:
-    """Two methods of equal worth differ significantly in about one test set out of twenty."""
+def test_paired_p_values_are_calibrated() -> None:
+    """Equally good methods differ significantly on about one test set in twenty."""
     rng = np.random.default_rng(4)
     small = {"auc": 0, "hm": 0, "seen": 0}
     for _ in range(100):
@@ -130,13 +130,12 @@ def test_paired_p_values_are_fair() -> None:
     assert all(count <= 14 for count in small.values()) and small["auc"] >= 1
 
 
-def test_groups_that_are_missing_are_left_out_of_a_comparison() -> None:
+def test_a_missing_group_is_left_out_of_a_comparison() -> None:
     margins = margins_of(np.array([1.0, 2.0, np.nan]), np.array([]))
     assert set(compare(margins, margins, rounds=5)) == {"seen"}
 
 
 def test_intervals_are_95_percent() -> None:
-    """Not 90, not one standard error: the numbers themselves."""
     assert percentiles(np.arange(1001.0)) == (25.0, 975.0)
     rng = np.random.default_rng(0)
     parts = Components.of(margins_of(rng.standard_normal(40) + 0.3, rng.standard_normal(30)))
@@ -163,22 +162,21 @@ def test_p_values_are_two_sided(sign: float) -> None:
     assert bootstrap_p(np.array([-1.0, 1.0])) == 1.0 and bootstrap_p(np.empty(0)) is None
 
 
-def test_a_tie_is_counted_at_the_k_asked_for() -> None:
+def test_ties_are_counted_at_k() -> None:
     """One image; its label ties with the second best of its group and is far below the best."""
-    evidence = Evidence([0], [True, True, True, False], k=2).add(np.array([[1.0, 5.0, 1.0, 0.0]]))
-    assert measure(evidence.rivals(), 1, rounds=0).tied == 0.0
-    assert measure(evidence.rivals(), 2, rounds=0).tied == 1.0
+    statistics = ScoreAccumulator([0], [True, True, True, False], k=2).add(np.array([[1.0, 5.0, 1.0, 0.0]]))
+    assert measure(statistics.competitors(), 1, rounds=0).tied == 0.0
+    assert measure(statistics.competitors(), 2, rounds=0).tied == 1.0
 
 
-def test_an_interval_ends_where_an_area_does() -> None:
-    """Two images out of order of eight: the normal approximation goes beyond 1, or below 0 the other way round."""
+def test_the_auc_interval_stays_within_0_and_1() -> None:
     high = Components.of(margins_of(np.array([5.0, 6, 7, 0.5]), np.array([0.0, 1, 2, 0.25])))
     low = Components.of(margins_of(np.array([0.0, 1, 2, 0.25]), np.array([5.0, 6, 7, 0.5])))
     assert high.interval is not None and low.interval is not None
     assert 0.5 < high.interval[0] < high.interval[1] == 1.0 and 0.0 == low.interval[0] < low.interval[1] < 0.5
 
 
-def test_two_images_of_each_kind_are_enough_for_an_error() -> None:
+def test_two_images_per_group_give_a_standard_error() -> None:
     two, one = np.array([0.0, 2.0]), np.array([1.0])
     assert Components.of(margins_of(two, two + 0.5)).standard_error is not None
     assert (
@@ -187,7 +185,7 @@ def test_two_images_of_each_kind_are_enough_for_an_error() -> None:
     assert Components.of(margins_of(np.empty(0), two)).auc is None is Components.of(margins_of(two, np.empty(0))).auc
 
 
-def test_a_side_without_images_is_drawn_as_undefined() -> None:
+def test_a_group_without_images_gives_nan_draws() -> None:
     drawn_seen = bootstrap([margins_of(np.array([1.0, np.nan]), np.empty(0))], 20, 0)[0]
     assert np.isnan(drawn_seen[:, 1:]).all() and set(drawn_seen[:, 0]) == {0.0, 0.5, 1.0}
     drawn_unseen = bootstrap([margins_of(np.empty(0), np.array([1.0, np.nan]))], 20, 0)[0]
@@ -195,8 +193,7 @@ def test_a_side_without_images_is_drawn_as_undefined() -> None:
     assert percentiles(np.empty(0)) is None is percentiles(np.array([0.5, np.nan]))
 
 
-def test_a_comparison_is_the_second_less_the_first() -> None:
-    """Number by number, against the two curves and their joint draws."""
+def test_a_comparison_is_second_minus_first() -> None:
     rng = np.random.default_rng(5)
     first, second = (
         margins_of(drawn(rng, 30, 0.3, shift), drawn(rng, 20, 0.3, -shift, always=-np.inf)) for shift in (0.0, 0.4)

@@ -1,4 +1,4 @@
-"""Plain, slow ways to the same numbers: what the fast paths are held against."""
+"""Plain, slow computations of the same numbers, which tests compare the fast ones with."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ import torch
 
 @dataclass(frozen=True)
 class Problem:
-    """Scores of a few images with all that an evaluation needs."""
+    """Scores of a few images and everything needed to evaluate them."""
 
     scores: np.ndarray  # [N, C]
     target: np.ndarray  # [N]
     seen: np.ndarray  # [C]
-    live: np.ndarray  # [C]
+    feasible: np.ndarray  # [C]
 
 
 def problem(
-    rng: np.random.Generator, images: int = 12, columns: int = 9, levels: int = 0, live: float = 1.0
+    rng: np.random.Generator, images: int = 12, columns: int = 9, levels: int = 0, feasible: float = 1.0
 ) -> Problem:
-    """Random scores; with `levels`, whole numbers of so many values, so that ties abound."""
+    """Random scores; with `levels`, whole numbers below it, so that many are equal."""
     shape = (images, columns)
     scores = rng.integers(0, levels, shape).astype(float) if levels else rng.standard_normal(shape)
     return Problem(
         scores=scores.astype(np.float32),
         target=rng.integers(0, columns, images),
         seen=rng.random(columns) < 0.6,
-        live=rng.random(columns) < live,
+        feasible=rng.random(columns) < feasible,
     )
 
 
 def is_right(p: Problem, image: int, bias: float, k: int) -> bool:
     """Add the bias, mask, and count the columns that score at least as much as the label."""
     row, label = p.scores[image].astype(np.float64), p.target[image]
-    biased = np.where(p.live, row + np.where(p.seen, 0.0, bias), -np.inf)
+    biased = np.where(p.feasible, row + np.where(p.seen, 0.0, bias), -np.inf)
     if biased[label] == -np.inf:
         return False
     return sum(biased[c] >= biased[label] for c in range(row.size) if c != label and biased[c] > -np.inf) < k
 
 
 def candidate_biases(p: Problem) -> list[float]:
-    """One bias inside of every interval between differences of any two scores of an image, and one beyond each end."""
+    """One bias within each interval between differences of two scores of an image, and one beyond each end."""
     differences = {0.0}
     for row in p.scores.astype(np.float64):
         for a in row[np.isfinite(row)]:
@@ -65,7 +65,7 @@ def naive(p: Problem, k: int = 1) -> dict[str, float | None]:
     unseen = [float(r[~s].mean()) if (~s).any() else None for r, s in points]
     if seen[0] is None or unseen[0] is None:
         return {"seen": seen[0], "unseen": unseen[-1], "hm": None, "auc": None}
-    area = unseen[0] * seen[0]  # what is right at every bias
+    area = unseen[0] * seen[0]  # images right at every bias
     for i in range(1, len(points)):
         area += (unseen[i] - unseen[i - 1]) * (seen[i] + seen[i - 1]) / 2
     means = [2 * s * u / (s + u) if s + u else 0.0 for s, u in zip(seen, unseen, strict=True)]
@@ -73,17 +73,17 @@ def naive(p: Problem, k: int = 1) -> dict[str, float | None]:
 
 
 def published_sweep(
-    scores: torch.Tensor, target: torch.Tensor, seen: torch.Tensor, live: torch.Tensor, k: int = 1
+    scores: torch.Tensor, target: torch.Tensor, seen: torch.Tensor, feasible: torch.Tensor, k: int = 1
 ) -> dict[str, float]:
-    """The field's sampled sweep, whole matrices at a time, as its evaluators go about it."""
+    """The sampled sweep of published evaluators, on whole matrices."""
     image_seen = seen[target]
-    seen_rows, live_rows = seen.repeat(len(scores), 1), live.repeat(len(scores), 1)
+    seen_rows, feasible_rows = seen.repeat(len(scores), 1), feasible.repeat(len(scores), 1)
 
     def hits(bias: Any) -> torch.Tensor:
         work = scores.clone()
         work[~seen_rows] += bias
         closed = work.clone()
-        closed[~live_rows] = -1e10
+        closed[~feasible_rows] = -1e10
         return (closed.topk(k, dim=1)[1] == target[:, None]).any(1).float()
 
     at_end = hits(1e3)
@@ -97,6 +97,6 @@ def published_sweep(
 
 
 def literal_components(seen: np.ndarray, unseen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """DeLong's V10 and V01 by comparing every pair; NaN is ordered rightly with nothing."""
+    """DeLong's V10 and V01 by comparing every pair; a NaN wins no comparison."""
     wins = (seen[:, None] > unseen[None]) + 0.5 * (seen[:, None] == unseen[None])
     return wins.mean(axis=1), wins.mean(axis=0)

@@ -1,9 +1,12 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from duplex.encoders import load_encoder
+from duplex.features import extraction
 from duplex.features.extraction import ExtractionReport, extract
 from tests.encoders.small import write_folder
 from tests.features.pictures import write_pictures
@@ -28,11 +31,39 @@ def images(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def run(tmp_path: Path, images: list[str], encoder) -> Run:
-    """Extract the forty pictures into `tmp_path/features.h5` with small batches, in this process."""
+    """Extract the forty images into `tmp_path/features.h5` with small batches, in this process."""
 
     def call(out: Path | None = None, **options) -> ExtractionReport:
         given = {"manifest_sha256": "m" * 64, "batch_size": 8, "num_workers": 0, "progress": False, **options}
-        used, seen = given.pop("encoder", encoder), given.pop("images", images)
-        return extract(seen, tmp_path / "pictures", out or tmp_path / "features.h5", used, **given)
+        used, names = given.pop("encoder", encoder), given.pop("images", images)
+        return extract(names, tmp_path / "pictures", out or tmp_path / "features.h5", used, **given)
 
     return call
+
+
+@pytest.fixture
+def stop_at_third_batch(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
+    """A context in which extractions are asked to stop at their third batch."""
+
+    @contextmanager
+    def requests() -> Iterator[SimpleNamespace]:
+        asked = iter(range(1000))
+        yield SimpleNamespace(is_set=lambda: next(asked) >= 4)  # asked twice per batch
+
+    @contextmanager
+    def call() -> Iterator[None]:
+        with monkeypatch.context() as patched:
+            patched.setattr(extraction, "stop_requests", requests)
+            yield
+
+    return call
+
+
+class Wrapped:
+    """An encoder whose `encode_images` is another function."""
+
+    def __init__(self, encoder, encode_images) -> None:
+        self.encoder, self.encode_images = encoder, encode_images
+
+    def __getattr__(self, name: str):
+        return getattr(self.encoder, name)

@@ -1,157 +1,115 @@
-"""What a finished cache of twelve rows may hold that no cache should: each changes an open file."""
+"""Kinds of damage to a finished cache of twelve rows and 128 numbers: a change of an open file, and its message."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import h5py
 import numpy as np
 
 from duplex.features.layout import FIRST_BAD, REASONS
 
-
-def nan(file: h5py.File) -> None:
-    file["cls"][3, 5] = np.nan
+Change = Callable[[h5py.File], object]
 
 
-def infinite(file: h5py.File) -> None:
-    file["cls"][3, 5] = np.inf
+def store(name: str, change: Callable[[Any], Any], **options: Any) -> Change:
+    """Replace a data set by a function of its values."""
+
+    def apply(file: h5py.File) -> None:
+        values = change(file[name][...])
+        del file[name]
+        file.create_dataset(name, data=values, **options)
+
+    return apply
 
 
-def unknown_mark(file: h5py.File) -> None:
-    file["mark"][2] = 200
+def write(name: str, place: Any, value: float) -> Change:
+    return lambda file: file[name].__setitem__(place, value)
 
 
-def pending(file: h5py.File) -> None:
-    file["mark"][2] = 0
+def attribute(key: str, value: object) -> Change:
+    return lambda file: file.attrs.__setitem__(key, value)
 
 
-def narrow(file: h5py.File) -> None:
-    values = file["cls"][:, :7]
-    del file["cls"]
-    file["cls"] = values
+def instead(name: str, put: Change) -> Change:
+    """Delete a data set, then call `put`."""
+    return lambda file: (file.__delitem__(name), put(file))
 
 
-def wide_type(file: h5py.File) -> None:
-    values = file["cls"][...].astype(np.float32)
-    del file["cls"]
-    file["cls"] = values
+def view(source: str, *names: str) -> Change:
+    """Make data sets a view of those of another file."""
+    shapes: dict[str, Any] = {"cls": ((12, 128), np.float16), "status": ((12,), np.uint8)}
 
+    def apply(file: h5py.File) -> None:
+        for name in names:
+            shape, dtype = shapes[name]
+            del file[name]
+            layout = h5py.VirtualLayout(shape, dtype)
+            layout[:] = h5py.VirtualSource(source, name, shape)
+            file.create_virtual_dataset(name, layout)
 
-def short(file: h5py.File) -> None:
-    values = file["mark"][:5]
-    del file["mark"]
-    file["mark"] = values
-
-
-def no_marks(file: h5py.File) -> None:
-    del file["mark"]
-
-
-def group_for_features(file: h5py.File) -> None:
-    del file["cls"]
-    file.create_group("cls")
-
-
-def no_identity(file: h5py.File) -> None:
-    del file["identity"]
-
-
-def numeric_identity(file: h5py.File) -> None:
-    file["identity"].attrs["dim"] = 128
-
-
-def no_rows(file: h5py.File) -> None:
-    del file.attrs["stop"]
-
-
-def backward(file: h5py.File) -> None:
-    file.attrs["start"] = 99
-
-
-def text_rows(file: h5py.File) -> None:
-    file.attrs["total"] = "many"
+    return apply
 
 
 def soft_link(file: h5py.File) -> None:
-    file["elsewhere"] = file["cls"]
-    del file["cls"]
+    file.move("cls", "elsewhere")
     file["cls"] = h5py.SoftLink("/elsewhere")
 
 
-def external_link(file: h5py.File) -> None:
-    del file["cls"]
-    file["cls"] = h5py.ExternalLink("other.h5", "/cls")
-
-
-def raw_storage(file: h5py.File) -> None:
-    del file["cls"]
-    file.create_dataset("cls", (12, 128), np.float16, external=[("/etc/passwd", 0, 12 * 128 * 2)])
-
-
-def view_of_nothing(file: h5py.File) -> None:
-    del file["cls"]
-    layout = h5py.VirtualLayout((12, 128), np.float16)
-    layout[:] = h5py.VirtualSource("gone.h5", "cls", (12, 128))
-    file.create_virtual_dataset("cls", layout)
-
-
-def view_of_itself(file: h5py.File) -> None:
-    _view(file, "features.h5")
-
-
-def view_from_outside(file: h5py.File) -> None:
-    _view(file, "../../whole.h5")
-
-
-def _view(file: h5py.File, source: str) -> None:
-    """Rows and marks become those of another file."""
-    for name, shape, kind in (("cls", (12, 128), np.float16), ("mark", (12,), np.uint8)):
-        del file[name]
-        layout = h5py.VirtualLayout(shape, kind)
-        layout[:] = h5py.VirtualSource(source, name, shape)
-        file.create_virtual_dataset(name, layout)
-
-
-def unwritten(file: h5py.File) -> None:
-    del file["cls"]
-    file.create_dataset("cls", (12, 128), np.float16)
-
-
-def in_pieces(file: h5py.File) -> None:
-    values = file["cls"][...]
-    del file["cls"]
-    file.create_dataset("cls", data=values, chunks=(4, 128), compression="gzip")
-
-
-def enormous(file: h5py.File) -> None:
-    del file["cls"]
-    file.create_dataset("cls", (12, 2**40), np.float16)
-
-
-def extra(file: h5py.File) -> None:
-    file["more"] = np.arange(3)
-
-
-def deep_rows(file: h5py.File) -> None:
-    values = file["cls"][...]
-    del file["cls"]
-    file["cls"] = values[:, :, None]
-
-
-def first_unknown_mark(file: h5py.File) -> None:
-    file["mark"][2] = FIRST_BAD + len(REASONS)
-
-
-def no_row_at_all(file: h5py.File) -> None:
-    file.attrs["start"] = file.attrs["stop"]
-
-
-def below_nothing(file: h5py.File) -> None:
-    file.attrs["start"] = -1
-
-
-DAMAGE = [
-    *(nan, infinite, unknown_mark, pending, narrow, wide_type, short, no_marks, group_for_features, no_identity),
-    *(numeric_identity, no_rows, backward, text_rows, soft_link, external_link, raw_storage, view_of_nothing),
-    *(view_of_itself, view_from_outside, unwritten, in_pieces, enormous, extra),
-    *(deep_rows, first_unknown_mark, no_row_at_all, below_nothing),
-]
+VALUES: dict[str, Change] = {  # the layout is sound
+    "NaN": write("cls", (3, 5), np.nan),
+    "infinity": write("cls", (3, 5), np.inf),
+    "a pending row": write("status", 2, 0),
+}
+NO_ROWS = "its start, stop or total is not a whole number"
+ELSEWHERE = "'cls' lies in other files"
+LAYOUT: dict[str, tuple[Change, str]] = {
+    "an unknown status": (write("status", 2, 200), "the status 200 has no meaning"),
+    "the first unknown status": (
+        write("status", 2, FIRST_BAD + len(REASONS)),
+        f"the status {FIRST_BAD + len(REASONS)} has no meaning",
+    ),
+    "narrow rows": (store("cls", lambda x: x[:, :7]), "its rows have 7 numbers, its identity says 128"),
+    "float32": (
+        store("cls", lambda x: x.astype(np.float32)),
+        "'cls' is (12, 128) of float32, which does not fit its 12 rows",
+    ),
+    "few statuses": (store("status", lambda x: x[:5]), "'status' is (5,) of uint8, which does not fit its 12 rows"),
+    "three dimensions": (
+        store("cls", lambda x: x[:, :, None]),
+        "'cls' is (12, 128, 1) of float16, which does not fit its 12 rows",
+    ),
+    "no statuses": (lambda f: f.pop("status"), "there is no 'status'"),
+    "a group": (instead("cls", lambda f: f.create_group("cls")), "'cls' is a folder or empty"),
+    "no identity": (lambda f: f.pop("identity"), "there is no group 'identity'"),
+    "a number as identity": (lambda f: f["identity"].attrs.__setitem__("dim", 128), "the identity's 'dim' is not text"),
+    "no stop": (lambda f: f.attrs.__delitem__("stop"), NO_ROWS),
+    "text as total": (attribute("total", "many"), NO_ROWS),
+    "start beyond stop": (attribute("start", 99), "its rows are 99 to 12 of 12"),
+    "no row": (attribute("start", 12), "its rows are 12 to 12 of 12"),
+    "a negative start": (attribute("start", -1), "its rows are -1 to 12 of 12"),
+    "a soft link": (soft_link, "it holds 'elsewhere', which no cache has"),
+    "an external link": (
+        instead("cls", lambda f: f.__setitem__("cls", h5py.ExternalLink("other.h5", "/cls"))),
+        "'cls' is a link to something else",
+    ),
+    "raw bytes of another file": (
+        instead("cls", lambda f: f.create_dataset("cls", (12, 128), "f2", external=[("/etc/passwd", 0, 12 * 128 * 2)])),
+        ELSEWHERE,
+    ),
+    "a partial view": (view("gone.h5", "cls"), "it is partly a view of other files"),
+    "a view of itself": (view("features.h5", "cls", "status"), ELSEWHERE),
+    "a view of another folder": (
+        view("../../whole.h5", "cls", "status"),
+        "'cls' is a view of '../../whole.h5', which is no shard's name",
+    ),
+    "no bytes": (
+        instead("cls", lambda f: f.create_dataset("cls", (12, 128), np.float16)),
+        "'cls' declares 3,072 bytes, of which 0 were ever written",
+    ),
+    "chunks": (store("cls", lambda x: x, chunks=(4, 128), compression="gzip"), "'cls' is stored in chunks"),
+    "an enormous size": (instead("cls", lambda f: f.create_dataset("cls", (12, 2**40), np.float16)), "'cls' declares"),
+    "another data set": (lambda f: f.__setitem__("more", np.arange(3)), "it holds 'more', which no cache has"),
+}
+DAMAGE: dict[str, Change] = {**VALUES, **{name: change for name, (change, _) in LAYOUT.items()}}

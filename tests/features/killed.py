@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from duplex.encoders import Encoder
+from duplex.encoders import Encoder, EncoderIdentity
 from duplex.errors import DuplexError
+from duplex.features import extraction
 from duplex.features.extraction import extract
 
 
@@ -19,7 +20,7 @@ class Slow:
     """Sixty-four pixels through one matrix, slowly, so that a kill finds it at work and starting it costs little."""
 
     name, dim, device, logit_scale = "slow", 16, torch.device("cpu"), 0.0
-    identity = {"encoder": "slow", "dim": "16"}  # noqa: RUF012
+    identity = EncoderIdentity("slow", "a", "w", "{}", "fp32", 16, "1", "1", "1")
 
     def __init__(self) -> None:
         self.matrix = torch.randn(192, 16, generator=torch.Generator().manual_seed(0))
@@ -34,8 +35,9 @@ class Slow:
 
 def main(root: Path, out: Path) -> None:
     torch.set_num_threads(1)
+    extraction.COMMIT_SECONDS = 0.0
     images = sorted(path.name for path in root.iterdir())
-    options: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "commit_seconds": 0.0, "max_bad": 1.0}
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "max_bad": 1.0}
     report = extract(images, root, out, cast(Encoder, Slow()), manifest_sha256="m" * 64, **options)
     print(f"done {report.resumed}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Which part of a picture a view shows: a plain twin of the formula, and what its numbers mean."""
+"""Crops and views of an image, compared with the formula written out."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
-from pydantic import ValidationError
 
-from duplex.config.params import ExtractionParams
 from duplex.features.augmentation import Augmentation, Box, box
 
 
-class Stated:
-    """Random numbers that are told beforehand, each as its place between the two ends it is asked for."""
+class GivenNumbers:
+    """A generator with given numbers, each a position between the bounds of the call."""
 
     def __init__(self, *places: float) -> None:
         self.places = list(places)
@@ -32,63 +28,52 @@ class Stated:
         return int(self.places.pop(0) * stop)
 
 
-def stated(width: int, height: int, *places: float) -> tuple[Box, list[tuple[float, float]]]:
-    told = Stated(*places)
-    return box(told, width, height), told.ends  # type: ignore[arg-type]
+def crop(width: int, height: int, *places: float) -> tuple[Box, list[tuple[float, float]]]:
+    numbers = GivenNumbers(*places)
+    return box(numbers, width, height), numbers.ends  # type: ignore[arg-type]
 
 
-def test_a_part_is_nine_tenths_of_a_picture_or_more_and_no_longer_than_four_to_three() -> None:
+def test_a_crop_has_nine_tenths_of_the_image_and_an_aspect_up_to_four_to_three() -> None:
     """Area 0.9 of 1000 x 900, as wide as it is high: a side of sqrt(810,000) = 900, 101 places across and one down."""
-    (left, upper, right, lower), ends = stated(1000, 900, 0.0, 0.5, 0.5, 0.0)
+    (left, upper, right, lower), ends = crop(1000, 900, 0.0, 0.5, 0.5, 0.0)
     assert (left, upper, right, lower) == (50, 0, 950, 900)
     assert ends[0] == (0.9, 1.0)
     assert ends[1] == (pytest.approx(math.log(3 / 4)), pytest.approx(math.log(4 / 3)))
     assert ends[2:] == [(0, 101), (0, 1)]
 
 
-def test_a_part_may_touch_every_side() -> None:
-    """The whole of a picture of four to three, and its lowest right part."""
-    assert stated(400, 300, 1.0, 1.0, 0.0, 0.0)[0] == (0, 0, 400, 300)
-    found, ends = stated(1000, 1000, 0.0, 0.5, 0.999, 0.999)
+def test_a_crop_may_touch_every_side() -> None:
+    """The whole of an image of four to three, and its lower right corner."""
+    assert crop(400, 300, 1.0, 1.0, 0.0, 0.0)[0] == (0, 0, 400, 300)
+    found, ends = crop(1000, 1000, 0.0, 0.5, 0.999, 0.999)
     side = round(math.sqrt(0.9) * 1000)
     assert found == (1000 - side, 1000 - side, 1000, 1000) and ends[2:] == [(0, 1001 - side)] * 2
 
 
-def test_what_does_not_fit_is_drawn_again_ten_times() -> None:
-    """A part of four to three is wider than a square picture; then it is drawn square."""
-    found, ends = stated(100, 100, 1.0, 1.0, *[0.0, 1.0] * 8, 0.0, 0.5, 0.0, 0.0)
+def test_a_crop_that_does_not_fit_is_drawn_again_ten_times() -> None:
+    """A crop of four to three is wider than a square image; then a square one is drawn."""
+    found, ends = crop(100, 100, 1.0, 1.0, *[0.0, 1.0] * 8, 0.0, 0.5, 0.0, 0.0)
     assert found == (0, 0, 95, 95) and len(ends) == 2 * 10 + 2
-    found, ends = stated(100, 100, *[1.0, 1.0] * 10)
+    found, ends = crop(100, 100, *[1.0, 1.0] * 10)
     assert found == (0, 0, 100, 100) and len(ends) == 2 * 10
-    assert stated(100, 100, *[1.0, 0.0] * 10)[0] == (0, 0, 100, 100)  # higher than the picture
-
-
-@given(st.integers(1, 3000), st.integers(1, 3000))
-def test_where_nothing_fits_it_is_the_middle_as_near_to_the_aspect_as_it_goes(width: int, height: int) -> None:
-    never = Stated(*[1.0, 1.0 if width < height * 4 / 3 else 0.0] * 10, 0.0, 0.0)
-    found = box(never, width, height)  # type: ignore[arg-type]
-    if len(never.ends) == 2 * 10 + 2 or len(never.ends) < 2 * 10:
-        return  # one fitted after all
-    w = min(width, max(1, round(height * 4 / 3)))
-    h = min(height, max(1, round(width * 4 / 3)))
-    assert found == ((width - w) // 2, (height - h) // 2, (width - w) // 2 + w, (height - h) // 2 + h)
+    assert crop(100, 100, *[1.0, 0.0] * 10)[0] == (0, 0, 100, 100)  # higher than the picture
 
 
 @pytest.mark.parametrize(
     ("size", "middle"),
     [((400, 3), (198, 0, 202, 3)), ((3, 400), (0, 198, 3, 202)), ((9, 1), (4, 0, 5, 1)), ((1, 9), (0, 4, 1, 5))],
 )
-def test_a_strip_shows_its_middle(size: tuple[int, int], middle: Box) -> None:
+def test_the_crop_of_a_strip_is_its_middle(size: tuple[int, int], middle: Box) -> None:
     assert box(np.random.default_rng(0), *size) == middle
 
 
-def test_a_single_pixel_is_shown() -> None:
+def test_the_crop_of_one_pixel_is_that_pixel() -> None:
     assert box(np.random.default_rng(0), 1, 1) == (0, 0, 1, 1)
 
 
-def test_a_view_follows_the_pictures_name_and_its_own_number() -> None:
+def test_a_view_depends_on_the_images_name_and_the_views_number() -> None:
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (72, 80, 3), dtype=np.uint8))
-    shown = {(name, view): np.asarray(Augmentation(4, True).show(picture, name, view, (20, 30)))
+    shown = {(name, view): np.asarray(Augmentation(4, True).view(picture, name, view, (20, 30)))
              for name in ("a.png", "b.png") for view in range(4)}  # fmt: skip
     assert all(one.shape == (20, 30, 3) for one in shown.values())
     assert len({one.tobytes() for one in shown.values()}) == 8
@@ -99,13 +84,7 @@ def test_a_view_follows_the_pictures_name_and_its_own_number() -> None:
         assert np.array_equal(one, np.asarray(part)[:, ::-1] if mirrored else np.asarray(part))
 
 
-def test_rows_are_all_views_of_one_picture_after_those_of_another() -> None:
+def test_the_views_of_one_image_are_neighbours() -> None:
     assert Augmentation(2, False).rows(["a", "b"]) == ["a", "a", "b", "b"]
     assert Augmentation(2, False).identity == {"views": "2", "flip": "false"}
     assert Augmentation(3, True).identity == {"views": "3", "flip": "true"}
-
-
-def test_a_picture_has_a_hundred_views_at_most() -> None:
-    assert ExtractionParams(views=100).views == 100
-    with pytest.raises(ValidationError):
-        ExtractionParams(views=101)

@@ -1,8 +1,7 @@
-"""What happens between decoded pixels and written rows, on the CPU and on a pretended device."""
+"""Batches through an encoder, on the CPU and on a pretended device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,8 +13,9 @@ import torch
 from duplex.encoders import Encoder, load_encoder
 from duplex.errors import DuplexError
 from duplex.features import encoding
-from duplex.features.encoding import Kept, Launched, encoded_blocks, one_behind
-from duplex.features.layout import ENCODED, FIRST_BAD, NOT_FINITE, mark_of
+from duplex.features.encoding import OutputSpec, PendingBatch, encode_batches
+from duplex.features.layout import ENCODED, FIRST_BAD, NOT_FINITE, status_of_reason
+from tests.features.conftest import Wrapped
 from tests.pretended import Pretended
 
 SHORTAGES = [
@@ -25,41 +25,16 @@ SHORTAGES = [
 ]
 
 
-def test_the_device_has_the_next_block_before_this_one_is_asked_for() -> None:
-    seen = []
-
-    def given() -> Iterator[int]:
-        for number in range(4):
-            seen.append(f"decoded {number}")
-            yield number
-
-    def start(number: int) -> int:
-        seen.append(f"started {number}")
-        return number
-
-    for number in one_behind(start, given()):
-        seen.append(f"written {number}")
-    assert [line for line in seen if "decoded" not in line] == [
-        *("started 0", "started 1", "written 0", "started 2", "written 1"),
-        *("started 3", "written 2", "written 3"),
-    ]
-    assert list(one_behind(str, range(3), depth=0)) == ["0", "1", "2"]
-
-
 @pytest.mark.parametrize("patches", [False, True])
-def test_another_device_gives_the_same_rows(
-    pretended: Pretended,
-    encoder_name: str,
-    patches: bool,
-) -> None:
-    """Nothing of it is computed on the wrong side, and the host waits for copies alone."""
+def test_another_device_gives_the_same_rows(pretended: Pretended, encoder_name: str, patches: bool) -> None:
+    """Nothing is computed on the wrong device, and the host waits only for copies."""
     torch.manual_seed(0)
     here = load_encoder(encoder_name, towers="image")
-    stream = [(8 * n, torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), marks()) for n in range(3)]
-    expected = list(encoded_blocks(here, stream, Kept(patches)))
+    stream = [(8 * n, torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), statuses()) for n in range(3)]
+    expected = list(encode_batches(here, stream, OutputSpec(patches)))
     there = load_encoder(encoder_name, towers="image", device=pretended.name)
     pretended.reset()
-    found = list(encoded_blocks(there, stream, Kept(patches)))
+    found = list(encode_batches(there, stream, OutputSpec(patches)))
     for (row, its, values), (other, theirs, rows) in zip(expected, found, strict=True):
         assert row == other
         assert (its == theirs).all()
@@ -71,61 +46,53 @@ def test_another_device_gives_the_same_rows(
     assert pretended.synchronisations.total() == sum(waits.values())
 
 
-def marks() -> torch.Tensor:
-    """Of a block whose third picture cannot be had."""
+def statuses() -> torch.Tensor:
+    """Statuses of a batch whose third image cannot be read."""
     found = torch.full((8,), ENCODED, dtype=torch.uint8)
     found[2] = FIRST_BAD
     return found
 
 
 @pytest.mark.parametrize("name", ["cls", "patch"])
-def test_what_is_not_finite_is_marked_and_zero(encoder, name: str) -> None:
+def test_rows_that_are_not_finite_are_bad_and_zero(encoder, name: str) -> None:
     class Broken:
         device = encoder.device
 
         def encode_patches(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             cls, patch = (x.clone() for x in encoder.encode_patches(pixels))
             {"cls": cls[4, :1], "patch": patch[4, 1, :1]}[name].fill_(float("nan"))
-            patch[2] = float("inf")  # of a picture that is bad already: its own reason stays
+            patch[2] = float("inf")  # of an image that is bad already: its own reason stays
             return cls, patch
 
     pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
-    ((_, found, values),) = encoded_blocks(cast(Encoder, Broken()), [(0, pixels, marks())], Kept(patches=True))
-    wanted = marks().numpy()
-    wanted[4] = mark_of(NOT_FINITE)
+    ((_, found, values),) = encode_batches(cast(Encoder, Broken()), [(0, pixels, statuses())], OutputSpec(patches=True))
+    wanted = statuses().numpy()
+    wanted[4] = status_of_reason(NOT_FINITE)
     assert (found == wanted).all()
     assert all(not value[[2, 4]].any() and value[[0, 1, 3]].any() for value in values.values())
 
 
 @pytest.mark.parametrize("shortage", SHORTAGES, ids=lambda error: type(error).__name__)
-def test_a_shortage_of_memory_is_one_sentence(run, encoder, shortage: Exception) -> None:
-    class Small:
-        def __getattr__(self, name: str):
-            return getattr(encoder, name)
+def test_a_shortage_of_memory_names_the_option_to_change(run, encoder, shortage: Exception) -> None:
+    def fail(pixels: torch.Tensor) -> torch.Tensor:
+        raise shortage
 
-        def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
-            raise shortage
-
-    with pytest.raises(DuplexError, match=r"not enough memory to encode 8 pictures at once.*--batch-size"):
-        run(encoder=Small())
+    with pytest.raises(DuplexError, match=r"not enough memory to encode 8 images at once.*--batch-size"):
+        run(encoder=Wrapped(encoder, fail))
 
 
-def test_another_error_stays_itself(run, encoder) -> None:
-    class Broken:
-        def __getattr__(self, name: str):
-            return getattr(encoder, name)
-
-        def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
-            raise RuntimeError("expected scalar type Half")
+def test_another_error_passes_through(run, encoder) -> None:
+    def fail(pixels: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("expected scalar type Half")
 
     with pytest.raises(RuntimeError, match="scalar type"):
-        run(encoder=Broken())
+        run(encoder=Wrapped(encoder, fail))
 
 
-def test_a_run_on_the_cpu_never_wakes_the_gpu(
+def test_a_run_on_the_cpu_creates_no_cuda_context(
     run, encoder_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine that has one: a context would take half a gigabyte of its memory."""
+    """On a machine with a GPU: a context would take half a gigabyte of its memory."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a CUDA context"))
     cpu = load_encoder(encoder_name, device="cpu")
@@ -133,38 +100,40 @@ def test_a_run_on_the_cpu_never_wakes_the_gpu(
     assert run(encoder=cpu, num_workers=1).rows == 40
 
 
-def test_a_block_is_waited_for_before_it_is_read() -> None:
-    """What a GPU copies lies there once its event has happened, and not before."""
+def test_the_device_is_waited_for_before_results_are_read() -> None:
+    """A copy from a GPU is complete once its event has happened, and not before."""
     finite = torch.zeros(2, dtype=torch.bool)
     done = SimpleNamespace(synchronize=lambda: finite.fill_(True))
     marks = torch.full((2,), ENCODED, dtype=torch.uint8)
-    launched = Launched(7, marks, finite, {"cls": torch.ones(2, 3).half()}, done)  # type: ignore[arg-type]
+    launched = PendingBatch(7, marks, finite, {"cls": torch.ones(2, 3).half()}, done)  # type: ignore[arg-type]
     start, found, values = launched.result()
     assert (start, found.tolist(), values["cls"].sum()) == (7, [ENCODED] * 2, 6)
-    assert Launched(0, marks, finite, {}, None).result()[1].tolist() == [ENCODED] * 2
+    assert PendingBatch(0, marks, finite, {}, None).result()[1].tolist() == [ENCODED] * 2
 
 
 @pytest.mark.parametrize(("device", "first"), [("cuda", ["of 0", "of 1", "result 0"]), ("cpu", ["of 0", "result 0"])])
-def test_a_gpu_has_a_block_more_than_has_been_written(monkeypatch, device: str, first: list[str]) -> None:
+def test_on_a_gpu_the_next_batch_is_launched_before_a_result_is_read(
+    monkeypatch, device: str, first: list[str]
+) -> None:
     seen: list[str] = []
 
     def launch(encoder, start: int, *_: object) -> SimpleNamespace:
         seen.append(f"of {start}")
         return SimpleNamespace(result=lambda: seen.append(f"result {start}"))
 
-    monkeypatch.setattr(encoding.Launched, "of", launch)
+    monkeypatch.setattr(encoding.PendingBatch, "launch", launch)
     there = cast(Encoder, SimpleNamespace(device=torch.device(device)))
     given = ((n, torch.empty(0), torch.empty(0)) for n in range(3))
-    assert len(list(encoded_blocks(there, given, Kept()))) == 3
+    assert len(list(encode_batches(there, given, OutputSpec()))) == 3
     assert seen[: len(first)] == first and sorted(seen) == sorted(
         f"{what} {n}" for n in range(3) for what in ("of", "result")
     )
 
 
-@pytest.mark.parametrize(("patches", "depth"), [(False, 0), (True, 0), (False, 1), (True, 1)])
-def test_each_block_holds_what_was_asked_for_by_its_name(encoder, patches: bool, depth: int) -> None:
+@pytest.mark.parametrize(("patches", "blocks"), [(False, 0), (True, 0), (False, 1), (True, 1)])
+def test_batches_have_the_requested_outputs_by_name(encoder, patches: bool, blocks: int) -> None:
     pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
-    ((_, _, values),) = encoded_blocks(encoder, [(0, pixels, marks())], Kept(patches, depth))
-    shapes = {"cls": (8, 16), "patch": (8, *encoder.patches), "deep": (8, 5, 32)}
-    wanted = {"cls", *(["patch"] if patches else []), *(["deep"] if depth else [])}
+    ((_, _, values),) = encode_batches(encoder, [(0, pixels, statuses())], OutputSpec(patches, blocks))
+    shapes = {"cls": (8, 16), "patch": (8, *encoder.patches), "block_inputs": (8, 5, 32)}
+    wanted = {"cls", *(["patch"] if patches else []), *(["block_inputs"] if blocks else [])}
     assert {name: value.shape for name, value in values.items()} == {name: shapes[name] for name in wanted}

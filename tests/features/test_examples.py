@@ -1,4 +1,4 @@
-"""Cached rows joined with labels: each split its readable images, and their views for training alone."""
+"""Examples: each split has its readable images, and only training has views."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from duplex.errors import DuplexError
 from duplex.features.examples import Examples, join
-from duplex.features.views import Viewed, Views
+from duplex.features.views import SplitViews, ViewCache
 from duplex.labels import SPLITS, LabelSpace
 
 ROWS = 12
@@ -31,7 +31,7 @@ INPUTS = {
 BAD = np.isin(np.arange(ROWS), [0, 4, 5])
 
 
-def test_a_split_is_its_readable_rows_in_the_manifests_order() -> None:
+def test_a_split_has_its_readable_rows_in_the_order_of_the_manifest() -> None:
     found = join(MANIFEST, LABELS, INPUTS, BAD)
     assert tuple(found) == SPLITS
     for split, examples in found.items():
@@ -41,23 +41,23 @@ def test_a_split_is_its_readable_rows_in_the_manifests_order() -> None:
         assert (
             examples.compositions.tolist() == LABELS.index(pairs["state"].tolist(), pairs["object"].tolist()).tolist()
         )
-        assert examples.z.dtype == torch.float32 and examples.inputs["patch"].dtype == torch.float16
-        assert np.array_equal(examples.z.numpy(), INPUTS["cls"][rows].astype(np.float32))
+        assert examples.cls.dtype == torch.float32 and examples.inputs["patch"].dtype == torch.float16
+        assert np.array_equal(examples.cls.numpy(), INPUTS["cls"][rows].astype(np.float32))
         assert np.array_equal(examples.inputs["patch"].numpy(), INPUTS["patch"][rows])
         assert examples.views is None
 
 
-def test_rows_that_do_not_correspond_are_refused() -> None:
-    with pytest.raises(DuplexError, match=r"the manifest has 12 rows, the cache 11; `dvc repro extract` mends it"):
+def test_a_cache_of_another_length_is_refused() -> None:
+    with pytest.raises(DuplexError, match=r"the manifest has 12 rows, the cache 11; run `dvc repro extract`"):
         join(MANIFEST, LABELS, INPUTS, BAD[1:])
 
 
-def test_training_pictures_come_with_their_views_and_without_those_that_lack_one() -> None:
+def test_training_images_have_their_views_unless_one_is_missing() -> None:
     training = [row for row in range(ROWS) if PLACES[row] == "train"]
     count = 2
     of = np.repeat(training, count).astype(np.float32)  # whose view a row is
     lacking = training.index(9) * count + 1
-    viewed = Viewed(count, {"cls": of[:, None]}, np.arange(len(of)) == lacking)
+    viewed = ViewCache(count, {"cls": of[:, None]}, np.arange(len(of)) == lacking)
     found = join(MANIFEST, LABELS, INPUTS, BAD, viewed)
     rows = [row for row in training if not BAD[row] and row != 9]
     assert found["train"].rows.tolist() == rows and rows
@@ -66,9 +66,9 @@ def test_training_pictures_come_with_their_views_and_without_those_that_lack_one
     assert all(found[split].views is None for split in SPLITS if split != "train")
 
 
-def test_everything_goes_to_a_device_together() -> None:
-    views = Views(1, {"cls": torch.ones(2, 3)})
+def test_all_tensors_move_to_a_device_together() -> None:
+    views = SplitViews(1, {"cls": torch.ones(2, 3)})
     there = Examples(np.arange(2), {"cls": torch.ones(2, 3)}, torch.zeros(2), views).to(torch.device("meta"))
     assert there.views is not None and there.rows.tolist() == [0, 1]
-    assert {one.device.type for one in (there.z, there.compositions, there.views.inputs["cls"])} == {"meta"}
+    assert {one.device.type for one in (there.cls, there.compositions, there.views.inputs["cls"])} == {"meta"}
     assert Examples(np.arange(2), {}, torch.zeros(2)).to(torch.device("meta")).views is None

@@ -1,3 +1,7 @@
+"""Extraction: the features of a plain loop, bad images, resuming, shares of bad images, and what is reported."""
+
+from __future__ import annotations
+
 import multiprocessing
 import os
 import signal
@@ -10,33 +14,37 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.decoding import decoding_workers
-from duplex.features.image_files import read_picture
-from duplex.features.layout import partial_path
+from duplex.features import extraction as extraction_module
+from duplex.features.extraction import BadImage, ExtractionReport, extract
+from duplex.features.image_files import read_image
+from duplex.features.layout import ENCODED, PENDING, Span, partial_path
+from duplex.features.shards import join_shards
 from duplex.features.store import PartialCache, open_features
+from tests.features.conftest import Wrapped
+from tests.features.test_store import opened_in
 
 
 def naive(images, root: Path, encoder) -> np.ndarray:
-    """One picture at a time, in order."""
-    pixels = [encoder.image_transform(read_picture(root / image))[None] for image in images]
+    """One image at a time, in order."""
+    pixels = [encoder.image_transform(read_image(root / image))[None] for image in images]
     return torch.cat([encoder.encode_images(one) for one in pixels]).half().float().numpy()
 
 
 def test_features_are_those_of_a_plain_loop(run, images, encoder, tmp_path: Path) -> None:
     report = run()
-    features = open_features(report.path, {**encoder.identity, "manifest": "m" * 64})
+    features = open_features(report.path, {**encoder.identity.to_dict(), "manifest": "m" * 64})
     assert np.allclose(features.cls, naive(images, tmp_path / "pictures", encoder), atol=2e-3)
     assert (report.rows, report.resumed, report.bad) == (40, 0, [])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(run, tmp_path: Path, workers: int) -> None:
+def test_the_number_of_workers_changes_nothing(run, tmp_path: Path, workers: int) -> None:
     run()
     run(tmp_path / "other.h5", num_workers=workers)
     assert (tmp_path / "other.h5").read_bytes() == (tmp_path / "features.h5").read_bytes()
 
 
-def test_a_finished_cache_is_left_alone(run, tmp_path: Path) -> None:
+def test_a_finished_cache_is_left_alone_unless_fresh(run, tmp_path: Path) -> None:
     run()
     before = (tmp_path / "features.h5").stat().st_mtime_ns
     report = run()
@@ -45,15 +53,13 @@ def test_a_finished_cache_is_left_alone(run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"manifest_sha256": "n" * 64}, {"limit": 9}, {"tokens": "patch"}])
-def test_a_cache_of_something_else_is_made_afresh(run, change, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_of_another_identity_is_extracted_again(run, change, capsys: pytest.CaptureFixture[str]) -> None:
     run()
     assert run(**change).resumed == 0
-    assert "extracting afresh" in capsys.readouterr().err
+    assert "extracting again" in capsys.readouterr().err
 
 
-def test_patch_tokens_lie_beside(run, encoder) -> None:
-    import h5py
-
+def test_patch_tokens_are_stored_beside_the_features(run, encoder) -> None:
     path = run(tokens="patch").path
     with h5py.File(path) as file:
         assert file["patch"].shape == (40, *encoder.patches) and file["patch"].dtype == np.float16
@@ -61,7 +67,7 @@ def test_patch_tokens_lie_beside(run, encoder) -> None:
     assert open_features(path).cls.shape == (40, 16)
 
 
-def test_bad_pictures_keep_their_rows(run, images, tmp_path: Path) -> None:
+def test_bad_images_keep_their_rows(run, images, tmp_path: Path) -> None:
     good = open_features(run().path).cls
     (tmp_path / "pictures" / images[3]).unlink()
     (tmp_path / "pictures" / images[30]).write_bytes(b"")
@@ -73,152 +79,253 @@ def test_bad_pictures_keep_their_rows(run, images, tmp_path: Path) -> None:
     assert np.array_equal(features.cls[~features.bad], good[~features.bad])
 
 
-def test_too_many_bad_pictures_fail_and_mending_them_resumes(run, images, tmp_path: Path) -> None:
+def test_bad_rows_of_a_shard_are_numbered_in_the_data_set(run, images, tmp_path: Path) -> None:
+    (tmp_path / "pictures" / images[30]).unlink()
+    report = run(shard=(1, 2), max_bad=0.5)
+    assert report.bad == run(shard=(1, 2), max_bad=0.5).bad == [BadImage(30, images[30], "missing")]
+
+
+def test_too_many_bad_images_fail_and_repairing_them_resumes(run, images, tmp_path: Path) -> None:
     good = run(tmp_path / "good.h5").path.read_bytes()
-    kept = (tmp_path / "pictures" / images[35]).read_bytes()
+    content = (tmp_path / "pictures" / images[35]).read_bytes()
     (tmp_path / "pictures" / images[35]).write_bytes(b"")
-    with pytest.raises(DuplexError, match=rf"1 of 40 pictures .* max_bad = 0.01 .*{images[35]} \(empty\)"):
+    with pytest.raises(DuplexError, match=rf"1 of 40 images .* max_bad = 0.01 .*{images[35]} \(empty\)"):
         run()
     assert partial_path(tmp_path / "features.h5").exists() and not (tmp_path / "features.h5").exists()
-    (tmp_path / "pictures" / images[35]).write_bytes(kept)
+    (tmp_path / "pictures" / images[35]).write_bytes(content)
     report = run()
     assert report.resumed == 39 and report.path.read_bytes() == good
 
 
-def test_features_that_are_not_finite_are_bad(run, encoder) -> None:
-    class Broken:
-        def __getattr__(self, name: str):
-            return getattr(encoder, name)
-
-        def encode_images(self, pixels):
-            features = encoder.encode_images(pixels).clone()
-            features[2, 0] = 1e6
-            return features
-
-    report = run(encoder=Broken(), max_bad=1.0)
-    assert [bad.row for bad in report.bad] == [2, 10, 18, 26, 34]
-    assert {bad.reason for bad in report.bad} == {"features not finite"}
-
-
-def test_a_damaged_partial_file_is_begun_again(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    partial_path(tmp_path / "features.h5").write_bytes(b"\x89HDF not really")
-    assert run().rows == 40
-    assert "is damaged; extracting afresh" in capsys.readouterr().err
-
-
-def test_a_resumed_run_with_other_batches_keeps_what_is_there(run, tmp_path: Path, monkeypatch) -> None:
-    calls = iter(range(100))
-
-    def stop_after_two(self, row, marks, **values):
-        original(self, row, marks, **values)
-        self.commit()
-        if next(calls) == 1:
-            raise KeyboardInterrupt
-
-    original = PartialCache.write
-    monkeypatch.setattr(PartialCache, "write", stop_after_two)
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    monkeypatch.setattr(PartialCache, "write", original)
-    assert run(batch_size=5).resumed == 16
-
-
-def test_requests_that_make_no_sense(run, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="shard 4/4 does not exist"):
-        run(shard=(4, 4))
-    with pytest.raises(UsageError, match="too few for 9 shards"):
-        run(shard=(0, 9))
-    with pytest.raises(UsageError, match="no picture"):
-        run(images=[])
-    with pytest.raises(UsageError, match="known: none, patch"):
-        run(tokens="all")
-
-
-def test_a_missing_folder_is_said_at_once(encoder, tmp_path: Path) -> None:
-    from duplex.features.extraction import extract
-
-    with pytest.raises(UsageError, match="does not exist; set the data set's root"):
-        extract(["a.jpg"], tmp_path / "absent", tmp_path / "f.h5", encoder, manifest_sha256="m")
-
-
-def test_a_finished_cache_is_taken_up_again_for_mended_pictures_and_judged_again(run, images, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [0, 35])
+def test_a_finished_cache_is_resumed_for_repaired_images_and_its_bad_ones_counted_again(
+    run, images, tmp_path: Path, number: int
+) -> None:
     good = run(tmp_path / "good.h5").path.read_bytes()
-    kept = (tmp_path / "pictures" / images[35]).read_bytes()
-    (tmp_path / "pictures" / images[35]).write_bytes(b"")
-    assert len(run(max_bad=0.1).bad) == 1
-    assert len(run(max_bad=0.1).bad) == 1
-    with pytest.raises(DuplexError, match="1 of 40 pictures cannot be read"):
+    content = (tmp_path / "pictures" / images[number]).read_bytes()
+    (tmp_path / "pictures" / images[number]).write_bytes(b"")
+    for _ in range(2):
+        assert len(run(max_bad=0.1).bad) == 1
+    with pytest.raises(DuplexError, match="1 of 40 images cannot be read"):
         run(max_bad=0.0)
-    (tmp_path / "pictures" / images[35]).write_bytes(kept)
+    (tmp_path / "pictures" / images[number]).write_bytes(content)
     report = run(max_bad=0.0)
     assert report.resumed == 39 and report.path.read_bytes() == good
 
 
-def test_a_worker_that_is_killed_is_one_sentence(run, encoder) -> None:
-    """torch says so from a signal handler, here in the middle of an encoding."""
-
-    class Patient:
-        def __getattr__(self, name: str):
-            return getattr(encoder, name)
-
-        def encode_images(self, pixels):
-            for child in multiprocessing.active_children():
-                os.kill(child.pid or 0, signal.SIGKILL)
-            time.sleep(1)
-            return encoder.encode_images(pixels)
-
-    with pytest.raises(DuplexError, match=r"a decoding worker died, .*run the same command again"):
-        run(encoder=Patient(), num_workers=2, batch_size=2)
-    assert run(num_workers=2, batch_size=2).rows == 40
+def test_too_many_bad_images_stop_the_run_at_the_next_commit(run, images, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(extraction_module, "COMMIT_SECONDS", 0.0)
+    for image in images[:9]:
+        (tmp_path / "pictures" / image).unlink()
+    listed = "; ".join(f"{image} (missing)" for image in images[:5])
+    with pytest.raises(DuplexError) as refused:
+        run(max_bad=0.1)
+    assert f"8 of 40 images cannot be read, more than max_bad = 0.1 allows: {listed}; …; fix" in str(refused.value)
+    cache = PartialCache(tmp_path / "features.h5")
+    assert cache.done == 8  # of the first batch
+    cache.close()
 
 
-def test_a_folder_or_a_file_in_the_way_is_said_at_once(run, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match="folder is a folder; --out names"):
-        run(tmp_path / "folder")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DuplexError, match=r"file is a file, not a folder; mend that, or choose another place"):
-        run(tmp_path / "file" / "features.h5")
+def test_exactly_the_allowed_share_of_bad_images_passes_and_five_are_listed(run, images, tmp_path: Path) -> None:
+    for image in images[20:25]:
+        (tmp_path / "pictures" / image).unlink()
+    assert len(run(max_bad=0.125).bad) == 5
+    with pytest.raises(DuplexError, match=rf"allows: .*{images[24]} \(missing\); fix them"):
+        run(max_bad=0.124)
 
 
-def test_auto_is_a_worker_for_each_other_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, expected in ((1, 0), (2, 1), (16, 15)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        assert decoding_workers("auto") == expected
-    assert decoding_workers(3) == 3
+def test_features_that_are_not_finite_are_bad_and_not_encoded_again(run, encoder) -> None:
+    calls = []
+
+    def overflow(pixels):
+        calls.append(len(pixels))
+        features = encoder.encode_images(pixels).clone()
+        features[2, 0] = 1e6
+        return features
+
+    report = run(encoder=Wrapped(encoder, overflow), max_bad=1.0)
+    assert [bad.row for bad in report.bad] == [2, 10, 18, 26, 34]
+    assert {bad.reason for bad in report.bad} == {"features not finite"}
+    content, count = report.path.read_bytes(), len(calls)
+    again = run(encoder=Wrapped(encoder, overflow), max_bad=1.0)
+    assert len(calls) == count and again.resumed == 40 and again.path.read_bytes() == content
 
 
-def test_patch_tokens_that_are_not_finite_are_bad_as_well(run, encoder) -> None:
-    class Broken:
-        def __getattr__(self, name: str):
-            return getattr(encoder, name)
+def test_patch_tokens_that_are_not_finite_make_the_row_bad(run, encoder) -> None:
+    def overflow(pixels):
+        features, patches = (part.clone() for part in encoder.encode_patches(pixels))
+        patches[1, 0, 0] = float("inf")
+        return features, patches
 
-        def encode_patches(self, pixels):
-            features, patches = (part.clone() for part in encoder.encode_patches(pixels))
-            patches[1, 0, 0] = float("inf")
-            return features, patches
-
-    report = run(encoder=Broken(), max_bad=1.0, tokens="patch")
+    wrapped = Wrapped(encoder, encoder.encode_images)
+    wrapped.encode_patches = overflow
+    report = run(encoder=wrapped, max_bad=1.0, tokens="patch")
     assert [bad.row for bad in report.bad] == [1, 9, 17, 25, 33]
     with h5py.File(report.path) as file:
         assert np.isfinite(file["patch"][...]).all() and not file["cls"][1].any() and not file["patch"][1].any()
         assert file["cls"][0].any() and file["patch"][0].any()
 
 
-def test_rows_that_are_not_finite_are_not_encoded_for_ever(run, encoder, tmp_path: Path) -> None:
-    calls = []
+def test_a_resumed_run_with_another_batch_size_keeps_finished_rows(run, stop_at_third_batch) -> None:
+    with stop_at_third_batch(), pytest.raises(DuplexError, match="stopped with 24 of 40 rows"):
+        run()
+    assert run(batch_size=5).resumed == 24
 
-    class Broken:
-        def __getattr__(self, name: str):
-            return getattr(encoder, name)
 
-        def encode_images(self, pixels):
-            calls.append(len(pixels))
-            features = encoder.encode_images(pixels).clone()
-            features[2, 0] = 1e6
-            return features
+def test_only_batches_with_a_pending_row_are_encoded(run, images, encoder, tmp_path: Path) -> None:
+    content = (tmp_path / "pictures" / images[38]).read_bytes()
+    (tmp_path / "pictures" / images[38]).unlink()
+    run(max_bad=1.0)
+    (tmp_path / "pictures" / images[38]).write_bytes(content)
+    sizes = []
+    wrapped = Wrapped(encoder, lambda pixels: (sizes.append(len(pixels)), encoder.encode_images(pixels))[1])
+    assert run(encoder=wrapped, batch_size=7).resumed == 39
+    assert sizes == [5]  # rows 35 to 39
 
-    first = run(encoder=Broken(), max_bad=1.0)
-    before, met = first.path.read_bytes(), len(calls)
-    again = run(encoder=Broken(), max_bad=1.0)
-    assert len(calls) == met and again.resumed == 40 and again.path.read_bytes() == before
+
+def test_a_view_of_shards_is_not_resumed_itself(run, images, tmp_path: Path) -> None:
+    content = (tmp_path / "pictures" / images[0]).read_bytes()
+    (tmp_path / "pictures" / images[0]).unlink()
+    for k in range(2):
+        run(shard=(k, 2), max_bad=1.0)
+    join_shards(tmp_path / "features.h5")
+    (tmp_path / "pictures" / images[0]).write_bytes(content)
+    report = run(max_bad=1.0)
+    assert (report.resumed, report.seconds, len(report.bad)) == (40, 0.0, 1)
+    with h5py.File(tmp_path / "features.h5") as file:
+        assert file["status"].is_virtual
+
+
+def test_a_limit_keeps_at_most_that_many_rows(run, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole.h5").path.read_bytes()
+    assert run(tmp_path / "many.h5", limit=99).path.read_bytes() == whole
+    assert run(tmp_path / "all.h5", limit=40).path.read_bytes() == whole
+    few = open_features(run(tmp_path / "few.h5", limit=39).path)
+    assert len(few.cls) == 39 and few.identity["limit"] == "39"
+
+
+@pytest.mark.parametrize(
+    ("changes", "span", "options", "message"),
+    [
+        ({}, Span(0, 40, 40), {"fresh": True}, ""),
+        ({"manifest": "other"}, Span(0, 40, 40), {}, "was begun with another manifest; extracting again"),
+        ({}, Span(0, 8, 40), {}, "was begun with another set of rows; extracting again"),
+    ],
+)
+def test_an_unfinished_file_of_another_kind_is_begun_again(
+    run, tmp_path: Path, capsys, changes, span: Span, options, message: str
+) -> None:
+    whole = run(tmp_path / "whole.h5").path
+    cache = PartialCache.create(tmp_path / "features.h5", {**open_features(whole).identity, **changes}, span, 16)
+    cache.write(0, np.full(8, ENCODED, np.uint8), cls=np.ones((8, 16), np.float16))
+    cache.commit()
+    cache.close()
+    report = run(**options)
+    assert report.resumed == 0 and report.seconds > 0 and report.path.read_bytes() == whole.read_bytes()
+    assert message in capsys.readouterr().err and opened_in(tmp_path) == []
+
+
+def test_a_damaged_partial_file_is_begun_again(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    partial_path(tmp_path / "features.h5").write_bytes(b"\x89HDF not really")
+    assert run().rows == 40
+    assert "is damaged; extracting again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("cls", np.full((40, 16), np.nan, np.float16), "is damaged: row 0 is not finite"),
+        ("status", np.full(40, PENDING, np.uint8), "made with another set of rows"),
+        ("status", np.full(40, 200, np.uint8), "is damaged: the status 200 has no meaning"),
+    ],
+)
+def test_a_finished_file_is_checked_before_it_is_trusted(run, tmp_path, capsys, name: str, values, message) -> None:
+    whole = run().path.read_bytes()
+    with h5py.File(tmp_path / "features.h5", "r+") as file:
+        file[name].write_direct(values)
+    report = run()
+    err = capsys.readouterr().err
+    assert report.resumed == 0 and report.path.read_bytes() == whole
+    assert message in err and "makes it again" not in err and err.endswith("; extracting again\n")
+
+
+def test_no_file_stays_open_after_a_failure(run, images, tmp_path: Path) -> None:
+    (tmp_path / "pictures" / images[0]).unlink()
+    with pytest.raises(DuplexError) as refused:
+        run(max_bad=0.0)
+    assert opened_in(tmp_path) == [] and refused.traceback  # which keeps the failed frames alive
+
+
+def test_an_unfinished_file_that_cannot_be_opened_is_reported(run, tmp_path: Path, monkeypatch) -> None:
+    partial_path(tmp_path / "features.h5").write_bytes(b"\x89HDF")
+    real = h5py.File
+
+    def refuse(path: Path, *words: object, **options: object) -> object:
+        if str(path).endswith(".partial"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *words, **options)
+
+    monkeypatch.setattr("duplex.features.store.h5py.File", refuse)
+    with pytest.raises(DuplexError, match=r"features\.h5\.partial cannot be opened: .*Permission denied"):
+        run()
+
+
+def test_a_report_lists_counts_rate_and_bad_images() -> None:
+    bad = BadImage(3, "a.jpg", "missing")
+    report = ExtractionReport(Path("f.h5"), 40, 10, 1.50049, [bad])
+    assert report.rate == pytest.approx(30 / 1.50049)
+    assert report.lines() == [
+        "f.h5: 40 rows, 10 of them before at 20.0 images per second, 1 bad",
+        "  bad: row 3, a.jpg: missing",
+    ]
+    listed = [{"row": 3, "image": "a.jpg", "reason": "missing"}]
+    assert report.to_dict() == {"rows": 40, "resumed": 10, "seconds": 1.5, "bad": listed}
+    assert ExtractionReport(Path("f.h5"), 40, 40, 0.0).lines() == ["f.h5: 40 rows, 40 of them before, 0 bad"]
+
+
+@pytest.mark.parametrize("name", ["features.h5", "features.h5.partial"])
+def test_a_foreign_file_is_not_overwritten(run, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("a letter")
+    for options in ({}, {"fresh": True}):
+        with pytest.raises(DuplexError, match="is not a feature cache, so it is not overwritten"):
+            run(**options)
+    assert (tmp_path / name).read_text() == "a letter"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard": (4, 4)}, "shard 4/4 does not exist"),
+        ({"shard": (0, 9)}, "too few for 9 shards"),
+        ({"images": []}, "no image"),
+        ({"tokens": "all"}, "known: none, patch"),
+    ],
+)
+def test_invalid_options_are_refused(run, options, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(**options)
+
+
+def test_a_missing_or_misplaced_folder_is_reported_at_once(run, encoder, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist; set the data set's root"):
+        extract(["a.jpg"], tmp_path / "absent", tmp_path / "f.h5", encoder, manifest_sha256="m")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match="folder is a folder; --out names"):
+        run(tmp_path / "folder")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DuplexError, match=r"file is a file, not a folder; fix that, or choose another place"):
+        run(tmp_path / "file" / "features.h5")
+
+
+def test_a_killed_worker_is_reported_in_one_line(run, encoder) -> None:
+    """torch reports it from a signal handler, here in the middle of an encoding."""
+
+    def kill_workers(pixels):
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGKILL)
+        time.sleep(1)
+        return encoder.encode_images(pixels)
+
+    with pytest.raises(DuplexError, match=r"a decoding worker died, .*run the same command again"):
+        run(encoder=Wrapped(encoder, kill_workers), num_workers=2, batch_size=2)
+    assert run(num_workers=2, batch_size=2).rows == 40

@@ -1,4 +1,4 @@
-"""Every kind of file a folder of pictures may hold."""
+"""Every kind of file that a folder of images may hold."""
 
 import io
 import os
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks.measure import begin_peak, memory
-from duplex.features.image_files import MAX_PIXELS, BadPicture, decode_picture, read_picture
+from duplex.features.image_files import MAX_PIXELS, BadImageFile, decode_image, read_image
 from duplex.features.layout import REASONS
 from duplex.features.store import open_features
 from tests.subprocesses import ENVIRONMENT, ROOT
@@ -73,10 +73,10 @@ GOOD: dict[str, Callable[[], bytes]] = {
 }
 BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "empty"),
-    "text": (lambda: b"hello" * 99, "not a picture"),
-    "page": (lambda: b"<html><body>404</body></html>", "not a picture"),
-    "archive": (lambda: b"PK\x03\x04" + b"\0" * 99, "not a picture"),
-    "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+    "text": (lambda: b"hello" * 99, "not an image"),
+    "page": (lambda: b"<html><body>404</body></html>", "not an image"),
+    "archive": (lambda: b"PK\x03\x04" + b"\0" * 99, "not an image"),
+    "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
     "truncated jpeg": (lambda: saved(noise(300, 300), "JPEG")[:5000], "damaged"),
     "truncated png": (lambda: saved(noise(300, 300), "PNG")[:5000], "damaged"),
     "header alone": (lambda: saved(noise(), "PNG")[:20], "damaged"),
@@ -88,9 +88,9 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("kind", GOOD)
-def test_a_picture_is_its_first_frame_in_rgb(kind: str, tmp_path: Path) -> None:
+def test_an_image_is_read_as_its_first_frame_in_rgb(kind: str, tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(GOOD[kind]())
-    picture = read_picture(tmp_path / "a.jpg")
+    picture = read_image(tmp_path / "a.jpg")
     with Image.open(tmp_path / "a.jpg") as plain:
         assert picture.mode == "RGB" and picture.size == plain.size
         if kind != "16 bit":
@@ -98,20 +98,20 @@ def test_a_picture_is_its_first_frame_in_rgb(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_no_picture_has_a_reason(kind: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_has_a_reason(kind: str, tmp_path: Path) -> None:
     make, reason = BAD[kind]
     (tmp_path / "a.jpg").write_bytes(make())
-    with pytest.raises(BadPicture) as bad:
-        read_picture(tmp_path / "a.jpg")
+    with pytest.raises(BadImageFile) as bad:
+        read_image(tmp_path / "a.jpg")
     assert bad.value.reason == reason and reason in REASONS
 
 
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
     Image.fromarray(np.array([[0, 257 * 10, 257 * 200, 65535]], np.uint16)).save(tmp_path / "a.png")
-    assert np.asarray(read_picture(tmp_path / "a.png"))[0].tolist() == [[v] * 3 for v in (0, 10, 200, 255)]
+    assert np.asarray(read_image(tmp_path / "a.png"))[0].tolist() == [[v] * 3 for v in (0, 10, 200, 255)]
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_a_path_that_is_no_regular_file_has_a_reason(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     for name, reason in {
         "absent.jpg": "missing",
@@ -119,60 +119,60 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         ".": "unreadable",
         "a\0b": "unreadable",
     }.items():
-        with pytest.raises(BadPicture) as bad:
-            read_picture(tmp_path / name)
+        with pytest.raises(BadImageFile) as bad:
+            read_image(tmp_path / name)
         assert bad.value.reason == reason
 
 
-def test_a_picture_may_be_as_large_as_pillow_lets_it_and_no_larger(tmp_path: Path) -> None:
+def test_images_above_the_pixel_limit_are_refused(tmp_path: Path) -> None:
     assert MAX_PIXELS == Image.MAX_IMAGE_PIXELS
     data = saved(noise(30, 20), "PNG")
-    assert decode_picture(io.BytesIO(data), max_pixels=600).size == (30, 20)
-    with pytest.raises(BadPicture, match="too large"):
-        decode_picture(io.BytesIO(data), max_pixels=599)
+    assert decode_image(io.BytesIO(data), max_pixels=600).size == (30, 20)
+    with pytest.raises(BadImageFile, match="too large"):
+        decode_image(io.BytesIO(data), max_pixels=599)
 
 
-def test_warnings_about_a_picture_are_nobodys_business(tmp_path: Path) -> None:
+def test_warnings_of_pillow_are_not_shown(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(bomb(10_000, 10_000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(BadPicture, match="too large"):
-            read_picture(tmp_path / "a.png")
+        with pytest.raises(BadImageFile, match="too large"):
+            read_image(tmp_path / "a.png")
 
 
-def test_a_picture_that_may_not_be_read_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_without_read_permission_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.png").write_bytes(saved(noise(), "PNG"))
     monkeypatch.setattr(os, "access", lambda path, how: how != os.R_OK)
-    with pytest.raises(BadPicture, match="unreadable"):
-        read_picture(tmp_path / "a.png")
+    with pytest.raises(BadImageFile, match="unreadable"):
+        read_image(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 65_535), (-1, 65_535), (0, 65_536), (-9, 70_000)])
-def test_wide_grey_is_that_of_sixteen_bits_or_none(tmp_path: Path, low: int, high: int) -> None:
+def test_32_bit_grey_is_read_if_it_fits_16_bits(tmp_path: Path, low: int, high: int) -> None:
     Image.fromarray(np.array([[low, 128, 129, high]], np.int32)).save(tmp_path / "a.tif")
     if (low, high) == (0, 65_535):
-        assert np.asarray(read_picture(tmp_path / "a.tif"))[0, :, 0].tolist() == [0, 0, 1, 255]  # rounded
+        assert np.asarray(read_image(tmp_path / "a.tif"))[0, :, 0].tolist() == [0, 0, 1, 255]  # rounded
     else:
-        with pytest.raises(BadPicture, match="pixel type"):
-            read_picture(tmp_path / "a.tif")
+        with pytest.raises(BadImageFile, match="pixel type"):
+            read_image(tmp_path / "a.tif")
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(GOOD)), st.binary(min_size=1, max_size=30), st.floats(0, 1))
-def test_damaged_bytes_never_raise_anything_else(tmp_path_factory, kind: str, junk: bytes, where: float) -> None:
+def test_damaged_bytes_raise_no_other_error(tmp_path_factory, kind: str, junk: bytes, where: float) -> None:
     data = bytearray(GOOD[kind]())
     place = int(where * len(data))
     data[place : place + len(junk)] = junk
     path = tmp_path_factory.mktemp("fuzz") / "a.jpg"
     path.write_bytes(data)
     try:
-        assert read_picture(path).mode == "RGB"
-    except BadPicture as bad:
+        assert read_image(path).mode == "RGB"
+    except BadImageFile as bad:
         assert bad.reason in REASONS
 
 
 def write_hostile(root: Path, count: int) -> tuple[list[str], list[str | None]]:
-    """A folder in which two files of three are trouble; their names, and the reason expected of each."""
+    """Write a folder in which two of three files are unusual; return their names and expected reasons."""
     root.mkdir()
     kinds = [*((kind, make, None) for kind, make in GOOD.items()), *((kind, *pair) for kind, pair in BAD.items())]
     names, reasons = [], []
@@ -193,14 +193,14 @@ def test_a_thousand_hostile_files(run, encoder, tmp_path: Path) -> None:
     before = begin_peak()
     report = extract(names, *place, encoder, num_workers=0, batch_size=32, **options)
     assert memory("VmHWM") - before < 400e6
-    assert extract(names, *place, encoder, **options).resumed == 1000, "what is bad for good is left alone"
+    assert extract(names, *place, encoder, **options).resumed == 1000, "what is bad for good is not overwritten"
     features = open_features(report.path)
     assert [(bad.row, bad.reason) for bad in report.bad] == [(row, why) for row, why in enumerate(reasons) if why]
     for row in RANDOM.choice(np.flatnonzero(~features.bad), 20, replace=False):
-        alone = encoder.encode_images(encoder.image_transform(read_picture(tmp_path / "hostile" / names[row]))[None])
+        alone = encoder.encode_images(encoder.image_transform(read_image(tmp_path / "hostile" / names[row]))[None])
         assert np.allclose(features.cls[row], alone[0].numpy(), atol=5e-3)
 
 
-def test_importing_the_package_opens_no_picture_library() -> None:
+def test_importing_the_cli_imports_no_image_library() -> None:
     code = "import sys, duplex.cli; sys.exit(any(m in sys.modules for m in ('torch', 'PIL', 'h5py', 'open_clip')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, check=False).returncode == 0

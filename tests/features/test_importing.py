@@ -12,7 +12,7 @@ from tests.features.test_store import opened_in
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_own_features_become_a_cache(tmp_path: Path, dtype: type) -> None:
+def test_imported_features_become_a_cache(tmp_path: Path, dtype: type) -> None:
     values: np.ndarray = np.random.default_rng(0).standard_normal((7, 5)).astype(dtype)
     values[3, 1] = np.nan
     np.save(tmp_path / "f.npy", values)
@@ -39,20 +39,20 @@ def test_own_features_become_a_cache(tmp_path: Path, dtype: type) -> None:
         (np.zeros((7, 5, 1), np.float32), "must hold one array"),
     ],
 )
-def test_what_cannot_be_features_is_said(tmp_path: Path, values: np.ndarray, message: str) -> None:
+def test_arrays_that_cannot_be_features_are_refused(tmp_path: Path, values: np.ndarray, message: str) -> None:
     np.save(tmp_path / "f.npy", values, allow_pickle=True)
     with pytest.raises(DuplexError, match=message):
         import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
     assert [path.name for path in tmp_path.iterdir()] == ["f.npy"]
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 99])
-def test_rows_are_the_same_however_many_are_read_at_a_time(tmp_path: Path, monkeypatch, chunk: int) -> None:
+def test_rows_do_not_depend_on_the_chunk_size(tmp_path: Path, monkeypatch, chunk: int) -> None:
     monkeypatch.setattr(importing, "CHUNK", chunk)
     values = np.random.default_rng(1).standard_normal((7, 5)).astype(np.float32)
     values[4, 0], values[6, 2], values[5, 0], values[5, 1] = np.inf, np.nan, 65_504, -65_504  # what float16 holds
@@ -63,7 +63,7 @@ def test_rows_are_the_same_however_many_are_read_at_a_time(tmp_path: Path, monke
     assert np.array_equal(found.cls[~found.bad], values[~found.bad].astype(np.float16))
 
 
-def test_several_arrays_or_no_array_are_not_one(tmp_path: Path) -> None:
+def test_several_arrays_or_an_empty_file_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "f.npz", a=np.zeros((7, 5)))
     with pytest.raises(UsageError, match=r"must hold one array of numbers .*; it has several arrays"):
         import_features(tmp_path / "f.npz", 7, "m", tmp_path / "features.h5")
@@ -72,7 +72,7 @@ def test_several_arrays_or_no_array_are_not_one(tmp_path: Path) -> None:
         import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
 
 
-def test_a_failure_leaves_nothing_and_holds_nothing_open(tmp_path: Path) -> None:
+def test_a_failure_leaves_no_file_behind_or_open(tmp_path: Path) -> None:
     np.save(tmp_path / "f.npy", np.full((7, 5), 1e6))
     with pytest.raises(UsageError) as refused:
         import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
@@ -81,16 +81,16 @@ def test_a_failure_leaves_nothing_and_holds_nothing_open(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["f.npy"]
 
 
-def test_somebodys_file_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_file_is_not_overwritten(tmp_path: Path) -> None:
     np.save(tmp_path / "f.npy", np.ones((7, 5)))
     (tmp_path / "features.h5").write_text("a letter")
-    with pytest.raises(DuplexError, match="is not a feature cache, so it is left alone"):
+    with pytest.raises(DuplexError, match="is not a feature cache, so it is not overwritten"):
         import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
     assert (tmp_path / "features.h5").read_text() == "a letter"
 
 
 def test_a_pickle_is_not_loaded(tmp_path: Path) -> None:
-    """Whatever it holds: loading one runs what its maker wrote."""
+    """Loading a pickle would run its author's code."""
     (tmp_path / "f.npy").write_bytes(pickle.dumps(np.ones((7, 5))))
     with pytest.raises(DuplexError, match="is not an array that numpy saved"):
         import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")

@@ -7,30 +7,15 @@ import pytest
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features import inspection
-from duplex.features.decoding import Pictures
+from duplex.features.checks import open_cache
+from duplex.features.decoding import ImageRows
 from duplex.features.inspection import inspect, verify
-from duplex.features.layout import ENCODED, PENDING, Span, mark_of, open_file
+from duplex.features.layout import ENCODED, PENDING, Span, status_of_reason
 from duplex.features.store import PartialCache
 from tests.features.pictures import write_pictures
 
 
-def test_what_a_cache_holds_in_numbers(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float16)
-    values[2], values[4], values[5], values[7] = values[1], 0, np.nan, 0
-    marks = np.full(9, ENCODED, np.uint8)
-    marks[7] = mark_of("missing")
-    cache = PartialCache.create(tmp_path / "f.h5", {"dim": "4", "encoder": "e"}, Span(0, 9, 9), 4)
-    cache.write(0, marks, cls=values)
-    cache.finish()
-    found = inspect(tmp_path / "f.h5")
-    norms = np.linalg.norm(values[[0, 1, 2, 3, 6, 8]].astype(np.float32), axis=1)
-    assert (found["rows"], found["bad"], found["pending"]) == (9, {"missing": 1}, 0)
-    assert (found["nan_rows"], found["zero_rows"], found["duplicate_rows"]) == (1, 1, 1)
-    assert found["norm"]["mean"] == pytest.approx(norms.mean()) and found["norm"]["max"] == pytest.approx(norms.max())
-    assert found["identity"] == {"dim": "4", "encoder": "e"}
-
-
-def test_a_true_cache_verifies_and_shifted_rows_do_not(run, images, encoder, tmp_path: Path) -> None:
+def test_a_sound_cache_verifies_and_other_images_do_not(run, images, encoder, tmp_path: Path) -> None:
     (tmp_path / "pictures" / images[4]).write_bytes(b"")
     path = run(max_bad=1.0).path
     found = verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
@@ -40,23 +25,15 @@ def test_a_true_cache_verifies_and_shifted_rows_do_not(run, images, encoder, tmp
         verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
 
 
-def test_a_picture_that_went_bad_since_is_told(run, images, encoder, tmp_path: Path) -> None:
+def test_an_image_that_became_bad_is_reported(run, images, encoder, tmp_path: Path) -> None:
     path = run().path
     (tmp_path / "pictures" / images[0]).write_bytes(b"")
     with pytest.raises(DuplexError, match=r"00000.jpg \(row 0\) is empty, in the cache readable"):
         verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
     with pytest.raises(DuplexError, match="another manifest"):
         verify(path, encoder, images, tmp_path / "pictures", "n" * 64)
-    with open_file(path) as file:
+    with open_cache(path) as file:
         assert not file["cls"].is_virtual
-
-
-def test_a_row_of_nan_does_not_verify(run, images, encoder, tmp_path: Path) -> None:
-    path = run().path
-    with h5py.File(path, "r+") as file:
-        file["cls"][7] = np.nan
-    with pytest.raises(DuplexError, match=r"row 7 is not 00007\.jpg"):
-        verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
 
 
 def test_the_first_rows_alone_verify_as_well(run, images, encoder, tmp_path: Path) -> None:
@@ -73,14 +50,14 @@ def written(path: Path, values: np.ndarray, marks: np.ndarray) -> Path:
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 99])
-def test_the_numbers_do_not_depend_on_how_many_rows_are_read_at_a_time(tmp_path: Path, monkeypatch, chunk) -> None:
-    """Against the plain sums, over rows of every kind: 11, 12 and 13 are bad, 14 is pending."""
+def test_inspect_counts_rows_of_every_kind(tmp_path: Path, monkeypatch, chunk) -> None:
+    """Compared with plain sums, for any chunk size: rows 11, 12 and 13 are bad, 14 is pending."""
     monkeypatch.setattr(inspection, "CHUNK", chunk)
     values = np.random.default_rng(1).standard_normal((15, 4)).astype(np.float16)
     values[2], values[3], values[9], values[10] = np.nan, 0, values[8], values[8]
     values[11], values[12], values[14] = values[8], np.nan, 0
     marks = np.full(15, ENCODED)
-    marks[11], marks[12], marks[13], marks[14] = mark_of("empty"), mark_of("damaged"), mark_of("empty"), PENDING
+    marks[11:] = [*map(status_of_reason, ("empty", "damaged", "empty")), PENDING]
     found = inspect(written(tmp_path / "f.h5", values, marks))
     norms = np.linalg.norm(values[[0, 1, 4, 5, 6, 7, 8, 9, 10]].astype(np.float32), axis=1)
     assert found["bad"] == {"damaged": 1, "empty": 2} and found["pending"] == 1
@@ -89,18 +66,18 @@ def test_the_numbers_do_not_depend_on_how_many_rows_are_read_at_a_time(tmp_path:
     assert found["norm"] == pytest.approx(
         {"min": norms.min(), "mean": norms.mean(), "max": norms.max(), "std": norms.std()}
     )
-    assert (found["patch"], found["deep"]) == (None, None)
+    assert (found["patch"], found["block_inputs"]) == (None, None)
 
 
 def test_a_cache_without_a_single_feature_has_no_norms(tmp_path: Path) -> None:
-    found = inspect(written(tmp_path / "f.h5", np.zeros((3, 2), np.float16), np.full(3, mark_of("empty"))))
+    found = inspect(written(tmp_path / "f.h5", np.zeros((3, 2), np.float16), np.full(3, status_of_reason("empty"))))
     assert (found["norm"], found["zero_rows"], found["duplicate_rows"]) == ({}, 0, 0)
 
 
-def test_a_sample_is_that_many_rows_drawn_by_its_seed(run, images, encoder, tmp_path: Path, monkeypatch) -> None:
+def test_the_sample_has_that_many_rows_and_follows_its_seed(run, images, encoder, tmp_path: Path, monkeypatch) -> None:
     path, read = run().path, []
-    seen = Pictures.read
-    monkeypatch.setattr(Pictures, "read", lambda self, row: (read.append(row), seen(self, row))[1])
+    seen = ImageRows.read
+    monkeypatch.setattr(ImageRows, "read", lambda self, row: (read.append(row), seen(self, row))[1])
     where = path, encoder, images, tmp_path / "pictures", "m" * 64
     drawn = []
     choices: list[dict[str, Any]] = [{"sample": 5, "seed": seed} for seed in (1, 1, 2)] + [{}, {"seed": 0}]
@@ -114,7 +91,7 @@ def test_a_sample_is_that_many_rows_drawn_by_its_seed(run, images, encoder, tmp_
     assert drawn[3] == drawn[4] and len(drawn[3]) == 32
 
 
-def test_rows_of_a_shard_are_their_own_pictures(run, images, encoder, tmp_path: Path) -> None:
+def test_rows_of_a_shard_are_compared_with_its_own_images(run, images, encoder, tmp_path: Path) -> None:
     path = run(shard=(1, 2)).path
     where = path, encoder, images, tmp_path / "pictures", "m" * 64
     assert verify(*where, sample=40)["checked"] == 24
@@ -124,7 +101,7 @@ def test_rows_of_a_shard_are_their_own_pictures(run, images, encoder, tmp_path: 
         verify(*where, sample=40)
 
 
-def test_a_picture_that_was_mended_since_is_told(run, images, encoder, tmp_path: Path) -> None:
+def test_an_image_that_was_repaired_is_reported(run, images, encoder, tmp_path: Path) -> None:
     kept = (tmp_path / "pictures" / images[7]).read_bytes()
     (tmp_path / "pictures" / images[7]).unlink()
     path = run(max_bad=1.0).path
@@ -134,14 +111,16 @@ def test_a_picture_that_was_mended_since_is_told(run, images, encoder, tmp_path:
         verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
 
 
-def test_a_manifest_of_fewer_pictures_is_not_this_caches(run, images, encoder, tmp_path: Path) -> None:
+def test_a_manifest_of_fewer_images_is_refused(run, images, encoder, tmp_path: Path) -> None:
     path = run().path
     with pytest.raises(UsageError, match="has 40 rows and the manifest 39"):
         verify(path, encoder, images[:-1], tmp_path / "pictures", "m" * 64)
 
 
-@pytest.mark.parametrize("change", [lambda row: 0 * row, lambda row: -row, lambda row: row[::-1]])
-def test_another_row_does_not_verify_however_short(run, images, encoder, tmp_path: Path, change) -> None:
+@pytest.mark.parametrize(
+    "change", [lambda row: 0 * row, lambda row: -row, lambda row: row[::-1], lambda row: row * np.float16(np.nan)]
+)
+def test_a_changed_row_does_not_verify(run, images, encoder, tmp_path: Path, change) -> None:
     path = run().path
     with h5py.File(path, "r+") as file:
         file["cls"][39] = change(file["cls"][39]) * np.float16(0.01)
@@ -149,14 +128,7 @@ def test_another_row_does_not_verify_however_short(run, images, encoder, tmp_pat
         verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
 
 
-def test_a_cosine_has_no_unit() -> None:
-    a, b = np.array([3, 4], np.float32), np.array([4, 3], np.float32)
-    for scale in np.array([[1e-3], [1], [1e3]], np.float32):
-        assert inspection.cosine(scale * a, b * scale) == pytest.approx(0.96)
-    assert inspection.cosine(a, 0 * a) == 0
-
-
-def test_the_worst_of_all_rows_is_told(run, images, encoder, tmp_path: Path) -> None:
+def test_the_worst_cosine_of_all_rows_is_returned(run, images, encoder, tmp_path: Path) -> None:
     path = run().path
     with h5py.File(path, "r+") as file:
         row = file["cls"][5].astype(np.float32)
@@ -165,15 +137,3 @@ def test_the_worst_of_all_rows_is_told(run, images, encoder, tmp_path: Path) -> 
         file["cls"][5] = row + 0.03 * across * np.linalg.norm(row) / np.linalg.norm(across)  # tan = 0.03
     found = verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
     assert found["worst_cosine"] == pytest.approx((1 + 0.03**2) ** -0.5, abs=3e-5)
-
-
-def test_where_no_picture_can_be_compared_none_differs(run, images, encoder, tmp_path: Path) -> None:
-    for image in images:
-        (tmp_path / "pictures" / image).unlink()
-    found = verify(run(max_bad=1.0).path, encoder, images, tmp_path / "pictures", "m" * 64, sample=3)
-    assert found["checked"] == 3 and found["worst_cosine"] == 1.0
-
-
-def test_what_lies_beside_the_features_is_told_by_its_shape(run, encoder) -> None:
-    found = inspect(run(tokens="patch", depth=1).path)
-    assert found["patch"] == list(encoder.patches) and found["deep"] == [5, 32]

@@ -1,4 +1,4 @@
-"""How a long run is asked to stop."""
+"""Requests to stop a long run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 @pytest.fixture
 def before():
-    """Handlers of our own, that count."""
+    """Handlers that note each signal."""
     heard: list[int] = []
     kept = [signal.signal(number, lambda signalled, _: heard.append(signalled)) for number in NUMBERS]
     yield heard
@@ -24,7 +24,7 @@ def before():
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_the_first_request_is_taken_and_a_second_goes_where_it_went_before(before, capsys, number: int) -> None:
+def test_the_first_signal_sets_the_event_and_a_second_reaches_the_old_handler(before, capsys, number: int) -> None:
     with stop_requests() as stop:
         assert not stop.is_set()
         os.kill(os.getpid(), number)
@@ -35,7 +35,7 @@ def test_the_first_request_is_taken_and_a_second_goes_where_it_went_before(befor
         assert before == list(NUMBERS)
 
 
-def test_afterwards_every_request_goes_where_it_went_before(before) -> None:
+def test_after_the_block_signals_reach_the_old_handler(before) -> None:
     with pytest.raises(ValueError, match="anything"), stop_requests():
         raise ValueError("anything")
     for number in NUMBERS:
@@ -43,8 +43,8 @@ def test_afterwards_every_request_goes_where_it_went_before(before) -> None:
     assert before == list(NUMBERS)
 
 
-def test_in_another_thread_nobody_is_listened_to(before) -> None:
-    """Python hands signals to the main thread alone; asking for them elsewhere is an error."""
+def test_in_another_thread_signals_are_not_caught(before) -> None:
+    """Python delivers signals only to the main thread; handlers cannot be set elsewhere."""
     seen: list[bool] = []
 
     def elsewhere() -> None:

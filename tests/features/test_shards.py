@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.shards import extent, join_shards, shard_path
+from duplex.features.shards import join_shards, plan_shard, shard_path
 from duplex.features.store import PartialCache, open_features
 from tests.features.test_store import opened_in
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 500), st.integers(1, 40), st.data())
-def test_shards_cover_every_row_once_and_start_at_blocks(total: int, batch: int, data) -> None:
+def test_shards_cover_every_row_once_and_start_at_batches(total: int, batch: int, data) -> None:
     n = data.draw(st.integers(1, -(-total // batch)))
-    spans = [extent(total, batch, (k, n), Path("f.h5"))[0] for k in range(n)]
+    spans = [plan_shard(total, batch, (k, n), Path("f.h5"))[0] for k in range(n)]
     assert [row for span in spans for row in range(span.start, span.stop)] == list(range(total))
     assert all(span.start % batch == 0 and span.rows > 0 for span in spans)
 
@@ -39,7 +39,7 @@ def test_joined_shards_are_the_cache_in_one_piece(run, tmp_path: Path, tokens: s
         assert file["cls"].is_virtual
 
 
-def test_a_lost_shard_is_not_read_as_zeros(run, tmp_path: Path) -> None:
+def test_a_missing_shard_is_reported_and_not_read_as_zeros(run, tmp_path: Path) -> None:
     out = tmp_path / "features.h5"
     for k in range(2):
         run(out, shard=(k, 2))
@@ -47,12 +47,12 @@ def test_a_lost_shard_is_not_read_as_zeros(run, tmp_path: Path) -> None:
     shard_path(out, 1, 2).unlink()
     with pytest.raises(DuplexError, match=r"joins features.shard-1-of-2.h5, which is not beside it"):
         open_features(out)
-    mend = r"`duplex extract --dataset \w+ --shard 1/2` does it"
-    with pytest.raises(DuplexError, match=r"shard 1 of 2 of .* is not finished; " + mend):
+    command = r"`duplex extract --dataset \w+ --shard 1/2` finishes it"
+    with pytest.raises(DuplexError, match=r"shard 1 of 2 of .* is not finished; " + command):
         join_shards(out)
 
 
-def test_shards_that_do_not_belong_together(run, tmp_path: Path) -> None:
+def test_shards_that_do_not_fit_each_other_are_not_joined(run, tmp_path: Path) -> None:
     out = tmp_path / "features.h5"
     with pytest.raises(DuplexError, match="no shard"):
         join_shards(out)
@@ -66,7 +66,7 @@ def test_shards_that_do_not_belong_together(run, tmp_path: Path) -> None:
     with pytest.raises(DuplexError, match="duplex cache join"):
         open_features(shard_path(out, 0, 2))
     run(out, shard=(0, 3))
-    with pytest.raises(DuplexError, match=r"shards of \[2, 3\] pieces"):
+    with pytest.raises(DuplexError, match=r"shards k-of-n with n in \[2, 3\]"):
         join_shards(out)
 
 
@@ -84,7 +84,9 @@ def test_copies_do_not_depend_on_the_chunk(run, tmp_path: Path, monkeypatch, cop
     ("change", "says"),
     [({"manifest_sha256": "n" * 64}, "another manifest"), ({"batch_size": 12}, "another set of rows")],
 )
-def test_a_shard_made_again_otherwise_is_not_read_through_the_old_view(run, tmp_path: Path, change, says: str) -> None:
+def test_a_shard_that_was_extracted_differently_is_not_read_through_an_older_view(
+    run, tmp_path: Path, change, says: str
+) -> None:
     out = tmp_path / "features.h5"
     for k in range(2):
         run(out, shard=(k, 2))
@@ -92,31 +94,21 @@ def test_a_shard_made_again_otherwise_is_not_read_through_the_old_view(run, tmp_
     run(out, shard=(1, 2), fresh=True)
     assert open_features(out).identity["manifest"] == "m" * 64, "the same shard again is the same"
     run(out, shard=(1, 2), **change)
-    with pytest.raises(DuplexError, match=rf"features.shard-1-of-2.h5, which was made again with {says}"):
+    with pytest.raises(DuplexError, match=rf"features.shard-1-of-2.h5, which was extracted again with {says}"):
         open_features(out)
 
 
-def test_a_shard_is_one_of_as_many_as_there_are_blocks() -> None:
+def test_there_are_at_most_as_many_shards_as_batches() -> None:
     for k, n in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(UsageError, match=f"shard {k}/{n} does not exist"):
-            extent(10, 4, (k, n), Path("f.h5"))
-    assert extent(10, 4, (2, 3), Path("f.h5"))[0].rows == 2
-    with pytest.raises(UsageError, match="10 pictures make 3 batches, too few for 4 shards; ask for at most 3"):
-        extent(10, 4, (0, 4), Path("f.h5"))
-    with pytest.raises(UsageError, match="no picture to extract"):
-        extent(0, 4, None, Path("f.h5"))
-    span, path = extent(10, 4, None, Path("f.h5"))
+            plan_shard(10, 4, (k, n), Path("f.h5"))
+    assert plan_shard(10, 4, (2, 3), Path("f.h5"))[0].rows == 2
+    with pytest.raises(UsageError, match="10 images make 3 batches, too few for 4 shards; use at most 3"):
+        plan_shard(10, 4, (0, 4), Path("f.h5"))
+    with pytest.raises(UsageError, match="no image to extract"):
+        plan_shard(0, 4, None, Path("f.h5"))
+    span, path = plan_shard(10, 4, None, Path("f.h5"))
     assert (span.start, span.stop, span.total, path) == (0, 10, 10, Path("f.h5"))
-
-
-@pytest.mark.parametrize("copy", [False, True])
-@pytest.mark.parametrize("n", [1, 4])
-def test_one_shard_is_joined_as_many_are(run, tmp_path: Path, n: int, copy: bool) -> None:
-    whole = open_features(run(tmp_path / "whole.h5").path)
-    for k in range(n):
-        run(tmp_path / "parts.h5", shard=(k, n))
-    assert join_shards(tmp_path / "parts.h5", copy=copy) == 40
-    assert np.array_equal(open_features(tmp_path / "parts.h5").cls, whole.cls)
 
 
 def test_shards_that_end_early_or_lack_a_row_are_not_joined(run, tmp_path: Path) -> None:
@@ -128,16 +120,16 @@ def test_shards_that_end_early_or_lack_a_row_are_not_joined(run, tmp_path: Path)
     for k in range(2):
         run(out, shard=(k, 2))
     with h5py.File(shard_path(out, 0, 2), "r+") as file:
-        file["mark"][3] = 0
+        file["status"][3] = 0
     with pytest.raises(DuplexError, match=r"features\.shard-0-of-2\.h5 does not follow"):
         join_shards(out)
 
 
-def test_joining_leaves_somebodys_file_alone_and_nothing_open(run, tmp_path: Path, monkeypatch) -> None:
+def test_joining_overwrites_no_foreign_file_and_leaves_none_open(run, tmp_path: Path, monkeypatch) -> None:
     for k in range(2):
         run(tmp_path / "features.h5", shard=(k, 2))
     (tmp_path / "features.h5").write_text("a letter")
-    with pytest.raises(DuplexError, match="is not a feature cache, so it is left alone"):
+    with pytest.raises(DuplexError, match="is not a feature cache, so it is not overwritten"):
         join_shards(tmp_path / "features.h5")
     (tmp_path / "features.h5").unlink()
 

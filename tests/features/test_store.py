@@ -14,7 +14,7 @@ from duplex.errors import DuplexError
 from duplex.features import store
 from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, REASONS, Span
 from duplex.features.store import PartialCache, open_features
-from duplex.system.hdf5 import Unfit
+from duplex.system.hdf5 import InvalidHDF5
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
 IDENTITY["torch"] = "2"
@@ -27,13 +27,13 @@ def finished(path: Path, **changes: str) -> Path:
     return path
 
 
-SPOKEN = {"encoder": "encoder", "weights": "weights file", "precision": "precision", "manifest": "manifest"}
+DIFFERENCES = {"encoder": "encoder", "weights": "weights file", "precision": "precision", "manifest": "manifest"}
 
 
-@pytest.mark.parametrize(("key", "spoken"), SPOKEN.items())
-def test_a_cache_of_another_identity_is_refused_naming_the_repair(tmp_path: Path, key: str, spoken: str) -> None:
+@pytest.mark.parametrize(("key", "name"), DIFFERENCES.items())
+def test_a_cache_of_another_identity_is_refused_naming_the_repair(tmp_path: Path, key: str, name: str) -> None:
     path = finished(tmp_path / "shoes" / "features.h5", **{key: "other"})
-    with pytest.raises(DuplexError, match=f"another {spoken} .*`duplex extract --dataset shoes` makes it again"):
+    with pytest.raises(DuplexError, match=f"another {name} .*`duplex extract --dataset shoes` makes it again"):
         open_features(path, IDENTITY)
 
 
@@ -42,12 +42,12 @@ def test_library_versions_are_recorded_but_may_differ(tmp_path: Path) -> None:
     assert open_features(path, IDENTITY).identity["torch"] == "1"
 
 
-def test_rows_without_a_mark_do_not_count(tmp_path: Path) -> None:
+def test_rows_without_a_status_do_not_count(tmp_path: Path) -> None:
     cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3)
     cache.write(0, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
     cache.close()  # as if killed before the commit
     cache = PartialCache(tmp_path / "f.h5")
-    assert (cache.marks == PENDING).all() and cache.done == 0
+    assert (cache.statuses == PENDING).all() and cache.done == 0
     cache.finish()
     with pytest.raises(DuplexError, match="4 rows that were never encoded"):
         open_features(tmp_path / "f.h5")
@@ -69,7 +69,7 @@ def test_rows_come_back_whatever_the_order_of_writing(tmp_path_factory, order: l
     assert found.reasons == [REASONS[kind - 1] for kind in kinds if kind]
 
 
-def test_what_is_no_cache_is_said(tmp_path: Path) -> None:
+def test_each_reason_why_a_file_is_no_cache_is_named(tmp_path: Path) -> None:
     with pytest.raises(DuplexError, match="does not exist"):
         open_features(tmp_path / "absent.h5")
     PartialCache.create(tmp_path / "begun.h5", IDENTITY, Span(0, 4, 4), 3).close()
@@ -83,7 +83,7 @@ def test_what_is_no_cache_is_said(tmp_path: Path) -> None:
         open_features(tmp_path / "other.h5")
 
 
-def test_a_limited_cache_is_never_taken_for_a_whole_one(tmp_path: Path) -> None:
+def test_a_limited_cache_is_refused_as_a_whole_one(tmp_path: Path) -> None:
     path = finished(tmp_path / "shoes" / "features.h5", limit="4")
     with pytest.raises(DuplexError, match="holds only the first 4 rows; `duplex extract --dataset shoes`"):
         open_features(path, IDENTITY)
@@ -91,20 +91,20 @@ def test_a_limited_cache_is_never_taken_for_a_whole_one(tmp_path: Path) -> None:
     assert open_features(path).span.rows == 4  # who expects nothing is told by the identity
 
 
-def test_rows_reach_the_disk_before_their_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut between the two leaves a row without a mark, never a mark without its row."""
+def test_rows_reach_the_disk_before_their_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut between the two leaves a row without a status, never a status without its row."""
     happened: list[str] = []
     cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3)
-    marks_at = cache._offset["mark"]
+    status_at = cache._offset["status"]
     pwrite, fsync = store.os.pwrite, store.os.fsync
 
     def noted(descriptor: int, data: bytes, offset: int) -> int:
-        happened.append("marks" if offset >= marks_at else "rows")
+        happened.append("marks" if offset >= status_at else "rows")
         return pwrite(descriptor, data, offset)
 
     monkeypatch.setattr(store.os, "pwrite", noted)
     monkeypatch.setattr(store.os, "fsync", lambda descriptor: (happened.append("disk"), fsync(descriptor))[1])
-    assert marks_at > cache._offset["cls"]
+    assert status_at > cache._offset["cls"]
     cache.write(0, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
     cache.commit()
     assert happened == ["rows", "disk", "marks"] and cache.done == 2
@@ -115,8 +115,8 @@ def test_rows_reach_the_disk_before_their_marks(tmp_path: Path, monkeypatch: pyt
     assert happened == ["rows", "disk", "marks", "rows", "disk", "marks", "disk"]
 
 
-def test_a_large_cache_begins_as_holes(tmp_path: Path) -> None:
-    """Space is laid out before the first row: the unfinished file of a real data set is sparse, and opens again."""
+def test_a_large_unfinished_cache_is_sparse_and_opens_again(tmp_path: Path) -> None:
+    """All rows are allocated before the first is written."""
     rows = 2**26 // (3 * 2) + 1_000_000
     PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, rows, rows), 3).close()
     again = PartialCache(tmp_path / "f.h5")
@@ -124,7 +124,7 @@ def test_a_large_cache_begins_as_holes(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_disk_that_takes_a_few_bytes_at_a_time_holds_all_of_them(tmp_path: Path, monkeypatch) -> None:
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch) -> None:
     pwrite = os.pwrite
     monkeypatch.setattr(store.os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:5], offset))
     assert np.array_equal(open_features(finished(tmp_path / "f.h5")).cls, np.arange(12).reshape(4, 3))
@@ -132,7 +132,7 @@ def test_a_disk_that_takes_a_few_bytes_at_a_time_holds_all_of_them(tmp_path: Pat
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS])
-def test_what_the_disk_refuses_is_one_sentence(tmp_path: Path, monkeypatch, call: str, code: int) -> None:
+def test_a_write_error_is_reported_with_its_cause(tmp_path: Path, monkeypatch, call: str, code: int) -> None:
     cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3)
     cache.write(0, np.full(3, ENCODED, np.uint8), cls=np.ones((3, 3), np.float16))
     cache.commit()
@@ -143,7 +143,7 @@ def test_what_the_disk_refuses_is_one_sentence(tmp_path: Path, monkeypatch, call
     monkeypatch.setattr(store.os, call, refuse)
     full = code not in (errno.EIO, errno.EROFS)
     what = "the disk is full" if full else os.strerror(code)
-    goes_on = f"{'make room and ' if full else ''}run the same command again to go on"
+    goes_on = f"{'make room and ' if full else ''}run the same command again to continue"
     with pytest.raises(DuplexError) as refused:
         cache.write(3, np.full(1, ENCODED, np.uint8), cls=np.ones((1, 3), np.float16))
         cache.finish()
@@ -153,9 +153,13 @@ def test_what_the_disk_refuses_is_one_sentence(tmp_path: Path, monkeypatch, call
 
 @pytest.mark.parametrize(
     ("rows", "free", "says"),
-    [(2**21, 10**7, "needs 14.7 MB and .* has 10.0 MB free"), (2**30, 10**9, r"needs 7.5 GB and .* has 1.0 GB free")],
+    [
+        (2**30, 500_050_100, r"has 500\.1 MB free"),
+        (2**21, 10**7, "needs 14.7 MB and .* has 10.0 MB free"),
+        (2**30, 10**9, r"needs 7.5 GB and .* has 1.0 GB free"),
+    ],
 )
-def test_the_room_that_lacks_is_said_in_a_handy_unit(tmp_path: Path, monkeypatch, rows, free: int, says: str) -> None:
+def test_a_lack_of_space_is_reported_readably(tmp_path: Path, monkeypatch, rows, free: int, says: str) -> None:
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     with pytest.raises(DuplexError, match=says):
         PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, rows, rows), 3)
@@ -163,46 +167,38 @@ def test_the_room_that_lacks_is_said_in_a_handy_unit(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("beside", [{}, {"patch": (5, 4)}])
-def test_room_is_asked_for_to_the_byte(tmp_path: Path, monkeypatch, beside: dict[str, tuple[int, ...]]) -> None:
-    """Two bytes a number, one a mark, and 64 KiB for what HDF5 writes around them."""
+def test_the_space_needed_is_exact(tmp_path: Path, monkeypatch, beside: dict[str, tuple[int, ...]]) -> None:
+    """Two bytes per number, one per status, and 64 KiB for HDF5's own structures."""
     needed = 4 * (3 + (20 if beside else 0)) * 2 + 4 + 65_536
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 1))
     with pytest.raises(DuplexError, match="make room or choose --out"):
         PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3, beside)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=needed))
-    PartialCache.create(tmp_path / "deep" / "down" / "f.h5", IDENTITY, Span(0, 4, 4), 3, beside).close()
+    PartialCache.create(tmp_path / "block_inputs" / "down" / "f.h5", IDENTITY, Span(0, 4, 4), 3, beside).close()
 
 
-def test_the_file_says_nothing_of_when_it_was_made(tmp_path: Path) -> None:
+def test_the_bytes_do_not_depend_on_the_time(tmp_path: Path) -> None:
     first = finished(tmp_path / "f.h5").read_bytes()
     time.sleep(1.1)  # HDF5 counts whole seconds
     assert finished(tmp_path / "g.h5").read_bytes() == first
 
 
-def test_what_the_system_says_of_opening_an_unfinished_file_is_not_its_damage(tmp_path: Path, monkeypatch) -> None:
+def test_a_missing_unfinished_file_is_not_reported_as_damage(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(FileNotFoundError):
         PartialCache(tmp_path / "f.h5")
     (tmp_path / "f.h5.partial").write_bytes(b"\x89HDF not really")
-    with pytest.raises(Unfit, match="file signature not found"):
+    with pytest.raises(InvalidHDF5, match="file signature not found"):
         PartialCache(tmp_path / "f.h5")
 
 
-def test_a_closed_cache_may_be_closed_again_and_holds_nothing(tmp_path: Path) -> None:
-    cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3)
-    assert opened_in(tmp_path) == ["f.h5.partial"]
-    cache.close()
-    cache.close()
-    assert opened_in(tmp_path) == []
-
-
 def opened_in(folder: Path) -> list[str]:
-    """The files of a folder that this process has open."""
+    """Return the names of a folder's files that this process has open."""
     found = (os.path.realpath(one.path) for one in os.scandir("/proc/self/fd"))
     return sorted(Path(path).name for path in found if path.startswith(str(folder)))
 
 
 @pytest.mark.parametrize("span", [Span(0, 2, 4), Span(2, 4, 4), Span(1, 3, 4)])
-def test_a_part_is_not_taken_for_the_whole(tmp_path: Path, span: Span) -> None:
+def test_a_shard_is_refused_as_a_whole_cache(tmp_path: Path, span: Span) -> None:
     cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, span, 3)
     cache.write(0, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
     cache.finish()
@@ -211,14 +207,8 @@ def test_a_part_is_not_taken_for_the_whole(tmp_path: Path, span: Span) -> None:
         open_features(tmp_path / "f.h5")
 
 
-def test_a_finished_cache_is_taken_up_as_a_copy(tmp_path: Path) -> None:
+def test_a_finished_cache_is_reopened_as_a_copy(tmp_path: Path) -> None:
     path = finished(tmp_path / "f.h5")
-    store.unfinish(path)
+    store.reopen(path)
     assert (tmp_path / "f.h5.partial").read_bytes() == path.read_bytes()
     assert sorted(one.name for one in tmp_path.iterdir()) == ["f.h5", "f.h5.partial"]
-
-
-def test_a_megabyte_is_a_million_bytes(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=500_050_100))
-    with pytest.raises(DuplexError, match=r"has 500\.1 MB free"):
-        PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 2**30, 2**30), 3)

@@ -1,9 +1,8 @@
-"""Patch tokens that stay on the disk: the same rows as in memory, an order of their own, read ahead of each step."""
+"""Tokens that stay on the disk: the same rows as in memory, a shuffled order, and reading ahead."""
 
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,11 @@ from duplex.features import cache_files, tokens
 from duplex.features.layout import ENCODED, Span
 from duplex.features.shards import join_shards, shard_path
 from duplex.features.store import PartialCache
-from duplex.features.tokens import Streamed, read_tokens
-from duplex.labels import Target
+from duplex.features.tokens import DiskTokens, read_tokens
+from duplex.labels import CandidateSet
 from duplex.methods.base import Batch
-from duplex.training.prefetch import STEPS, ahead
-from duplex.training.scoring import Field
+from duplex.training.prefetch import STEPS, prefetch
+from duplex.training.scoring import ScoringTask
 from tests.features.test_store import opened_in
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
@@ -48,20 +47,21 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(tokens, "WINDOW", 2)
 
 
-def test_many_tokens_stay_on_the_disk_and_few_do_not(cache):
-    assert isinstance(read_tokens(cache), np.ndarray)
-    assert isinstance(read_tokens(cache, limit=ROWS * 5 * 4 * 2 - 1), Streamed)
+def test_only_tokens_above_the_limit_stay_on_the_disk(cache):
+    assert read_tokens(cache, "block_inputs") is None
+    assert isinstance(read_tokens(cache, limit=ROWS * 5 * 4 * 2), np.ndarray)
+    assert isinstance(read_tokens(cache, limit=ROWS * 5 * 4 * 2 - 1), DiskTokens)
     np.testing.assert_array_equal(read_tokens(cache), TOKENS)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, ROWS // 2 - 1), max_size=30), st.slices(ROWS // 2))
-def test_any_rows_are_those_in_memory(tmp_path_factory, places, part):
+def test_any_rows_equal_those_in_memory(tmp_path_factory, places, part):
     path = tmp_path_factory.getbasetemp() / "any.h5"
     if not path.exists():
         write(path, Span(0, ROWS, ROWS))
     own = np.arange(1, ROWS, 2)
-    held, streamed = torch.from_numpy(TOKENS[own]), Streamed.open(path).at(own)
+    held, streamed = torch.from_numpy(TOKENS[own]), DiskTokens.open(path).at(own)
     assert streamed.shape == held.shape and len(streamed) == len(held)
     assert torch.equal(streamed[torch.tensor(places, dtype=torch.long)], held[torch.tensor(places, dtype=torch.long)])
     if part.step is None or part.step > 0:
@@ -79,17 +79,17 @@ def joined(folder: Path, *cuts: int) -> Path:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, ROWS - 1), max_size=30))
-def test_any_rows_of_joined_shards_are_those_in_memory(tmp_path_factory, places):
+def test_any_rows_of_joined_shards_equal_those_in_memory(tmp_path_factory, places):
     folder = tmp_path_factory.getbasetemp() / "joined"
     if not folder.exists():
         folder.mkdir()
         joined(folder, *range(1, 12), 20)  # more than ten: their names do not sort as their rows do
     rows = torch.tensor(places, dtype=torch.long)
-    assert torch.equal(Streamed.open(folder / "whole.h5")[rows], torch.from_numpy(TOKENS)[rows])
+    assert torch.equal(DiskTokens.open(folder / "whole.h5")[rows], torch.from_numpy(TOKENS)[rows])
 
 
-def test_the_order_has_every_row_once_and_follows_the_seed(cache, small_blocks):
-    streamed = Streamed.open(cache)
+def test_the_shuffled_order_has_every_row_once_and_follows_the_seed(cache, small_blocks):
+    streamed = DiskTokens.open(cache)
     orders = [streamed.shuffled(torch.Generator().manual_seed(seed)).tolist() for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == list(range(ROWS))
@@ -102,10 +102,12 @@ def batch_of(tokens_of) -> Batch:
     return Batch({"cls": torch.arange(ROWS).float()[:, None], "patch": tokens_of}, torch.arange(ROWS))
 
 
-def test_steps_read_ahead_hold_the_rows_that_were_asked_for(cache):
-    held, streamed = batch_of(torch.from_numpy(TOKENS)), batch_of(Streamed.open(cache))
+def test_prefetched_steps_have_the_requested_rows(cache):
+    held, streamed = batch_of(torch.from_numpy(TOKENS)), batch_of(DiskTokens.open(cache))
     steps = list(streamed.shuffled(torch.Generator().manual_seed(3)).split(7))
-    for chosen, (images, own), (apart, theirs) in zip(steps, ahead(streamed, steps), ahead(held, steps), strict=True):
+    for chosen, (images, own), (apart, theirs) in zip(
+        steps, prefetch(streamed, steps), prefetch(held, steps), strict=True
+    ):
         assert apart is held and theirs is chosen
         for name in ("cls", "patch"):
             assert torch.equal(images[own].inputs[name], held[chosen].inputs[name])
@@ -114,8 +116,8 @@ def test_steps_read_ahead_hold_the_rows_that_were_asked_for(cache):
 
 
 @pytest.fixture
-def told(monkeypatch) -> list[tuple[str, int, int]]:
-    """What the system is told and asked, in turn: "soon" or "now", and which bytes of the file."""
+def calls(monkeypatch) -> list[tuple[str, int, int]]:
+    """Calls to the system in order: "soon" (announced) or "now" (read), offset and number of bytes."""
     words: list[tuple[str, int, int]] = []
     preadv = os.preadv
 
@@ -132,26 +134,26 @@ def told(monkeypatch) -> list[tuple[str, int, int]]:
     return words
 
 
-def test_the_rows_of_a_few_steps_are_announced_before_they_are_read_and_no_more(cache, told):
-    pulled = ahead(batch_of(Streamed.open(cache)), torch.arange(ROWS).split(4))
+def test_rows_of_a_few_steps_are_announced_before_they_are_read(cache, calls):
+    pulled = prefetch(batch_of(DiskTokens.open(cache)), torch.arange(ROWS).split(4))
     next(pulled)
-    assert [what for what, *_ in told] == ["soon"] * (1 + STEPS) + ["now"]
+    assert [what for what, *_ in calls] == ["soon"] * (1 + STEPS) + ["now"]
     next(pulled)
-    assert [what for what, *_ in told[2 + STEPS :]] == ["soon", "now"]
-    steps = [list(pulled), told][1]
+    assert [what for what, *_ in calls[2 + STEPS :]] == ["soon", "now"]
+    steps = [list(pulled), calls][1]
     announced, read = ([word[1:] for word in steps if word[0] == what] for what in ("soon", "now"))
     assert announced == read and len(read) == ROWS // 4
-    assert told[-STEPS - 1 :] == [("now", *where) for where in read[-STEPS - 1 :]]
+    assert calls[-STEPS - 1 :] == [("now", *where) for where in read[-STEPS - 1 :]]
 
 
-def test_what_is_announced_is_what_will_be_read_of_every_shard_and_data_set(tmp_path, told, monkeypatch):
-    streamed = Streamed.open(joined(tmp_path, 7, 20))
+def test_the_announced_bytes_are_those_read_of_every_shard(tmp_path, calls, monkeypatch):
+    streamed = DiskTokens.open(joined(tmp_path, 7, 20))
     monkeypatch.setattr(cache_files, "WINDOW", 100)  # a row of 40 bytes: three neighbours take two words
     rows = torch.tensor([39, 6, 7, 8, 9, 19, 20])
     streamed.expect(rows)
     streamed[rows]
-    announced = [(place, place + count) for what, place, count in told if what == "soon"]
-    read = [(place, place + count) for what, place, count in told if what == "now"]
+    announced = [(place, place + count) for what, place, count in calls if what == "soon"]
+    read = [(place, place + count) for what, place, count in calls if what == "now"]
     assert max(stop - start for start, stop in announced) == 100
     assert [stop - start for start, stop in read] == [40, 120, 40, 40, 40]  # 6 | 7 8 9 | 19 | 20 | 39
     glued = [announced[0], (announced[1][0], announced[2][1]), *announced[3:]]
@@ -163,52 +165,47 @@ def refused(*_: object) -> None:
 
 
 @pytest.mark.parametrize("word", [None, refused])
-def test_where_the_system_cannot_be_told_rows_are_read_as_they_are_asked_for(cache, monkeypatch, word):
+def test_rows_are_read_without_announcements_if_the_system_accepts_none(cache, monkeypatch, word):
     if word is None:
         monkeypatch.delattr(cache_files.os, "posix_fadvise")
     else:
         monkeypatch.setattr(cache_files.os, "posix_fadvise", word)
-    streamed = Streamed.open(cache)
+    streamed = DiskTokens.open(cache)
     streamed.expect(torch.tensor([1, 2]))
     assert torch.equal(streamed[torch.tensor([1, 2])], torch.from_numpy(TOKENS)[1:3])
 
 
-def test_a_reading_error_reaches_the_loop(cache):
-    streamed = Streamed.open(cache)
+def test_a_read_error_reaches_the_training_loop(cache):
+    streamed = DiskTokens.open(cache)
     with cache.open("r+b") as file:
         file.truncate(cache.stat().st_size // 2)
     with pytest.raises(OSError, match="ends within its tokens"):
-        list(ahead(batch_of(streamed), [torch.arange(ROWS)]))
+        list(prefetch(batch_of(streamed), [torch.arange(ROWS)]))
 
 
-def test_scores_come_in_blocks_that_fit(cache, monkeypatch):
+def test_scores_come_in_blocks_within_the_budget(cache, monkeypatch):
     """Evaluation never reads more of the disk than the scores it may hold."""
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 6 * SHAPE[0] * SHAPE[1])
-    field = Field(Target(2, None), lambda inputs: inputs["patch"].float().sum((1, 2))[:, None].repeat(1, 2))
-    found = list(field.blocks(batch_of(Streamed.open(cache)).inputs))
+    field = ScoringTask(CandidateSet(2, None), lambda inputs: inputs["patch"].float().sum((1, 2))[:, None].repeat(1, 2))
+    found = list(field.blocks(batch_of(DiskTokens.open(cache)).inputs))
     assert max(len(scores) for _, scores in found) == 6
     whole = torch.cat([scores for _, scores in found])
     torch.testing.assert_close(whole[:, 0], torch.from_numpy(TOKENS).float().sum((1, 2)))
 
 
-def test_just_as_many_as_may_be_held_are_held(cache):
-    assert isinstance(read_tokens(cache, limit=ROWS * 5 * 4 * 2), np.ndarray)
-    assert read_tokens(cache, "deep") is None
-
-
-def test_a_disk_that_gives_a_few_bytes_at_a_time_gives_all_of_them(cache, monkeypatch):
+def test_short_reads_are_continued(cache, monkeypatch):
     preadv = cache_files.os.preadv
     monkeypatch.setattr(
         cache_files.os, "preadv", lambda descriptor, views, place: preadv(descriptor, [views[0][:7]], place)
     )
     rows = torch.tensor([3, 4, 5, 30])
-    assert torch.equal(Streamed.open(cache)[rows], torch.from_numpy(TOKENS)[rows])
+    assert torch.equal(DiskTokens.open(cache)[rows], torch.from_numpy(TOKENS)[rows])
 
 
-def of_size(cache: Path, rows: int, numbers: int) -> Streamed:
+def of_size(cache: Path, rows: int, numbers: int) -> DiskTokens:
     """As if each of so many rows held so many numbers."""
-    streamed = Streamed.open(cache).at(np.arange(rows) % ROWS)
-    streamed.pieces.row = (numbers,)
+    streamed = DiskTokens.open(cache).at(np.arange(rows) % ROWS)
+    streamed.files.row = (numbers,)
     return streamed
 
 
@@ -218,7 +215,7 @@ def runs(order: list[int], size: int) -> int:
     return sum(one == list(range(one[0], one[0] + len(one))) and one[0] % size == 0 for one in found)
 
 
-def test_neighbours_up_to_four_mebibytes_come_in_one_block_and_sixty_four_blocks_are_mixed(cache):
+def test_blocks_have_four_mebibytes_and_sixty_four_of_them_are_mixed(cache):
     """Rows of a mebibyte: 65 blocks of four. All but the last one are mixed with one another."""
     order = of_size(cache, 260, 2**19).shuffled(torch.Generator().manual_seed(0)).tolist()
     assert sorted(order) == list(range(260))
@@ -229,17 +226,9 @@ def test_neighbours_up_to_four_mebibytes_come_in_one_block_and_sixty_four_blocks
     assert len(set(drawn)) == 64
 
 
-def test_a_row_larger_than_a_block_is_one(cache, monkeypatch):
-    asked, randperm = [], torch.randperm
-    monkeypatch.setattr(tokens.torch, "randperm", lambda n, **options: (asked.append(n), randperm(n, **options))[1])
-    order = of_size(cache, 66, 2**22).shuffled(torch.Generator().manual_seed(0)).tolist()
-    assert sorted(order) == list(range(66)) and asked == [66, 64, 2]  # blocks, and the rows of two windows
-    assert len(of_size(cache, 0, 2**22).shuffled(torch.Generator())) == 0
-
-
-def test_what_streams_closes_its_file_with_itself(cache, tmp_path):
+def test_files_close_with_the_last_object_that_reads_them(cache, tmp_path):
     before = opened_in(tmp_path)
-    streamed = Streamed.open(cache)
+    streamed = DiskTokens.open(cache)
     parts = [streamed.at(np.arange(3)), streamed.to(torch.device("cpu"))]
     assert len(opened_in(tmp_path)) == len(before) + 1
     del streamed
@@ -248,37 +237,9 @@ def test_what_streams_closes_its_file_with_itself(cache, tmp_path):
     assert opened_in(tmp_path) == before
 
 
-@pytest.mark.parametrize(("size", "held"), [(2**30, True), (2**30 + 1, False)])
-def test_two_gibibytes_are_held_and_no_more(monkeypatch, size: int, held: bool) -> None:
-    """As docs/methods.md says."""
-
-    class Large:
-        """Claims to be so many numbers and has three."""
-
-        def __init__(self) -> None:
-            self.size = size
-
-        def __getitem__(self, _: object) -> np.ndarray:
-            return TOKENS[:3]
-
-    monkeypatch.setattr(tokens, "open_file", lambda path: nullcontext({"patch": Large()}))
-    monkeypatch.setattr(tokens.Streamed, "open", lambda path, name: (path, name))
-    found = read_tokens(Path("f.h5"))
-    assert isinstance(found, np.ndarray) if held else found == (Path("f.h5"), "patch")  # type: ignore[comparison-overlap]
-
-
-def test_shards_are_opened_once_each_however_often_they_are_read(tmp_path):
-    streamed = Streamed.open(joined(tmp_path, 20))
-    for row in (0, 39, 25):
-        assert torch.equal(streamed[torch.tensor([row])][0], torch.from_numpy(TOKENS)[row])
-        assert len(opened_in(tmp_path)) == 2
-    del streamed
-    assert opened_in(tmp_path) == []
-
-
-def test_a_shard_that_is_made_again_meanwhile_is_read_as_it_was(tmp_path):
-    """Whoever writes a cache gives it its name in the end."""
-    streamed = Streamed.open(joined(tmp_path, 20))
+def test_a_shard_that_is_replaced_meanwhile_is_read_as_it_was(tmp_path):
+    """A finished cache gets its name by a rename, which leaves the open file as it was."""
+    streamed = DiskTokens.open(joined(tmp_path, 20))
     shard = shard_path(tmp_path / "whole.h5", 1, 2)
     (tmp_path / "other").write_bytes(bytes(shard.stat().st_size))
     os.replace(tmp_path / "other", shard)

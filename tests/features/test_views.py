@@ -1,4 +1,4 @@
-"""Views of training pictures: which part of a picture they show, their cache, and what is drawn of it."""
+"""Views of training images: their crops, their cache, and the random views drawn from it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import to_tensor
 
 from duplex.errors import DuplexError
-from duplex.features import extraction as extraction_module
 from duplex.features.augmentation import AREA, ASPECT, Augmentation, box
 from duplex.features.inspection import verify
 from duplex.features.shards import join_shards
 from duplex.features.store import open_features
-from duplex.features.tokens import Streamed, read_tokens
-from duplex.features.views import Viewed, Views
-from tests.features.test_deep import _third
+from duplex.features.tokens import DiskTokens, read_tokens
+from duplex.features.views import SplitViews, ViewCache
 
 TWICE = Augmentation(2, flip=True)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 400), st.integers(1, 400))
-def test_a_box_lies_within_the_picture_and_shows_nearly_all_of_it(seed: int, width: int, height: int) -> None:
+def test_a_crop_lies_within_the_image_and_has_nearly_all_of_it(seed: int, width: int, height: int) -> None:
     left, upper, right, lower = box(np.random.default_rng(seed), width, height)
     assert 0 <= left < right <= width and 0 <= upper < lower <= height
     w, h = right - left, lower - upper
@@ -41,43 +39,43 @@ def test_a_box_lies_within_the_picture_and_shows_nearly_all_of_it(seed: int, wid
         assert 0.95 * ASPECT[0] <= w / h <= 1.05 * ASPECT[1]
 
 
-def test_a_view_is_what_open_clips_training_transform_makes_of_the_same_box(encoder, monkeypatch) -> None:
+def test_a_view_equals_open_clips_training_transform_of_the_same_crop(encoder, monkeypatch) -> None:
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 130, 3), dtype=np.uint8))
     size = encoder.image_transform(picture).shape[-2:]
     left, upper, right, lower = box(np.random.default_rng([crc32(b"a.png"), 3]), *picture.size)
     monkeypatch.setattr(RandomResizedCrop, "get_params", lambda *_: (upper, left, lower - upper, right - left))
     theirs = open_clip.image_transform(size[0], is_train=True, mean=(0, 0, 0), std=(1, 1, 1))(picture)
-    view = Augmentation(4, flip=False).show(picture, "a.png", 3, size)
+    view = Augmentation(4, flip=False).view(picture, "a.png", 3, size)
     assert torch.equal(to_tensor(view), theirs)
     assert torch.equal(encoder.image_transform(view), (255 * theirs).round().to(torch.uint8))  # resized no more
 
 
-def test_half_of_the_views_are_mirrored_where_that_is_allowed() -> None:
+def test_half_of_the_views_are_mirrored_if_flip_is_set() -> None:
     bright_left = Image.fromarray(np.repeat(np.linspace(255, 0, 64, dtype=np.uint8)[None, :, None], 64, 0).repeat(3, 2))
 
     def mirrored(flip: bool) -> int:
-        shown = [Augmentation(100, flip).show(bright_left, "a.png", view, (32, 32)) for view in range(100)]
+        shown = [Augmentation(100, flip).view(bright_left, "a.png", view, (32, 32)) for view in range(100)]
         return sum(np.asarray(one)[0, 0, 0] < np.asarray(one)[0, -1, 0] for one in shown)
 
     assert mirrored(flip=False) == 0 and 30 < mirrored(flip=True) < 70
 
 
-def test_every_view_of_every_picture_has_its_row(run, images: list[str], encoder, tmp_path: Path) -> None:
-    """A naive twin: each picture read, cut and encoded by itself."""
+def test_every_view_of_every_image_has_its_row(run, images: list[str], encoder, tmp_path: Path) -> None:
+    """A naive twin: each image read, cropped and encoded by itself."""
     found = open_features(run(augmentation=TWICE).path)
     assert found.identity["views"] == "2" and found.identity["flip"] == "true" and len(found.cls) == 80
     for row in (0, 1, 37, 78):
         name = images[row // 2]
         picture = Image.open(tmp_path / "pictures" / name).convert("RGB")
         size = encoder.image_transform(picture).shape[-2:]
-        pixels = encoder.image_transform(TWICE.show(picture, name, row % 2, size))
+        pixels = encoder.image_transform(TWICE.view(picture, name, row % 2, size))
         with torch.no_grad():
             again = encoder.encode_images(pixels[None])[0].numpy()
         np.testing.assert_allclose(found.cls[row], again, rtol=2e-3, atol=2e-3)  # float16
     assert len(np.unique(found.cls, axis=0)) > 70  # two boxes of a small picture may be the same
 
 
-def test_workers_shards_and_another_order_of_pictures_show_the_same(run, images: list[str], tmp_path: Path) -> None:
+def test_workers_shards_and_the_order_of_images_change_no_view(run, images: list[str], tmp_path: Path) -> None:
     whole = run(tmp_path / "whole.h5", augmentation=TWICE).path
     apart = run(tmp_path / "apart.h5", augmentation=TWICE, num_workers=2).path
     assert apart.read_bytes() == whole.read_bytes()
@@ -91,36 +89,34 @@ def test_workers_shards_and_another_order_of_pictures_show_the_same(run, images:
     )
 
 
-def test_an_interrupted_one_is_resumed_to_the_same_bytes(run, tmp_path: Path, monkeypatch) -> None:
+def test_an_interrupted_extraction_resumes_to_the_same_bytes(run, tmp_path: Path, stop_at_third_batch) -> None:
     whole = run(tmp_path / "whole.h5", augmentation=TWICE).path
-    monkeypatch.setattr(extraction_module, "stop_requests", _third)
-    with pytest.raises(DuplexError, match=r"stopped with 24 of 80 rows"):
+    with stop_at_third_batch(), pytest.raises(DuplexError, match=r"stopped with 24 of 80 rows"):
         run(tmp_path / "broken.h5", augmentation=TWICE)
-    monkeypatch.undo()
     assert run(tmp_path / "broken.h5", augmentation=TWICE).resumed == 24
     assert (tmp_path / "broken.h5").read_bytes() == whole.read_bytes()
 
 
-def test_a_cache_of_views_is_not_taken_for_one_of_pictures_nor_for_another_choice_of_views(run, capsys) -> None:
+def test_a_cache_of_other_views_or_of_plain_images_is_refused(run, capsys) -> None:
     path = run(augmentation=TWICE).path
-    with pytest.raises(DuplexError, match="holds views of training pictures, not the pictures"):
+    with pytest.raises(DuplexError, match="holds views of training images, not the images"):
         open_features(path, {"manifest": "m" * 64})
     for other, word in ((Augmentation(3, flip=True), "number of views"), (Augmentation(2, flip=False), "mirrored")):
         with pytest.raises(DuplexError, match=f"another .*{word}"):
             open_features(path, {"manifest": "m" * 64, **other.identity})
     run(path, augmentation=Augmentation(3, flip=True))
-    assert "another number of views; extracting afresh" in capsys.readouterr().err
+    assert "another number of views; extracting again" in capsys.readouterr().err
 
 
-def test_rows_are_verified_as_the_views_that_they_are(run, images: list[str], encoder, tmp_path: Path) -> None:
+def test_verify_compares_rows_with_their_views(run, images: list[str], encoder, tmp_path: Path) -> None:
     path, where = run(augmentation=TWICE).path, (tmp_path / "pictures", "m" * 64)
     assert verify(path, encoder, images, *where, TWICE, sample=80)["worst_cosine"] > 0.999
     with pytest.raises(DuplexError, match="is not"):  # the first half of the rows are not the first pictures'
         verify(path, encoder, images[::-1], *where, TWICE, sample=80)
 
 
-def test_an_unreadable_picture_is_bad_in_each_of_its_views(run, images: list[str], tmp_path: Path) -> None:
-    (tmp_path / "pictures" / images[5]).write_bytes(b"no picture")
+def test_an_unreadable_image_is_bad_in_each_of_its_views(run, images: list[str], tmp_path: Path) -> None:
+    (tmp_path / "pictures" / images[5]).write_bytes(b"no image")
     found = open_features(run(augmentation=TWICE, max_bad=0.1).path)
     assert np.flatnonzero(found.bad).tolist() == [10, 11]
 
@@ -128,36 +124,38 @@ def test_an_unreadable_picture_is_bad_in_each_of_its_views(run, images: list[str
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 2**32))
 def test_a_draw_has_one_view_of_every_image(images: int, count: int, seed: int) -> None:
     rows = torch.arange(images * count, dtype=torch.float32)[:, None]
-    drawn = Views(count, {"cls": rows}).drawn(torch.Generator().manual_seed(seed))["cls"][:, 0]
+    drawn = SplitViews(count, {"cls": rows}).draw(torch.Generator().manual_seed(seed))["cls"][:, 0]
     assert (drawn.long() // count).tolist() == list(range(images))
 
 
 def test_draws_follow_the_generator_and_reach_every_view() -> None:
-    views, order = Views(3, {"cls": torch.arange(12.0)[:, None]}), torch.Generator().manual_seed(1)
-    draws = [tuple(views.drawn(order)["cls"][:, 0].tolist()) for _ in range(60)]
+    views, order = SplitViews(3, {"cls": torch.arange(12.0)[:, None]}), torch.Generator().manual_seed(1)
+    draws = [tuple(views.draw(order)["cls"][:, 0].tolist()) for _ in range(60)]
     assert len(set(draws)) > 20 and len(Counter(one[2] for one in draws)) == 3
     again = torch.Generator().manual_seed(1)
-    assert [tuple(views.drawn(again)["cls"][:, 0].tolist()) for _ in range(60)] == draws
+    assert [tuple(views.draw(again)["cls"][:, 0].tolist()) for _ in range(60)] == draws
 
 
-def test_what_is_streamed_is_drawn_as_what_is_held(run, encoder) -> None:
-    path = run(augmentation=TWICE, depth=1).path
-    held, streamed = read_tokens(path, "deep"), read_tokens(path, "deep", limit=0)
-    assert isinstance(streamed, Streamed)
+def test_views_on_the_disk_are_drawn_like_those_in_memory(run, encoder) -> None:
+    path = run(augmentation=TWICE, block_inputs=1).path
+    held, streamed = read_tokens(path, "block_inputs"), read_tokens(path, "block_inputs", limit=0)
+    assert isinstance(streamed, DiskTokens)
     cls = torch.from_numpy(open_features(path).cls)
     one, other = (
-        Views(2, {"cls": cls, "deep": deep}).drawn(torch.Generator().manual_seed(4))
+        SplitViews(2, {"cls": cls, "block_inputs": deep}).draw(torch.Generator().manual_seed(4))
         for deep in (torch.from_numpy(held), streamed)
     )
-    assert isinstance(other["deep"], Streamed), "nothing is read before it is asked for"
-    assert torch.equal(one["deep"], other["deep"][torch.arange(40)]) and torch.equal(one["cls"], other["cls"])
-    mixed = Views(2, {"cls": cls, "deep": streamed}).to(torch.device("cpu")).inputs["deep"]
-    assert isinstance(mixed, Streamed) and len(mixed) == 80
+    assert isinstance(other["block_inputs"], DiskTokens), "nothing is read before it is asked for"
+    assert torch.equal(one["block_inputs"], other["block_inputs"][torch.arange(40)]) and torch.equal(
+        one["cls"], other["cls"]
+    )
+    mixed = SplitViews(2, {"cls": cls, "block_inputs": streamed}).to(torch.device("cpu")).inputs["block_inputs"]
+    assert isinstance(mixed, DiskTokens) and len(mixed) == 80
 
 
-def test_a_picture_with_a_bad_view_is_not_whole() -> None:
+def test_an_image_with_a_bad_view_is_not_complete() -> None:
     bad = np.zeros(12, bool)
     bad[[4, 9]] = True
-    viewed = Viewed(3, {}, bad)
-    assert viewed.whole.tolist() == [True, False, True, False]
+    viewed = ViewCache(3, {}, bad)
+    assert viewed.complete.tolist() == [True, False, True, False]
     assert viewed.rows(np.array([0, 2])).tolist() == [0, 1, 2, 6, 7, 8]

@@ -1,4 +1,4 @@
-"""A full disk, a folder that may not be written to, a reader that leaves: one sentence, and no half files."""
+"""Full disks, read-only folders, system errors: one line of error, and no incomplete files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ import numpy as np
 import pytest
 
 from duplex.labels import LabelSpace
-from tests.hostile.conftest import PARAMS, Command
+from tests.hostile.conftest import PARAMS, Command, files
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 PREPARE = [sys.executable, str(ROOT / "pipeline/prepare.py"), "pics"]
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def small_disk(limit: int) -> None:
-    """No file may grow beyond `limit` bytes: what a full disk does to whoever writes."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+def prepare(folder: Path, limit: int) -> subprocess.CompletedProcess[str]:
+    """Limit files to `limit` bytes: writing fails as on a full disk."""
+    return subprocess.run(
+        PREPARE, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -39,40 +38,31 @@ def table(pics: Path) -> Path:
 
 
 @pytest.mark.parametrize("limit", [0, 20, 300])
-def test_a_full_disk_leaves_what_was_there(table: Path, limit: int) -> None:
-    """As the pipeline's script: manifest, labels and statistics are 388, 132 and 287 bytes or so."""
+def test_a_full_disk_leaves_existing_files_unchanged(table: Path, limit: int) -> None:
+    """manifest.csv, labels.json and statistics.json have about 388, 132 and 287 bytes."""
     before = files(table)
-    done = subprocess.run(
-        PREPARE, cwd=table, env=ENVIRONMENT, capture_output=True, text=True, check=False,
-        preexec_fn=lambda: small_disk(limit),
-    )  # fmt: skip
+    done = prepare(table, limit)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "cannot be written: the disk is full; make room" in done.stderr
     assert files(table) == before
 
 
-def test_a_full_disk_in_the_middle_leaves_whole_files_alone(table: Path) -> None:
-    done = subprocess.run(
-        PREPARE, cwd=table, env=ENVIRONMENT, capture_output=True, text=True, check=False,
-        preexec_fn=lambda: small_disk(450),
-    )  # fmt: skip
+def test_a_disk_that_fills_up_leaves_no_incomplete_file(table: Path) -> None:
+    done = prepare(table, 450)
     assert done.returncode == 0, done.stderr
     written = (table / "artifacts/pics/labels.json").read_bytes()
     (table / "table.csv").write_text(
         (table / "table.csv").read_text() + "".join(f"x{i}.jpg,a,b,val\n" for i in range(9))
     )
-    done = subprocess.run(
-        PREPARE, cwd=table, env=ENVIRONMENT, capture_output=True, text=True, check=False,
-        preexec_fn=lambda: small_disk(450),
-    )  # fmt: skip
+    done = prepare(table, 450)
     assert done.returncode == 1 and "manifest.csv cannot be written: the disk is full" in done.stderr
     assert (table / "artifacts/pics/labels.json").read_bytes() == written
     assert not list(table.rglob("*.partial"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_a_folder_that_may_not_be_written_to(table: Path) -> None:
-    """A read-only file system, in a mount namespace of its own."""
+def test_a_read_only_folder_is_reported(table: Path) -> None:
+    """The folder is mounted read-only in a mount namespace."""
     (table / "artifacts").mkdir(exist_ok=True)
     before = files(table)
     mount = "mount --bind artifacts artifacts && mount -o remount,bind,ro artifacts"
@@ -86,7 +76,7 @@ def test_a_folder_that_may_not_be_written_to(table: Path) -> None:
     assert files(table) == before
 
 
-def test_a_file_where_a_folder_should_be(table: Path, command: Command) -> None:
+def test_a_file_in_place_of_a_folder_is_not_replaced(table: Path, command: Command) -> None:
     import shutil
 
     shutil.rmtree("artifacts")
@@ -96,7 +86,7 @@ def test_a_file_where_a_folder_should_be(table: Path, command: Command) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EDQUOT, errno.EIO])
-def test_whatever_the_system_says_of_a_write(
+def test_system_errors_of_a_write_are_reported(
     table: Path, command: Command, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     real = os.replace
@@ -111,7 +101,7 @@ def test_whatever_the_system_says_of_a_write(
     assert not list(table.rglob("*.partial")) and not list(table.rglob("labels.json"))
 
 
-def test_modes_follow_the_umask(table: Path, command: Command) -> None:
+def test_file_modes_follow_the_umask(table: Path, command: Command) -> None:
     before = os.umask(0o027)
     try:
         assert command("prepare", "-d", "pics").code == 0
@@ -123,20 +113,20 @@ def test_modes_follow_the_umask(table: Path, command: Command) -> None:
     assert {path.stat().st_mode & 0o777 for path in written} == {0o640}, written
 
 
-def test_links_into_a_store_are_replaced_not_written_through(table: Path, command: Command) -> None:
-    """As `dvc config cache.type symlink` leaves outputs."""
+def test_links_are_replaced_and_their_targets_kept(table: Path, command: Command) -> None:
+    """`dvc config cache.type symlink` makes outputs links."""
     assert command("prepare", "-d", "pics").code == 0
     labels = table / "artifacts/pics/labels.json"
     stored = table / "stored"
     labels.rename(stored)
-    stored.write_text("of another time")
+    stored.write_text("earlier version")
     labels.symlink_to(stored)
     assert command("prepare", "-d", "pics").code == 0
-    assert stored.read_text() == "of another time" and LabelSpace.load(labels).states == ("blue", "red")
+    assert stored.read_text() == "earlier version" and LabelSpace.load(labels).states == ("blue", "red")
 
 
-def test_a_params_file_that_is_a_link_is_edited_where_it_lies(tmp_path: Path, pics: Path, command: Command) -> None:
+def test_a_linked_params_file_stays_a_link(tmp_path: Path, pics: Path, command: Command) -> None:
     (pics / "params.yaml").rename(pics / "kept.yaml")
     (pics / "params.yaml").symlink_to("kept.yaml")
-    assert command("data", "remove", "pics").refused("names only pics")
+    assert command("data", "remove", "pics").refused("lists only pics")
     assert (pics / "params.yaml").is_symlink() and (pics / "kept.yaml").read_text() == PARAMS

@@ -1,4 +1,4 @@
-"""Commands killed at any moment and run again, and two at once: the final bytes are those of an undisturbed run."""
+"""Commands killed at random moments and run again, and two at once, give the same bytes as an undisturbed run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.makers import make_folder
-from tests.hostile.conftest import PARAMS
+from tests.hostile.conftest import PARAMS, files
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 pytestmark = pytest.mark.long  # nine minutes
@@ -27,17 +27,12 @@ FOLDER = f"source: {{kind: folder, root: pictures, {SPLIT}}}"
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Two projects of the same pictures: one is left in peace."""
+    """Two projects with the same images: one for undisturbed runs, one for killed ones."""
     for name in ("whole", "broken"):
         make_folder(tmp_path / name / "pictures", "nested")
         text = PARAMS.replace(TABLE, FOLDER)
         (tmp_path / name / "params.yaml").write_text(text)
     return tmp_path / "whole", tmp_path / "broken"
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    kept = {path for path in folder.rglob("*") if path.is_file() and path.suffix != ".partial"}
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in kept}
 
 
 def run(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -69,7 +64,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_killed_and_run_again(folders: tuple[Path, Path], name: str) -> None:
+def test_a_killed_command_gives_the_same_files_when_run_again(folders: tuple[Path, Path], name: str) -> None:
     whole, broken = folders
     *before, words = COMMANDS[name]
     for folder in folders:
@@ -81,23 +76,22 @@ def test_killed_and_run_again(folders: tuple[Path, Path], name: str) -> None:
     rng = random.Random(name)
     for number in SIGNALS:
         code, err = kill(broken, words, rng.uniform(0.1, 1.0) * length, number)
-        # before the first line of ours runs, Python itself answers Ctrl-C
+        # 1 or -number: killed before duplex handles signals
         assert code in (0, 1, 2, 130, 143, -number), err
         if name in ("add", "remove") and code == 0:
             break
     again = run(broken, words)
-    if name == "remove" and again.returncode == 2:  # it was done before it was killed
+    if name == "remove" and again.returncode == 2:  # it was finished before it was killed
         assert "unknown data set 'more'" in again.stderr
     else:
         assert again.returncode == 0, again.stderr
     mine, theirs = files(broken), files(whole)
-    for place in ("params.yaml",):
-        mine[place] = mine[place].replace(b"broken", b"whole")
+    mine["params.yaml"] = mine["params.yaml"].replace(b"broken", b"whole")
     assert mine == theirs
 
 
 def project(folder: Path) -> Path:
-    """The whole pipeline on a small data set, as a repository of its own."""
+    """Write a repository with the whole pipeline and a small data set."""
     for name in ("dvc.yaml", "constraints.txt"):
         shutil.copy(ROOT / name, folder / name)
     for name in ("duplex", "pipeline"):
@@ -125,7 +119,9 @@ def results(folder: Path) -> dict[str, bytes]:
     return {place: data for place, data in files(folder / "artifacts").items() if place.endswith(SAME)}
 
 
-def test_the_pipeline_killed_and_run_twice_at_once(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_pipeline_run_twice_at_once_gives_the_same_results(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, broken = map(project, folders)
     path = str(Path(sys.executable).parent)
     monkeypatch.setitem(ENVIRONMENT, "PATH", f"{path}:{ENVIRONMENT['PATH']}")

@@ -1,4 +1,4 @@
-"""Nothing of the user's is ever written over."""
+"""Files of the user are never overwritten."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from safetensors.torch import save_file
 
 from duplex.errors import UsageError
-from duplex.recognition.answers import Unreadable
-from duplex.recognition.export import whole
+from duplex.recognition.answers import UnreadableImage
+from duplex.recognition.export_folder import replace_export
 from tests.encoders.small import write_folder
 from tests.hostile.conftest import CACHE, Command
 
@@ -56,7 +56,7 @@ def state(path: Path) -> object:
 
 @pytest.mark.parametrize("thing", THINGS)
 @pytest.mark.parametrize("fresh", [[], ["--fresh"]])
-def test_extraction_into_what_is_no_cache(pics: Path, command: Command, thing, fresh: list[str]) -> None:
+def test_extract_does_not_replace_other_files(pics: Path, command: Command, thing, fresh: list[str]) -> None:
     thing(pics / "mine")
     before = state(pics / "mine")
     assert command("extract", "-d", "pics", "--out", "mine", *fresh).refused("mine")
@@ -64,7 +64,7 @@ def test_extraction_into_what_is_no_cache(pics: Path, command: Command, thing, f
 
 
 @pytest.mark.parametrize("thing", THINGS)
-def test_import_and_join_into_what_is_no_cache(pics: Path, command: Command, thing) -> None:
+def test_import_and_join_do_not_replace_other_files(pics: Path, command: Command, thing) -> None:
     np.save("f.npy", np.ones((12, 4), np.float32))
     for k in range(2):
         assert command("extract", "-d", "pics", "--shard", f"{k}/2", "--out", "mine").code == 0
@@ -77,7 +77,7 @@ def test_import_and_join_into_what_is_no_cache(pics: Path, command: Command, thi
 
 
 @pytest.mark.parametrize("place", ["artifacts/pics/manifest.csv", "params.yaml", "pictures/00000.jpg", "/dev/null"])
-def test_places_of_other_things(pics: Path, command: Command, place: str) -> None:
+def test_caches_are_not_written_over_other_files_of_a_project(pics: Path, command: Command, place: str) -> None:
     before = state(Path(place))
     np.save("f.npy", np.ones((12, 4), np.float32))
     assert command("extract", "-d", "pics", "--out", place, "--fresh").refused(place)
@@ -85,23 +85,23 @@ def test_places_of_other_things(pics: Path, command: Command, place: str) -> Non
     assert state(Path(place)) == before
 
 
-def test_what_only_has_the_name_of_an_unfinished_cache(pics: Path, command: Command) -> None:
+def test_a_file_with_the_name_of_an_incomplete_cache_is_kept(pics: Path, command: Command) -> None:
     (pics / "mine.partial").write_text("precious")
     assert command("extract", "-d", "pics", "--out", "mine").refused("mine.partial")
     assert (pics / "mine.partial").read_text() == "precious"
 
 
-def test_a_cache_of_ours_is_replaced_by_what_is_asked_for(pics: Path, command: Command) -> None:
+def test_caches_and_damaged_caches_are_replaced(pics: Path, command: Command) -> None:
     np.save("f.npy", np.ones((12, 4), np.float32))
     assert command("cache", "import", "f.npy", "-d", "pics").code == 0
     assert command("extract", "-d", "pics").code == 0
     whole = (pics / CACHE).read_bytes()
-    (pics / CACHE).write_bytes(whole[: len(whole) // 2])  # damaged, and still ours
+    (pics / CACHE).write_bytes(whole[: len(whole) // 2])  # damaged
     assert command("extract", "-d", "pics").code == 0
     assert (pics / CACHE).read_bytes() == whole
 
 
-def test_conversion_into_a_folder_that_holds_an_encoder(tmp_path: Path, command: Command) -> None:
+def test_convert_does_not_replace_an_encoder(tmp_path: Path, command: Command) -> None:
     import torch
 
     write_folder(tmp_path / "mine")
@@ -109,109 +109,109 @@ def test_conversion_into_a_folder_that_holds_an_encoder(tmp_path: Path, command:
     save_file({"a": torch.zeros(2)}, tmp_path / "weights.safetensors")
     words = ["--encoder", "ViT-B-32-quickgelu", "--tag", "openai"]
     answer = command("encoders", "convert", tmp_path / "weights.safetensors", tmp_path / "mine", *words)
-    assert answer.refused("is left alone")
+    assert answer.refused("is not overwritten")
     assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
 
 
-def test_drawing_over_somebodys_pictures(project: Path, command: Command) -> None:
-    """A root that was not drawn and holds a picture with a drawn one's name."""
+def test_drawing_does_not_replace_images(project: Path, command: Command) -> None:
+    """The data root holds an image that was not drawn, under the name of a drawn one."""
     mine = project / "data/shapes/red_star/0000.png"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"precious")
-    assert command("prepare", "-d", "shapes").refused("data/shapes", "was not drawn here")
+    assert command("prepare", "-d", "shapes").refused("data/shapes", "is not an image of shapes")
     assert mine.read_bytes() == b"precious"
 
 
-class Told:
-    """Somebody who answers at once, in the place of a model."""
+class FakeRecognizer:
+    """Returns at once that no file is an image."""
 
     labels = None
 
-    def panel(self, _world: object) -> None: ...
+    def candidates(self, _world: object) -> None: ...
 
-    def stream(self, files: list[Path], *_: object) -> Iterator[Unreadable]:
-        return (Unreadable("not a picture") for _ in files)
+    def stream(self, files: list[Path], *_: object) -> Iterator[UnreadableImage]:
+        return (UnreadableImage("not an image") for _ in files)
 
 
 @pytest.fixture
-def answering(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("duplex.recognition.recognizer.Recognizer.load", lambda *_, **__: Told())
+def fake_model(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("duplex.recognition.recognizer.Recognizer.load", lambda *_, **__: FakeRecognizer())
     return pics
 
 
 @pytest.mark.parametrize("thing", [text, other_hdf5, pipe, link_to_text, dangling])
 @pytest.mark.parametrize("form", ["table", "csv", "jsonl"])
-def test_answers_into_what_holds_none(answering: Path, command: Command, thing, form: str) -> None:
-    thing(answering / "mine")
-    before = state(answering / "mine")
+def test_predict_does_not_replace_other_files(fake_model: Path, command: Command, thing, form: str) -> None:
+    thing(fake_model / "mine")
+    before = state(fake_model / "mine")
     words = ["predict", "pictures/00000.jpg", "--model", "m", "--format", form, "--out"]
     for place in ("mine", "params.yaml", "pictures/00000.jpg", "/dev/null"):
         assert command(*words, place).refused(place, "holds no answers")
-    assert state(answering / "mine") == before and stat.S_ISCHR(os.lstat("/dev/null").st_mode)
-    assert not list(answering.glob("*.partial"))
+    assert state(fake_model / "mine") == before and stat.S_ISCHR(os.lstat("/dev/null").st_mode)
+    assert not list(fake_model.glob("*.partial"))
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_answers_are_replaced_by_answers(answering: Path, command: Command, form: str) -> None:
+def test_predict_replaces_its_own_files(fake_model: Path, command: Command, form: str) -> None:
     words = ["predict", "--model", "m", "--format", form, "--out", "mine"]
     assert command(*words, "pictures/00000.jpg").code == 3
     assert command(*words, "pictures/00001.jpg").code == 3
     assert "00001.jpg" in Path("mine").read_text() and "00000.jpg" not in Path("mine").read_text()
 
 
-@pytest.mark.parametrize("config", ['{"format": "duplex-export-1"}', '{"architectures": ["another model"]}', "{"])
-def test_a_folder_that_is_more_than_an_export_is_left_alone(tmp_path: Path, config: str) -> None:
+@pytest.mark.parametrize("config", ['{"format": "duplex-export-2"}', '{"architectures": ["another model"]}', "{"])
+def test_export_does_not_replace_other_folders(tmp_path: Path, config: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.json").write_text(config)
     if "duplex" in config:
         (tmp_path / "mine/notes.txt").write_text("precious")
     before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
-    with pytest.raises(UsageError, match="mine is there and is no export"):
-        whole(tmp_path / "mine", lambda folder: fill(folder, "ours"))
+    with pytest.raises(UsageError, match="mine exists and is not an export"):
+        replace_export(tmp_path / "mine", lambda folder: fill(folder, "ours"))
     assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
 
 
-def test_an_export_of_before_and_an_empty_folder_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exports_and_empty_folders_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("one", "two"):
-        whole(tmp_path / "mine", lambda folder, text=text: fill(folder, text))
+        replace_export(tmp_path / "mine", lambda folder, text=text: fill(folder, text))
         assert (tmp_path / "mine/README.md").read_text() == text
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    whole(Path("."), lambda folder: fill(folder, "three"))
+    replace_export(Path("."), lambda folder: fill(folder, "three"))
     assert (tmp_path / "empty/README.md").read_text() == "three"
 
 
 def fill(folder: Path, text: str) -> None:
-    (folder / "config.json").write_text('{"format": "duplex-export-1"}')
+    (folder / "config.json").write_text('{"format": "duplex-export-2"}')
     (folder / "README.md").write_text(text)
 
 
 @pytest.fixture
 def ranked(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`duplex data suspects` of which the ranking is known."""
+    """A fixed ranking for `duplex data suspects`."""
     row = {"rank": 1, "image": "00000.jpg", "state": "red", "object": "star", "better_state": "blue"}
     table = pd.DataFrame([{**row, "better_object": "moon"}])
-    monkeypatch.setattr("duplex.stages.suspects.suspects", lambda *_: table)
+    monkeypatch.setattr("duplex.stages.suspects.rank_suspects", lambda *_: table)
     return pics / "suspects" / "pics"
 
 
-def test_a_list_of_suspects_that_was_corrected_stays(ranked: Path, command: Command) -> None:
+def test_an_edited_list_of_suspects_is_kept(ranked: Path, command: Command) -> None:
     for _ in range(2):
         assert command("data", "suspects", "pics").code == 0
     listed = ranked / "suspects.csv"
     listed.write_text(listed.read_text().replace("star", "moon"))
     corrected, page = listed.read_bytes(), (ranked / "suspects.html").read_bytes()
-    assert command("data", "suspects", "pics").refused("suspects.csv is there already, edited")
+    assert command("data", "suspects", "pics").refused("suspects.csv exists and was edited")
     assert (listed.read_bytes(), (ranked / "suspects.html").read_bytes()) == (corrected, page)
     listed.unlink()
     (ranked / "suspects.html").write_text("precious")
-    assert command("data", "suspects", "pics").refused("suspects.html is there already")
+    assert command("data", "suspects", "pics").refused("suspects.html exists")
     assert (ranked / "suspects.html").read_text() == "precious" and not listed.exists()
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "jsonl"])
-def test_a_picture_whose_name_is_no_text_is_answered_for(answering: Path, command: Command, form: str) -> None:
+def test_images_with_names_that_are_not_unicode_are_reported(fake_model: Path, command: Command, form: str) -> None:
     odd = os.fsdecode(b"\xff.jpg")
-    (answering / "pictures/00000.jpg").rename(odd)
+    (fake_model / "pictures/00000.jpg").rename(odd)
     answer = command("predict", odd, "--model", "m", "--format", form)
     assert answer.code == 3 and "udcff.jpg" in answer.out

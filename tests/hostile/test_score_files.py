@@ -1,4 +1,4 @@
-"""Score files from strangers: what hides in them is refused before it is read."""
+"""Untrusted score files: unsafe or oversized contents are refused before they are read."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ HDF5: dict[str, tuple[Change, str]] = {
     ),
     "huge pieces": (
         without("scores", lambda f: f.create_dataset("scores", (2**16, 2**15), "f4", chunks=(2**16, 2**15))),
-        "in pieces of more than",
+        "in chunks of more than",
     ),
     "references": (
         lambda f: f.create_dataset("state", data=[f["scores"].ref] * 4, dtype=h5py.ref_dtype),
-        "must be numbers or texts",
+        "must be numbers or text of fixed length",
     ),
     "a compound type": (lambda f: f.create_dataset("state", data=np.zeros(4, [("a", "i4")])), "must be numbers"),
-    "many ks": (lambda f: f.create_dataset("k", data=np.ones(10**6, int)), "it is a few numbers"),
+    "many ks": (lambda f: f.create_dataset("k", data=np.ones(10**6, int)), "expected at most 1000 numbers"),
     "a huge k": (lambda f: f.create_dataset("k", data=np.array([2**64 - 1], "u8")), "choose a smaller --k"),
     "an infinite label": (
         without("target", lambda f: f.create_dataset("target", data=np.full(10, np.inf))),
@@ -91,7 +91,7 @@ HDF5: dict[str, tuple[Change, str]] = {
     ),
     "a label beyond 64 bits": (
         without("target", lambda f: f.create_dataset("target", data=np.full(10, 2**64 - 1, "u8"))),
-        "which no column has",
+        "which is no column",
     ),
     "a group": (without("scores", lambda f: f.create_group("scores")), "is a folder or empty"),
     "emptiness": (without("scores", lambda f: f.create_dataset("scores", data=h5py.Empty("f4"))), "folder or empty"),
@@ -99,13 +99,13 @@ HDF5: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", HDF5)
-def test_hdf5_that_hides_something(tmp_path: Path, command: Command, name: str) -> None:
+def test_unsafe_hdf5_is_refused(tmp_path: Path, command: Command, name: str) -> None:
     change, says = HDF5[name]
     hdf5(tmp_path / "other.h5")
     assert command("score", hdf5(tmp_path / "a.h5", change)).refused(says)
 
 
-def test_what_they_are_changed_from_is_scored(tmp_path: Path, command: Command) -> None:
+def test_the_unchanged_file_is_scored(tmp_path: Path, command: Command) -> None:
     answer = command("score", hdf5(tmp_path / "a.h5"), "--rounds", 10)
     assert answer.code == 0 and "AUC" in answer.out.upper()
     compressed = without("scores", lambda f: f.create_dataset("scores", data=GOOD["scores"], compression="gzip"))
@@ -137,17 +137,17 @@ def npz(path: Path, scores: bytes) -> Path:
         (header("(10, 4)"), "declares 160 bytes and holds 0"),
         (header("(10, 4)") + b"\0" * 999, "declares 160 bytes and holds 999"),
         (header("(-10, -4)") + b"\0" * 160, "scores"),
-        (header("(10, 4)", "'|O'") + b"\0" * 320, "never loaded"),
+        (header("(10, 4)", "'|O'") + b"\0" * 320, "not loaded for safety"),
         (header("(10, 4)", "[('a', '<f4')]") + b"\0" * 160, "must be numbers"),
         (header("(10, 4) + (1,)") + b"\0" * 160, "cannot be read"),
         (header("(" * 90 + ")" * 90), "declares 4 bytes and holds 0"),
-        (b"\x93NUMPY\x09\x09", "none that numbers are saved in"),
+        (b"\x93NUMPY\x09\x09", "is unknown"),
         (b"", "cannot be read"),
         (b"\x93NUMPY\x01\x00\xff\xff", "cannot be read"),
     ],
     ids=str,
 )
-def test_npz_whose_sizes_are_not_its_own(tmp_path: Path, command: Command, scores: bytes, says: str) -> None:
+def test_npz_with_wrong_sizes_is_refused(tmp_path: Path, command: Command, scores: bytes, says: str) -> None:
     assert command("score", npz(tmp_path / "a.npz", scores)).refused(says)
 
 
@@ -165,11 +165,11 @@ def test_an_npz_that_unpacks_to_gigabytes(tmp_path: Path, command: Command) -> N
     assert command("score", tmp_path / "a.npz").refused("unpacks", "save it as an .h5 file")
 
 
-def test_a_hollow_file(tmp_path: Path, command: Command) -> None:
+def test_a_sparse_file_is_refused(tmp_path: Path, command: Command) -> None:
     os.truncate(hdf5(tmp_path / "a.h5"), 1 << 40)
     assert command("score", tmp_path / "a.h5").refused("of which the disk holds")
 
 
 @pytest.mark.parametrize("place", ["/dev/null", "/dev/zero", "/etc/passwd", "."])
-def test_what_is_no_score_file(command: Command, place: str) -> None:
+def test_devices_and_folders_are_refused(command: Command, place: str) -> None:
     assert command("score", place).refused(place)

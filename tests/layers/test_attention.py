@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from duplex.layers import attention
-from duplex.layers.attention import CrossAttention, CrossBlock, in_blocks
+from duplex.layers.attention import CrossAttention, CrossBlock, score_in_chunks
 from tests.methods.field import close, linear, softmax
 
 DIM, INSIDE, HEADS = 8, 7, 2
 
 
 def made(kind: Any, *given: Any, **more: Any) -> Any:
-    """With every parameter random."""
+    """Return a double-precision module with random parameters."""
     torch.manual_seed(0)
     found = kind(DIM, INSIDE, HEADS, *given, **more).double()
     with torch.no_grad():
@@ -30,7 +30,7 @@ def rows(count: int, *shape: int) -> torch.Tensor:
 
 
 def by_hand(attend: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What queries `x` [Q, d] read off `y` [T, w], and their weights [Q, T]."""
+    """Return the outputs for queries `x` [Q, d] and keys `y` [T, w], and their weights [Q, T]."""
     q, k, v = ([linear(layer, row) for row in given] for layer, given in
                ((attend.query, x), (attend.key, y), (attend.value, y)))  # fmt: skip
     width, read, weights = DIM // HEADS, torch.zeros(len(x), DIM).double(), torch.zeros(len(x), len(y)).double()
@@ -45,8 +45,8 @@ def by_hand(attend: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor
 
 @pytest.mark.parametrize("batched_x", [False, True])
 @pytest.mark.parametrize("batched_y", [False, True])
-def test_attention_by_loops(batched_x, batched_y):
-    attend = made(CrossAttention, quiet=False)
+def test_attention_equals_loops(batched_x, batched_y):
+    attend = made(CrossAttention, zero_output=False)
     x, y = rows(1, *[3] * batched_x, 5, DIM), rows(2, *[3] * batched_y, 4, INSIDE)
     read, weights = attend.read(x, y)
     assert torch.equal(attend(x, y), read)
@@ -60,7 +60,7 @@ def test_attention_by_loops(batched_x, batched_y):
         close(weights[i].detach(), expected[1])
 
 
-def test_a_block_adds_what_it_reads_and_then_what_it_thinks_of_it():
+def test_a_block_adds_attention_and_then_a_feed_forward():
     block, x, y = made(CrossBlock), rows(1, 5, DIM), rows(2, 4, INSIDE)
     found, weights = block.read(x, y)
     assert torch.equal(block(x, y), found)
@@ -73,22 +73,22 @@ def test_a_block_adds_what_it_reads_and_then_what_it_thinks_of_it():
     close(found.detach(), g + torch.stack([linear(last, row) for row in hidden]))
 
 
-def test_a_quiet_attention_and_a_block_start_at_nothing():
+def test_zero_output_attention_and_blocks_start_at_zero():
     torch.manual_seed(0)
     x, y = rows(1, 5, DIM), rows(2, 4, INSIDE)
     assert torch.equal(CrossBlock(DIM, INSIDE, HEADS).double()(x, y), x)
-    assert not CrossAttention(DIM, INSIDE, HEADS, quiet=True).double()(x, y).any()
-    assert CrossAttention(DIM, INSIDE, HEADS, quiet=False).double()(x, y).any()
+    assert not CrossAttention(DIM, INSIDE, HEADS, zero_output=True).double()(x, y).any()
+    assert CrossAttention(DIM, INSIDE, HEADS, zero_output=False).double()(x, y).any()
 
 
 @pytest.mark.parametrize(("width", "sizes"), [(10, [2, 2, 1]), (4, [5]), (21, [1] * 5), (1000, [1] * 5), (0, [5])])
-def test_so_many_images_at_once_as_may_be_held(width, sizes, monkeypatch):
-    monkeypatch.setattr(attention, "HELD", 20)
+def test_chunks_hold_as_many_images_as_fit(width, sizes, monkeypatch):
+    monkeypatch.setattr(attention, "CHUNK", 20)
     z, tokens, seen = rows(1, 5, DIM), rows(2, 5, 3, INSIDE), []
 
     def score(some: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
         seen.append(len(some))
         return some.sum(1, keepdim=True) + theirs.sum((1, 2))[:, None]
 
-    close(in_blocks(score, z, tokens, width), z.sum(1, keepdim=True) + tokens.sum((1, 2))[:, None])
+    close(score_in_chunks(score, z, tokens, width), z.sum(1, keepdim=True) + tokens.sum((1, 2))[:, None])
     assert seen == sizes

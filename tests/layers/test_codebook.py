@@ -1,4 +1,4 @@
-"""The codebook as a formula and its exceptions against a dense twin that holds every row."""
+"""The codebook, which stores few prototypes, against a dense twin that stores all."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
 from duplex.layers import codebook as module
-from duplex.layers import draws
-from duplex.layers.codebook import Codebook
-from duplex.layers.draws import pass_over, random_rows, rows_at
-from duplex.layers.trained_codebook import TrainedCodebook
+from duplex.layers.codebook import Codebook, pass_over, random_rows, rows_at
 from tests.methods.twin import unit
 from tests.methods.world import DIM, features, random_labels, small_labels
 
-UNSEEN = st.sampled_from(["compose", "random", "empty"])
+UNSEEN = st.sampled_from(["compose", "random"])
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
 
 @pytest.fixture
 def sums(monkeypatch):
-    """Outer sums however few the columns."""
+    """Compute outer sums for any number of candidates."""
     monkeypatch.setattr(module, "ROWS", 0)
 
 
@@ -40,40 +37,40 @@ def started(labels, seed: int = 0, *, unseen: Any = "compose", seen: bool = True
 
 
 def dense(book: Codebook) -> torch.Tensor:
-    """The twin: every row, one at a time."""
-    return torch.cat([book.rows_of(np.array([c])) for c in range(book.labels.size)])
+    """Return the twin: every prototype, one at a time."""
+    return torch.cat([book.prototypes(np.array([c])) for c in range(book.labels.size)])
 
 
 def refine(book: Codebook, random: np.random.Generator, rounds: int = 3) -> torch.Tensor:
-    """Write-backs into the codebook and into its twin, which is returned."""
+    """Write random prototypes back into the codebook and into its twin, and return the twin."""
     twin = dense(book)
     for _ in range(rounds):
         chosen = random.permutation(book.labels.size)[: random.integers(1, book.labels.size + 1)]
         rows = unit(torch.as_tensor(random.standard_normal((len(chosen), DIM)))).to(twin.dtype)
-        book.commit(chosen, rows)
+        book.write_back(chosen, rows)
         twin[torch.as_tensor(chosen)] = rows
     return twin
 
 
 @settings(max_examples=40, deadline=None)
 @given(SIZES, UNSEEN, st.booleans(), st.integers(0, 3), st.integers(0, 10**6))
-def test_rows_are_those_of_the_dense_twin_bit_for_bit(sizes, unseen, seen, rounds, seed):
+def test_prototypes_equal_the_dense_twins_bit_for_bit(sizes, unseen, seen, rounds, seed):
     random = np.random.default_rng(seed)
     labels = random_labels(*sizes, random)
     book = started(labels, seed, unseen=unseen, seen=seen)
     twin = refine(book, random, rounds)
     asked = random.integers(0, labels.size, 7)
-    assert torch.equal(book.rows_of(asked), twin[torch.as_tensor(asked)])
-    assert torch.equal(book.rows_of(np.arange(labels.size)), twin)
+    assert torch.equal(book.prototypes(asked), twin[torch.as_tensor(asked)])
+    assert torch.equal(book.prototypes(np.arange(labels.size)), twin)
     again = Codebook(labels, DIM, unseen=unseen, random_seen=not seen).double()
     again.load_state_dict(copy.deepcopy(book.state_dict()))
-    assert torch.equal(dense(again), twin) and again.kept == book.kept
+    assert torch.equal(dense(again), twin) and again.stored_count == book.stored_count
     assert all(torch.equal(a, b) for a, b in zip(book.state_dict().values(), again.state_dict().values(), strict=True))
 
 
 @settings(max_examples=40, deadline=None)
 @given(SIZES, UNSEEN, st.sampled_from([torch.float32, torch.float64]), st.integers(0, 10**6))
-def test_scores_by_sums_are_those_of_the_dense_twin(sizes, unseen, dtype, seed):
+def test_logits_by_sums_equal_the_dense_twins(sizes, unseen, dtype, seed):
     random = np.random.default_rng(seed)
     labels = random_labels(*sizes, random)
     book = started(labels, seed, unseen=unseen, dtype=dtype)
@@ -85,11 +82,11 @@ def test_scores_by_sums_are_those_of_the_dense_twin(sizes, unseen, dtype, seed):
     before = module.ROWS, module.CELLS
     try:
         for module.ROWS, module.CELLS in ((0, before[1]), (0, 0), before):
-            torch.testing.assert_close(book.over(None)(z, 7.0).double(), expected, **near)
-            found = book.over(some)(z, 7.0).double()
+            torch.testing.assert_close(book.logits_over(None)(z, 7.0).double(), expected, **near)
+            found = book.logits_over(some)(z, 7.0).double()
             torch.testing.assert_close(found, expected[:, torch.as_tensor(some)], **near)
             for step in (1, 2, labels.size):
-                swept = torch.cat(list(book.by_states(z, 7.0, step)), dim=1).double()
+                swept = torch.cat(list(book.logits_by_states(z, 7.0, step)), dim=1).double()
                 torch.testing.assert_close(swept, expected, **near)
     finally:
         module.ROWS, module.CELLS = before
@@ -99,34 +96,34 @@ def test_gradients_reach_features_through_the_sums(sums):
     book, z = started(small_labels()), unit(features(3, 4)).requires_grad_()
     refine(book, np.random.default_rng(0), 1)
     weight = features(3, 5)[:, :1] * torch.arange(12)
-    (found,) = torch.autograd.grad((book.over(None)(z, 3.0) * weight).sum(), z)
+    (found,) = torch.autograd.grad((book.logits_over(None)(z, 3.0) * weight).sum(), z)
     torch.testing.assert_close(found, 3.0 * weight @ dense(book), rtol=1e-10, atol=1e-10)
 
 
-def test_kept_are_the_seen_and_the_refined():
+def test_the_state_holds_seen_and_refined_prototypes_alone():
     labels = small_labels()
     book = started(labels)
     assert book.state_dict()["known"].tolist() == labels.pairs["train"].tolist()
-    book.commit(np.array([0, 2]), torch.zeros(2, DIM))
+    book.write_back(np.array([0, 2]), torch.zeros(2, DIM))
     state = book.state_dict()
     assert state["known"].tolist() == sorted([*labels.pairs["train"].tolist(), 2])
-    assert state["rows"].shape == (book.kept, DIM) and book.kept == 8
+    assert state["rows"].shape == (book.stored_count, DIM) and book.stored_count == 8
     assert not dense(book)[[0, 2]].any()
 
 
-def test_a_write_back_is_not_seen_through_a_state_taken_before():
+def test_a_write_back_leaves_an_earlier_state_dict_unchanged():
     book = started(small_labels())
     state = book.state_dict()
     before = state["rows"].clone()
-    book.commit(np.arange(12), torch.zeros(12, DIM))
+    book.write_back(np.arange(12), torch.zeros(12, DIM))
     assert torch.equal(state["rows"], before)
 
 
-def test_a_state_that_lists_no_compositions_is_refused():
+def test_a_state_with_invalid_compositions_is_refused():
     book = started(small_labels())
     state = {name: tensor.clone() for name, tensor in book.state_dict().items()}
     for known in (state["known"].flip(0), state["known"] + 12, state["known"][1:]):
-        with pytest.raises(DuplexError, match=r"codebook.rows \(7, 8\) do not go with .* train again"):
+        with pytest.raises(DuplexError, match=r"codebook.rows has shape \(7, 8\) for .* train again"):
             book.load_state_dict({**state, "known": known})
     with pytest.raises(RuntimeError, match=r"Missing key.*known"):
         book.load_state_dict({name: tensor for name, tensor in state.items() if name != "known"})
@@ -138,26 +135,21 @@ def large(m: int, n: int) -> LabelSpace:
     )
 
 
-def test_a_hundred_million_pairs_are_a_few_thousand_vectors():
+def test_a_codebook_of_a_hundred_million_compositions_stores_few_vectors():
     labels = large(5_000, 20_000)
     book = Codebook(labels, 4, unseen="compose", random_seen=False)
     book.start(unit(torch.randn(10, 4)), torch.as_tensor(labels.pairs["train"]), seen=True)
     assert sum(tensor.numel() for tensor in book.state_dict().values()) == 25_001 * 4 + 10 * 5
-    book.commit(np.array([77_777_777]), torch.ones(1, 4))
-    assert book.rows_of(np.array([77_777_777, 5]))[0].tolist() == [1.0] * 4
+    book.write_back(np.array([77_777_777]), torch.ones(1, 4))
+    assert book.prototypes(np.array([77_777_777, 5]))[0].tolist() == [1.0] * 4
 
 
-def test_more_trained_rows_than_can_be_held_are_refused_with_the_arithmetic():
-    with pytest.raises(UsageError, match=r"5,000 x 20,000 rows of 768 numbers, with gradients and moments 1,144 GiB"):
-        TrainedCodebook(large(5_000, 20_000), 768, unseen="compose", random_seen=False)
-
-
-# -- draws -------------------------------------------------------------------------------------------------------------
+# -- random rows ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 8, 1000])
-def test_numbers_passed_over_are_numbers_drawn(count, monkeypatch):
-    monkeypatch.setattr("duplex.layers.draws.STEP", 32)
+def test_passing_over_numbers_advances_the_generator_as_drawing_does(count, monkeypatch):
+    monkeypatch.setattr("duplex.layers.codebook.STEP", 32)
     torch.manual_seed(3)
     random_rows(1, count)
     expected = torch.randn(40)
@@ -166,54 +158,34 @@ def test_numbers_passed_over_are_numbers_drawn(count, monkeypatch):
     assert torch.equal(torch.randn(40), expected)
 
 
-@pytest.mark.parametrize("unseen", ["compose", "empty"])
-def test_what_is_drawn_after_a_codebook_is_what_it_is_beside_one_that_draws_its_rows(unseen):
-    """So that the rest of a method starts alike, however its rows are kept."""
-    labels, after = small_labels(), []
-    for kind in (Codebook, TrainedCodebook):
+def test_a_codebook_advances_the_generator_as_drawing_all_its_prototypes_does():
+    """Parameters that are drawn after a codebook do not depend on how it stores its prototypes."""
+    labels, numbers = small_labels(), []
+    for draw in (
+        lambda: Codebook(labels, DIM, unseen="compose", random_seen=False),
+        lambda: torch.randn(labels.size, DIM),
+    ):
         torch.manual_seed(3)
-        kind(labels, DIM, unseen=unseen, random_seen=False)
-        after.append(torch.rand(4))
-    assert torch.equal(*after)
+        draw()
+        torch.randn(0, DIM)
+        numbers.append(torch.rand(4))
+    assert torch.equal(*numbers)
 
 
-@pytest.mark.parametrize("seen", [False, True])
-@pytest.mark.parametrize("unseen", ["compose", "random", "empty"])
-def test_trained_rows_start_as_they_are_asked_to(unseen, seen):
-    labels = small_labels()
-    pairs, rest = labels.pairs["train"], np.setdiff1d(np.arange(labels.size), labels.pairs["train"])
-    book = TrainedCodebook(labels, DIM, unseen=unseen, random_seen=False).double()
-    before, z, own = book.rows.detach().clone(), unit(features(20, 1)), torch.as_tensor(np.resize(pairs, 20))
-    book.start(z, own, seen=seen)
-    expected = torch.stack([unit(z[own == c].mean(0)) for c in pairs]) if seen else before[pairs]
-    torch.testing.assert_close(book.rows.detach()[pairs], expected)
-    composed = started(labels, 1).rows_of(rest)
-    others = {"compose": composed, "random": before[rest], "empty": torch.zeros_like(composed)}[unseen]
-    torch.testing.assert_close(book.rows.detach()[rest], others)
-
-
-def test_rows_from_a_seed_are_random_directions():
+def test_rows_of_a_seed_are_independent_random_directions():
     rows = rows_at(torch.tensor(5), torch.arange(2000), 32)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(2000))
     cosines = rows @ rows.T - torch.eye(2000)
     assert cosines.abs().max() < 0.9 and abs(float(cosines.mean())) < 1e-3
-    assert float(cosines.square().mean()) == pytest.approx(1 / 32, rel=0.02)  # as of independent ones
-    assert float((rows * 32**0.5).pow(4).mean()) == pytest.approx(3 * 32 / 34, rel=0.03)  # and each is a normal's
+    assert float(cosines.square().mean()) == pytest.approx(1 / 32, rel=0.02)  # as of independent directions
+    assert float((rows * 32**0.5).pow(4).mean()) == pytest.approx(3 * 32 / 34, rel=0.03)  # as of normal numbers
     some = torch.tensor([1999, 3, 3])
     assert torch.equal(rows_at(torch.tensor(5), some, 32), rows[some])
     assert (rows_at(torch.tensor(6), some, 32) - rows[some]).norm(dim=1).min() > 0.5
 
 
-def test_lengths_are_box_and_mullers_from_the_first_of_their_bits_to_the_last(monkeypatch):
-    """`sqrt(-2 ln p)` of `p = 2^-24`, of a half and of one, at no angle."""
-    bits = torch.tensor([0, 2**23 - 1, 2**24 - 1]) << 40
-    monkeypatch.setattr(draws, "_mixed", lambda _: bits[None])
-    expected = torch.tensor([[24**0.5, 1.0, 0.0]]) / 5
-    torch.testing.assert_close(rows_at(torch.tensor(3), torch.arange(1), 3), expected)
-
-
-def test_a_seed_means_the_same_rows_in_every_version():
-    """A checkpoint keeps the seed and not the rows."""
+def test_a_seed_gives_the_same_rows_in_every_version():
+    """Checkpoints store the seed alone."""
     expected = torch.tensor(
         [[-0.3835311, -0.2894181, 0.6796253, 0.5543019], [0.1490310, -0.3558224, 0.2306685, 0.8932930]]
     )

@@ -6,46 +6,44 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.layers.covariance import oas, spread
-from duplex.layers.statistics import Statistics
+from duplex.layers.class_statistics import ClassStatistics, oas_shrinkage, shared_covariance
 from tests.layers import twin_closed_form as twin
 from tests.layers.test_gaussian_prototypes import close, world
 
 
-def test_oas_nears_scikit_learns_where_dimensions_are_many() -> None:
-    """scikit-learn drops the `2 / d` of Eq. 23, which matters where d is small."""
+def test_oas_approaches_scikit_learns_in_many_dimensions() -> None:
+    """scikit-learn drops the `2 / d` of Eq. 23, which matters for small d."""
     from sklearn.covariance import oas as theirs
 
     x = np.random.default_rng(0).standard_normal((150, 100)) * np.linspace(0.2, 2, 100)
     sample = torch.from_numpy(x.T @ x / len(x))
-    assert oas(sample, len(x)) == pytest.approx(theirs(x, assume_centered=True)[1], abs=0.005)
+    assert oas_shrinkage(sample, len(x)) == pytest.approx(theirs(x, assume_centered=True)[1], abs=0.005)
 
 
-def test_a_round_sample_is_taken_for_round() -> None:
-    assert oas(torch.eye(4, dtype=torch.float64), 50) == 1.0
+def test_an_isotropic_sample_is_shrunk_to_the_identity() -> None:
+    assert oas_shrinkage(torch.eye(4, dtype=torch.float64), 50) == 1.0
     nearly = torch.diag(torch.tensor([1.0, 1.0, 1.0, 1.001], dtype=torch.float64))
-    assert oas(nearly, 50) == 1.0
+    assert oas_shrinkage(nearly, 50) == 1.0
 
 
 @pytest.mark.parametrize("images", [400, 12, 10, 9, 8, 5, 3], ids=lambda images: f"{images} images of 8 pairs")
-def test_whitening_makes_the_spread_round(images: int) -> None:
-    """About each pair's mean while any pair has two images, else about the mean of all."""
+def test_whitening_gives_an_identity_covariance(images: int) -> None:
+    """The covariance is about each pair's mean if any pair has two images, else about the mean of all."""
     z, own, m, n = world(images=images, pairs=min(images, 8))
-    found = spread(Statistics.of(z, own, m, n).by_pair())
+    found = shared_covariance(ClassStatistics.of(z, own, m, n).by_pair())
     close(found.covariance, twin.covariance(z.numpy(), own.numpy()))
     close(found.whitening.T @ found.covariance @ found.whitening, np.eye(5), 1e-7)
 
 
 @pytest.mark.parametrize("images", [1, 20])
-def test_pictures_that_are_all_the_same_spread_as_far_as_unit_features_can(images: int) -> None:
+def test_identical_images_get_the_largest_variance_of_unit_features(images: int) -> None:
     z, own, m, n = world(images=images, pairs=1)
-    found = spread(Statistics.of(z[:1].expand(images, -1), own, m, n).by_pair())
+    found = shared_covariance(ClassStatistics.of(z[:1].expand(images, -1), own, m, n).by_pair())
     close(found.covariance, np.eye(5) / 5)
     close(found.whitening.T @ found.whitening, 5 * np.eye(5))
 
 
-def test_the_spread_of_features_of_any_length_is_found() -> None:
-    """Features a thousand times as short have a millionth of the spread; nothing is taken for no spread at all."""
+def test_the_covariance_scales_with_the_square_of_the_features() -> None:
     z, own, m, n = world(images=100)
-    plain, short = (spread(Statistics.of(x, own, m, n).by_pair()).covariance for x in (z, z / 1000))
+    plain, short = (shared_covariance(ClassStatistics.of(x, own, m, n).by_pair()).covariance for x in (z, z / 1000))
     close(short * 1e6, plain, 1e-7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,10 @@ import pytest
 import torch
 
 from duplex.layers import interactions
-from duplex.layers.additive import Observations
-from duplex.layers.gaussian_prototypes import ClosedForm, Settings
-from duplex.layers.interactions import Joint, Kernels
-from duplex.layers.statistics import Statistics
+from duplex.layers.additive import PairMeans
+from duplex.layers.class_statistics import ClassStatistics
+from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings
+from duplex.layers.interactions import JointEquations, Kernels
 from tests.layers.test_gaussian_prototypes import THIN, every, world
 
 V, TAU, RIDGE = 0.05, 0.3, 0.1
@@ -24,11 +23,11 @@ def words(m: int, n: int, seed: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(m, 6, generator=g), torch.randn(n, 6, generator=g)
 
 
-def seen_pairs(m: int = 5, n: int = 4, pairs: int = 13) -> Observations:
+def seen_pairs(m: int = 5, n: int = 4, pairs: int = 13) -> PairMeans:
     z, own, m, n = world(m=m, n=n, images=80, pairs=pairs)
-    statistics = Statistics.of(z, own, m, n)
+    statistics = ClassStatistics.of(z, own, m, n)
     groups = statistics.by_pair()
-    return Observations(statistics.state_of, statistics.object_of, groups.counts, groups.means, (m, n))
+    return PairMeans(statistics.state_of, statistics.object_of, groups.counts, groups.means, (m, n))
 
 
 def kernel(embedded: torch.Tensor) -> np.ndarray:
@@ -39,8 +38,8 @@ def kernel(embedded: torch.Tensor) -> np.ndarray:
     return np.exp(-0.5 * apart / (interactions.LENGTH * median))
 
 
-def covariances(seen: Observations, k_s: np.ndarray, k_o: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of all pairs' means with the seen ones' [M N, P], and of what is seen of the latter [P, P]; mu apart."""
+def covariances(seen: PairMeans, k_s: np.ndarray, k_o: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return covariances of all pairs' means with the seen ones' [M N, P], and of the observed means [P, P]."""
     m, n = seen.shape
     s, o = seen.states.numpy(), seen.objects.numpy()
     cross = np.array(
@@ -53,21 +52,10 @@ def covariances(seen: Observations, k_s: np.ndarray, k_o: np.ndarray) -> tuple[n
     return cross, cross[s * n + o] + np.diag(V + 1 / seen.counts.numpy())
 
 
-def test_the_kernel_is_the_formulas() -> None:
+def test_the_kernel_follows_its_formula() -> None:
     states, _ = words(5, 4)
     u = Kernels.of(*words(5, 4)).states
     np.testing.assert_allclose((u @ u.T).numpy(), kernel(states), atol=1e-9)
-
-
-def test_words_at_the_median_distance_share_a_third_of_a_departure() -> None:
-    """`exp(-1)` of it: the kernel's length is half of what two words are apart."""
-    states, _ = words(6, 4)
-    u = interactions.factor(states)
-    apart = torch.cdist(*2 * (torch.nn.functional.normalize(states.double(), dim=1),))
-    median = (apart[apart > 1e-6] ** 2).median()
-    closest = (apart**2 - median).abs().flatten().argmin()
-    assert float((u @ u.T).flatten()[closest]) == pytest.approx(np.exp(-1))
-    assert (u @ u.T).diagonal().tolist() == pytest.approx([1.0] * 6)
 
 
 @pytest.mark.parametrize("rank", [1, 3, 6, 9])
@@ -81,54 +69,20 @@ def test_a_kernel_of_low_rank_is_the_nearest_one(rank: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_step_of_an_eighth_of_a_decade_is_likelier_than_what_is_chosen(seed: int) -> None:
+def test_the_chosen_variances_are_a_maximum_to_an_eighth_of_a_decade(seed: int) -> None:
     seen, kernels = seen_pairs(), Kernels.of(*words(5, 4, seed))
 
     def height(v: float, tau: float) -> float:
-        return Joint(seen, kernels, v, tau, RIDGE).log_likelihood()
+        return JointEquations(seen, kernels, v, tau, RIDGE).log_likelihood()
 
-    v, tau = interactions.choose(seen, kernels, RIDGE)
+    v, tau = interactions.choose_variances(seen, kernels, RIDGE)
     for step in (10**0.125, 10**-0.125):
         for moved in ((v * step, tau), (v, tau * step)):
             inside = all(1e-6 <= part <= 1e2 for part in moved)
             assert not inside or height(*moved) <= height(v, tau)
 
 
-@pytest.mark.parametrize("peak", [(-2.0, -1.0), (-6.0, 2.0), (1.25, -5.375), (-9.0, 5.0)])
-def test_a_climb_ends_at_the_top_within_its_bounds(peak: tuple[float, float]) -> None:
-    def height(guess: tuple[float, float]) -> float:
-        return -abs(guess[0] - peak[0]) - abs(guess[1] - peak[1])
-
-    inside = tuple(min(max(part, -6.0), 2.0) for part in peak)
-    assert interactions._climb(height, (-2.0, -1.0)) == pytest.approx(inside, abs=0.0625)
-
-
-@pytest.mark.parametrize("peak", [(-5.5, 1.5), (1.5, -5.5)])
-def test_v_and_tau_are_where_they_are_likeliest(peak: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-
-    def height(seen: Any, kernels: Any, v: float, tau: float, ridge: float) -> SimpleNamespace:
-        tried.append((np.log10(v), np.log10(tau)))
-        away = -abs(np.log10(v) - peak[0]) - abs(np.log10(tau) - peak[1])
-        return SimpleNamespace(log_likelihood=lambda: away)
-
-    monkeypatch.setattr(interactions, "Joint", height)
-    chosen = interactions.choose(seen_pairs(), Kernels.of(*words(5, 4)), RIDGE)
-    assert np.log10(chosen) == pytest.approx(peak)
-    around = [(-2, -1), (-1, -1), (-3, -1), (-2, 0), (-2, -2)]  # a hundredth and a tenth, and a decade from there
-    np.testing.assert_allclose(tried[:5], around, atol=1e-9)
-
-
-def test_the_most_frequent_pairs_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, kernels = seen_pairs(), Kernels.of(*words(5, 4))
-    monkeypatch.setattr(interactions, "PAIRS", 6)
-    often = np.lexsort((np.arange(len(seen.counts)), -seen.counts.numpy()))[:6].copy()
-    some = Observations(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
-    chosen = interactions.choose(seen, kernels, RIDGE)
-    assert chosen == pytest.approx(interactions.choose(some, kernels, RIDGE))
-
-
-def test_means_are_the_gaussian_process() -> None:
+def test_means_equal_the_gaussian_processes() -> None:
     seen = seen_pairs()
     m, n = seen.shape
     embedded = words(m, n)
@@ -136,13 +90,13 @@ def test_means_are_the_gaussian_process() -> None:
     inverse, x, one = np.linalg.inv(covariance), seen.means.numpy(), np.ones(len(covariance))
     mu = one @ inverse @ x / (one @ inverse @ one)  # a flat prior's mean
     wanted = mu + cross @ inverse @ (x - mu)
-    additive, mixed = interactions.fit(seen, Kernels.of(*embedded), V, TAU, RIDGE)
+    additive, mixed = interactions.fit_with_interactions(seen, Kernels.of(*embedded), V, TAU, RIDGE)
     pairs = torch.arange(m * n)
     found = additive.at(pairs // n, pairs % n) + mixed.at(pairs // n, pairs % n)
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-8)
 
 
-def test_likelihood_is_the_gaussian_processs() -> None:
+def test_the_likelihood_equals_the_gaussian_processes() -> None:
     seen = seen_pairs()
     embedded = words(*seen.shape)
     kernels = Kernels.of(*embedded)
@@ -158,11 +112,13 @@ def test_likelihood_is_the_gaussian_processs() -> None:
         determinant = np.linalg.slogdet(covariance)[1] + np.log(flat)
         return float(-0.5 * np.trace(x.T @ left @ x) - x.shape[1] / 2 * determinant)
 
-    difference = [Joint(seen, kernels, V, tau, RIDGE).log_likelihood() - dense(tau) for tau in (0.01, 0.3, 2.0)]
+    difference = [
+        JointEquations(seen, kernels, V, tau, RIDGE).log_likelihood() - dense(tau) for tau in (0.01, 0.3, 2.0)
+    ]
     assert max(difference) - min(difference) < 1e-7
 
 
-def test_interactions_that_are_there_are_found() -> None:
+def test_interactions_are_recovered() -> None:
     """Means drawn from the model: tau within a factor of three, unseen pairs nearer than effects alone bring them."""
     rng, (m, n, d) = np.random.default_rng(0), (14, 12, 64)
     embedded = words(m, n)
@@ -174,14 +130,14 @@ def test_interactions_that_are_there_are_found() -> None:
     counts = rng.integers(5, 60, len(pairs)).astype(float)
     means = truth[pairs] + rng.standard_normal((len(pairs), d)) / np.sqrt(counts)[:, None]
     tensors: Any = [torch.from_numpy(x) for x in (pairs // n, pairs % n, counts, means)]
-    seen = Observations(*tensors, (m, n))
+    seen = PairMeans(*tensors, (m, n))
     kernels = Kernels.of(*embedded)
-    v, tau = interactions.choose(seen, kernels, RIDGE)
+    v, tau = interactions.choose_variances(seen, kernels, RIDGE)
     assert 0.5 / 3 < tau < 0.5 * 3
     assert v < 0.05
     unseen = torch.from_numpy(np.setdiff1d(every_pair, pairs))
-    additive, mixed = interactions.fit(seen, kernels, v, tau, RIDGE)
-    alone, _ = interactions.fit(seen, kernels, v + 0.5, 1e-9, RIDGE)
+    additive, mixed = interactions.fit_with_interactions(seen, kernels, v, tau, RIDGE)
+    alone, _ = interactions.fit_with_interactions(seen, kernels, v + 0.5, 1e-9, RIDGE)
     target = torch.from_numpy(truth)[unseen]
     near = additive.at(unseen // n, unseen % n) + mixed.at(unseen // n, unseen % n) - target
     far = alone.at(unseen // n, unseen % n) - target
@@ -189,9 +145,9 @@ def test_interactions_that_are_there_are_found() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_outer_sums_are_the_rows(dtype: torch.dtype) -> None:
+def test_outer_sums_equal_products_with_prototypes(dtype: torch.dtype) -> None:
     z, own, m, n = world(m=6, n=5, d=9, images=200, pairs=17)
-    model = ClosedForm.fit(Statistics.of(z, own, m, n), words=words(m, n)).to(dtype)
+    model = ClosedForm.fit(ClassStatistics.of(z, own, m, n), words=words(m, n)).to(dtype)
     assert model.interactions is not None
     wanted = model.scorer(every(model))(z)
     some = torch.tensor([4, 29, 0, 11])
@@ -202,20 +158,20 @@ def test_outer_sums_are_the_rows(dtype: torch.dtype) -> None:
 
 def test_without_interactions_words_change_nothing() -> None:
     z, own, m, n = world()
-    statistics = Statistics.of(z, own, m, n)
-    plain, off = ClosedForm.fit(statistics), ClosedForm.fit(statistics, Settings(interactions=0.0), words(m, n))
+    statistics = ClassStatistics.of(z, own, m, n)
+    plain, off = ClosedForm.fit(statistics), ClosedForm.fit(statistics, FitSettings(interactions=0.0), words(m, n))
     assert off.interactions is None
     assert torch.equal(plain.scorer(every(plain))(z), off.scorer(every(off))(z))
 
 
 @pytest.mark.parametrize("case", THIN.values(), ids=THIN.keys())
-def test_thin_data_give_a_result(case: dict) -> None:
+def test_few_images_give_finite_scores(case: dict) -> None:
     z, own, m, n = world(**case)
-    model = ClosedForm.fit(Statistics.of(z, own, m, n), words=words(m, n))
+    model = ClosedForm.fit(ClassStatistics.of(z, own, m, n), words=words(m, n))
     assert torch.isfinite(model.scorer(every(model), 0)(z)).all()
 
 
-def test_words_that_are_all_alike_give_a_result() -> None:
+def test_identical_words_give_finite_scores() -> None:
     z, own, m, n = world()
-    model = ClosedForm.fit(Statistics.of(z, own, m, n), words=(torch.ones(m, 3), torch.ones(n, 3)))
+    model = ClosedForm.fit(ClassStatistics.of(z, own, m, n), words=(torch.ones(m, 3), torch.ones(n, 3)))
     assert torch.isfinite(model.scorer(every(model))(z)).all()

@@ -1,4 +1,4 @@
-"""The arithmetic of an export by itself; that it gives a method's scores is said beside each method."""
+"""Exported tensors and the score formula by themselves; the tests of methods compare them with scores."""
 
 from __future__ import annotations
 
@@ -14,74 +14,76 @@ from tests.methods.world import DIM, features, small_labels, small_method
 LABELS = small_labels()
 
 
-def test_means_are_those_of_the_pairs_named():
-    """A primitive that none of them has gets the mean of all."""
+def test_prototype_means_are_those_of_the_given_pairs():
+    """A state or object without pairs gets the mean of all."""
     compositions = np.array([0, 1, 3, 5])  # states 0, 0, 1, 1 with objects 0, 1, 0, 2
     rows = features(4, 0)
-    found = portable.means_of(rows, LABELS, compositions)
+    found = portable.prototype_means(rows, LABELS, compositions)
     whole = rows.mean(0)
     close(found["mean.all"], whole)
     close(found["mean.states"], torch.stack([rows[:2].mean(0), rows[2:].mean(0), whole, whole]))
     close(found["mean.objects"], torch.stack([rows[[0, 2]].mean(0), rows[1], rows[3]]))
 
 
-def test_shares_are_of_what_is_above_nothing():
+def test_negative_scores_have_probability_zero():
     scores = torch.tensor([[1.0, 3.0, -torch.inf], [0.0, 0.0, 0.0], [-1.0, 0.5, 0.0]])
-    close(portable.shares(scores), [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    close(portable.probabilities({}, scores), portable.shares(scores))
+    close(portable.normalised_mixture(scores), [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    close(portable.probabilities({}, scores), portable.normalised_mixture(scores))
     close(portable.probabilities({"product": torch.ones(())}, scores), scores.softmax(-1))
 
 
 @pytest.mark.parametrize("adapter", ["none", "feature"])
-def test_features_and_factors_are_the_paths(adapter):
+def test_tensors_give_the_score_of_the_paths(adapter):
     method, z = small_method(PromptOptions(width=5, adapter=adapter, adapter_scale=0.7)).eval(), features(4, 1)
     tensors = method.portable(np.arange(3))
     zc = method.paths.features(z).detach()
     assert ("adapter.scale" in tensors) == (adapter == "feature")
     assert float(tensors["scale"]) == pytest.approx(method.paths.scale)
-    close(portable.adapted(tensors, z), zc)
-    for name, factor in zip(("state", "object"), method.paths.factors(zc), strict=True):
-        close(portable.disentangled(tensors, name, zc), factor.detach())
+    p_s, p_o = (
+        p.detach() for p in method.paths.primitive_posteriors(zc, method.paths.encode(np.arange(3), ("factors",)))
+    )
+    close(dict(portable.score_terms(tensors, z))["factors"], p_s[:, [0, 0, 0]] * p_o[:, [0, 1, 2]])
     assert tensors["state_of"].tolist() == [0, 0, 0] and tensors["object_of"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("vocabulary", ["learned", "fixed"])
-def test_prompts_of_further_words_are_made_of_contexts_and_words(vocabulary):
-    """The rows that stand in a prompt: its context, then the state's and the object's, where these are one row each."""
+def test_tensors_hold_the_contexts_and_the_learned_words(vocabulary):
     method = small_method(PromptOptions(width=5, vocabulary=vocabulary)).eval()
     tensors, prompts = method.portable(np.arange(3)), method.paths.prompts
     lexicon = prompts.lexicon().detach()
-    for path in "cso":
+    for path in ("composition", "state", "object"):
         assert torch.equal(tensors[f"context.{path}"], lexicon[prompts.context_rows[path]])
     assert ("words.states" in tensors) == ("words.objects" in tensors) == (vocabulary == "learned")
     if vocabulary == "learned":
-        (row,) = prompts.sequences("c", [np.array([2]), np.array([len(LABELS.states) + 1])])
-        spoken = torch.cat([tensors["context.c"], tensors["words.states"][2:3], tensors["words.objects"][1:2]])
-        assert torch.equal(lexicon[row[1:-1]], spoken)
+        (row,) = prompts.sequences("composition", [np.array([2]), np.array([len(LABELS.states) + 1])])
+        prompt = torch.cat(
+            [tensors["context.composition"], tensors["words.states"][2:3], tensors["words.objects"][1:2]]
+        )
+        assert torch.equal(lexicon[row[1:-1]], prompt)
         assert len(tensors["words.states"]) == 4 and len(tensors["words.objects"]) == 3
 
 
-def test_a_part_that_has_a_weight_is_weighed():
+def test_a_term_with_a_weight_is_weighted():
     random = torch.Generator().manual_seed(0)
     visual = torch.randn(5, DIM, dtype=torch.float64, generator=random)
     z, t = features(3, 2), {"scale": torch.tensor(4.0), "visual": visual}
-    ((name, plain),) = portable.terms(t, z)
+    ((name, plain),) = portable.score_terms(t, z)
     unit = z / z.norm(dim=1, keepdim=True)
     assert name == "visual"
     close(plain, (4 * unit @ visual.T).softmax(1))
     weight = {"weights.visual": torch.tensor(0.3, dtype=torch.float64)}
-    ((_, weighed),) = portable.terms({**t, **weight}, z)
+    ((_, weighed),) = portable.score_terms({**t, **weight}, z)
     close(weighed, 0.3 * plain)
-    ((_, logarithm),) = portable.terms({**t, **weight, "product": torch.ones(())}, z)
+    ((_, logarithm),) = portable.score_terms({**t, **weight, "product": torch.ones(())}, z)
     close(logarithm, 0.3 * plain.log())
     sure = {**t, "scale": torch.tensor(1e6), "product": torch.ones(())}
-    ((_, floored),) = portable.terms(sure, z)
+    ((_, floored),) = portable.score_terms(sure, z)
     assert floored.min() == pytest.approx(np.log(1e-30))
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_pairs_that_training_had_not_are_composed_of_what_is_known_of_them(mixed):
-    """Effects of both primitives, nothing of one that is unknown (-1), and what they are together where both are."""
+def test_further_pairs_are_composed_of_known_effects(mixed):
+    """An unknown state or object (-1) adds nothing; interactions need both."""
     g = torch.Generator().manual_seed(2)
     shapes = {"effects.mean": (5,), "effects.states": (4, 5), "effects.objects": (3, 5)}
     if mixed:
@@ -97,5 +99,5 @@ def test_pairs_that_training_had_not_are_composed_of_what_is_known_of_them(mixed
             for r, s in ((0, 0), (0, 1), (1, 0), (1, 1)):
                 row += t["interactions.states"][m, r] * t["interactions.objects"][n, s] * t["interactions.core"][r, s]
         expected.append(row)
-    found = portable.composed(t, *torch.tensor(pairs).T)
+    found = portable.composed_prototypes(t, *torch.tensor(pairs).T)
     torch.testing.assert_close(found, torch.stack(expected))

@@ -1,4 +1,4 @@
-"""The closed form by loops over images and pairs and dense matrices, from its formulas alone; float64 NumPy."""
+"""The closed form in NumPy float64, with loops over images and pairs and dense matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def pair_means(z, own):
 
 
 def covariance(z, own):
-    """Spread about the pair's mean, shrunk by OAS."""
+    """Covariance about the pair's mean, shrunk by OAS."""
     means, _ = pair_means(z, own)
     d = z.shape[1]
     free = len(z) - len(means)
@@ -28,7 +28,7 @@ def covariance(z, own):
 
 
 def effects(z, own, m, n, v, ridge):
-    """mu, a, b: the dense design matrix and its normal equations."""
+    """mu, a, b by the normal equations of the dense design matrix."""
     means, counts = pair_means(z, own)
     design = np.zeros((len(means), 1 + m + n))
     weight = np.zeros(len(means))
@@ -37,14 +37,12 @@ def effects(z, own, m, n, v, ridge):
         weight[row] = 1 / (v + 1 / counts[c])
     penalty = np.diag([0.0] + [ridge] * (m + n))
     left = design.T @ np.diag(weight) @ design + penalty
-    inverse = np.linalg.inv(left)
-    beta = inverse @ design.T @ np.diag(weight) @ np.stack(list(means.values()))
-    return beta, inverse
+    return np.linalg.inv(left) @ design.T @ np.diag(weight) @ np.stack(list(means.values()))
 
 
 def log_likelihood(x, own_pairs, counts, m, n, v, ridge):
-    """Of the pairs' means [P, d] under N(mu, ZZ'/ridge + v I + diag(1/n_c)), a flat mu integrated out; constants that
-    do not depend on v left out."""
+    """Log-likelihood of the pairs' means [P, d] under N(mu, ZZ'/ridge + v I + diag(1/n_c)) with flat mu, up to a
+    constant."""
     p, d = x.shape
     z = np.zeros((p, m + n))
     for row, c in enumerate(own_pairs):
@@ -56,30 +54,24 @@ def log_likelihood(x, own_pairs, counts, m, n, v, ridge):
     return -0.5 * np.trace(x.T @ centred @ x) - 0.5 * d * (np.linalg.slogdet(cov)[1] + np.log(flat))
 
 
-def scores(z, own, new, m, n, v, ridge, predictive):
-    """log N(z; h_c, (1 + Var) Sigma) + log n_c, up to what all compositions share, for all M N of them."""
+def scores(z, own, new, m, n, v, ridge):
+    """log N(z; h_c, Sigma) + log n_c, up to a constant, for all M N compositions."""
     sigma = covariance(z, own)
     inverse = np.linalg.inv(sigma)
     means, counts = pair_means(z, own)
-    beta, open_ = effects(z, own, m, n, v, ridge)
-    d, k = z.shape[1], 1 / v
+    beta = effects(z, own, m, n, v, ridge)
+    k = 1 / v
     out = np.zeros((len(new), m * n))
     for c in range(m * n):
         at = np.zeros(1 + m + n)
         at[[0, 1 + c // n, 1 + m + c % n]] = 1
-        h, left, prior = at @ beta, at @ open_ @ at, 0.0
+        h, prior = at @ beta, 0.0
         if c in means:
             size = counts[c]
             h = (size * means[c] + k * h) / (size + k)
-            left, prior = 1 / (size + k) + (k / (size + k)) ** 2 * left, np.log(size)
-        else:
-            left += v
+            prior = np.log(size)
         for i, row in enumerate(new):
-            if predictive:
-                far = (row - h) @ inverse @ (row - h) / (1 + left)
-                out[i, c] = -0.5 * far - 0.5 * d * np.log(1 + left) + prior
-            else:
-                out[i, c] = row @ inverse @ h - 0.5 * h @ inverse @ h + prior
+            out[i, c] = row @ inverse @ h - 0.5 * h @ inverse @ h + prior
     return out
 
 

@@ -1,4 +1,4 @@
-"""What tests of the field's methods share: methods in double precision with random weights, and the twins' loops."""
+"""Shared by tests of methods: methods in double precision with random weights, and naive loops."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from duplex.labels import World
-from duplex.methods.base import Batch, Setting, Words
+from duplex.methods.base import Batch, PrimitiveVectors, TaskContext
 from duplex.methods.prompts import PromptMethod
-from tests.methods.world import DIM, features, small_labels, small_setting
+from tests.methods.world import DIM, features, small_labels, small_task
 
 WORD, TOKENS, TOKEN = 6, 5, 7
 M, N = 4, 3
@@ -21,13 +21,13 @@ LABELS = small_labels()
 SEEN = LABELS.pairs["train"].tolist()
 
 
-def words(seed: int = 5) -> Words:
+def words(seed: int = 5) -> PrimitiveVectors:
     random = torch.Generator().manual_seed(seed)
-    return Words(*(torch.randn(count, WORD, generator=random, dtype=torch.float64) for count in (M, N)))
+    return PrimitiveVectors(*(torch.randn(count, WORD, generator=random, dtype=torch.float64) for count in (M, N)))
 
 
-def setting(world: World = "closed") -> Setting:
-    plain = small_setting()
+def task(world: World = "closed") -> TaskContext:
+    plain = small_task()
     return replace(plain, words=words(), world=world, inputs={"cls": (DIM,), "patch": (TOKENS, TOKEN)})
 
 
@@ -38,9 +38,8 @@ def batch(count: int, seed: int = 3, compositions: Any = None) -> Batch:
 
 
 def build(kind: Any, world: World = "closed", seed: int = 0, shaken: bool = True, **options: Any) -> Any:
-    """A started method in evaluation mode; `shaken`, every parameter is random, so that nothing vanishes by the way it
-    starts."""
-    there = setting(world)
+    """Return a started method in evaluation mode, with random noise on every parameter if `shaken`."""
+    there = task(world)
     torch.manual_seed(seed)
     method = kind(there, kind.Options(**options)).double()
     method.start(batch(30, seed + 7, np.resize(SEEN, 30)))

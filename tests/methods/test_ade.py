@@ -1,4 +1,4 @@
-"""ADE by loops over images, partners and tokens; equal partners agree."""
+"""ADE against loops over images, partners and tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def partner_by_hand(i, own, other):
     return ([j for j in after if other[j] != other[i]] + after + [i])[0]
 
 
-def apart_by_hand(part, z, tokens, partner):
+def distance_by_hand(part, z, tokens, partner):
     found = []
     for i, j in enumerate(partner):
         there, back = attended(part, z[i], tokens[j])[1], attended(part, z[j], tokens[i])[1]
@@ -35,7 +35,7 @@ def apart_by_hand(part, z, tokens, partner):
 
 def test_losses_and_scores_by_loops():
     method, images = build(Ade, **ROW), batch(6)
-    z, tokens, own = [unit(row) for row in images.z], images.inputs["patch"], images.compositions.tolist()
+    z, tokens, own = [unit(row) for row in images.cls], images.inputs["patch"], images.compositions.tolist()
     states = [unit(linear(method.embed_s, method.words.states[m])) for m in range(M)]
     objects = [unit(linear(method.embed_o, method.words.objects[n])) for n in range(N)]
 
@@ -46,44 +46,46 @@ def test_losses_and_scores_by_loops():
     v_c = [attended(method.attend_c, *row)[0] for row in zip(z, tokens, strict=True)]
     losses = method.losses(images, method.shared())
     m, n = [c // N for c in own], [c % N for c in own]
-    close(losses["c"].item(), cross_entropy([[6.0 * dot(v, pair(c)) for c in SEEN] for v in v_c], map(SEEN.index, own)))
+    close(
+        losses["composition"].item(),
+        cross_entropy([[6.0 * dot(v, pair(c)) for c in SEEN] for v in v_c], map(SEEN.index, own)),
+    )
     y_s = [partner_by_hand(i, m, n) for i in range(6)]
     y_o = [partner_by_hand(i, n, m) for i in range(6)]
     assert y_s != list(range(6)) != y_o
     for name, part, words, labels, y in (
-        ("s", method.attend_s, states, m, y_s),
-        ("o", method.attend_o, objects, n, y_o),
+        ("state", method.attend_s, states, m, y_s),
+        ("object", method.attend_o, objects, n, y_o),
     ):
         there = [attended(part, z[i], tokens[j])[0] for i, j in enumerate(y)]
         back = [attended(part, z[j], tokens[i])[0] for i, j in enumerate(y)]
         rows = [[[6.0 * dot(v, w) for w in words] for v in vs] for vs in (there, back)]
         close(losses[name].item(), sum(cross_entropy(way, labels) for way in rows))
-    near = apart_by_hand(method.attend_s, z, tokens, y_s) + apart_by_hand(method.attend_o, z, tokens, y_o)
-    far = apart_by_hand(method.attend_s, z, tokens, y_o) + apart_by_hand(method.attend_o, z, tokens, y_s)
-    close(losses["reg"].item(), 0.4 * (near - far))
-    asked = [2, 10]
+    near = distance_by_hand(method.attend_s, z, tokens, y_s) + distance_by_hand(method.attend_o, z, tokens, y_o)
+    far = distance_by_hand(method.attend_s, z, tokens, y_o) + distance_by_hand(method.attend_o, z, tokens, y_s)
+    close(losses["regulariser"].item(), 0.4 * (near - far))
+    candidates = [2, 10]
     v_s = [attended(method.attend_s, *row)[0] for row in zip(z, tokens, strict=True)]
     v_o = [attended(method.attend_o, *row)[0] for row in zip(z, tokens, strict=True)]
     expected = [
-        [dot(c, pair(k)) + 0.7 * dot(s, states[k // N]) * dot(o, objects[k % N]) for k in asked]
+        [dot(c, pair(k)) + 0.7 * dot(s, states[k // N]) * dot(o, objects[k % N]) for k in candidates]
         for c, s, o in zip(v_c, v_s, v_o, strict=True)
     ]
-    close(scores(method, asked, images), expected)
+    close(scores(method, candidates, images), expected)
 
 
-def test_partners_that_look_alike_agree():
-    """Two equal images: what one reads off the other is what it reads off itself, and their attentions are equal."""
+def test_equal_images_have_equal_attention():
     method, images = build(Ade, **ROW), batch(1, compositions=[SEEN[0]])
     twice = type(images)(
         {k: v.repeat(2, *[1] * (v.ndim - 1)) for k, v in images.inputs.items()}, images.compositions.repeat(2)
     )
     losses, alone = method.losses(twice, method.shared()), method.losses(images, method.shared())
-    assert losses["reg"].abs() < 1e-12
-    for name in "cso":
+    assert losses["regulariser"].abs() < 1e-12
+    for name in ("composition", "state", "object"):
         close(losses[name].item(), alone[name].item())
 
 
-def test_the_order_of_tokens_does_not_matter():
+def test_scores_do_not_depend_on_the_order_of_tokens():
     method, images = build(Ade, **ROW), batch(3)
     turned = type(images)({**images.inputs, "patch": images.inputs["patch"].flip(1)}, images.compositions)
     close(scores(method, range(12), turned), scores(method, range(12), images))

@@ -1,4 +1,4 @@
-"""CAILA by loops; adapters that add nothing leave CLIP."""
+"""CAILA against loops; before training it is CLIP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sides(part, z, mixture):
 @pytest.mark.parametrize("mixture", [True, False])
 def test_losses_and_scores_by_loops(mixture):
     method, images = build(Caila, mixture=mixture, **ROW), batch(6)
-    found = [sides(method.images, unit(z), mixture) for z in images.z]
+    found = [sides(method.images, unit(z), mixture) for z in images.cls]
 
     def texts(columns):
         t = method.prompts.encode(torch.as_tensor(columns).numpy())
@@ -42,9 +42,9 @@ def test_losses_and_scores_by_loops(mixture):
 
     t_c, t_s, t_o = texts(SEEN)
     own, losses = images.compositions.tolist(), method.losses(images, method.shared())
-    close(losses["c"].item(), cross_entropy(logits([f[0] for f in found], t_c), map(SEEN.index, own)))
-    close(losses["s"].item(), cross_entropy(logits([f[1] for f in found], t_s), [c // N for c in own]))
-    close(losses["o"].item(), cross_entropy(logits([f[2] for f in found], t_o), [c % N for c in own]))
+    close(losses["composition"].item(), cross_entropy(logits([f[0] for f in found], t_c), map(SEEN.index, own)))
+    close(losses["state"].item(), cross_entropy(logits([f[1] for f in found], t_s), [c // N for c in own]))
+    close(losses["object"].item(), cross_entropy(logits([f[2] for f in found], t_o), [c % N for c in own]))
     made = []
     for i in range(6):
         j = (i + 1) % 6
@@ -53,22 +53,22 @@ def test_losses_and_scores_by_loops(mixture):
             made.append((unit(found[i][1] + found[j][2]), SEEN.index(label)))
     assert len(made) > 0
     close(losses["shift"].item(), cross_entropy(logits([m for m, _ in made], t_c), [k for _, k in made]))
-    asked = [11, 0, 4]
-    t_c, _, _ = texts(asked)
-    close(scores(method, asked, images), [softmax(logits([f[0]], t_c)[0]) for f in found])
+    candidates = [11, 0, 4]
+    t_c, _, _ = texts(candidates)
+    close(scores(method, candidates, images), [softmax(logits([f[0]], t_c)[0]) for f in found])
 
 
 def test_before_training_it_scores_as_clip_does():
-    """Up-projections start at zero, so nothing is added; without the mixture a composition's text is its prompt's."""
+    """Up-projections start at zero."""
     method, images = build(Caila, shaken=False, mixture=False, **ROW), batch(4)
-    clip: dict[str, Any] = {"context": "fixed", "vocabulary": "fixed", "paths": "c", "adapter": "none"}
-    plain = build(PromptMethod, shaken=False, losses=(), inference=("ct",), **clip)
+    clip: dict[str, Any] = {"context": "fixed", "vocabulary": "fixed", "paths": "composition", "adapter": "none"}
+    plain = build(PromptMethod, shaken=False, losses=(), inference=("semantic",), **clip)
     whole = scores(method, range(12), images)
     torch.testing.assert_close(whole.float(), scores(plain, range(12), images), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("own", [(6, 4), (9, 5), (0, 9, 5)])
-def test_shifted_images_of_unseen_compositions_do_not_count(own):
+def test_artificial_images_of_unseen_compositions_are_left_out_of_the_loss(own):
     method, count = build(Caila, **ROW), len(own)
     z = torch.nn.functional.normalize(torch.randn(count, 8, dtype=torch.float64), dim=-1)
     t = method.shared().compositions
@@ -76,4 +76,4 @@ def test_shifted_images_of_unseen_compositions_do_not_count(own):
     rows = [[method.scale * dot(f, p.detach()) for p in t] for f, c in made if c in SEEN]
     labels = [SEEN.index(c) for _, c in made if c in SEEN]
     assert len(labels) == count - 1, "3, the state of the last with the object of the first, is unseen"
-    close(method.shifted(z, z, torch.tensor(own), t).item(), cross_entropy(rows, labels))
+    close(method.shift_loss(z, z, torch.tensor(own), t).item(), cross_entropy(rows, labels))

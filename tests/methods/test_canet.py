@@ -1,4 +1,4 @@
-"""CANet by loops; without the condition a state looks the same in every image."""
+"""CANet against loops."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def pair(method, z, c):
 
 @pytest.mark.parametrize("conditional", [True, False])
 def test_losses_and_scores_by_loops(conditional, monkeypatch):
-    monkeypatch.setattr(canet, "SOME", 2)
+    monkeypatch.setattr(canet, "CHUNK", 2)
     method, images = build(Canet, width=5, scale=4.0, share=0.3, conditional=conditional), batch(4)
-    found = [cosines(method, z) for z in images.z]
+    found = [cosines(method, z) for z in images.cls]
     own, losses = images.compositions.tolist(), method.losses(images, method.shared())
-    close(losses["s"].item(), cross_entropy([[4 * d for d in s] for s, _ in found], [c // N for c in own]) / 2)
-    close(losses["o"].item(), cross_entropy([[4 * d for d in o] for _, o in found], [c % N for c in own]) / 2)
-    rows = [[4 * pair(method, z, c) for c in SEEN] for z in images.z]
-    close(losses["c"].item(), cross_entropy(rows, map(SEEN.index, own)))
-    asked = [1, 10, 6]
+    close(losses["state"].item(), cross_entropy([[4 * d for d in s] for s, _ in found], [c // N for c in own]) / 2)
+    close(losses["object"].item(), cross_entropy([[4 * d for d in o] for _, o in found], [c % N for c in own]) / 2)
+    rows = [[4 * pair(method, z, c) for c in SEEN] for z in images.cls]
+    close(losses["composition"].item(), cross_entropy(rows, map(SEEN.index, own)))
+    candidates = [1, 10, 6]
     expected = [
-        [0.7 * (1 + pair(method, z, c)) / 2 + 0.3 * (1 + s[c // N]) / 2 * (1 + o[c % N]) / 2 for c in asked]
-        for z, (s, o) in zip(images.z, found, strict=True)
+        [0.7 * (1 + pair(method, z, c)) / 2 + 0.3 * (1 + s[c // N]) / 2 * (1 + o[c % N]) / 2 for c in candidates]
+        for z, (s, o) in zip(images.cls, found, strict=True)
     ]
-    close(scores(method, asked, images), expected)
+    close(scores(method, candidates, images), expected)
 
 
-def test_states_depend_on_the_image_only_where_conditional():
-    """Two images with equal state features: their states' cosines agree without the condition, and differ with it."""
+def test_state_embeddings_depend_on_the_image_only_if_conditional():
+    """Two images with equal state features."""
     for conditional in (True, False):
         method = build(Canet, width=5, conditional=conditional)
         for layer in method.see_s:
             if hasattr(layer, "weight"):
                 torch.nn.init.zeros_(layer.weight)
-        to_states, _ = method.cosines(torch.nn.functional.normalize(batch(2).z, dim=-1))
+        to_states, _ = method.cosines(torch.nn.functional.normalize(batch(2).cls, dim=-1))
         assert torch.allclose(to_states[0], to_states[1]) is not conditional

@@ -1,4 +1,4 @@
-"""CDS-CZSL by loops; without specificity it is the three paths."""
+"""CDS-CZSL against loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from duplex.methods.cds import Cds, diversity
-from duplex.methods.prompts import PromptMethod
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, mlp, scores, softmax
 
 ROW: dict[str, Any] = {"width": 5, "specificity": 0.8, "context_width": 6}
@@ -24,51 +23,43 @@ def test_losses_and_scores_by_loops():
     t = method.shared()
     close(diversity(LABELS), [specificity(m) for m in range(M)])
 
-    def told(c):
+    def logit(c):
         return float(mlp(method.context, torch.cat([t.states[c // N], t.objects[c % N]]).detach())[0])
 
     terms = [
-        math.log(1 + math.exp(told(worse) - told(better)))
+        math.log(1 + math.exp(logit(worse) - logit(better)))
         for better in SEEN
         for worse in SEEN
         if better % N == worse % N and specificity(better // N) > specificity(worse // N)
     ]
     assert terms
     losses = method.losses(images, t)
-    close(losses["spec"].item(), sum(terms) / len(terms))
-    asked = [10, 3, 0]
-    z = method.paths.features(images.z)
-    encoded = method.paths.prompts.encode(torch.tensor(asked).numpy())
-    f = method.paths.factored(z, encoded)
+    close(losses["specificity"].item(), sum(terms) / len(terms))
+    candidates = [10, 3, 0]
+    z = method.paths.features(images.cls)
+    encoded = method.paths.prompts.encode(torch.tensor(candidates).numpy())
+    f = method.paths.factor_posteriors(z, encoded)
     expected = []
     for i in range(4):
         whole = softmax(method.paths.logits(z, encoded.compositions)[i])
-        parts = [math.exp(f.log_s[i, c // N].item()) * math.exp(f.log_o[i, c % N].item()) for c in asked]
-        weights = [1 + 0.8 / (1 + math.exp(-told(c))) for c in asked]
+        parts = [math.exp(f.log_s[i, c // N].item()) * math.exp(f.log_o[i, c % N].item()) for c in candidates]
+        weights = [1 + 0.8 / (1 + math.exp(-logit(c))) for c in candidates]
         expected.append([a + b * w for a, b, w in zip(whole, parts, weights, strict=True)])
-    close(scores(method, asked, images), expected)
+    close(scores(method, candidates, images), expected)
 
 
-def test_the_order_reaches_the_learner_alone():
+def test_the_specificity_loss_trains_only_the_context_network():
     method, images = build(Cds, **ROW), batch(4)
-    method.losses(images, method.shared())["spec"].backward()
+    method.losses(images, method.shared())["specificity"].backward()
     reached = {name.split(".")[0] for name, p in method.named_parameters() if p.grad is not None}
     assert reached == {"context"}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_the_order_is_a_mean_over_what_is_ordered(count):
+def test_the_specificity_loss_is_a_mean_over_pairs(count):
     method, images = build(Cds, **ROW), batch(4)
-    better, worse = method.better[3 : 3 + count], method.worse[3 : 3 + count]
-    method.better, method.worse = better, worse
-    told = method.told(method.shared(), method.columns).tolist()
-    terms = [math.log1p(math.exp(told[b] - told[a])) for a, b in zip(better.tolist(), worse.tolist(), strict=True)]
-    close(method.losses(images, method.shared())["spec"].item(), sum(terms) / (count or 1))
-
-
-def test_without_specificity_it_is_three_paths():
-    method, plain, images = build(Cds, width=5, specificity=0.0), build(PromptMethod, width=5), batch(4)
-    plain.load_state_dict(method.state_dict())
-    ours, theirs = (m.losses(images, m.shared()) for m in (method, plain))
-    assert {k: v.item() for k, v in ours.items()} == {k: v.item() for k, v in theirs.items()}
-    torch.testing.assert_close(scores(method, range(12), images).float(), scores(plain, range(12), images))
+    more, less = method.more_specific[3 : 3 + count], method.less_specific[3 : 3 + count]
+    method.more_specific, method.less_specific = more, less
+    logits = method.specificity_logits(method.shared(), method.train_candidates).tolist()
+    terms = [math.log1p(math.exp(logits[b] - logits[a])) for a, b in zip(more.tolist(), less.tolist(), strict=True)]
+    close(method.losses(images, method.shared())["specificity"].item(), sum(terms) / (count or 1))

@@ -1,4 +1,4 @@
-"""CGE against a dense adjacency matrix, and as the linear head that it is without its graph."""
+"""CGE against a dense adjacency matrix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
-from duplex.layers.composition_index import Columns
+from duplex.layers.composition_index import CompositionIndex
 from duplex.methods.cge import Cge
 from tests.methods.field import (
     LABELS,
@@ -24,17 +24,16 @@ from tests.methods.field import (
     linear,
     mlp,
     scores,
-    setting,
+    task,
     unit,
 )
 
 ROW: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4}
 
 
-def dense(method, layers, target, asked, weights=None):
-    """Embeddings of `asked`, of states and of objects from `D^-1 (A + I) H W` over one matrix; compositions outside of
-    the graph are leaves."""
-    outside = [c for c in asked if c not in target]
+def dense(method, layers, target, candidates, weights=None):
+    """Embeddings of candidates, states and objects from `D^-1 (A + I) H W`; candidates outside the graph are leaves."""
+    outside = [c for c in candidates if c not in target]
     pairs = [*target, *outside]
     count = M + N + len(pairs)
     A = torch.eye(count, dtype=torch.float64)
@@ -50,44 +49,45 @@ def dense(method, layers, target, asked, weights=None):
     for depth in range(layers):
         H = torch.stack([linear(method.network.weights[depth], row) for row in (A @ H).detach()])
         H = H if depth == layers - 1 else H.relu()
-    return {c: unit(H[M + N + pairs.index(c)]) for c in asked}, H[:M], H[M : M + N]
+    return {c: unit(H[M + N + pairs.index(c)]) for c in candidates}, H[:M], H[M : M + N]
 
 
 @pytest.mark.parametrize("world", ["closed", "open"])
 @pytest.mark.parametrize("layers", [0, 1, 2, 3])
 def test_losses_and_scores_by_a_dense_matrix(world, layers):
     method, images = build(Cge, world, layers=layers, **ROW), batch(4)
-    target = LABELS.target(world, "train").tolist()
+    target = LABELS.candidates(world, "train").tolist()
     learned = SEEN if world == "closed" else list(range(M * N))
     everything = list(range(M * N))
     h, _, _ = dense(method, layers, target, everything)
-    images_of = [mlp(method.head, unit(z)) for z in images.z]
+    images_of = [mlp(method.head, unit(z)) for z in images.cls]
     rows = [[dot(x, h[c]) for c in learned] for x in images_of]
     own = [learned.index(c) for c in images.compositions.tolist()]
-    close(method.losses(images, method.shared())["c"].item(), cross_entropy(rows, own))
-    asked = everything[::-1]
-    close(scores(method, asked, images), [[dot(x, h[c]) for c in asked] for x in images_of])
+    close(method.losses(images, method.shared())["composition"].item(), cross_entropy(rows, own))
+    candidates = everything[::-1]
+    close(scores(method, candidates, images), [[dot(x, h[c]) for c in candidates] for x in images_of])
 
 
-def test_without_its_graph_it_is_a_linear_head():
-    """No convolution and no hidden layer: scores are linear in the image and in the direction of two words' mean."""
+def test_without_layers_scores_are_linear_in_the_image():
     method, images = build(Cge, layers=0, image_layers=0), batch(5)
     W, b = method.head[0].weight, method.head[0].bias
     words = [unit(method.words.states[c // N] + method.words.objects[c % N]) for c in SEEN]
-    z = torch.stack([unit(row) for row in images.z])
+    z = torch.stack([unit(row) for row in images.cls])
     close(scores(method, SEEN, images), (z @ W.T + b) @ torch.stack(words).T)
 
 
-def test_an_embedding_does_not_depend_on_what_else_is_asked_for():
+def test_a_score_does_not_depend_on_the_other_candidates():
     method, images = build(Cge, **ROW), batch(3)
     alone = torch.cat([scores(method, [c], images) for c in range(M * N)], dim=1)
     close(scores(method, list(range(M * N)), images), alone)
 
 
-def test_a_composition_behind_all_of_the_graphs_is_embedded():
-    words = setting().words
+def test_a_composition_outside_the_graph_is_embedded():
+    words = task().words
     network = GraphNetwork(CompositionGraph(np.array([0, 4, 5]), M, N), 6, 5, 4, 2, 0.0).double().eval()
     found = network(words.states, words.objects)
-    both, alone = (network.pairs(found, Columns(np.array(asked), N)).detach() for asked in ([4, 11], [11]))
+    both, alone = (
+        network.pairs(found, CompositionIndex(np.array(candidates), N)).detach() for candidates in ([4, 11], [11])
+    )
     close(both[1:], alone)
     close(both[0], found[-1].pairs[1].detach())

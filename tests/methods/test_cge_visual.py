@@ -1,28 +1,23 @@
-"""CGE with visual prototypes: the twin of Algorithm 1 over its own factors; without a graph its rows stay."""
+"""CGE with visual prototypes against loops and the naive twin of Algorithm 1."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from duplex.layers.composition_index import CompositionIndex
 from duplex.methods.cge import Cge
 from duplex.methods.cge_visual import MESSAGES, CgeVisual
 from tests.methods import twin
 from tests.methods.field import LABELS, SEEN, N, batch, build, close, cross_entropy, dot, linear, scores, softmax, unit
 from tests.methods.world import every_row
 
-ROW: dict[str, Any] = {
-    "width": 6,
-    "out": 5,
-    "image_layers": 1,
-    "image_width": 4,
-    "factor_width": 5,
-    "scale": 6.0,
-    "momentum": 0.7,
-}
+GRAPH: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4}
+ROW: dict[str, Any] = {**GRAPH, "factor_width": 5, "scale": 6.0, "momentum": 0.7}
 
 
 def factors_by_hand(method, z):
@@ -40,11 +35,11 @@ def factors_by_hand(method, z):
 @pytest.mark.parametrize("graph", [True, False])
 def test_losses_rows_and_scores_by_loops(graph):
     method, images = build(CgeVisual, graph=graph, **ROW), batch(5)
-    own, z = images.compositions.tolist(), [unit(row) for row in images.z]
+    own, z = images.compositions.tolist(), [unit(row) for row in images.cls]
     (z_s, p_s), (z_o, p_o) = (
         zip(*side, strict=True) for side in zip(*(factors_by_hand(method, x) for x in z), strict=True)
     )
-    target, H = LABELS.target("closed", "train").tolist(), every_row(method)
+    target, H = LABELS.candidates("closed", "train").tolist(), every_row(method)
     rows = {c: H[c] for c in target}
     if graph:
         stacked = [torch.stack(list(part)) for part in (z_s, z_o)]
@@ -54,44 +49,38 @@ def test_losses_rows_and_scores_by_loops(graph):
             [c // N for c in own], [c % N for c in own], set(target), N, fuse, 0.7, True, MESSAGES,
         )  # fmt: skip
     losses = method.losses(images, method.shared())
-    close(losses["s"].item(), -sum(math.log(p[c // N]) for p, c in zip(p_s, own, strict=True)) / 5)
-    close(losses["o"].item(), -sum(math.log(p[c % N]) for p, c in zip(p_o, own, strict=True)) / 5)
+    close(losses["state"].item(), -sum(math.log(p[c // N]) for p, c in zip(p_s, own, strict=True)) / 5)
+    close(losses["object"].item(), -sum(math.log(p[c % N]) for p, c in zip(p_o, own, strict=True)) / 5)
     visual = [[6.0 * dot(x, rows[c]) for c in target] for x in z]
     if graph:
-        close(losses["ch"].item(), cross_entropy(visual, map(target.index, own)))
+        close(losses["visual"].item(), cross_entropy(visual, map(target.index, own)))
     method.after_batch()
     for c in range(len(H)):
         close(every_row(method)[c], rows.get(c, H[c]))
-    asked = [3, 0, 11]
-    semantic = method.image(images.z).detach() @ method.pairs(_columns(asked)).detach().T
+    candidates = [3, 0, 11]
+    embeddings, _ = method.prepare(CompositionIndex(np.array(candidates), N))
+    semantic = method.embed_images(images.cls).detach() @ embeddings.detach().T
     expected = []
     for i, x in enumerate(z):
-        parts = [softmax(semantic[i]), softmax([6.0 * dot(x, every_row(method)[c]) for c in asked])]
-        pairs = [p_s[i][c // N] * p_o[i][c % N] for c in asked]
+        parts = [softmax(semantic[i]), softmax([6.0 * dot(x, every_row(method)[c]) for c in candidates])]
+        pairs = [p_s[i][c // N] * p_o[i][c % N] for c in candidates]
         expected.append([a + b + c for a, b, c in zip(*parts, pairs, strict=True)])
-    close(scores(method, asked, images), expected)
+    close(scores(method, candidates, images), expected)
 
 
-def _columns(asked):
-    from duplex.layers.composition_index import Columns
-
-    return Columns(torch.tensor(asked).numpy(), N)
-
-
-def test_its_semantic_side_is_cge():
-    method, plain, images = (
-        build(CgeVisual, **ROW),
-        build(Cge, **{k: ROW[k] for k in ("width", "out", "image_layers", "image_width")}),
-        batch(4),
-    )
+def test_its_composition_loss_is_that_of_cge():
+    method, plain, images = build(CgeVisual, **ROW), build(Cge, **GRAPH), batch(4)
     own = {name: value for name, value in method.state_dict().items() if name in plain.state_dict()}
     plain.load_state_dict(own)
-    close(method.losses(images, method.shared())["c"].item(), plain.losses(images, plain.shared())["c"].item())
+    close(
+        method.losses(images, method.shared())["composition"].item(),
+        plain.losses(images, plain.shared())["composition"].item(),
+    )
 
 
 def test_the_visual_loss_reaches_factors_and_fusion_through_the_graph():
     method, images = build(CgeVisual, **ROW), batch(5, compositions=SEEN[:5])
-    method.losses(images, method.shared())["ch"].backward()
+    method.losses(images, method.shared())["visual"].backward()
     assert method.fusion.state.weight.grad.abs().sum() > 0
     assert method.factors.state.first.weight.grad.abs().sum() > 0
-    assert "ch" not in build(CgeVisual, graph=False, **ROW).losses(images, method.shared())
+    assert "visual" not in build(CgeVisual, graph=False, **ROW).losses(images, method.shared())

@@ -1,4 +1,4 @@
-"""ClusPro by loops over images and prototypes; what transport and momentum keep."""
+"""ClusPro against loops over images and prototypes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from duplex.layers.clusters import assign, moved, spread, transport
-from duplex.methods.cluspro import ClusPro, dependence
+from duplex.methods.cluspro import (
+    ClusPro,
+    assign_clusters,
+    balanced_assignment,
+    covariance_norm,
+    initial_clusters,
+    updated_clusters,
+)
 from tests.methods.field import SEEN, N, batch, build, close, dot, scores, unit
 
-ROW: dict[str, Any] = {
-    "width": 5,
-    "clusters": 3,
-    "temperature": 0.4,
-    "contrast": 0.7,
-    "decorrelation": 0.3,
-    "momentum": 0.6,
-}
+ROW: dict[str, Any] = {"width": 5, "clusters": 3, "temperature": 0.4, "contrast": 0.7, "decorrelation": 0.3,
+                       "momentum": 0.6}  # fmt: skip
 
 
 def plan_by_hand(similarity):
@@ -59,7 +59,7 @@ def dependence_by_hand(x, y):
 
 def test_losses_and_movement_by_loops():
     method, images = build(ClusPro, **ROW), batch(9)
-    z = method.paths.features(images.z)
+    z = method.paths.features(images.cls)
     z_s, z_o = (part.detach() for part in method.paths.factors(z))
     own = images.compositions.tolist()
     sides = {"states": (z_s, [c // N for c in own]), "objects": (z_o, [c % N for c in own])}
@@ -90,71 +90,71 @@ def test_losses_and_movement_by_loops():
     close(method.objects, after["objects"])
 
 
-def test_prototypes_start_at_evenly_chosen_images_of_their_own_primitive():
+def test_initial_clusters_are_evenly_chosen_images_of_each_primitive():
     z, own = torch.randn(11, 4, dtype=torch.float64), torch.tensor([2, 0, 2, 2, 0, 2, 2, 0, 2, 2, 3])
     rows = torch.nn.functional.normalize(torch.randn(4, 3, 4, dtype=torch.float64), dim=-1)
-    found = spread(z, own, rows)
+    found = initial_clusters(z, own, rows)
     chosen = {0: (1, 4, 7), 2: (0, 3, 6), 3: (10, 10, 10)}  # of 3 images, of 7 and of one
     for group, images in chosen.items():
         close(found[group], torch.stack([unit(z[i]) for i in images]))
     assert torch.equal(found[1], rows[1])
 
 
-def test_a_fresh_method_has_prototypes_among_the_factors_of_its_images():
+def test_prototypes_start_among_the_factors_of_training_images():
     method, train = build(ClusPro, **ROW, shaken=False), batch(30, 7, np.resize(SEEN, 30))
-    factors = method.paths.factors(method.paths.features(train.z))
+    factors = method.paths.factors(method.paths.features(train.cls))
     own = train.compositions // N, train.compositions % N
     for rows, z, mine in zip((method.states, method.objects), factors, own, strict=True):
-        close(rows, spread(z.detach(), mine, rows))
+        close(rows, initial_clusters(z.detach(), mine, rows))
         torch.testing.assert_close(rows.norm(dim=-1), torch.ones(rows.shape[:2], dtype=torch.float64))
 
 
-def test_transport_shares_images_out():
-    """Where all images like one prototype best, plain assignment would empty the others."""
+def test_transport_assigns_images_to_all_prototypes():
+    """All images are nearest to the same prototype."""
     similarity = torch.tensor([[0.9, 0.8], [0.9, 0.7], [0.9, 0.85], [0.9, 0.6]]).double()
-    plan = transport(similarity, torch.zeros(4, dtype=torch.long), 1)
+    plan = balanced_assignment(similarity, torch.zeros(4, dtype=torch.long), 1)
     close(plan.sum(1), torch.ones(4))
     assert sorted(plan.argmax(1).bincount(minlength=2).tolist()) == [2, 2]
     close(plan, plan_by_hand(similarity))
 
 
-def test_groups_share_out_their_own_images_alone():
-    """Also where they agree with all prototypes, or with none, as far as cosines go."""
+def test_transport_is_separate_for_each_primitive():
+    """Cosines of 1 and -1 are included."""
     random = torch.Generator().manual_seed(3)
     own = torch.tensor([2, 0, 2, 2, 0, 4])
     similarity = torch.rand(6, 3, generator=random, dtype=torch.float64) * 2 - 1
     similarity[own == 0] = torch.tensor([[1.0, -1.0, 1.0], [-1.0, -1.0, 1.0]]).double()
-    plan = transport(similarity, own, 5)
+    plan = balanced_assignment(similarity, own, 5)
     for group in own.unique().tolist():
         close(plan[own == group], plan_by_hand(similarity[own == group]))
-    single = transport(similarity.float(), own, 5)
+    single = balanced_assignment(similarity.float(), own, 5)
     torch.testing.assert_close(single, plan.float(), rtol=1e-4, atol=1e-6)
 
 
-def test_prototypes_without_images_stay_bit_for_bit():
+def test_prototypes_without_images_do_not_change():
     rows = torch.nn.functional.normalize(torch.randn(3, 2, 4, dtype=torch.float64), dim=-1)
     z, own = rows[1, :1].clone(), torch.tensor([1])
-    cluster = assign(z, own, rows)
-    after = moved(rows, z, own, cluster, 0.5)
+    cluster = assign_clusters(z, own, rows)
+    after = updated_clusters(rows, z, own, cluster, 0.5)
     changed = [(g, k) for g in range(3) for k in range(2) if not torch.equal(after[g, k], rows[g, k])]
     assert set(changed) <= {(1, int(cluster))}
 
 
-def test_prototypes_have_no_part_in_scores():
+def test_scores_do_not_depend_on_prototypes():
     method, images = build(ClusPro, **ROW), batch(3)
     before = scores(method, range(12), images)
     torch.nn.init.normal_(method.states)
     assert torch.equal(scores(method, range(12), images), before)
 
 
-def test_independent_factors_are_not_punished():
+def test_the_covariance_of_independent_factors_is_zero():
     z_s = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]]).double()
     z_o = torch.tensor([[0.0, 1.0], [0.0, -1.0], [0.0, 1.0], [0.0, -1.0]]).double()
-    assert dependence(z_s, z_o) == 0
-    assert dependence(z_s, z_s) > 0
+    assert covariance_norm(z_s, z_o) == 0
+    assert covariance_norm(z_s, z_s) > 0
 
 
-def test_dependence_is_of_two_images_at_least():
-    x, y = batch(2, 1).z, batch(2, 2).z
-    close(dependence(x, y).item(), dependence_by_hand(x, y))
-    assert dependence(x[:1], y[:1]) == 0
+def test_the_covariance_of_a_single_image_is_zero():
+    x, y = batch(2, 1).cls, batch(2, 2).cls
+    close(covariance_norm(x, y).item(), dependence_by_hand(x, y))
+    assert covariance_norm(x[:1], y[:1]) == 0

@@ -1,4 +1,4 @@
-"""Co-CGE's weighted graph by a dense matrix; with ties of one it is CGE on the unit sphere."""
+"""Co-CGE against a dense weighted adjacency matrix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.methods.test_cge import ROW, dense
 @pytest.mark.parametrize(("world", "epoch"), [("closed", 0), ("open", 0), ("open", 2)])
 def test_losses_and_scores_by_a_dense_matrix(world, epoch):
     method, images = build(CoCge, world, scale=9.0, margin=0.5, margin_epochs=4, **ROW), batch(4)
-    target, everything = LABELS.target(world, "train").tolist(), range(M * N)
+    target, everything = LABELS.candidates(world, "train").tolist(), range(M * N)
     weights = None if world == "closed" else [float(c in SEEN) for c in everything]
     margins = [0.0 if c in SEEN else 10.0 for c in everything]
     if epoch:
@@ -31,17 +31,17 @@ def test_losses_and_scores_by_a_dense_matrix(world, epoch):
         weights = method.network.graph.weights.tolist()
     learned = SEEN if world == "closed" else list(everything)
     h, _, _ = dense(method, 2, target, everything, weights)
-    f = [unit(mlp(method.head, unit(z))) for z in images.z]
+    f = [unit(mlp(method.head, unit(z))) for z in images.cls]
     rows = [[9.0 * (dot(x, h[c]) - margins[c]) for c in learned] for x in f]
     own = [learned.index(c) for c in images.compositions.tolist()]
-    close(method.losses(images, method.shared())["c"].item(), cross_entropy(rows, own))
-    asked = [5, 0, 11]
-    close(scores(method, asked, images), [[9.0 * dot(x, h[c]) for c in asked] for x in f])
+    close(method.losses(images, method.shared())["composition"].item(), cross_entropy(rows, own))
+    candidates = [5, 0, 11]
+    close(scores(method, candidates, images), [[9.0 * dot(x, h[c]) for c in candidates] for x in f])
 
 
-def test_with_ties_of_one_it_is_cge_on_the_sphere():
+def test_in_the_closed_world_scores_are_cosines_of_cge_embeddings():
     plain, cosine, images = build(Cge, **ROW), build(CoCge, scale=3.0, **ROW), batch(4)
     cosine.load_state_dict(plain.state_dict())
-    rows = plain.pairs(cosine.columns)
-    expected = 3.0 * torch.nn.functional.cosine_similarity(plain.image(images.z)[:, None], rows[None], dim=-1)
+    rows = plain.prepare(cosine.train_candidates)
+    expected = 3.0 * torch.nn.functional.cosine_similarity(plain.embed_images(images.cls)[:, None], rows[None], dim=-1)
     close(scores(cosine, SEEN, images), expected)

@@ -1,4 +1,4 @@
-"""CompCos by loops; its margins; without margins the open world is plain cross-entropy over all compositions."""
+"""CompCos against loops, and its margins."""
 
 from __future__ import annotations
 
@@ -28,36 +28,40 @@ def test_losses_and_scores_by_loops(world):
     rho = feasibility(method.words.states.detach().numpy(), method.words.objects.detach().numpy(), LABELS)
     columns = SEEN if world == "closed" else range(M * N)
     rows = [
-        [7.0 * (cosine(method, z, c) - (0.0 if c in SEEN else 0.5 * 2 / 4 * rho[c])) for c in columns] for z in images.z
+        [7.0 * (cosine(method, z, c) - (0.0 if c in SEEN else 0.5 * 2 / 4 * rho[c])) for c in columns]
+        for z in images.cls
     ]
     own = [list(columns).index(c) for c in images.compositions.tolist()]
-    close(method.losses(images, method.shared())["c"].item(), cross_entropy(rows, own))
-    asked = [3, 11, 0]
-    close(scores(method, asked, images), [[7.0 * cosine(method, z, c) for c in asked] for z in images.z])
+    close(method.losses(images, method.shared())["composition"].item(), cross_entropy(rows, own))
+    candidates = [3, 11, 0]
+    close(scores(method, candidates, images), [[7.0 * cosine(method, z, c) for c in candidates] for z in images.cls])
 
 
-def test_unseen_compositions_stand_aside_until_there_is_a_margin():
-    """The first epoch's loss in the open world is that of the seen compositions alone."""
+def test_the_first_epoch_excludes_unseen_compositions():
+    """The loss in the open world is that of the closed world."""
     images = batch(5)
     aside, closed = build(CompCos, "open", **ROW), build(CompCos, **ROW)
-    close(aside.losses(images, aside.shared())["c"].item(), closed.losses(images, closed.shared())["c"].item())
+    close(
+        aside.losses(images, aside.shared())["composition"].item(),
+        closed.losses(images, closed.shared())["composition"].item(),
+    )
 
 
-def test_a_margin_holds_unseen_compositions_back_in_the_open_world_alone():
+def test_margins_change_the_loss_only_in_the_open_world():
     images = batch(6)
     losses = {}
     for margin in (0.0, 0.4):
         method = build(CompCos, "open", margin=margin, **ROW)
-        before = method.losses(images, method.shared())["c"]
+        before = method.losses(images, method.shared())["composition"]
         method.after_epoch(15)
-        losses[margin] = before.item(), method.losses(images, method.shared())["c"].item()
+        losses[margin] = before.item(), method.losses(images, method.shared())["composition"].item()
     assert losses[0.0][0] == losses[0.4][0] < losses[0.4][1] != losses[0.0][1]
     closed = build(CompCos, **ROW)
     assert "margins" not in dict(closed.named_buffers())
     closed.after_epoch(15)
 
 
-def test_words_move_only_where_asked():
+def test_words_are_trained_only_if_train_words_is_set():
     for trained in (True, False):
         method = build(CompCos, train_words=trained, **ROW)
         assert any(name.startswith("words") for name, _ in method.named_parameters()) is trained

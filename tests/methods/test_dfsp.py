@@ -1,4 +1,4 @@
-"""DFSP by loops; without fusion, and before its attention moves, it is its soft prompt."""
+"""DFSP against loops; before training it is its soft prompt."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from duplex.errors import UsageError
 from duplex.methods.dfsp import Dfsp
 from duplex.methods.prompts import PromptMethod
-from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, setting, unit
+from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, task, unit
 from tests.methods.test_troika import attend_by_hand, normed
 
 ROW: dict[str, Any] = {"heads": 2, "primitives": 0.2, "plain": 0.3, "keep": 0.7}
 FUSIONS = ["t2i", "i2t", "bif", "none"]
-SOFT: dict[str, Any] = {"paths": "c", "adapter": "none", "losses": ("ct",), "inference": ("ct",)}
+SOFT: dict[str, Any] = {"paths": "composition", "adapter": "none", "losses": ("semantic",), "inference": ("semantic",)}
 
 
 def decomposed_by_hand(t):
@@ -34,7 +34,7 @@ def block_by_hand(block, x, y):
 
 def fused_by_hand(method, images, columns, t, states, objects):
     fusion, rows = method.options.fusion, []
-    for image, tokens in zip(images.z, images.inputs["patch"], strict=True):
+    for image, tokens in zip(images.cls, images.inputs["patch"], strict=True):
         x = z = unit(image)
         if fusion in ("t2i", "bif"):
             whole = [z, *(linear(method.project, y) for y in tokens)]
@@ -58,38 +58,37 @@ def test_losses_and_scores_by_loops(fusion):
     own = images.compositions.tolist()
     losses = method.losses(images, shared)
     fused = fused_by_hand(method, images, SEEN, t, states, objects)
-    close(losses["dfm"].item(), cross_entropy(fused, map(SEEN.index, own)))
-    z = [unit(row) for row in images.z]
+    close(losses["fused"].item(), cross_entropy(fused, map(SEEN.index, own)))
+    z = [unit(row) for row in images.cls]
 
     def plain(rows):
         return [[method.scale * dot(x, r) for r in rows] for x in z]
 
     both = cross_entropy(plain(states), [c // N for c in own]) + cross_entropy(plain(objects), [c % N for c in own])
     close(losses["primitives"].item(), 0.2 * both)
-    close(losses["spm"].item(), 0.3 * cross_entropy(plain(t), map(SEEN.index, own)))
-    asked = [3, 8, 0]
+    close(losses["plain"].item(), 0.3 * cross_entropy(plain(t), map(SEEN.index, own)))
+    candidates = [3, 8, 0]
     seen = method.prompts.encode(torch.tensor(SEEN).numpy()).compositions
     states, objects = decomposed_by_hand(list(seen))
-    t = list(method.prompts.encode(torch.tensor(asked).numpy()).compositions)
+    t = list(method.prompts.encode(torch.tensor(candidates).numpy()).compositions)
     close(
-        scores(method, asked, images),
-        torch.tensor(fused_by_hand(method, images, asked, t, states, objects), dtype=torch.float64).softmax(-1),
+        scores(method, candidates, images),
+        torch.tensor(fused_by_hand(method, images, candidates, t, states, objects), dtype=torch.float64).softmax(-1),
     )
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_with_identity_fusion_it_is_its_backbone(fusion):
-    """Fusion starts at nothing: one learned prefix and vocabulary, in any of the fusions."""
+def test_before_training_it_equals_its_soft_prompt(fusion):
     method, soft, images = build(Dfsp, fusion=fusion, shaken=False, **ROW), build(PromptMethod, **SOFT), batch(4)
     with torch.no_grad():
         method.prompts.learned_rows.copy_(soft.paths.prompts.learned_rows)
-    close(method.losses(images, method.shared())["dfm"].item(), soft.losses(images, soft.shared())["ct"].item())
+    close(method.losses(images, method.shared())["fused"].item(), soft.losses(images, soft.shared())["semantic"].item())
     torch.testing.assert_close(scores(method, range(12), images).float(), scores(soft, range(12), images))
 
 
-def test_what_is_not_fused_needs_no_tokens():
+def test_without_fusion_no_patch_tokens_are_needed():
     assert "patch" not in Dfsp.needs(Dfsp.Options(fusion="none"))
     assert "patch" in Dfsp.needs(Dfsp.Options(fusion="t2i"))
     with pytest.raises(UsageError, match="heads is 3"):
-        Dfsp(setting(), Dfsp.Options(heads=3))
-    assert Dfsp(setting(), Dfsp.Options(heads=3, fusion="none")).options.heads == 3
+        Dfsp(task(), Dfsp.Options(heads=3))
+    assert Dfsp(task(), Dfsp.Options(heads=3, fusion="none")).options.heads == 3

@@ -1,4 +1,4 @@
-"""GIPCOL by loops over a dense graph; without edges it is CSP."""
+"""GIPCOL against loops over a dense graph; without edges it is CSP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.methods.field import (
 
 def lexicon_by_hand(method):
     """The primitives' vectors after two convolutions over one dense matrix."""
-    prompts, target = method.prompts, LABELS.target("closed", "train").tolist()
+    prompts, target = method.prompts, LABELS.candidates("closed", "train").tolist()
     names = prompts.learned_rows[-(M + N) :].detach()
     A = torch.eye(M + N + len(target), dtype=torch.float64)
     for k, c in enumerate(target):
@@ -48,29 +48,35 @@ def lexicon_by_hand(method):
 @pytest.mark.parametrize("context", ["learned", "fixed"])
 def test_losses_and_scores_by_loops(context):
     method, images = build(Gipcol, width=6, context=context), batch(3)
-    lexicon, tower = lexicon_by_hand(method), method.setting.tower
+    lexicon, tower = lexicon_by_hand(method), method.task.tower
     close(method.prompts.lexicon(), lexicon)
 
     def encoded(columns):
         tree = PromptTree.of(method.prompts.all_sequences(np.asarray(columns)))
         return [unit(row) for row in tower.encode(tree, lexicon)]
 
-    rows = [[method.scale * dot(unit(z), t) for t in encoded(SEEN)] for z in images.z]
+    rows = [[method.scale * dot(unit(z), t) for t in encoded(SEEN)] for z in images.cls]
     own = [SEEN.index(c) for c in images.compositions.tolist()]
-    close(method.losses(images, method.shared())["ct"].item(), cross_entropy(rows, own))
-    asked = [2, 6, 0]
-    logits = [[method.scale * dot(unit(z), t) for t in encoded(asked)] for z in images.z]
-    close(scores(method, asked, images), [softmax(row) for row in logits])
+    close(method.losses(images, method.shared())["semantic"].item(), cross_entropy(rows, own))
+    candidates = [2, 6, 0]
+    logits = [[method.scale * dot(unit(z), t) for t in encoded(candidates)] for z in images.cls]
+    close(scores(method, candidates, images), [softmax(row) for row in logits])
 
 
-CSP: dict[str, Any] = {"context": "fixed", "paths": "c", "adapter": "none", "losses": ("ct",), "inference": ("ct",)}
+CSP: dict[str, Any] = {
+    "context": "fixed",
+    "paths": "composition",
+    "adapter": "none",
+    "losses": ("semantic",),
+    "inference": ("semantic",),
+}
 
 
 def test_without_edges_it_is_csp():
     method, csp, images = build(Gipcol, edges=False, context="fixed"), build(PromptMethod, **CSP), batch(5)
     with torch.no_grad():
         csp.paths.prompts.learned_rows.copy_(method.prompts.learned_rows)
-    ours, theirs = (m.losses(images, m.shared())["ct"] for m in (method, csp))
+    ours, theirs = (m.losses(images, m.shared())["semantic"] for m in (method, csp))
     close(ours.item(), theirs.item())
     ours.backward(), theirs.backward()
     close(method.prompts.learned_rows.grad, csp.paths.prompts.learned_rows.grad)
@@ -78,8 +84,8 @@ def test_without_edges_it_is_csp():
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_it_starts_at_the_tower_s_own_words(layers):
-    """The graph's last layer is zero at first, and no other: prompts are those of CSP until it moves."""
+def test_before_training_its_prompts_are_those_of_csp(layers):
+    """Only the graph's last layer starts at zero."""
     row = {"context": "fixed", "layers": layers, "width": 6}
     method, csp = build(Gipcol, shaken=False, **row), build(PromptMethod, shaken=False, **CSP)
     assert [bool(layer.weight.any()) for layer in method.prompts.network.weights] == [True] * (layers - 1) + [False]

@@ -1,4 +1,4 @@
-"""What a head leaves to its kinds is said, not met as a number out of nowhere."""
+"""Base classes of the methods of other papers."""
 
 from __future__ import annotations
 
@@ -6,59 +6,53 @@ import pytest
 import torch
 
 from duplex.layers.word_feasibility import feasibility
-from duplex.methods.head import PairHead
-from tests.methods.field import LABELS, batch, setting
+from duplex.methods.head import EmbeddingHead
+from tests.methods.field import LABELS, batch, task
 
 
-class Bare(PairHead):
-    pass
+class Identity(EmbeddingHead):
+    def embed_images(self, z):
+        return z
+
+    def prepare(self, candidates):
+        return torch.eye(LABELS.size, 8, dtype=torch.float64)[candidates.compositions]
 
 
-@pytest.mark.parametrize("name", ["image", "pairs"])
-def test_a_head_without_an_embedding_says_which(name):
-    head = Bare(setting(), Bare.Options(), trained_words=False)
-    with pytest.raises(TypeError, match=f"test_head.Bare defines no `{name}`"):
-        getattr(head, name)(batch(2).z)
+@pytest.mark.parametrize("name", ["embed_images", "score"])
+def test_a_missing_function_is_named(name):
+    class Bare(EmbeddingHead):
+        score = EmbeddingHead.__mro__[2].score
+
+    head = Bare(task(), Bare.Options(), trained_words=False)
+    with pytest.raises(NotImplementedError, match=rf"Bare must define {name}\(\)"):
+        getattr(head, name)(*[None] * (3 if name == "score" else 1))
 
 
-def test_margins_come_off_the_logits_of_training_alone():
-    class Dot(Bare):
-        def image(self, z):
-            return z
-
-        def pairs(self, columns):
-            return torch.eye(LABELS.size, 8, dtype=torch.float64)[columns.compositions]
-
-    head, images = Dot(setting("open"), Bare.Options(), trained_words=False), batch(3)
-    plain = head.losses(images, head.shared())["c"]
+def test_margins_are_subtracted_in_training_only():
+    head, images = Identity(task("open"), Identity.Options(), trained_words=False), batch(3)
+    plain = head.losses(images, head.shared())["composition"]
     head.margins = torch.arange(LABELS.size, dtype=torch.float64)
-    expected = torch.nn.functional.cross_entropy(
-        head.logits(images.z, head.shared().rows) - head.margins, images.compositions
-    )
-    assert head.losses(images, head.shared())["c"] == expected != plain
-    every = torch.arange(LABELS.size).numpy()
-    assert torch.equal(head.scorer(every)(images.inputs), head.logits(images.z, head.shared().rows))
+    logits = head.logits(images.cls, head.shared()[0])
+    expected = torch.nn.functional.cross_entropy(logits - head.margins, images.compositions)
+    assert head.losses(images, head.shared())["composition"] == expected != plain
+    assert torch.equal(head.scorer(torch.arange(LABELS.size).numpy())(images.inputs), logits)
 
 
-def test_compositions_that_stand_aside_are_the_unseen_ones():
-    """By ten times the scale: a cosine of -1 and one of 1 are two apart. Seen ones are not moved at all."""
-    held = Bare(setting("open"), Bare.Options(), trained_words=False).held_back(3.0)
+def test_initial_margins_exceed_every_cosine_of_unseen_compositions():
+    margins = Identity(task("open"), Identity.Options(), trained_words=False, scale=3.0).initial_margins()
     seen = torch.as_tensor(LABELS.seen)
-    assert (held[seen] == 0).all() and (held[~seen] == 30).all()
+    assert (margins[seen] == 0).all() and (margins[~seen] > 2 * 3.0).all()
 
 
-@pytest.mark.parametrize(("world", "size"), [("closed", 7), ("open", LABELS.size)])
-def test_training_tells_seen_compositions_apart_or_all(world, size):
-    head = Bare(setting(world), Bare.Options(), trained_words=False)
-    assert head.columns.compositions.tolist() == (list(range(size)) if size == 12 else LABELS.pairs["train"].tolist())
-    assert head.columns.states.tolist() == [c // 3 for c in head.columns.compositions.tolist()]
-    assert not any(True for _ in head.words.parameters()) and head.margins is None
-    assert len(list(Bare(setting(), Bare.Options(), trained_words=True).words.parameters())) == 2
+@pytest.mark.parametrize("world", ["closed", "open"])
+def test_training_compares_seen_compositions_or_all_in_the_open_world(world):
+    head = Identity(task(world), Identity.Options(), trained_words=False)
+    expected = LABELS.pairs["train"].tolist() if world == "closed" else list(range(LABELS.size))
+    assert head.train_candidates.compositions.tolist() == expected
 
 
-def test_feasibility_is_that_of_the_vectors_given():
-    head, words = Bare(setting(), Bare.Options(), trained_words=False), setting().words
-    found = head.feasible(words.states, words.objects)
-    assert found.dtype == torch.float32
+def test_feasibility_is_computed_from_the_given_vectors():
+    head, words = Identity(task(), Identity.Options(), trained_words=False), task().words
+    rho = head.feasibility(words.states, words.objects)
     expected = feasibility(words.states.numpy(), words.objects.numpy(), LABELS)
-    torch.testing.assert_close(found, torch.as_tensor(expected).float())
+    torch.testing.assert_close(rho, torch.as_tensor(expected).float())

@@ -1,4 +1,4 @@
-"""IVR against automatic differentiation of each domain's loss, and by loops over images, partners and channels."""
+"""IVR against automatic differentiation and loops over images, partners and channels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
-from duplex.layers.partners import next_partner
+from duplex.methods.head import next_allowed_partner
 from duplex.methods.ivr import Ivr
 from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, softmax, unit
 
@@ -51,7 +51,7 @@ def side_by_hand(side, f, own, domain):
 def test_losses_and_scores_by_loops():
     method, images = build(Ivr, **ROW), batch(7)
     own = images.compositions.tolist()
-    f = [mlp(method.embed, unit(z)) for z in images.z]
+    f = [mlp(method.embed, unit(z)) for z in images.cls]
 
     def cosine(i, c):
         state = linear(method.composer.state, method.words.states[c // N])
@@ -62,23 +62,23 @@ def test_losses_and_scores_by_loops():
     plain_s, again_s, apart_s = side_by_hand(method.of_states, f, states, objects)
     plain_o, again_o, apart_o = side_by_hand(method.of_objects, f, objects, states)
     rows = [[5.0 * cosine(i, c) for c in SEEN] for i in range(7)]
-    close(losses["c"].item(), cross_entropy(rows, map(SEEN.index, own)))
-    close(losses["s"].item(), plain_s)
-    close(losses["o"].item(), plain_o)
+    close(losses["composition"].item(), cross_entropy(rows, map(SEEN.index, own)))
+    close(losses["state"].item(), plain_s)
+    close(losses["object"].item(), plain_o)
     close(losses["again"].item(), 0.7 * (again_s + again_o))
     assert apart_s + apart_o > 0
-    close(losses["grad"].item(), 0.5 * (apart_s + apart_o))
+    close(losses["penalty"].item(), 0.5 * (apart_s + apart_o))
     p_s, p_o = (
         [softmax(linear(side.classify, mlp(side.head, row))) for row in f]
         for side in (method.of_states, method.of_objects)
     )
-    asked = [2, 9]
-    expected = [[p_s[i][c // N] * p_o[i][c % N] + cosine(i, c) for c in asked] for i in range(7)]
-    close(scores(method, asked, images), expected)
+    candidates = [2, 9]
+    expected = [[p_s[i][c // N] * p_o[i][c % N] + cosine(i, c) for c in candidates] for i in range(7)]
+    close(scores(method, candidates, images), expected)
 
 
-def test_domains_that_agree_are_not_punished():
-    """Partners with equal features, read by equal classifiers, would move them alike."""
+def test_equal_domains_have_no_gradient_penalty():
+    """Partners have equal features and equal classifiers."""
     method = build(Ivr, **ROW)
     side = method.of_states
     side.classify_partner.load_state_dict(side.classify.state_dict())
@@ -87,16 +87,16 @@ def test_domains_that_agree_are_not_punished():
     assert abs(apart.item()) < 1e-12
 
 
-def test_images_without_partners_are_classified_alone():
+def test_images_without_partners_only_have_the_plain_losses():
     method, images = build(Ivr, **ROW), batch(1)
     losses = method.losses(images, method.shared())
-    f = mlp(method.embed, unit(images.z[0]))
+    f = mlp(method.embed, unit(images.cls[0]))
     own = images.compositions.tolist()[0]
     of_state = linear(method.of_states.classify, mlp(method.of_states.head, f))
-    close(losses["s"].item(), cross_entropy([of_state], [own // N]))
-    assert losses["again"] == losses["grad"] == 0
+    close(losses["state"].item(), cross_entropy([of_state], [own // N]))
+    assert losses["again"] == losses["penalty"] == 0
 
 
-def test_no_images_have_no_partners():
-    place, found = next_partner(torch.zeros(0, 0, dtype=torch.bool))
+def test_an_empty_batch_has_no_partners():
+    place, found = next_allowed_partner(torch.zeros(0, 0, dtype=torch.bool))
     assert place.shape == found.shape == (0,)

@@ -1,4 +1,4 @@
-"""KG-SP by loops; its classifiers do not know of each other."""
+"""KG-SP against loops."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from tests.methods.field import N, batch, build, close, cross_entropy, mlp, scor
 
 def test_losses_and_scores_by_loops():
     method, images = build(KgSp, width=5), batch(4)
-    states = [mlp(method.states, unit(z)) for z in images.z]
-    objects = [mlp(method.objects, unit(z)) for z in images.z]
+    states = [mlp(method.states, unit(z)) for z in images.cls]
+    objects = [mlp(method.objects, unit(z)) for z in images.cls]
     losses = method.losses(images, ())
-    close(losses["s"].item(), cross_entropy(states, images.compositions // N))
-    close(losses["o"].item(), cross_entropy(objects, images.compositions % N))
-    asked = [7, 2, 11]
-    expected = [[softmax(s)[c // N] * softmax(o)[c % N] for c in asked] for s, o in zip(states, objects, strict=True)]
-    close(scores(method, asked, images), expected)
+    close(losses["state"].item(), cross_entropy(states, images.compositions // N))
+    close(losses["object"].item(), cross_entropy(objects, images.compositions % N))
+    candidates = [7, 2, 11]
+    expected = [
+        [softmax(s)[c // N] * softmax(o)[c % N] for c in candidates] for s, o in zip(states, objects, strict=True)
+    ]
+    close(scores(method, candidates, images), expected)
 
 
-def test_simple_primitives_are_independent():
-    """The state's loss reaches no weight of the object's classifier, and odds of objects are the same in any state."""
+def test_state_and_object_classifiers_are_independent():
+    """The state's loss has no gradient for the object's classifier, and odds of objects do not depend on the state."""
     method, images = build(KgSp, width=5), batch(4)
-    method.losses(images, ())["s"].backward()
+    method.losses(images, ())["state"].backward()
     assert all(p.grad is None for p in method.objects.parameters())
     grid = scores(method, range(12), images).reshape(4, 4, 3)
     odds = grid[:, :, :1] / grid

@@ -1,17 +1,20 @@
-"""Ideal words by loops; exactly additive features come back."""
+"""Ideal words against loops; additive features are reconstructed."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.prompt_paths import Prompts
-from duplex.layers.sphere import exp_map, intrinsic_mean, log_map
-from duplex.methods.lde import Lde
+from duplex.methods.lde import Lde, exp_map, intrinsic_mean, log_map
 from tests.methods.field import LABELS, M, N, batch, build, close, dot, scores, softmax, unit
 from tests.methods.world import DIM, features, small_tower
+
+EVERY = CompositionIndex(np.arange(M * N), N)
 
 
 def units(rows):
@@ -57,28 +60,28 @@ def test_scores_by_loops(space, source):
     method = build(Lde, space=space, source=source)
     images, train = batch(3), batch(30, 7, [LABELS.pairs["train"][k % 7] for k in range(30)])
     if source == "text":
-        t = Prompts(LABELS, small_tower(), paths="c").encode(torch.arange(M * N).numpy()).compositions
+        t = Prompts(LABELS, small_tower(), paths="composition").encode(torch.arange(M * N).numpy()).compositions
         u = {c: [t[c]] for c in range(M * N)}
     else:
         own = train.compositions.tolist()
-        u = {c: [unit(z) for z, k in zip(train.z, own, strict=True) if k == c] for c in sorted(set(own))}
+        u = {c: [unit(z) for z, k in zip(train.cls, own, strict=True) if k == c] for c in sorted(set(own))}
     rows = composed_by_hand(u, space)
-    asked = [4, 0, 11]
-    expected = [softmax([method.scale * dot(unit(z), rows[c]) for c in asked]) for z in images.z]
-    close(scores(method, asked, images), expected)
+    candidates = [4, 0, 11]
+    expected = [softmax([method.scale * dot(unit(z), rows[c]) for c in candidates]) for z in images.cls]
+    close(scores(method, candidates, images), expected)
 
 
 @pytest.mark.parametrize("space", ["linear", "sphere"])
-def test_a_primitive_that_no_composition_has_adds_nothing(space):
+def test_a_primitive_without_compositions_is_zero(space):
     method, u = build(Lde, space=space), units(features(5, 2))
     method.decompose(u, torch.tensor([0, 1, 3, 4, 10]))  # nothing of state 2, nor of object 2
     assert not method.states[2].any() and not method.objects[2].any()
-    found, same = method.composed(torch.tensor([2, 0]), torch.tensor([2, 0]))
+    found, same = method.prepare(CompositionIndex(np.array([8, 0]), N))
     close(found, method.centre)
     assert not torch.allclose(same, found)
 
 
-def test_exactly_additive_features_come_back():
+def test_additive_features_are_reconstructed_exactly():
     random = torch.Generator().manual_seed(1)
     states, objects = (torch.randn(k, DIM, generator=random, dtype=torch.float64) for k in (M, N))
     additive = (states[:, None] + objects[None]).reshape(M * N, DIM)
@@ -86,11 +89,11 @@ def test_exactly_additive_features_come_back():
     method.decompose(additive, torch.arange(M * N))
     m, n = torch.arange(M * N) // N, torch.arange(M * N) % N
     close(method.centre + method.states[m] + method.objects[n], additive)
-    close(method.composed(m, n), additive)
+    close(method.prepare(EVERY), additive)
 
 
-def test_geodesically_additive_features_come_back():
-    """`exp_mu(v_s + v_o)` with parts that average to nothing: mu is their intrinsic mean."""
+def test_geodesically_additive_features_are_reconstructed_exactly():
+    """The parts of `exp_mu(v_s + v_o)` have mean zero, so mu is the intrinsic mean."""
     random = torch.Generator().manual_seed(2)
     mu = unit(torch.randn(DIM, generator=random, dtype=torch.float64))
     parts = [0.2 * torch.randn(k, DIM, generator=random, dtype=torch.float64) for k in (M, N)]
@@ -99,10 +102,10 @@ def test_geodesically_additive_features_come_back():
     method = build(Lde, space="sphere")
     method.decompose(u, torch.arange(M * N))
     close(method.centre, mu)
-    close(method.composed(torch.arange(M * N) // N, torch.arange(M * N) % N), u)
+    close(method.prepare(EVERY), u)
 
 
-def test_the_sphere_s_maps_are_inverse():
+def test_exp_and_log_maps_are_inverse():
     random = torch.Generator().manual_seed(3)
     u = units(torch.randn(5, DIM, generator=random, dtype=torch.float64))
     mu = intrinsic_mean(u[:3])
@@ -112,7 +115,7 @@ def test_the_sphere_s_maps_are_inverse():
 
 
 @pytest.mark.parametrize("space", ["linear", "sphere"])
-def test_weights_count_as_they_are_to_each_other(space):
+def test_only_ratios_of_weights_matter(space):
     u, compositions = units(features(6, 4)), torch.tensor([0, 0, 1, 5, 7, 9])
     weights = torch.tensor([0.3, 0.2, 0.4, 0.1, 0.5, 0.6], dtype=torch.float64)
     found = []

@@ -1,4 +1,4 @@
-"""Training and use of every built-in kind: they part by dropout and by what is drawn for a batch, by nothing else."""
+"""Training and evaluation mode of every built-in kind, which differ by dropout alone."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from duplex.methods.registry import find, sources
+from duplex.methods.registry import find_method, installed_methods
 from tests.methods.field import batch, build, scores
 
-KINDS = [kind for kind, source in sources().items() if source.module.startswith("duplex.") and kind != "lde"]
+KINDS = [kind for kind, source in installed_methods().items() if source.module.startswith("duplex.") and kind != "lde"]
 NARROW = {"width": 6, "image_width": 6, "out": 5, "factor_width": 6, "context_width": 6, "heads": 2, "inner": 2}
 
 
 def made(kind: str, rate: float) -> Any:
-    spoken = find(kind).Options.spoken_types()
+    types = find_method(kind).Options.describe_types()
     rates = dict.fromkeys(("dropout", "adapter_dropout"), rate)
-    row: dict[str, Any] = {name: value for name, value in {**NARROW, **rates}.items() if name in spoken}
-    return build(find(kind), **row)
+    row: dict[str, Any] = {name: value for name, value in {**NARROW, **rates}.items() if name in types}
+    return build(find_method(kind), **row)
 
 
 def losses_of(method: Any, seed: int) -> torch.Tensor:
@@ -28,18 +28,18 @@ def losses_of(method: Any, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plid"])
-def test_without_dropout_an_image_is_learned_as_it_is_used(kind):
+def test_without_dropout_both_modes_give_the_same_losses(kind):
     method = made(kind, 0.0)
     used, learned = losses_of(method, 0), losses_of(method.train(), 1)
     adapter = getattr(getattr(method, "paths", None), "adapter", None)
-    if adapter is not None and adapter.rate > 0:  # three paths whose adapter has a rate of its own
+    if adapter is not None and adapter.rate > 0:  # a separate dropout rate of the adapter
         adapter.rate = 0.0
         used, learned = losses_of(method.eval(), 0), losses_of(method.train(), 1)
     torch.testing.assert_close(learned, used, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "dropout" in find(kind).Options.spoken_types()])
-def test_dropout_is_drawn_anew_in_training_alone(kind):
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "dropout" in find_method(kind).Options.describe_types()])
+def test_dropout_is_random_in_training_only(kind):
     method = made(kind, 0.6)
     assert torch.equal(losses_of(method, 0), losses_of(method, 1))
     first, second = (losses_of(method.train(), seed) for seed in (0, 1))
@@ -48,46 +48,45 @@ def test_dropout_is_drawn_anew_in_training_alone(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_is_trained(kind):
-    """What an optimiser is given is what there is, once each."""
+def test_the_optimiser_gets_every_parameter_once(kind):
     method = made(kind, 0.0)
-    given = [parameter for group in method.groups() for parameter in group["params"]]
-    assert {id(one) for one in given} == {id(one) for one in method.parameters() if one.requires_grad}
-    assert len(given) == len(set(map(id, given))) > 0
-    assert method.summary()["parameters"] == sum(one.numel() for one in given)
+    grouped = [parameter for group in method.groups() for parameter in group["params"]]
+    assert {id(one) for one in grouped} == {id(one) for one in method.parameters() if one.requires_grad}
+    assert len(grouped) == len(set(map(id, grouped))) > 0
+    assert method.summary()["parameters"] == sum(one.numel() for one in grouped)
 
 
 @pytest.mark.parametrize("kind", ["compcos", "co_cge"])
 def test_a_margin_grows_up_to_its_value(kind):
-    spoken = find(kind).Options.spoken_types()
-    row: dict[str, Any] = {name: value for name, value in NARROW.items() if name in spoken}
+    types = find_method(kind).Options.describe_types()
+    row: dict[str, Any] = {name: value for name, value in NARROW.items() if name in types}
 
     def margins(epoch: int, train: bool = False) -> torch.Tensor:
-        method = build(find(kind), "open", margin=0.4, margin_epochs=4, dropout=0.6, **row).train(train)
+        method = build(find_method(kind), "open", margin=0.4, margin_epochs=4, dropout=0.6, **row).train(train)
         method.after_epoch(epoch)
         assert all(part.training is train for part in method.modules())
         return method.margins
 
-    first, unseen = margins(1), ~torch.as_tensor(build(find(kind)).labels.seen)
+    first, unseen = margins(1), ~torch.as_tensor(build(find_method(kind)).labels.seen)
     assert not first[~unseen].any() and first[unseen].any()
     torch.testing.assert_close(2 * first, margins(2))
     torch.testing.assert_close(4 * first, margins(4))
     assert torch.equal(margins(4), margins(5)) and torch.equal(margins(4), margins(20))
-    assert torch.equal(margins(1, train=True), first), "no word is dropped where compositions are compared"
+    assert torch.equal(margins(1, train=True), first), "compositions are compared without dropout"
 
 
 @pytest.mark.parametrize(
     ("kind", "off", "gone"),
     [
         ("caila", {"shift": False}, {"shift"}),
-        ("cds", {"specificity": 0.0}, {"spec"}),
-        ("cge_visual", {"graph": False}, {"ch"}),
+        ("cds", {"specificity": 0.0}, {"specificity"}),
+        ("cge_visual", {"graph": False}, {"visual"}),
         ("dfsp", {"primitives": 0.0}, {"primitives"}),
-        ("dfsp", {"plain": 0.0}, {"spm"}),
-        ("logiczsl", {"rules_weight": 0.0}, {"formed", "related"}),
+        ("dfsp", {"plain": 0.0}, {"plain"}),
+        ("logiczsl", {"rules_weight": 0.0}, {"composition_rules", "primitive_rules"}),
     ],
 )
-def test_a_loss_that_is_switched_off_is_not_there(kind: str, off: dict[str, Any], gone: set[str]) -> None:
-    images, with_it, without = batch(6), build(find(kind)), build(find(kind), **off)
+def test_a_loss_that_is_switched_off_is_absent(kind: str, off: dict[str, Any], gone: set[str]) -> None:
+    images, with_it, without = batch(6), build(find_method(kind)), build(find_method(kind), **off)
     every, fewer = (set(method.losses(images, method.shared())) for method in (with_it, without))
     assert gone <= every and fewer == every - gone

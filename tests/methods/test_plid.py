@@ -1,16 +1,14 @@
-"""PLID by loops; its bound against samples; classes without spread, or that vary alike, have no margin."""
+"""PLID against loops, and its bound against samples."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import pytest
 import torch
 
 from duplex.layers.prompt_paths import Prompts
-from duplex.methods.plid import Plid, PlidOptions
-from duplex.options import OptionError
+from duplex.methods.plid import Plid
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, unit
 from tests.methods.world import DIM, features, small_tower
 
@@ -22,8 +20,11 @@ def mean(rows):
 
 
 def described_by_hand(columns):
-    asked = torch.tensor(columns).numpy()
-    texts = [Prompts(LABELS, small_tower(), paths="c", template=t).encode(asked).compositions for t in ROW["templates"]]
+    candidates = torch.tensor(columns).numpy()
+    texts = [
+        Prompts(LABELS, small_tower(), paths="composition", template=t).encode(candidates).compositions
+        for t in ROW["templates"]
+    ]
     return [[rows[k] for rows in texts] for k in range(len(columns))]
 
 
@@ -62,27 +63,36 @@ def test_losses_and_scores_by_loops():
     means, descriptions = (t, *over(t)), (texts, *(map(list, part) for part in map(list, over(stacked))))
     own, scale = images.compositions.tolist(), method.scale
     places = [[SEEN.index(c) for c in own], [c // N for c in own], [c % N for c in own]]
-    x = [unit(row) for row in images.z]
+    x = [unit(row) for row in images.cls]
     z = (x, *(part.detach() for part in method.factors(torch.stack(x))))
     c, s, o = ([[scale * dot(f, unit(row)) for row in rows] for f in fs] for fs, rows in zip(z, means, strict=True))
     mixed = [[0.8 * r[k] + 0.2 * (s[i][p // N] + o[i][p % N]) for k, p in enumerate(SEEN)] for i, r in enumerate(c)]
     losses = method.losses(images, method.shared())
-    every = zip("cso", (1.0, 0.3, 0.3), z, (mixed, s, o), means, map(list, descriptions), places, strict=True)
+    every = zip(
+        ("composition", "state", "object"),
+        (1.0, 0.3, 0.3),
+        z,
+        (mixed, s, o),
+        means,
+        map(list, descriptions),
+        places,
+        strict=True,
+    )
     for name, weight, fs, rows, classes, described, place in every:
         bounded = [
             bounded_by_hand(scale, f, row, classes, described, y) for f, row, y in zip(fs, rows, place, strict=True)
         ]
         close(losses[name].item(), weight * cross_entropy(bounded, place))
-    asked = [11, 2, 5]
-    t = [unit(row) for row in enriched_by_hand(method, asked)]
+    candidates = [11, 2, 5]
+    t = [unit(row) for row in enriched_by_hand(method, candidates)]
     logits = [
-        [0.8 * scale * dot(f, t[k]) + 0.2 * (s[i][p // N] + o[i][p % N]) for k, p in enumerate(asked)]
+        [0.8 * scale * dot(f, t[k]) + 0.2 * (s[i][p // N] + o[i][p % N]) for k, p in enumerate(candidates)]
         for i, f in enumerate(x)
     ]
-    close(scores(method, asked, images), torch.tensor(logits, dtype=torch.float64).softmax(-1))
+    close(scores(method, candidates, images), torch.tensor(logits, dtype=torch.float64).softmax(-1))
 
 
-def test_the_bound_is_above_the_loss_of_sampled_classes():
+def test_the_bound_exceeds_the_loss_of_sampled_classes():
     """Jensen: the closed form is at least the mean cross-entropy over class vectors drawn at random."""
     method = build(Plid, **ROW)
     random = torch.Generator().manual_seed(4)
@@ -100,7 +110,7 @@ def test_the_bound_is_above_the_loss_of_sampled_classes():
     assert bound >= sampled
 
 
-def test_margins_grow_with_spread_and_spare_the_own_class():
+def test_margins_are_zero_for_the_own_class_and_positive_for_others():
     method = build(Plid, **ROW)
     z, y = torch.nn.functional.normalize(torch.randn(2, DIM, dtype=torch.float64), dim=-1), torch.tensor([0, 3])
     close(method.margins(z, torch.zeros(4, 3, DIM, dtype=torch.float64), y), torch.zeros(2, 4))
@@ -110,7 +120,7 @@ def test_margins_grow_with_spread_and_spare_the_own_class():
     assert (wide[0, 1:] > 0).all()
 
 
-def test_classes_that_vary_alike_have_no_margin():
+def test_classes_with_equal_deviations_have_no_margin():
     method = build(Plid, **ROW)
     z, y = torch.nn.functional.normalize(torch.randn(2, DIM, dtype=torch.float64), dim=-1), torch.tensor([0, 3])
     one = torch.randn(1, 3, DIM, dtype=torch.float64)
@@ -118,22 +128,16 @@ def test_classes_that_vary_alike_have_no_margin():
     assert method.margins(z, same, y).abs().max() < 1e-8
 
 
-def test_the_share_of_primitives_is_drawn_about_its_mean():
+def test_the_weight_of_primitives_is_drawn_with_its_mean():
     method, like = build(Plid, **ROW).train(), torch.zeros(1, dtype=torch.float64)
     torch.manual_seed(5)
-    drawn = torch.stack([method.drawn(like) for _ in range(4000)])
+    drawn = torch.stack([method.draw_mix(like) for _ in range(4000)])
     assert drawn.min() >= 0 and drawn.max() < 1
     assert abs(drawn.mean() - 0.2) < 0.01
 
 
-def test_descriptions_that_say_nothing_add_nothing():
+def test_zero_descriptions_add_nothing():
     method, t = build(Plid, width=5), features(3, 1)
     close(method.enrich(t, torch.zeros(3, 4, DIM, dtype=torch.float64)).detach(), t)
     moved = method.enrich(t, features(12, 2).reshape(3, 4, DIM)).detach()
     assert (moved - t).norm(dim=1).min() > 1e-3
-
-
-def test_a_covariance_takes_two_descriptions():
-    assert PlidOptions(templates=("a photo of", "this is")).templates == ("a photo of", "this is")
-    with pytest.raises(OptionError, match="templates needs at least two"):
-        PlidOptions(templates=("a photo of",))

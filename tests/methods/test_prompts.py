@@ -1,4 +1,4 @@
-"""Rows of the kind `prompts`: what is encoded, what is fixed, what it is scored by."""
+"""Methods of kind `prompts`: encoding, losses, score terms."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ SEEN = torch.as_tensor(LABELS.pairs["train"])
 CLIP: dict[str, Any] = {
     "context": "fixed",
     "vocabulary": "fixed",
-    "paths": "c",
+    "paths": "composition",
     "adapter": "none",
-    "inference": ("ct",),
+    "inference": ("semantic",),
 }
 
 
-def test_losses_are_those_of_duplex_without_its_codebook():
-    """The same parts under the same names: three paths are Duplex less `L_c^h`."""
+def test_losses_equal_those_of_duplex_except_the_visual_one():
     prompts, duplex = small_method(PromptOptions(width=5)), small_method(DuplexOptions(width=5, graph=False))
     prompts.paths.load_state_dict(duplex.paths.state_dict())
     z = features(5, 0)
     ours, theirs = (step_of(method.eval(), z, SEEN[:5]).losses for method in (prompts, duplex))
-    assert list(ours) == ["s", "o", "ct"]
+    assert list(ours) == ["state", "object", "semantic"]
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=0)
 
 
-def test_a_prompt_of_which_nothing_is_learned_is_encoded_once(monkeypatch):
-    method = small_method(PromptOptions(**{**CLIP, "adapter": "feature"}, losses=("ct",)))
+def test_fixed_prompts_are_encoded_once(monkeypatch):
+    method = small_method(PromptOptions(**{**CLIP, "adapter": "feature"}, losses=("semantic",)))
     tower, calls = method.paths.prompts.tower, []
     encode = tower.encode
     monkeypatch.setattr(tower, "encode", lambda *args, **more: calls.append(1) or encode(*args, **more))
@@ -47,15 +46,15 @@ def test_a_prompt_of_which_nothing_is_learned_is_encoded_once(monkeypatch):
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(method.shared(), first, strict=True))
     assert len(calls) == 1
-    learned = small_method(PromptOptions(paths="c", losses=("ct",), inference=("ct",)))
+    learned = small_method(PromptOptions(paths="composition", losses=("semantic",), inference=("semantic",)))
     learned.shared()
     learned.shared()
     assert len(calls) == 3, "learned prompts are encoded at every step"
 
 
-def test_zero_shot_scores_are_the_softmax_of_the_words():
+def test_zero_shot_scores_are_softmaxes_over_prompts():
     method = small_method(PromptOptions(**CLIP, losses=()))
-    columns = LABELS.target("closed", "test")
+    columns = LABELS.candidates("closed", "test")
     z = features(4, 1)
     t = method.paths.semantic(columns)
     expected = twin.posteriors(twin.unit(z), t, method.paths.scale)
@@ -64,86 +63,87 @@ def test_zero_shot_scores_are_the_softmax_of_the_words():
 
 
 @pytest.mark.parametrize("negatives", ["seen", "target"])
-def test_a_composition_is_told_from_seen_pairs_or_from_the_target_set(negatives):
-    method = small_method(PromptOptions(width=5, adapter="none", losses=("ct",), semantic_negatives=negatives))
-    columns = LABELS.pairs["train"] if negatives == "seen" else LABELS.target("closed", "train")
+def test_the_semantic_loss_is_over_seen_pairs_or_all_candidates(negatives):
+    method = small_method(PromptOptions(width=5, adapter="none", losses=("semantic",), semantic_negatives=negatives))
+    columns = LABELS.pairs["train"] if negatives == "seen" else LABELS.candidates("closed", "train")
     z, own = features(3, 2), SEEN[[1, 4, 6]]
     t = method.paths.semantic(columns)
     places = torch.as_tensor(np.searchsorted(columns, own))
     expected = cross_entropy(method.paths.scale * twin.unit(z) @ t.T, places)
-    torch.testing.assert_close(step_of(method, z, own).losses["ct"], expected)
+    torch.testing.assert_close(step_of(method, z, own).losses["semantic"], expected)
 
 
-def test_what_is_trained_is_what_losses_reach():
-    """Without losses nothing is, however much there is to learn."""
+def test_a_method_without_losses_trains_nothing():
     method = small_method(PromptOptions(width=5))
     (group,) = method.groups()
     assert {id(part) for part in group["params"]} == {id(part) for part in method.parameters()} != set()
     assert small_method(PromptOptions(width=5, losses=())).groups() == []
 
 
-@pytest.mark.parametrize("terms", [("ct", "so"), ("ct",), ("so",)], ids=str)
+@pytest.mark.parametrize("terms", [("semantic", "factors"), ("semantic",), ("factors",)], ids=str)
 @pytest.mark.parametrize("residual", ["plain", "residual"])
-def test_evidence_and_tensors_give_the_score(terms, residual):
+def test_terms_and_exported_tensors_sum_to_the_score(terms, residual):
     method = small_method(PromptOptions(width=5, inference=terms, disentangler=residual)).eval()
-    columns, z = LABELS.target("open", "test"), features(4, 3)
-    expected, found = scores_of(method, columns, z), dict(method.evidence(columns)({"cls": z}))
-    assert list(found) == [{"ct": "semantic", "so": "factors"}[term] for term in terms]
+    columns, z = LABELS.candidates("open", "test"), features(4, 3)
+    expected, found = scores_of(method, columns, z), dict(method.score_terms(columns)({"cls": z}))
+    assert list(found) == list(terms)
     torch.testing.assert_close(sum(found.values()).float(), expected)
     tensors = method.portable(columns)
-    for name, part in portable.terms(tensors, z):
+    for name, part in portable.score_terms(tensors, z):
         torch.testing.assert_close(part, found[name], rtol=1e-6, atol=1e-8)
-    assert len(dict(portable.terms(tensors, z))) == len(terms)
+    assert len(dict(portable.score_terms(tensors, z))) == len(terms)
     torch.testing.assert_close(method.probabilities(expected), expected / expected.sum(1, keepdim=True))
 
 
-def test_what_can_be_seen_is_what_it_scores_with():
+def test_inspectable_features_are_those_of_the_scores():
     method, z = small_method(PromptOptions(width=5)).eval(), features(4, 3)
-    shown = method.exhibits()
+    shown = method.inspectable()
     assert shown.names == ("features", "semantic", "factors")
     with torch.no_grad():
         zc = method.paths.features(z)
         assert torch.equal(shown.features({"cls": z}), zc)
         assert all(torch.equal(a, b) for a, b in zip(shown.factors({"cls": z}), method.paths.factors(zc), strict=True))
     columns = np.array([3, 0])
-    assert torch.equal(shown.semantic(columns), method.paths.encode(columns, ("ct",)).compositions)
+    assert torch.equal(shown.semantic(columns), method.paths.encode(columns, ("semantic",)).compositions)
     assert not any(part.requires_grad for part in (shown.features({"cls": z}), *shown.factors({"cls": z})))
-    assert small_method(PromptOptions(**CLIP, losses=())).exhibits().names == ("features", "semantic")
+    assert small_method(PromptOptions(**CLIP, losses=())).inspectable().names == ("features", "semantic")
 
 
-def test_only_what_is_asked_for_is_encoded():
-    """Without `ct` no composition's prompt is; without state and object paths there are none of theirs."""
-    method = small_method(PromptOptions(width=5, losses=("s", "o"), inference=("so",)))
-    sizes = [tuple(map(len, found)) for found in (method.shared(), method.paths.encode(np.arange(5), ("so",)))]
+def test_only_the_prompts_that_terms_need_are_encoded():
+    method = small_method(PromptOptions(width=5, losses=("state", "object"), inference=("factors",)))
+    sizes = [tuple(map(len, found)) for found in (method.shared(), method.paths.encode(np.arange(5), ("factors",)))]
     assert sizes == [(0, 4, 3), (0, 4, 3)]
-    assert [len(part) for part in method.paths.encode(np.arange(5), ("ct", "so"))] == [5, 4, 3]
-    single = small_method(PromptOptions(paths="c", losses=("ct",), inference=("ct",)))
+    assert [len(part) for part in method.paths.encode(np.arange(5), ("semantic", "factors"))] == [5, 4, 3]
+    single = small_method(PromptOptions(paths="composition", losses=("semantic",), inference=("semantic",)))
     assert [len(part) for part in single.shared()] == [len(SEEN), 0, 0]
-    assert [len(part) for part in single.paths.encode(np.arange(5), ("ct",))] == [5, 0, 0]
+    assert [len(part) for part in single.paths.encode(np.arange(5), ("semantic",))] == [5, 0, 0]
     assert [len(part) for part in single.paths.encode(np.arange(5), ())] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("wanted", [("ct",), ("s",), ("o",), ("s", "o"), ()], ids=str)
-@pytest.mark.parametrize("ask", [True, False])
-def test_losses_are_those_wanted_and_factors_come_where_they_are_needed(wanted, ask):
+@pytest.mark.parametrize("names", [("semantic",), ("state",), ("object",), ("state", "object"), ()], ids=str)
+@pytest.mark.parametrize("with_factors", [True, False])
+def test_factors_are_returned_if_a_loss_or_the_caller_needs_them(names, with_factors):
     method = small_method(PromptOptions(width=5, adapter="none"))
-    every, factored = method.paths.losses(features(4, 1), SEEN[:4], method.shared(), ("s", "o", "ct"))
-    assert factored is not None
-    found, needed = method.paths.losses(features(4, 1), SEEN[:4], method.shared(), wanted, ask=ask)
-    assert found.keys() == set(wanted) and all(torch.equal(found[name], every[name]) for name in wanted)
-    assert (needed is None) == (not ask and not {"s", "o"} & set(wanted))
+    every, factors = method.paths.losses(features(4, 1), SEEN[:4], method.shared(), ("state", "object", "semantic"))
+    assert factors is not None
+    found, needed = method.paths.losses(features(4, 1), SEEN[:4], method.shared(), names, with_factors=with_factors)
+    assert found.keys() == set(names) and all(torch.equal(found[name], every[name]) for name in names)
+    assert (needed is None) == (not with_factors and not {"state", "object"} & set(names))
 
 
 @pytest.mark.parametrize(
     ("row", "word"),
     [
-        ({"paths": "c", "losses": ("s", "ct"), "inference": ("ct",)}, "losses s and o need paths: cso"),
-        ({"paths": "c", "losses": ("ct",)}, "inference so needs paths: cso"),
-        ({"inference": ("ct", "ct")}, "inference names a term twice"),
-        ({"adapter": "none", "context": "fixed", "vocabulary": "fixed", "losses": ("ct",)}, "trained"),
-        ({"paths": "c"}, "paths: cso"),
-        ({"losses": ("ct", "ct")}, "twice"),
-        ({**CLIP, "losses": ("ct",)}, "trained"),
+        (
+            {"paths": "composition", "losses": ("state", "semantic"), "inference": ("semantic",)},
+            "losses state and object need paths: three",
+        ),
+        ({"paths": "composition", "losses": ("semantic",)}, "inference factors needs paths: three"),
+        ({"inference": ("semantic", "semantic")}, "inference names a term twice"),
+        ({"adapter": "none", "context": "fixed", "vocabulary": "fixed", "losses": ("semantic",)}, "trained"),
+        ({"paths": "composition"}, "paths: three"),
+        ({"losses": ("semantic", "semantic")}, "twice"),
+        ({**CLIP, "losses": ("semantic",)}, "trained"),
         ({"inference": ()}, "at least one"),
         ({"template": " "}, "template"),
     ],

@@ -1,80 +1,65 @@
-"""The range of every number of every built-in kind: its ends are taken or refused as its sentence says."""
+"""Ranges of numeric options: the ends are accepted, values beyond them refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
-from duplex.methods.registry import find, parse, sources
+from duplex import options
+from duplex.methods.registry import find_method, installed_methods, parse_options
 from duplex.options import OptionError
 
 SMALL = 1e-6
-INTERVALS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # what is taken, what is refused
-    "any": ((-1.0, 0.0, 1.0), ()),
-    "count": ((1, 2), (0, -1)),
-    "count or 0": ((0, 1), (-1,)),
-    "> 0": ((SMALL, 1.5), (0.0, -SMALL)),
-    ">= 0": ((0.0, 1.5), (-SMALL,)),
-    "(0, 1)": ((SMALL, 1 - SMALL), (0.0, 1.0, -SMALL, 1 + SMALL)),
-    "[0, 1)": ((0.0, 1 - SMALL), (1.0, -SMALL, 1 + SMALL)),
-    "[0, 1]": ((0.0, 1.0), (-SMALL, 1 + SMALL)),
+INTERVALS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # accepted, refused
+    "Count": ((1, 2), (0, -1)),
+    "Natural": ((0, 1), (-1,)),
+    "Positive": ((SMALL, 1.5), (0.0, -SMALL)),
+    "NonNegative": ((0.0, 1.5), (-SMALL,)),
+    "Rate": ((0.0, 1 - SMALL), (1.0, -SMALL, 1 + SMALL)),
+    "Share": ((0.0, 1.0), (-SMALL, 1 + SMALL)),
+    "between 0 and 1": ((SMALL, 1 - SMALL), (0.0, 1.0)),
 }
-PATHS = {"adapter_width": "count", "adapter_dropout": "[0, 1)", "adapter_scale": "any", "width": "count"}
-GRAPH = {"layers": "count or 0", "width": "count", "out": "count", "image_layers": "count or 0", "image_width": "count",
-         "dropout": "[0, 1)"}  # fmt: skip
-HEAD = {"width": "count", "layers": "count or 0", "dropout": "[0, 1)"}
-RANGES: dict[str, dict[str, str]] = {
-    "ade": {"width": "count", "scale": "> 0", "regulariser": ">= 0", "product": ">= 0"},
-    "caila": {"width": "count", "dropout": "[0, 1)", "scale": "> 0"},
-    "canet": {**HEAD, "scale": "> 0", "share": "[0, 1]"},
-    "cds": {"width": "count", "specificity": ">= 0", "context_width": "count"},
-    "cge": GRAPH,
-    "cge_visual": {**GRAPH, "momentum": "[0, 1]", "scale": "> 0", "factor_width": "count"},
-    "closed_form": {**PATHS, "ridge": "> 0", "shrinkage": "> 0", "interactions": ">= 0"},
-    "cluspro": {"width": "count", "clusters": "count", "momentum": "[0, 1]", "temperature": "> 0", "contrast": ">= 0",
-                "decorrelation": ">= 0"},
-    "co_cge": {**GRAPH, "scale": "> 0", "margin": ">= 0", "margin_epochs": "count"},
-    "compcos": {**HEAD, "scale": "> 0", "margin": ">= 0", "margin_epochs": "count"},
-    "dfsp": {"heads": "count", "primitives": ">= 0", "plain": ">= 0", "keep": "[0, 1]"},
-    "duplex": {**PATHS, "fusion_rank": "count", "momentum": "[0, 1]"},
-    "gipcol": {"layers": "count", "width": "count", "dropout": "[0, 1)"},
-    "ivr": {**HEAD, "scale": "> 0", "discard": "[0, 1)", "again": ">= 0", "penalty": ">= 0"},
-    "kg_sp": HEAD,
-    "lde": {},
-    "logiczsl": {"width": "count", "rules_weight": ">= 0"},
-    "plid": {"mix": "(0, 1)", "primitives": ">= 0", "width": "count"},
+PATHS = {"adapter_width": "Count", "adapter_dropout": "Rate", "width": "Count"}
+RANGES = {
     "prompts": PATHS,
-    "scen": {**HEAD, "temperature": "> 0", "scale": "> 0", "contrast": ">= 0"},
-    "troika": {"width": "count", "layers": "count", "heads": "count", "inner": "count", "start": "any"},
-    "vp_cmjl": {"width": "count", "blend": "[0, 1]", "heads": "count"},
-}  # fmt: skip
+    "closed_form": {**PATHS, "ridge": "Positive", "shrinkage": "Positive", "interactions": "NonNegative"},
+    "duplex": {**PATHS, "momentum": "Share"},
+    "plid": {"mix": "between 0 and 1"},
+}
+UNBOUNDED = {"adapter_scale", "start"}
+KINDS = sorted(kind for kind, source in installed_methods().items() if source.module.startswith("duplex."))
 
 
-OURS = sorted(kind for kind, source in sources().items() if source.module.startswith("duplex."))
+@pytest.mark.parametrize("name", [name for name in INTERVALS if name.isidentifier()])
+def test_a_type_of_options_accepts_the_ends_of_its_range_only(name):
+    accepted, refused = INTERVALS[name]
+    adapter = TypeAdapter(getattr(options, name))
+    assert [adapter.validate_python(value) for value in accepted] == list(accepted)
+    for value in refused:
+        with pytest.raises(ValidationError):
+            adapter.validate_python(value)
 
 
-@pytest.mark.parametrize("kind", OURS)
-def test_a_number_is_taken_up_to_the_ends_of_its_range_and_not_beyond(kind):
-    for name, interval in RANGES[kind].items():
-        taken, refused = INTERVALS[interval]
-        for value in taken:
-            assert getattr(parse(kind, {name: value}), name) == value
-        for value in refused:
-            with pytest.raises(OptionError, match=rf"\b{name}\b"):
-                parse(kind, {name: value})
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, ranges in RANGES.items() for name in ranges])
+def test_an_option_accepts_the_ends_of_its_range_only(kind, name):
+    accepted, refused = INTERVALS[RANGES[kind][name]]
+    for value in accepted:
+        assert getattr(parse_options(kind, {name: value}), name) == value
+    for value in refused:
+        with pytest.raises(OptionError, match=rf"\b{name}\b"):
+            parse_options(kind, {name: value})
 
 
-@pytest.mark.parametrize("kind", OURS)
-def test_a_template_has_a_word(kind):
-    if "template" in find(kind).Options.spoken_types():
-        assert parse(kind, {"template": "x"})
-        with pytest.raises(OptionError, match="template is empty"):
-            parse(kind, {"template": " "})
-
-
-@pytest.mark.parametrize("kind", OURS)
-def test_every_number_has_a_range(kind):
-    spoken = find(kind).Options.spoken_types()
-    numbers = {name for name, said in spoken.items() if said.split(" | ")[0] in ("int", "float")}
-    assert numbers == RANGES[kind].keys()
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_is_checked_and_templates_have_a_word(kind):
+    types = find_method(kind).Options.describe_types()
+    numbers = {name for name, options in types.items() if options.split(" | ")[0] in ("int", "float")}
+    for name in numbers - UNBOUNDED:
+        with pytest.raises(OptionError, match=rf"\b{name}\b"):
+            parse_options(kind, {name: -1 if "int" in types[name] else -1.0})
+    if "template" in types:
+        assert parse_options(kind, {"template": "x"})
+        with pytest.raises(OptionError, match=r"template.* empty"):
+            parse_options(kind, {"template": " "})

@@ -1,9 +1,8 @@
-"""Kinds by name: what is there, what is asked for wrongly, what a setting lacks."""
+"""Kinds of methods: found by name, refused with a reason, described."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from dataclasses import dataclass, field
@@ -17,21 +16,20 @@ from duplex.methods import registry
 from duplex.methods.base import Method
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.prompts import PromptMethod, PromptOptions
-from duplex.methods.registry import BrokenMethod, describe, find, make, parse, source_of, sources
+from duplex.methods.registry import BrokenMethod, describe_method, find_method, installed_methods, make_method
 from duplex.options import OptionError, Options
-from tests.methods.world import small_setting
+from tests.methods.world import small_task
 
 
-def test_built_in_kinds_are_found_as_all_others_are():
-    assert find("duplex") is Duplex
-    assert find("prompts") is PromptMethod
-    assert {"duplex", "prompts"} <= set(sources())
-    assert find("duplex.methods.prompts:PromptMethod") is PromptMethod
+def test_kinds_are_found_by_name_or_by_class():
+    assert find_method("duplex") is Duplex
+    assert {"duplex", "prompts"} <= set(installed_methods())
+    assert find_method("duplex.methods.prompts:PromptMethod") is PromptMethod
 
 
 def test_an_unknown_kind_lists_the_known_ones():
     with pytest.raises(UsageError, match=r"unknown kind of method 'duplx'; known: .*duplex.*prompts.*module:Class"):
-        find("duplx")
+        find_method("duplx")
 
 
 NUMBER = 3
@@ -41,17 +39,17 @@ class Optionless(Method[Any]):
     Options = 3  # type: ignore[assignment]
 
 
-class Misled(Method[Any]):
+class IntOptions(Method[Any]):
     Options = int  # type: ignore[assignment]
 
 
 class Failing(type):
     @property
-    def failing(cls) -> Any:
+    def silent(cls) -> Any:
         raise KeyError
 
     @property
-    def talking(cls) -> Any:
+    def two_lines(cls) -> Any:
         raise ValueError("first line\nsecond line")
 
 
@@ -60,131 +58,111 @@ class Nested(metaclass=Failing):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("nowhere.at_all:Method", "cannot be loaded .ModuleNotFoundError"),
         ("duplex.methods.prompts:Nothing", "cannot be loaded .AttributeError"),
         ("duplex.methods.prompts:PromptOptions", "no subclass of duplex.methods.base.Method"),
-        ("duplex.methods.prompts:TEMPLATE_OF_NONE.x", "cannot be loaded .AttributeError"),
         (f"{__name__}:NUMBER", r"tests\.methods\.test_registry:NUMBER is no subclass of duplex.methods.base.Method"),
         (f"{__name__}:Optionless", r"Optionless\.Options is no subclass of duplex.options.Options"),
-        (f"{__name__}:Misled", r"Misled\.Options is no subclass of duplex.options.Options"),
-        (f"{__name__}:Nested.failing", r"of tests\.methods\.test_registry cannot be loaded .KeyError: KeyError.; mend"),
-        (f"{__name__}:Nested.talking", r"cannot be loaded .ValueError: first line.; mend"),
+        (f"{__name__}:IntOptions", r"IntOptions\.Options is no subclass of duplex.options.Options"),
+        (f"{__name__}:Nested.silent", r"of tests\.methods\.test_registry cannot be loaded .KeyError: KeyError.; fix"),
+        (f"{__name__}:Nested.two_lines", r"cannot be loaded .ValueError: first line.; fix"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_sentence(kind, said):
-    with pytest.raises(BrokenMethod, match=said) as caught:
-        find(kind)
-    told = describe(kind)
-    assert told["needs"] == told["options"] == [] and told["error"] == str(caught.value)
+def test_a_broken_kind_is_reported_in_one_line(kind, message):
+    with pytest.raises(BrokenMethod, match=message) as caught:
+        find_method(kind)
     assert "\n" not in str(caught.value)
+    description = describe_method(kind)
+    assert description["needs"] == description["options"] == [] and description["error"] == str(caught.value)
 
 
-def test_a_setting_that_lacks_what_a_method_needs_is_named():
-    setting = small_setting()
-    with pytest.raises(UsageError, match=r"method kind 'duplex' reads prompts through a text tower.*`duplex methods`"):
-        make("duplex", DuplexOptions(), dataclasses.replace(setting, text=None))
-    with pytest.raises(UsageError, match="needs the input 'cls', and this cache holds patch"):
-        make("prompts", PromptOptions(), dataclasses.replace(setting, inputs={"patch": (4, 8)}))
-
-
-class Worded(Method[Options]):
+class NeedsAll(Method[Options]):
     @classmethod
     def needs(cls, options):
         return frozenset({"cls", "words", "patch"})
 
 
-def test_words_and_patch_tokens_have_sentences_of_their_own():
-    kind, setting = f"{__name__}:Worded", small_setting()
-    with pytest.raises(
-        UsageError, match=r"reads patch tokens.*extraction.tokens to patch.*`duplex extract --dataset NAME`"
-    ):
-        make(kind, Options(), setting)
-    with pytest.raises(UsageError, match=r"needs word vectors.*evaluation\.word_vectors"):
-        make(kind, Options(), dataclasses.replace(setting, inputs={"cls": (8,), "patch": (4, 8)}))
+@pytest.mark.parametrize(
+    ("kind", "options", "change", "message"),
+    [
+        ("duplex", DuplexOptions(), {"text": None}, r"'duplex' needs prompts, .* no text tower.*`duplex methods`"),
+        ("prompts", PromptOptions(), {"inputs": {"patch": (4, 8)}}, "needs the input 'cls', .* holds patch"),
+        (f"{__name__}:NeedsAll", Options(), {}, r"patch tokens.*extraction.tokens to patch.*`duplex extract --dataset"),
+        (f"{__name__}:NeedsAll", Options(), {"inputs": {"cls": (8,), "patch": (4, 8)}}, r"evaluation\.word_vectors"),
+    ],
+)  # fmt: skip
+def test_a_missing_input_is_reported_with_what_to_do(kind, options, change, message):
+    with pytest.raises(UsageError, match=message):
+        make_method(kind, options, dataclasses.replace(small_task(), **change))
 
 
-@pytest.mark.parametrize("kind", ["duplex", "prompts"])
-def test_options_survive_json(kind):
-    row = find(kind).Options()
-    assert parse(kind, json.loads(json.dumps(row.to_dict()))) == row
-
-
-def test_options_are_refused_where_they_are_made():
+def test_wrong_options_are_refused_where_they_are_made():
     with pytest.raises(OptionError, match=r"^context: input should be 'learned' or 'fixed'"):
         PromptOptions(context="lerned")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="losses"):
-        PromptOptions(losses=("ch",))  # type: ignore[arg-type]
+        PromptOptions(losses=("visual",))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="width: input should be a valid integer"):
         dataclasses.replace(PromptOptions(), width=3.5)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"codebook: unknown key; known: context,"):
-        parse("prompts", {"codebook": "none"})
-    with pytest.raises(TypeError):
-        PromptOptions(codebook="none")
+        registry.parse_options("prompts", {"codebook": "none"})
 
 
-def test_a_description_names_options_needs_and_provider():
-    found = describe("prompts")
-    assert found["needs"] == ["cls", "text"]
-    assert found["source"].startswith("duplex ")
-    options = {one["name"]: one for one in found["options"]}
-    assert options["losses"] == {"name": "losses", "type": "list of s | o | ct", "default": ["s", "o", "ct"]}
+def test_a_description_has_options_needs_and_provider():
+    description = describe_method("prompts")
+    assert description["needs"] == ["cls", "text"]
+    assert description["source"].startswith("duplex ")
+    losses = next(option for option in description["options"] if option["name"] == "losses")
+    default = ["state", "object", "semantic"]
+    assert losses == {"name": "losses", "type": "list of state | object | semantic", "default": default}
 
 
 @dataclass(frozen=True)
-class Asking(Options):
+class RequiredOptions(Options):
     depth: int
     names: tuple[str, ...] = field(default_factory=lambda: ("a", "b"))
     rate: float = 0.5
 
 
-class Demanding(Method[Asking]):
-    Options = Asking
-
-    @classmethod
-    def needs(cls, options):
-        return frozenset({f"{options.depth} of them"})
+class Required(Method[RequiredOptions]):
+    Options = RequiredOptions
 
 
-def test_options_without_a_default_leave_open_what_a_kind_needs():
-    found = describe(f"{__name__}:Demanding")
-    assert found["source"] == found["module"] == __name__
-    assert found["needs"] == [] and "error" not in found
-    assert [(one["name"], one["default"]) for one in found["options"]] == [
-        ("depth", None), ("names", ["a", "b"]), ("rate", 0.5),
-    ]  # fmt: skip
+def test_a_description_without_defaults_has_no_needs():
+    description = describe_method(f"{__name__}:Required")
+    assert description["source"] == description["module"] == __name__
+    assert description["needs"] == [] and "error" not in description
+    defaults = {option["name"]: option["default"] for option in description["options"]}
+    assert defaults == {"depth": None, "names": ["a", "b"], "rate": 0.5}
 
 
-def test_of_two_with_one_name_this_programs_counts(monkeypatch):
+def test_of_two_kinds_with_one_name_the_built_in_one_counts(monkeypatch):
     others = [EntryPoint(*pair, "duplex.methods") for pair in (("prompts", "alien:A"), ("b", "z:Z"), ("b", "alien:B"))]
-    there = [*others, *registry.entry_points(group="duplex.methods")]
-    monkeypatch.setattr(registry, "entry_points", lambda group: there if group == "duplex.methods" else [])
-    found = sources()
-    assert list(found) == sorted(found)
-    assert found["prompts"].module == "duplex.methods.prompts"
-    assert found["prompts"].provider == f"duplex {version('duplex')}"
-    assert (found["b"].module, found["b"].target, found["b"].provider) == ("alien", "alien:B", "alien")
-    assert source_of("some.where:Kind") == registry.Source("some.where:Kind", "some.where:Kind", "some.where")
+    points = [*others, *registry.entry_points(group="duplex.methods")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "duplex.methods" else [])
+    kinds = installed_methods()
+    assert list(kinds) == sorted(kinds)
+    assert kinds["prompts"].module == "duplex.methods.prompts"
+    assert kinds["prompts"].provider == f"duplex {version('duplex')}"
+    assert (kinds["b"].module, kinds["b"].target, kinds["b"].provider) == ("alien", "alien:B", "alien")
 
 
-def test_a_class_of_the_projects_own_folder_is_found_and_no_other_kind_looks_there(tmp_path, monkeypatch):
+def test_only_module_and_class_are_looked_up_in_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "home_made.py").write_text("from duplex.methods.prompts import PromptMethod as Made\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = list(sys.path)
-    find.cache_clear()
-    find("prompts")
+    find_method.cache_clear()
+    find_method("prompts")
     assert sys.path == before
-    assert issubclass(find("home_made:Made"), PromptMethod)
-    find.cache_clear()
-    find("home_made:Made")
+    assert issubclass(find_method("home_made:Made"), PromptMethod)
     assert sys.path == [*before, os.getcwd()]
     sys.modules.pop("home_made")
 
 
-def test_a_tail_goes_before_a_method_that_trains_something():
-    there = dataclasses.replace(small_setting(), image_tail=lambda: pytest.fail("it is made all the same"))
-    with pytest.raises(UsageError, match="'prompts' trains nothing with these options, so a tail would stay"):
-        make("prompts", PromptOptions(losses=()), there)
-    assert isinstance(make("prompts", PromptOptions(losses=()), small_setting()), PromptMethod)
+def test_a_method_that_trains_nothing_cannot_fine_tune_the_encoder():
+    with_blocks = dataclasses.replace(small_task(), finetuned_blocks=lambda: pytest.fail("the blocks are built"))
+    with pytest.raises(UsageError, match="'prompts' trains nothing with these options, so it cannot fine-tune"):
+        make_method("prompts", PromptOptions(losses=()), with_blocks)
+    assert isinstance(make_method("prompts", PromptOptions(losses=()), small_task()), PromptMethod)

@@ -1,4 +1,4 @@
-"""SCEN by loops over images, partners and rivals."""
+"""SCEN against loops over images, positives and negatives."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def contrast(h, same, other, temperature):
 def test_losses_and_scores_by_loops():
     method, images = build(Scen, **ROW), batch(8)
     own = images.compositions.tolist()
-    h_s = [unit(mlp(method.encode_s, unit(z))) for z in images.z]
-    h_o = [unit(mlp(method.encode_o, unit(z))) for z in images.z]
+    h_s = [unit(mlp(method.encode_s, unit(z))) for z in images.cls]
+    h_o = [unit(mlp(method.encode_o, unit(z))) for z in images.cls]
     fused = [unit(linear(method.fuse, torch.cat(pair))) for pair in zip(h_s, h_o, strict=True)]
 
     def pair(c):
@@ -38,23 +38,26 @@ def test_losses_and_scores_by_loops():
 
     losses = method.losses(images, method.shared())
     states, objects = [c // N for c in own], [c % N for c in own]
-    close(losses["c"].item(), cross_entropy([[6 * dot(f, pair(c)) for c in SEEN] for f in fused], map(SEEN.index, own)))
-    close(losses["s"].item(), 0.4 * cross_entropy([linear(method.classify_s, h) for h in h_s], states))
-    close(losses["o"].item(), 0.6 * cross_entropy([linear(method.classify_o, h) for h in h_o], objects))
-    close(losses["ts"].item(), 0.7 * contrast(h_s, states, objects, 0.5))
-    close(losses["to"].item(), 0.7 * contrast(h_o, objects, states, 0.5))
-    assert losses["ts"] > 0 or losses["to"] > 0
+    close(
+        losses["composition"].item(),
+        cross_entropy([[6 * dot(f, pair(c)) for c in SEEN] for f in fused], map(SEEN.index, own)),
+    )
+    close(losses["state"].item(), 0.4 * cross_entropy([linear(method.classify_s, h) for h in h_s], states))
+    close(losses["object"].item(), 0.6 * cross_entropy([linear(method.classify_o, h) for h in h_o], objects))
+    close(losses["state_contrast"].item(), 0.7 * contrast(h_s, states, objects, 0.5))
+    close(losses["object_contrast"].item(), 0.7 * contrast(h_o, objects, states, 0.5))
+    assert losses["state_contrast"] > 0 or losses["object_contrast"] > 0
     close(scores(method, [4, 9], images), [[6 * dot(f, pair(c)) for c in (4, 9)] for f in fused])
 
 
-def test_contrast_is_nothing_without_partner_or_rival():
+def test_contrast_is_zero_without_a_positive_or_a_negative():
     method = build(Scen, **ROW)
     h = torch.eye(3, 5, dtype=torch.float64)
     for same, other in (([0, 1, 2], [0, 0, 0]), ([0, 0, 0], [0, 1, 2]), ([0, 0, 1], [0, 1, 2])):
         assert method.contrast(h, torch.tensor(same), torch.tensor(other)) == 0
 
 
-def test_contrast_falls_as_states_draw_together():
+def test_contrast_is_smaller_for_closer_positives():
     method = build(Scen, **ROW)
     same, other = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
     near = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0]]).double()

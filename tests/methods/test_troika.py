@@ -1,4 +1,4 @@
-"""Troika by loops over images, prompts, heads and tokens; without traction it is the three paths."""
+"""Troika against loops over images, prompts, heads and tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 
 from duplex.errors import UsageError
 from duplex.layers import attention
+from duplex.methods.cds import Cds
+from duplex.methods.logiczsl import LogicZsl
 from duplex.methods.troika import Troika
+from duplex.methods.vp_cmjl import VpCmjl
 from tests.methods.field import (
     SEEN,
     N,
@@ -22,8 +25,8 @@ from tests.methods.field import (
     dot,
     linear,
     scores,
-    setting,
     softmax,
+    task,
     unit,
 )
 
@@ -58,7 +61,7 @@ def pulled_by_hand(traction, t, tokens):
 
 
 def logits_by_hand(method, images, t):
-    z = method.paths.features(images.z).detach()
+    z = method.paths.features(images.cls).detach()
     z_s, z_o = (part.detach() for part in method.paths.factors(z))
     found = []
     for features, prototypes in ((z, t.compositions), (z_s, t.states), (z_o, t.objects)):
@@ -75,46 +78,57 @@ def test_losses_and_scores_by_loops():
     t, own = method.shared(), images.compositions.tolist()
     c, s, o = logits_by_hand(method, images, t)
     losses = method.losses(images, t)
-    close(losses["ct"].item(), cross_entropy(c, map(SEEN.index, own)))
-    close(losses["s"].item(), cross_entropy(s, [k // N for k in own]))
-    close(losses["o"].item(), cross_entropy(o, [k % N for k in own]))
-    asked = [7, 11, 0]
-    t = method.paths.encode(torch.tensor(asked).numpy(), ("ct", "so"))
+    close(losses["semantic"].item(), cross_entropy(c, map(SEEN.index, own)))
+    close(losses["state"].item(), cross_entropy(s, [k // N for k in own]))
+    close(losses["object"].item(), cross_entropy(o, [k % N for k in own]))
+    candidates = [7, 11, 0]
+    t = method.paths.encode(torch.tensor(candidates).numpy(), ("semantic", "factors"))
     c, s, o = logits_by_hand(method, images, t)
     expected = [
-        [p + q[k // N] * r[k % N] for p, k in zip(softmax(a), asked, strict=True)]
+        [p + q[k // N] * r[k % N] for p, k in zip(softmax(a), candidates, strict=True)]
         for a, q, r in zip(c, map(softmax, s), map(softmax, o), strict=True)
     ]
-    close(scores(method, asked, images), expected)
+    close(scores(method, candidates, images), expected)
 
 
-def test_without_traction_it_is_three_paths():
-    assert_three_paths(build(Troika, width=5, traction=False))
-    assert "patch" not in Troika.needs(Troika.Options(traction=False))
+@pytest.mark.parametrize(
+    ("kind", "without"),
+    [
+        (Troika, {"traction": False}),
+        (VpCmjl, {"proxies": False}),
+        (Cds, {"specificity": 0.0}),
+        (LogicZsl, {"rules_weight": 0.0}),
+    ],
+)
+def test_without_its_extension_a_method_is_the_three_paths(kind, without):
+    assert_three_paths(build(kind, width=5, **without))
+    assert "patch" not in kind.needs(kind.Options(**without))
 
 
-def test_no_strength_is_no_traction():
+def test_zero_strength_leaves_prompts_unchanged():
     method, images = build(Troika, **ROW), batch(4)
     torch.nn.init.zeros_(method.traction.strength)
-    z, t = method.paths.features(images.z), method.shared()
-    for pulled, plain in zip(method.three(z, t, images.inputs["patch"]), method.three(z, t, None), strict=True):
+    z, t = method.paths.features(images.cls), method.shared()
+    for pulled, plain in zip(
+        method.path_logits(z, t, images.inputs["patch"]), method.path_logits(z, t, None), strict=True
+    ):
         close(pulled, plain)
 
 
-def test_traction_pulls_by_the_tokens_from_the_first_step():
+def test_untrained_traction_depends_on_the_tokens():
     method, images = build(Troika, shaken=False, **ROW), batch(4)
-    z, t, tokens = method.paths.features(images.z), method.shared(), images.inputs["patch"]
-    for ours, others in zip(method.three(z, t, tokens), method.three(z, t, tokens.flip(0)), strict=True):
+    z, t, tokens = method.paths.features(images.cls), method.shared(), images.inputs["patch"]
+    for ours, others in zip(method.path_logits(z, t, tokens), method.path_logits(z, t, tokens.flip(0)), strict=True):
         assert (ours - others).abs().max() > 1e-4
 
 
-def test_blocks_of_images_change_nothing(monkeypatch):
+def test_scores_do_not_depend_on_the_chunk_size(monkeypatch):
     method, images = build(Troika, **ROW), batch(5)
     whole = scores(method, range(12), images)
-    monkeypatch.setattr(attention, "HELD", 1)
+    monkeypatch.setattr(attention, "CHUNK", 1)
     close(scores(method, range(12), images), whole)
 
 
-def test_heads_that_do_not_divide_the_feature_are_refused():
+def test_heads_must_divide_the_feature_width():
     with pytest.raises(UsageError, match="heads is 3"):
-        Troika(setting(), Troika.Options(heads=3))
+        Troika(task(), Troika.Options(heads=3))

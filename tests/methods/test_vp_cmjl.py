@@ -1,4 +1,4 @@
-"""VP-CMJL by loops; without proxies it is the three paths."""
+"""VP-CMJL against loops."""
 
 from __future__ import annotations
 
@@ -6,23 +6,9 @@ import math
 
 import torch
 
-from duplex.layers.word_vectors import word_vectors
+from duplex.layers.prompt_paths import word_vectors
 from duplex.methods.vp_cmjl import VpCmjl
-from tests.methods.field import (
-    SEEN,
-    M,
-    N,
-    assert_three_paths,
-    batch,
-    build,
-    close,
-    cross_entropy,
-    dot,
-    linear,
-    scores,
-    softmax,
-    unit,
-)
+from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, softmax, unit
 from tests.methods.test_dfsp import block_by_hand
 from tests.methods.test_troika import normed
 from tests.methods.world import small_labels, small_tower
@@ -42,7 +28,7 @@ def read_by_hand(block, x, y):
 
 def parts(method, images, columns):
     """Logits by loops: {name: (text rows, proxy rows)} of compositions, states and objects."""
-    z = method.paths.features(images.z)
+    z = method.paths.features(images.cls)
     z_s, z_o = method.paths.factors(z)
     t, scale = method.paths.prompts.encode(torch.as_tensor(columns).numpy()), method.paths.scale
     states, objects = (list(rows.detach()) for rows in (method.states, method.objects))
@@ -64,24 +50,30 @@ def parts(method, images, columns):
         return found
 
     return {
-        "c": (rows(z, t.compositions), rows(z, [proxy(c) for c in columns])),
-        "s": (read(method.read_s, t.states), rows(z_s, map(unit, states))),
-        "o": (read(method.read_o, t.objects), rows(z_o, map(unit, objects))),
+        "composition": (rows(z, t.compositions), rows(z, [proxy(c) for c in columns])),
+        "state": (read(method.read_s, t.states), rows(z_s, map(unit, states))),
+        "object": (read(method.read_o, t.objects), rows(z_o, map(unit, objects))),
     }
 
 
 def test_losses_and_scores_by_loops():
     method, images = build(VpCmjl, width=5, blend=0.2, heads=2), batch(4)
     found, own = parts(method, images, SEEN), images.compositions.tolist()
-    target = {"c": [SEEN.index(c) for c in own], "s": [c // N for c in own], "o": [c % N for c in own]}
+    target = {
+        "composition": [SEEN.index(c) for c in own],
+        "state": [c // N for c in own],
+        "object": [c % N for c in own],
+    }
     losses = method.losses(images, method.shared())
     for name, (text, visual) in found.items():
-        close(losses[{"c": "ct"}.get(name, name)].item(), cross_entropy(text, target[name]))
-        close(losses[f"v{name}"].item(), cross_entropy(visual, target[name]))
-    pairs = [zip(softmax(text), softmax(visual), strict=True) for text, visual in zip(*found["c"], strict=True)]
+        close(losses[{"composition": "semantic"}.get(name, name)].item(), cross_entropy(text, target[name]))
+        close(losses[f"{name}_proxy"].item(), cross_entropy(visual, target[name]))
+    pairs = [
+        zip(softmax(text), softmax(visual), strict=True) for text, visual in zip(*found["composition"], strict=True)
+    ]
     close(losses["joint"].item(), sum(p * math.log(p / q) for row in pairs for p, q in row) / 4)
-    asked = [3, 11, 6]
-    found = parts(method, images, asked)
+    candidates = [3, 11, 6]
+    found = parts(method, images, candidates)
     expected = []
     for i in range(4):
         blended = {
@@ -89,15 +81,13 @@ def test_losses_and_scores_by_loops():
             for name, (text, visual) in found.items()
         }
         p = {name: softmax(row) for name, row in blended.items()}
-        expected.append([p["c"][k] + p["s"][c // N] * p["o"][c % N] for k, c in enumerate(asked)])
-    close(scores(method, asked, images), expected)
+        expected.append(
+            [p["composition"][k] + p["state"][c // N] * p["object"][c % N] for k, c in enumerate(candidates)]
+        )
+    close(scores(method, candidates, images), expected)
 
 
-def test_without_proxies_it_is_three_paths():
-    assert_three_paths(build(VpCmjl, width=5, proxies=False))
-
-
-def test_proxies_start_at_the_text():
+def test_proxies_start_at_text_features():
     method = build(VpCmjl, width=5, shaken=False)
     states, objects = word_vectors(small_labels(), small_tower())
     assert method.states.shape == (M, 8)

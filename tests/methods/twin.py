@@ -1,4 +1,4 @@
-"""The method from the paper's formulas alone: loops over nodes and edges, a dense adjacency matrix, no factoring."""
+"""The method by the paper's formulas: loops over nodes and edges and a dense adjacency matrix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def unit(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12)  # a counterfactual that relu made zero stays zero
+    return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12)  # zero vectors stay zero
 
 
 def softmax_row(values: list[Tensor]) -> list[Tensor]:
@@ -32,26 +32,14 @@ def learned_fusion(z_s, z_o, M_s, M_o, rectified=True):
     return lambda i, j: unit((torch.relu if rectified else lambda x: x)(M_s @ z_s[i] + M_o @ z_o[j]))
 
 
-def by_label(z, p, labels):
-    """A factor node for each label of the batch: the mean factor of its images, unit, and their mean posterior."""
-    present = sorted(set(labels))
-    members = [[i for i, label in enumerate(labels) if label == m] for m in present]
-    means = [[sum((rows[i] for i in group[1:]), rows[group[0]]) / len(group) for group in members] for rows in (z, p)]
-    return unit(torch.stack(means[0])), torch.stack(means[1]), present
-
-
 def additive_fusion(z):
     return lambda i, j: unit(z[i] + z[j] - sum(z[1:], z[0]) / len(z))
 
 
 def refine(
-    H, z_s, z_o, p_s, p_o, states, objects, target, n_objects, fuse, momentum, renormalise, messages,
-    by_kind=False, initial=None,
+    H, z_s, z_o, p_s, p_o, states, objects, target, n_objects, fuse, momentum, renormalise, messages, initial=None
 ):  # fmt: skip
-    """Algorithm 1: X_local, W over all nodes, D_P^-1 W_P X_local, then the momentum blend. -> {c: h'}.
-
-    `by_kind`: the mean of each kind's own weighted mean; `initial`: the rows to blend with, else `H`'s own.
-    """
+    """Return {c: h'} by Algorithm 1: X_local, W over all nodes, D_P^-1 W_P X_local, then the blend."""
     candidates = [
         (m, n) for m in sorted(set(states)) for n in sorted(set(objects)) if m * n_objects + n in target
     ]  # Eq. 12-13
@@ -81,18 +69,9 @@ def refine(
                     row[P + B + k] = p_s[i, states[i]] * p_o[j, objects[j]]
         rows.append(torch.stack(row))
     W = torch.stack(rows)
-    H_hat = means(W, X, [slice(P, P + S), slice(P + S, P + B), slice(P + B, None)] if by_kind else [slice(None)])
+    H_hat = W @ X / W.sum(1, keepdim=True)  # Eq. 16
     refined = {}
     for k, (m, n) in enumerate(candidates):  # Eq. 17-18
         h = momentum * (H if initial is None else initial)[m * n_objects + n] + (1 - momentum) * H_hat[k]
         refined[m * n_objects + n] = unit(h) if renormalise else h
     return refined
-
-
-def means(W: Tensor, X: Tensor, kinds: list[slice]) -> Tensor:
-    """Eq. 16, `D^-1 W X`, where all nodes are one kind; else the mean of the kinds' own, of those with any weight."""
-    rows = []
-    for w in W:
-        own = [w[kind] / w[kind].sum() @ X[kind] for kind in kinds if w[kind].sum() > 0]
-        rows.append(sum(own[1:], own[0]) / len(own))
-    return torch.stack(rows)

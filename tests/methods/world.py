@@ -11,7 +11,7 @@ import torch
 
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.labels import LabelSpace
-from duplex.methods.base import Batch, Method, Setting
+from duplex.methods.base import Batch, Method, TaskContext
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.options import Options
@@ -27,7 +27,7 @@ def small_tower(seed: int = 0, dtype: torch.dtype = torch.float64, device: str =
     ensure_torchvision()
     from open_clip.model import CLIP
 
-    from duplex.encoders.text import TextTower
+    from duplex.encoders.clip_text import ClipTextTower
 
     torch.manual_seed(seed)
     model = CLIP(
@@ -35,7 +35,7 @@ def small_tower(seed: int = 0, dtype: torch.dtype = torch.float64, device: str =
         vision_cfg={"layers": 1, "width": 16, "image_size": 8, "patch_size": 8, "head_width": 8},
         text_cfg={"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2},
     ).to(device, dtype)
-    return TextTower(model)
+    return ClipTextTower(model)
 
 
 def small_labels() -> LabelSpace:
@@ -63,8 +63,8 @@ def random_labels(states: int, objects: int, random: np.random.Generator) -> Lab
     return LabelSpace.from_pairs({"train": train, "val": val or train[:1], "test": test or train[:1]})
 
 
-def small_setting(labels: LabelSpace | None = None, dtype: torch.dtype = torch.float64, **more: Any) -> Setting:
-    return Setting(labels or small_labels(), {"cls": (DIM,)}, small_tower(dtype=dtype), **more)
+def small_task(labels: LabelSpace | None = None, dtype: torch.dtype = torch.float64, **more: Any) -> TaskContext:
+    return TaskContext(labels or small_labels(), {"cls": (DIM,)}, small_tower(dtype=dtype), **more)
 
 
 def small_method(
@@ -76,11 +76,11 @@ def small_method(
 ) -> Any:
     """A method of built-in kind in double precision unless told, started from features, with every parameter random so
     that no gradient vanishes by construction."""
-    setting = small_setting(labels, dtype, **more)  # before seeding: making its tower draws random numbers, once
+    task = small_task(labels, dtype, **more)  # before seeding: making its tower draws random numbers, once
     kind = {DuplexOptions: Duplex, PromptOptions: PromptMethod}[type(options)]
     torch.manual_seed(seed)
-    method = kind(setting, options).to(dtype)
-    method.start(batch_of(features(40, seed + 1).to(dtype), np.resize(setting.labels.pairs["train"], 40)))
+    method = kind(task, options).to(dtype)
+    method.start(batch_of(features(40, seed + 1).to(dtype), np.resize(task.labels.pairs["train"], 40)))
     if method.paths.adapter is not None:
         torch.nn.init.normal_(method.paths.adapter.up.weight, std=0.3)
     return method
@@ -88,7 +88,7 @@ def small_method(
 
 def every_row(method: Any) -> torch.Tensor:
     """The codebook, whole [M*N, d]."""
-    rows: torch.Tensor = method.codebook.rows_of(np.arange(method.labels.size))
+    rows: torch.Tensor = method.codebook.prototypes(np.arange(method.labels.size))
     return rows
 
 
@@ -110,7 +110,7 @@ class Step:
 
 def step_of(method: Method[Any], z: torch.Tensor, compositions: Any, shared: Any = None) -> Step:
     losses = method.losses(batch_of(z, compositions), method.shared() if shared is None else shared)
-    return Step(losses, getattr(method, "_refined", None))
+    return Step(losses, getattr(method, "pending", None))
 
 
 def scores_of(method: Method[Any], columns: Any, z: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A small trained project, made once for all tests of recognition."""
+"""A small trained project, shared by all tests of recognition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.projects import METHODS, inside, make_project
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedProject:
     folder: Path
 
     @property
@@ -23,20 +23,20 @@ class Trained:
     def run(self, method: str = "duplex") -> Path:
         return self.paths.run("own", method, 0).root
 
-    def pictures(self, split: str = "test") -> list[Path]:
+    def images(self, split: str = "test") -> list[Path]:
         manifest = read_manifest(self.paths.manifest("own"))
         return [self.folder / "pictures" / image for image in manifest[manifest["split"] == split]["image"]]
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedProject:
     folder = tmp_path_factory.mktemp("trained")
-    make_project(folder, seeds=(0,), methods=(*METHODS, "closed_form", "duplex_plus"))
-    return Trained(folder)
+    make_project(folder, seeds=(0,), methods=(*METHODS, "closed_form", "dual"))
+    return TrainedProject(folder)
 
 
 @pytest.fixture
 def project(trained):
-    """The project, with the test in its folder."""
+    """Run the test in the trained project's folder."""
     with inside(trained.folder):
         yield trained

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on 127.0.0.1: repositories are made, uploaded to and read from."""
+"""A fake Hugging Face hub on 127.0.0.1 that creates, fills and serves repositories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.files: dict[str, dict[str, bytes]] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def __enter__(self) -> Hub:
         hub = self
@@ -48,58 +48,58 @@ class Hub:
 
     def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         path = unquote(request.path.split("?")[0])
-        self.asked.append(f"{request.command} {path}")
+        self.requests.append(f"{request.command} {path}")
         if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = "/".join(filter(None, (asked.get("organization"), asked["name"])))
+            body_json = json.loads(body)
+            name = "/".join(filter(None, (body_json.get("organization"), body_json["name"])))
             self.files.setdefault(name, {})
             self._send(request, {"url": f"{self.address}/{name}", "name": name})
         elif path == "/api/validate-yaml":
             self._send(request, {"errors": [], "warnings": []})
         elif path == "/api/whoami-v2":
             self._send(request, {"name": "owner", "type": "user", "orgs": []})
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
             files = [
                 {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
                 for file in json.loads(body)["files"]
             ]
             self._send(request, {"files": files})
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
             for line in body.splitlines():
                 record = json.loads(line)
                 if record["key"] == "file":
                     value = record["value"]
-                    self.files[found[1]][value["path"]] = base64.b64decode(value["content"])
-            self._send(request, {"commitOid": COMMIT, "commitUrl": f"{self.address}/{found[1]}/commit/{COMMIT}"})
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/.+)?", path):
-            siblings = [{"rfilename": name} for name in self.files.get(found[1], {})]
-            known = {"id": found[1], "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
+                    self.files[match[1]][value["path"]] = base64.b64decode(value["content"])
+            self._send(request, {"commitOid": COMMIT, "commitUrl": f"{self.address}/{match[1]}/commit/{COMMIT}"})
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/.+)?", path):
+            siblings = [{"rfilename": name} for name in self.files.get(match[1], {})]
+            info = {"id": match[1], "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
             self._send(
                 request,
-                known if found[1] in self.files else {"error": "Repository not found"},
-                200 if found[1] in self.files else 404,
+                info if match[1] in self.files else {"error": "Repository not match"},
+                200 if match[1] in self.files else 404,
             )
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+/?", path):
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+/?", path):
             self._send(
                 request,
                 [
                     {"type": "file", "path": name, "size": len(data), "oid": _sha(data)}
-                    for name, data in self.files[found[1]].items()
+                    for name, data in self.files[match[1]].items()
                 ],
             )
-        elif (found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)) and found[2] in self.files.get(
-            found[1], {}
+        elif (match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)) and match[2] in self.files.get(
+            match[1], {}
         ):
-            data = self.files[found[1]][found[2]]
+            data = self.files[match[1]][match[2]]
             headers = {"ETag": f'"{_sha(data)}"', "X-Repo-Commit": COMMIT}
             self._send(request, data, 200, headers)
         else:
-            self._send(request, {"error": "not found"}, 404)
+            self._send(request, {"error": "not match"}, 404)
 
     def _send(
-        self, request: BaseHTTPRequestHandler, said, status: int = 200, headers: dict[str, str] | None = None
+        self, request: BaseHTTPRequestHandler, reply, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
-        data = said if isinstance(said, bytes) else json.dumps(said).encode()
+        data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
         request.send_response(status)
         for key, value in {
             "Content-Type": "application/json",

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and raw talk to it."""
+"""A server in its own process, and clients that send raw bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 from types import TracebackType
 
@@ -16,8 +15,8 @@ from tests.subprocesses import start_duplex
 BOUNDARY = "between"
 
 
-class Served:
-    """`with Served(run, folder, "--seconds", "2") as server:`"""
+class RunningServer:
+    """`with RunningServer(run, folder, "--seconds", "2") as server:`"""
 
     def __init__(self, run: Path, folder: Path, *words: str) -> None:
         self.process = start_duplex("serve", run, "--port", 0, *words, cwd=folder)
@@ -26,7 +25,7 @@ class Served:
         self.address = line.strip()
         self.port = int(self.address.rsplit(":", 1)[1].strip("/"))
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> RunningServer:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -43,7 +42,7 @@ class Served:
             connection.request(method, path, body, headers or {})
             reply = connection.getresponse()
             return reply.status, reply.read()
-        except (BrokenPipeError, ConnectionResetError):  # refused while the body was still on its way
+        except (BrokenPipeError, ConnectionResetError):  # refused while the body was being sent
             return 0, b""
         finally:
             connection.close()
@@ -52,31 +51,31 @@ class Served:
         status, body = self.ask("POST", "/predict" + query, form(*files), form_headers())
         return status, json.loads(body)
 
-    def raw(self, data: bytes, patience: float = 30.0) -> int:
-        """Status of what is answered to some bytes; 0 for none."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=patience) as line:
+    def raw(self, data: bytes, timeout: float = 30.0) -> int:
+        """Send bytes and return the status of the response; 0 for none."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as line:
             try:
                 line.sendall(data)
-                said = line.recv(65536)
+                reply = line.recv(65536)
             except (BrokenPipeError, ConnectionResetError):
                 return 0
-            return int(said.split()[1]) if said.startswith(b"HTTP/") else 0
+            return int(reply.split()[1]) if reply.startswith(b"HTTP/") else 0
 
     @property
     def workers(self) -> list[int]:
-        """Its processes that look at pictures."""
+        """Process ids of its workers."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
     @property
     def resident(self) -> int:
-        """Bytes of it and of them."""
+        """Memory of the server and its workers, in bytes."""
         pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in (self.process.pid, *self.workers)]
         return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
     @property
-    def numbers(self) -> dict[str, float]:
-        """What it counts."""
+    def metrics(self) -> dict[str, float]:
+        """Values of /metrics by name."""
         status, text = self.ask("GET", "/metrics")
         assert status == 200
         lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#")]
@@ -96,10 +95,3 @@ def form(*files: tuple[str, bytes]) -> bytes:
 
 def form_headers() -> dict[str, str]:
     return {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
-
-
-def wait_until(holds, patience: float = 30.0) -> None:
-    end = time.monotonic() + patience
-    while not holds():
-        assert time.monotonic() < end, "it does not come about"
-        time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""`duplex doctor` finds what is missing and says what mends it."""
+"""`duplex doctor` reports problems with the commands that fix them."""
 
 from __future__ import annotations
 
@@ -12,45 +12,42 @@ from tests.subprocesses import duplex
 
 
 def findings(done) -> dict[str, list[dict]]:
-    found: dict[str, list[dict]] = {}
-    for one in json.loads(done.stdout):
-        found.setdefault(one["topic"], []).append(one)
-    return found
+    """Return the findings of `duplex doctor --json` by topic."""
+    by_topic: dict[str, list[dict]] = {}
+    for finding in json.loads(done.stdout):
+        by_topic.setdefault(finding["topic"], []).append(finding)
+    return by_topic
 
 
-def test_a_sound_project(project):
+def test_a_complete_project_has_no_problem(project):
     done = duplex("doctor", "--json")
     assert done.returncode == 0, done.stdout
-    found = findings(done)
-    assert {"duplex", "packages", "device", "formats", "disk", "own"} <= set(found)
-    assert any("rows, 0 bad" in one["says"] for one in found["own"])
-    assert "times as fast as fp32" in found["formats"][0]["says"]
+    by_topic = findings(done)
+    assert {"duplex", "packages", "device", "formats", "disk", "own"} <= set(by_topic)
+    assert any("rows, 0 unreadable" in finding["message"] for finding in by_topic["own"])
+    assert "times as fast as fp32" in by_topic["formats"][0]["message"]
 
 
 @pytest.mark.slow
-def test_problems_come_with_what_mends_them(trained, tmp_path):
+def test_problems_come_with_remedies(trained, tmp_path):
     with inside(tmp_path):
         empty = findings(duplex("doctor", "--json"))
-        assert "duplex init" in empty["project"][0]["mend"]
+        assert "duplex init" in empty["project"][0]["remedy"]
         shutil.copy(trained.folder / "params.yaml", tmp_path)
         bare = duplex("doctor", "--json")
-        mends = [one["mend"] for one in findings(bare)["own"] if one["mend"]]
-        assert (
-            bare.returncode == 1
-            and "`dvc repro extract@own`" in mends
-            and any("bring them, or correct its root" in mend for mend in mends)
-        )
+        remedies = [finding["remedy"] for finding in findings(bare)["own"] if finding["remedy"]]
+        assert bare.returncode == 1 and "`dvc repro extract@own`" in remedies
+        assert any("or correct its root" in remedy for remedy in remedies)
         cache = tmp_path / "artifacts" / "own" / "features.h5"
         cache.parent.mkdir(parents=True)
         cache.write_bytes(b"damaged")
-        assert any(
-            "cannot be used" in one["says"] and one["mend"] for one in findings(duplex("doctor", "--json"))["own"]
-        )
+        of_cache = [one for one in findings(duplex("doctor", "--json"))["own"] if "cannot be used" in one["message"]]
+        assert of_cache and of_cache[0]["remedy"]
         assert "->" in duplex("doctor").stdout
         text = (tmp_path / "params.yaml").read_text()
         (tmp_path / "params.yaml").write_text(text.replace("views: 0", "views: 2"))
-        of_views = [one for one in findings(duplex("doctor", "--json"))["own"] if "views/own" in one["says"]]
-        assert [one["mend"] for one in of_views] == ["`dvc repro views@own`"]
+        of_views = [one for one in findings(duplex("doctor", "--json"))["own"] if "views/own" in one["message"]]
+        assert [finding["remedy"] for finding in of_views] == ["`dvc repro views@own`"]
         (tmp_path / "params.yaml").write_text("run: 3\n")
         broken = findings(duplex("doctor", "--json"))
-        assert broken["project"][0]["mend"] == "correct params.yaml"
+        assert broken["project"][0]["remedy"] == "correct params.yaml"

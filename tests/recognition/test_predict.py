@@ -1,4 +1,4 @@
-"""`duplex predict`, as a shell runs it."""
+"""`duplex predict` in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.recognition.test_recognizer import damaged
 from tests.subprocesses import duplex
 
 
-def predict(*words: object, given: str | None = None) -> subprocess.CompletedProcess[str]:
-    return duplex("predict", *words, given=given)
+def predict(*arguments: object, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    return duplex("predict", *arguments, given=given)
 
 
 @pytest.mark.slow
 def test_a_folder_a_pattern_and_stdin_name_the_same_files(project):
-    folder = project.pictures()[0].parent
+    folder = project.images()[0].parent
     model = ("--model", project.run(), "--num-workers", 0, "--format", "jsonl")
     given = "\n".join(sorted(map(str, folder.rglob("*.png"))))
     ways = [predict(folder, *model), predict(f"{folder}/*.png", *model), predict("-", *model, given=given)]
@@ -40,38 +40,38 @@ def test_a_folder_a_pattern_and_stdin_name_the_same_files(project):
 
 
 @pytest.mark.slow
-def test_without_a_model_the_best_run_answers(project):
+def test_the_default_model_is_the_best_run(project):
     from duplex.training.checkpoint import read_record
 
-    closed = ("clip", "duplex", "closed_form", "duplex_plus")
+    closed = ("clip", "duplex", "closed_form", "dual")
     best = max(closed, key=lambda name: read_record(project.run(name) / "checkpoint.safetensors").val_auc)
-    found = predict(project.pictures()[0], "--num-workers", 0)
-    assert found.returncode == 0
-    assert f"model: artifacts/own/{best}/0 (validation AUC" in found.stderr
-    assert "model: artifacts/own/" in predict(project.pictures()[0], "--world", "open").stderr
+    done = predict(project.images()[0], "--num-workers", 0)
+    assert done.returncode == 0
+    assert f"model: artifacts/own/{best}/0 (validation AUC" in done.stderr
+    assert "model: artifacts/own/" in predict(project.images()[0], "--world", "open").stderr
 
 
-def test_names_on_stdin_need_not_be_text(project, tmp_path):
+def test_paths_on_stdin_may_hold_any_bytes(project, tmp_path):
     name = os.fsencode(tmp_path) + b"/caf\xe9\x0c.png"
-    shutil.copy(project.pictures()[0], name)
+    shutil.copy(project.images()[0], name)
     program = "from duplex.cli import main; main()"
     line = [sys.executable, "-c", program, "predict", "-", "--model", project.run(), "--num-workers", "0"]
     env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    found = subprocess.run(line, input=name + b"\n", capture_output=True, env=env, check=False)
-    assert found.returncode == 0 and rb"caf\udce9" in found.stdout, found.stderr
+    done = subprocess.run(line, input=name + b"\n", capture_output=True, env=env, check=False)
+    assert done.returncode == 0 and rb"caf\udce9" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("bias", ["nan", "inf"])
-def test_a_bias_is_a_number(project, bias):
-    found = predict(project.pictures()[0], "--bias", bias)
-    assert found.returncode == 2 and f"--bias is {bias}; give a number" in found.stderr
+def test_a_bias_must_be_finite(project, bias):
+    done = predict(project.images()[0], "--bias", bias)
+    assert done.returncode == 2 and f"--bias is {bias}; expected a finite number" in done.stderr
 
 
-def test_where_only_the_open_world_was_trained_for_its_run_answers(project, tmp_path):
+def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp_path):
     from duplex.stages.trained_runs import best_run
 
     paths = ArtifactPaths(tmp_path)
-    with pytest.raises(UsageError, match=r"holds no trained run for this; .* or name one with --run"):
+    with pytest.raises(UsageError, match=r"has no trained run for this; .* or name one with --run"):
         best_run(paths=paths, hint="name one with --run")
     for method, world in (("open", "open"), ("closed", "closed")):
         run = paths.run("own", method, 0)
@@ -89,54 +89,52 @@ def test_where_only_the_open_world_was_trained_for_its_run_answers(project, tmp_
 def test_bad_files_get_a_line_and_exit_code_3(project, tmp_path):
     (tmp_path / "bad.png").write_text("nothing")
     out = tmp_path / "answers.csv"
-    found = predict(
-        project.pictures()[0], tmp_path, "--model", project.run(), "--format", "csv", "--out", out, "--top", 2
-    )
-    assert found.returncode == 3 and "1 of 2 files gave no picture" in found.stderr
+    done = predict(project.images()[0], tmp_path, "--model", project.run(), "--format", "csv", "--out", out, "--top", 2)
+    assert done.returncode == 3 and "1 of 2 files are not readable images" in done.stderr
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["rank"] for row in rows] == ["1", "2", ""]
-    assert rows[2]["error"] == "not a picture"
+    assert rows[2]["error"] == "not an image"
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_words_from_the_command_line_and_a_file(project, tmp_path):
-    words = tmp_path / "words.csv"
-    words.write_text("state,object\ndark,picture\n")
-    found = predict(
-        project.pictures()[0], "--model", project.run(), "--words", words, "--add", "striped,photo", "--top", 200
+def test_compositions_from_the_command_line_and_a_file(project, tmp_path):
+    listed = tmp_path / "pairs.csv"
+    listed.write_text("state,object\ndark,picture\n")
+    done = predict(
+        project.images()[0], "--model", project.run(), "--compositions", listed, "--add", "striped,photo", "--top", 200
     )
-    assert found.returncode == 0, found.stderr
-    assert "dark picture" in found.stdout and "(new object)" in found.stdout and "striped photo" in found.stdout
+    assert done.returncode == 0, done.stderr
+    assert "dark picture" in done.stdout and "(new object)" in done.stdout and "striped photo" in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
-        (["{picture}", "--model", "nowhere"], "nowhere does not exist"),
-        (["{empty}", "--model", "{run}"], "holds no pictures"),
-        (["{picture}", "--model", "{run}", "--world", "half"], "unknown world 'half'"),
-        (["{picture}", "--model", "{run}", "--world", "open"], "was not trained for the open world"),
-        (["{picture}", "--model", "{run}", "--words", "{list}"], "has the columns state, thing"),
-        (["{picture}", "--model", "{run}", "--add", "one"], "does not say what is the state"),
-        (["{picture}", "--model", "{run}", "--add", "rusty kettle"], "without the word 'rusty'"),
-        (["{picture}", "--model", "{run}", "--format", "xml"], "unknown format 'xml'"),
-        (["{picture}", "--model", "{run}", "--out", "/no/where"], "cannot be written"),
+        (["{image}", "--model", "nowhere"], "nowhere does not exist"),
+        (["{empty}", "--model", "{run}"], "holds no images"),
+        (["{image}", "--model", "{run}", "--world", "half"], "unknown world 'half'"),
+        (["{image}", "--model", "{run}", "--world", "open"], "was not trained for the open world"),
+        (["{image}", "--model", "{run}", "--compositions", "{list}"], "has the columns state, thing"),
+        (["{image}", "--model", "{run}", "--add", "one"], "cannot be split into a state"),
+        (["{image}", "--model", "{run}", "--add", "rusty kettle"], "without the word 'rusty'"),
+        (["{image}", "--model", "{run}", "--format", "xml"], "unknown format 'xml'"),
+        (["{image}", "--model", "{run}", "--out", "/no/where"], "cannot be written"),
         (["nothing*", "--model", "{run}"], "nothing matches"),
     ],
 )
-def test_a_mistake_is_one_sentence(project, tmp_path, words, said):
+def test_a_mistake_is_reported_in_one_line(project, tmp_path, arguments, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "list.csv").write_text("state,thing\nred,star\n")
     places = {
-        "picture": project.pictures()[0],
+        "image": project.images()[0],
         "run": project.run(),
         "empty": tmp_path / "empty",
         "list": tmp_path / "list.csv",
     }
-    found = predict(*(word.format(**places) for word in words))
-    assert found.returncode == 2 and said in found.stderr
-    assert len(found.stderr.strip().splitlines()) == 1 and found.stderr.startswith("duplex: ")
+    done = predict(*(word.format(**places) for word in arguments))
+    assert done.returncode == 2 and message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("duplex: ")
 
 
 def twisted(tensors, meta):
@@ -155,23 +153,23 @@ def of_another_encoder(tensors, meta):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (twisted, "is damaged"),
         (elsewhere, "/nowhere"),
         (of_another_encoder, "was trained on features of weights '0000"),
     ],
 )
-def test_a_model_that_cannot_be_used(project, tmp_path, change, said):
+def test_a_model_that_cannot_be_used_is_reported(project, tmp_path, change, message):
     run = damaged(project, tmp_path, change)
-    for words in (["predict", project.pictures()[0], "--model", run], ["export", run, tmp_path / "out"]):
-        found = duplex(*words)
-        assert found.returncode == 2 and said in found.stderr
-        assert len(found.stderr.strip().splitlines()) == 1 and found.stderr.startswith("duplex: ")
+    for arguments in (["predict", project.images()[0], "--model", run], ["export", run, tmp_path / "out"]):
+        done = duplex(*arguments)
+        assert done.returncode == 2 and message in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("duplex: ")
 
 
-def test_missing_files_are_answered_for(project):
-    found = predict("absent.png", project.pictures()[0], "--model", project.run(), "--format", "jsonl")
-    first = json.loads(found.stdout.splitlines()[0])
-    assert first == {"image": "absent.png", "error": "missing"} and found.returncode == 3
-    assert Path(json.loads(found.stdout.splitlines()[1])["image"]) == project.pictures()[0]
+def test_missing_files_get_a_line(project):
+    done = predict("absent.png", project.images()[0], "--model", project.run(), "--format", "jsonl")
+    first = json.loads(done.stdout.splitlines()[0])
+    assert first == {"image": "absent.png", "error": "missing"} and done.returncode == 3
+    assert Path(json.loads(done.stdout.splitlines()[1])["image"]) == project.images()[0]

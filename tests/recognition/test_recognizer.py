@@ -1,4 +1,4 @@
-"""A recogniser says what the evaluation says, in whatever way pictures reach it."""
+"""A recognizer gives the scores of the evaluation, for images in every form."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from duplex import Recognizer, open_features
 from duplex.data.manifest import read_manifest
 from duplex.encoders import load_encoder
 from duplex.errors import UsageError
-from duplex.methods.base import Setting
-from duplex.recognition.answers import Unreadable
+from duplex.methods.base import TaskContext
+from duplex.recognition.answers import UnreadableImage
 from duplex.training.checkpoint import load_checkpoint, read_record
 
 DOCS = Path(__file__).parents[2] / "docs" / "library.md"
@@ -32,49 +32,49 @@ def recognizer(trained) -> Recognizer:
 
 
 def pipeline_scores(trained, method: str, world: str) -> torch.Tensor:
-    """As the evaluation has them: cached features of the test split through the checkpoint's scorer."""
+    """Return the evaluation's scores: of cached test features, by the checkpoint's scorer."""
     path = trained.run(method) / "checkpoint.safetensors"
     record, tower = read_record(path), load_encoder("tiny", towers="text")
-    loaded = load_checkpoint(path, Setting(record.labels, {"cls": (128,)}, tower.text), record.encoder)
+    loaded = load_checkpoint(path, TaskContext(record.labels, {"cls": (128,)}, tower.text), record.encoder)
     features = open_features(trained.paths.features("own"))
     rows = np.flatnonzero(read_manifest(trained.paths.manifest("own"))["split"] == "test")
-    return loaded.scorer(record.labels.target(world, "test"))({"cls": torch.from_numpy(features.cls[rows])})
+    return loaded.scorer(record.labels.candidates(world, "test"))({"cls": torch.from_numpy(features.cls[rows])})
 
 
 @pytest.mark.parametrize(("method", "world"), [("duplex", "closed"), ("duplex_open", "open"), ("clip", "open")])
 @pytest.mark.parametrize("batch_size", [1, 64])
-def test_scores_are_the_pipelines(trained, method, world, batch_size):
-    found = Recognizer.load(trained.run(method), device="cpu")
-    scores = found.scores(trained.pictures(), world, batch_size=batch_size)
+def test_scores_equal_the_evaluations(trained, method, world, batch_size):
+    model = Recognizer.load(trained.run(method), device="cpu")
+    scores = model.scores(trained.images(), world, batch_size=batch_size)
     torch.testing.assert_close(scores, pipeline_scores(trained, method, world), rtol=0, atol=1e-5)
 
 
-def test_the_best_composition_is_the_evaluations(project, recognizer):
-    """predictions.csv holds the first three at the bias that validation chose."""
+def test_the_best_compositions_equal_the_evaluations(project, recognizer):
+    """predictions.csv holds the best three at the calibrated bias."""
     import pandas as pd
 
     table = pd.read_csv(project.run() / "predictions.csv").sort_values("row")
-    answers = recognizer(project.pictures(), top=3)
+    answers = recognizer(project.images(), top=3)
     for place in range(3):
         assert [answer.top[place].name for answer in answers] == table[f"top{place + 1}"].tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [1, 64])
-def test_a_stream_gives_what_a_call_gives(trained, recognizer, workers, batch_size):
-    paths = trained.pictures()[:20]
+def test_a_stream_equals_a_call(trained, recognizer, workers, batch_size):
+    paths = trained.images()[:20]
     streamed = list(recognizer.stream(paths, batch_size=batch_size, num_workers=workers))
     for one, other in zip(streamed, recognizer(paths), strict=True):
         assert [guess.name for guess in one.top] == [guess.name for guess in other.top]
         assert one.best.score == pytest.approx(other.best.score, abs=1e-5)
 
 
-def test_paths_pictures_arrays_and_features_are_alike(trained, recognizer):
-    path = trained.pictures()[3]
-    picture = Image.open(path).convert("RGB")
+def test_paths_images_arrays_and_features_give_equal_scores(trained, recognizer):
+    path = trained.images()[3]
+    image = Image.open(path).convert("RGB")
     row = np.flatnonzero(read_manifest(trained.paths.manifest("own"))["split"] == "test")[3]
     feature = open_features(trained.paths.features("own")).cls[row]
-    ways = [path, str(path), picture, np.asarray(picture), torch.from_numpy(np.array(picture)), feature, feature[None]]
+    ways = [path, str(path), image, np.asarray(image), torch.from_numpy(np.array(image)), feature, feature[None]]
     scores = [recognizer.scores(way) for way in ways]
     for other in scores[1:]:
         torch.testing.assert_close(other, scores[0], rtol=0, atol=1e-5)
@@ -82,13 +82,13 @@ def test_paths_pictures_arrays_and_features_are_alike(trained, recognizer):
     assert whole[row].best.score == pytest.approx(recognizer(path)[0].best.score, abs=1e-5)
 
 
-def test_evidence_probabilities_and_marginals_add_up(trained, recognizer):
-    for answer in recognizer(trained.pictures()[:10], top=1000):
-        assert len(answer.top) == len(recognizer.panel())
+def test_score_terms_probabilities_and_marginals_add_up(trained, recognizer):
+    for answer in recognizer(trained.images()[:10], top=1000):
+        assert len(answer.top) == len(recognizer.candidates())
         assert sum(guess.probability for guess in answer.top) == pytest.approx(1, abs=1e-4)
         for guess in answer.top:
-            assert set(guess.evidence) == {"visual", "semantic", "factors"}
-            assert sum(guess.evidence.values()) == pytest.approx(guess.score, abs=1e-5)
+            assert set(guess.score_terms) == {"visual", "semantic", "factors"}
+            assert sum(guess.score_terms.values()) == pytest.approx(guess.score, abs=1e-5)
         for names, share in (("state", answer.states), ("object", answer.objects)):
             assert sum(share.values()) == pytest.approx(1, abs=1e-4)
             assert list(share.values()) == sorted(share.values(), reverse=True)
@@ -97,104 +97,93 @@ def test_evidence_probabilities_and_marginals_add_up(trained, recognizer):
             assert share[first] == pytest.approx(sum(own), abs=1e-5)
 
 
-def test_the_bias_moves_unseen_compositions_alone(trained, recognizer):
-    pictures = trained.pictures()[:10]
-    assert all(guess.seen for answer in recognizer(pictures, bias=-100.0) for guess in answer.top)
-    assert not any(guess.seen for answer in recognizer(pictures, bias=100.0) for guess in answer.top)
-    plain, moved = (recognizer(pictures, top=1000, bias=bias) for bias in (0.0, 100.0))
+def test_the_bias_moves_unseen_compositions_only(trained, recognizer):
+    images = trained.images()[:10]
+    assert all(guess.seen for answer in recognizer(images, bias=-100.0) for guess in answer.top)
+    assert not any(guess.seen for answer in recognizer(images, bias=100.0) for guess in answer.top)
+    plain, moved = (recognizer(images, top=1000, bias=bias) for bias in (0.0, 100.0))
     for one, other in zip(plain, moved, strict=True):
         shares = [{guess.name: guess.probability for guess in answer.top} for answer in (one, other)]
         assert shares[0] == shares[1]
 
 
-def test_the_open_world_leaves_out_what_is_not_feasible(trained):
-    found = Recognizer.load(trained.run("duplex_open"), device="cpu")
-    panel = found.panel("open")
-    assert found.worlds == ("open",)
-    assert len(panel) == found.labels.size
-    assert 0 < panel.live.sum() <= len(panel)
-    answer = found(trained.pictures()[0], top=10_000)[0]
-    assert len(answer.top) == panel.live.sum()
+def test_the_open_world_excludes_infeasible_compositions(trained):
+    model = Recognizer.load(trained.run("duplex_open"), device="cpu")
+    candidates = model.candidates("open")
+    assert model.worlds == ("open",)
+    assert len(candidates) == model.labels.size
+    assert 0 < candidates.feasible.sum() <= len(candidates)
+    answer = model(trained.images()[0], top=10_000)[0]
+    assert len(answer.top) == candidates.feasible.sum()
     with pytest.raises(UsageError, match="not trained for the closed world; it answers for: open"):
-        found(trained.pictures()[0], world="closed")
+        model(trained.images()[0], world="closed")
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (Image.new("F", (8, 8)), "a Image cannot be used: pixel type"),
-        ([np.zeros(3, np.float32), np.zeros(4, np.float32)], "features are of several widths"),
-    ],
-)
-def test_what_is_no_picture_and_no_feature_is_one_sentence(recognizer, given, says):
-    with pytest.raises(UsageError, match=says):
-        recognizer(given)
-
-
-def test_features_may_ask_for_gradients(trained, recognizer):
+def test_features_may_require_gradients(trained, recognizer):
     (row,) = open_features(trained.paths.features("own")).cls[-1:]
     (plain,), (other,) = recognizer(row[None]), recognizer([torch.from_numpy(row).requires_grad_()])
     assert plain.best == other.best
 
 
-def test_words_beyond_the_label_space(trained, recognizer):
+def test_added_compositions_have_new_and_known_words(trained, recognizer):
     labels = recognizer.labels
-    inside = {labels.name(int(column)) for column in labels.target("closed", "test")}
+    inside = {labels.name(int(column)) for column in labels.candidates("closed", "test")}
     outside = next(
         (s, o)
         for s in labels.states
         for o in labels.objects
         if labels.name(int(labels.index([s], [o])[0])) not in inside
     )
-    wider = recognizer.with_words([outside, "dark picture", "red star", f"{outside[0]} {outside[1]}"])
-    panel = wider.panel()
-    assert panel.pairs[-2:] == [outside, ("dark", "picture")]
-    answer = wider(trained.pictures()[0], top=1000)[0]
+    wider = recognizer.with_compositions([outside, "dark picture", "red star", f"{outside[0]} {outside[1]}"])
+    candidates = wider.candidates()
+    assert candidates.pairs[-2:] == [outside, ("dark", "picture")]
+    answer = wider(trained.images()[0], top=1000)[0]
     known = {guess.name: guess.known for guess in answer.top if guess.known is not None}
-    assert {name: tuple(vars(flags).values()) for name, flags in known.items()} == {
+    assert {name: (flags.state, flags.object) for name, flags in known.items()} == {
         f"{outside[0]} {outside[1]}": (True, True),
         "dark picture": (True, False),
     }
     assert "picture" in answer.objects
-    assert len(recognizer.panel()) == len(panel) - 2, "the recogniser itself is as it was"
+    assert len(recognizer.candidates()) == len(candidates) - 2, "the recognizer itself is unchanged"
 
 
-def test_a_pair_that_is_added_back_scores_nearly_as_before(trained, recognizer):
-    """Its semantic prototype is the method's own, made by another door."""
-    panel, tensors = recognizer.panel(), recognizer.trained.tensors("closed")
+def test_prompts_of_known_names_equal_the_methods_prototypes(trained, recognizer):
+    candidates, tensors = recognizer.candidates(), recognizer.trained.tensors("closed")
     from duplex.recognition.added_words import NamedPrompts
 
     prompts = NamedPrompts(tensors, recognizer.labels, recognizer.trained.backbone.tower("text").text)
-    torch.testing.assert_close(prompts.encode("c", panel.pairs), tensors["semantic"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(prompts.encode("composition", candidates.pairs), tensors["semantic"], rtol=0, atol=1e-5)
     names = [(name, None) for name in recognizer.labels.states]
-    torch.testing.assert_close(prompts.encode("s", names), tensors["states"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(prompts.encode("state", names), tensors["states"], rtol=0, atol=1e-5)
 
 
 def test_unreadable_files_do_not_stop_a_stream(trained, recognizer, tmp_path):
-    junk, good = tmp_path / "junk.jpg", trained.pictures()[0]
-    junk.write_text("no picture")
-    found = list(recognizer.stream([junk, good, tmp_path / "absent.png"], num_workers=0))
-    assert found[0] == Unreadable("not a picture") and found[2] == Unreadable("missing")
-    assert found[1].best.score == pytest.approx(recognizer(good)[0].best.score, abs=1e-5)
-    with pytest.raises(UsageError, match=r"junk\.jpg cannot be used: not a picture"):
+    junk, good = tmp_path / "junk.jpg", trained.images()[0]
+    junk.write_text("not an image")
+    results = list(recognizer.stream([junk, good, tmp_path / "absent.png"], num_workers=0))
+    assert results[0] == UnreadableImage("not an image") and results[2] == UnreadableImage("missing")
+    assert results[1].best.score == pytest.approx(recognizer(good)[0].best.score, abs=1e-5)
+    with pytest.raises(UsageError, match=r"junk\.jpg cannot be used: not an image"):
         recognizer(junk)
 
 
 @pytest.mark.parametrize(
-    ("images", "said"),
+    ("images", "message"),
     [
-        (np.zeros((2, 7), np.float32), r"features are \(2, 7\); this model's encoder makes \[B, 128\]"),
+        (np.zeros((2, 7), np.float32), r"features are \(2, 7\); expected \[B, 128\]"),
         (np.full(128, np.nan, np.float32), "not finite"),
-        (np.zeros((5, 5, 2), np.uint8), r"an array \(5, 5, 2\) of uint8 is no picture"),
-        ([None], "NoneType is no picture"),
+        (np.zeros((5, 5, 2), np.uint8), r"an array \(5, 5, 2\) of uint8 is not an image"),
+        ([None], "NoneType is not an image"),
+        (Image.new("F", (8, 8)), "the Image cannot be used: pixel type"),
+        ([np.zeros(3, np.float32), np.zeros(4, np.float32)], "features have different widths"),
     ],
 )
-def test_what_is_no_picture(recognizer, images, said):
-    with pytest.raises(UsageError, match=said):
+def test_arrays_that_are_not_images_are_reported(recognizer, images, message):
+    with pytest.raises(UsageError, match=message):
         recognizer(images)
 
 
-def test_features_of_another_encoder(trained, recognizer):
+def test_features_of_another_encoder_are_refused(trained, recognizer):
     from dataclasses import replace
 
     features = open_features(trained.paths.features("own"))
@@ -204,7 +193,7 @@ def test_features_of_another_encoder(trained, recognizer):
 
 
 def damaged(trained, tmp_path, change) -> Path:
-    """A checkpoint with other tensors or metadata."""
+    """Return a run whose checkpoint has changed tensors or metadata."""
     with safe_open(trained.run() / "checkpoint.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         meta = file.metadata()
@@ -213,7 +202,7 @@ def damaged(trained, tmp_path, change) -> Path:
     return tmp_path
 
 
-def test_a_damaged_run(trained, tmp_path):
+def test_a_damaged_run_is_reported(trained, tmp_path):
     def twist(tensors, meta):
         tensors["codebook.rows"][0] += 1
 
@@ -226,7 +215,7 @@ def test_a_damaged_run(trained, tmp_path):
         Recognizer.load(trained.folder)
 
 
-def test_missing_weights(trained, tmp_path):
+def test_missing_weights_are_reported(trained, tmp_path):
     def move(tensors, meta):
         meta["duplex"] = meta["duplex"].replace('"name": "tiny"', '"name": "local-dir:/nowhere"')
 
@@ -234,7 +223,7 @@ def test_missing_weights(trained, tmp_path):
         Recognizer.load(damaged(trained, tmp_path, move))
 
 
-def test_the_public_names_are_there_and_listed():
+def test_the_public_names_exist_and_are_documented():
     text = DOCS.read_text(encoding="utf-8")
     for name in duplex.PUBLIC:
         assert getattr(duplex, name).__name__ == name
@@ -248,9 +237,9 @@ def test_importing_the_package_loads_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_the_examples_of_the_page_run(project):
-    """One after the other, in one name space, as a reader would type them."""
-    scope: dict = {"RUN": str(project.run()), "PICTURE": str(project.pictures()[0])}
+def test_the_examples_of_the_docs_run(project):
+    """One after another, in one namespace."""
+    scope: dict = {"RUN": str(project.run()), "PICTURE": str(project.images()[0])}
     scope["CACHE"] = str(project.paths.features("own"))
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
     assert len(blocks) >= 5

@@ -1,4 +1,4 @@
-"""The server, as programs and strangers meet it."""
+"""The server with programs, hostile clients and slow connections."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ from PIL import Image
 pytest.importorskip("fastapi")
 
 from duplex import Recognizer
-from duplex.cli.serve import _listening, _neighbours
-from tests.recognition.serving import BOUNDARY, Served, form, form_headers
-from tests.recognition.test_suspects import identify
+from duplex.cli.serve import _listen, _training_images
+from tests.recognition.serving import BOUNDARY, RunningServer, form, form_headers
+from tests.recognition.test_label_margins import identify
 from tests.subprocesses import duplex
 
 
 @pytest.fixture(scope="module")
 def server(trained):
-    with Served(trained.run(), trained.folder, "--seconds", "3", "--max-megabytes", "8") as running:
+    with RunningServer(trained.run(), trained.folder, "--seconds", "3", "--max-megabytes", "8") as running:
         yield running
 
 
 def data_of(trained, place: int = 0) -> bytes:
-    return trained.pictures()[place].read_bytes()
+    return trained.images()[place].read_bytes()
 
 
-def test_answers_are_the_librarys(trained, server):
-    pictures = trained.pictures()[:12]
-    status, said = server.predict(*[(path.name, path.read_bytes()) for path in pictures])
-    own = Recognizer.load(trained.run(), device="cpu")(pictures)
+def test_answers_equal_the_recognizers(trained, server):
+    images = trained.images()[:12]
+    status, reply = server.predict(*[(path.name, path.read_bytes()) for path in images])
+    expected = Recognizer.load(trained.run(), device="cpu")(images)
     assert status == 200
-    for record, answer, path in zip(said["answers"], own, pictures, strict=True):
+    for record, answer, path in zip(reply["answers"], expected, images, strict=True):
         assert record["image"] == path.name
         assert record["top"][0]["score"] == pytest.approx(answer.best.score, abs=5e-3)
         assert len(record["top"]) == len(record["states"]) == 3
 
 
-def test_requests_at_once_are_answered_each_with_its_own(trained, server):
-    pictures = trained.pictures()[:16]
-    own = Recognizer.load(trained.run(), device="cpu")(pictures)
-    before = server.numbers
+def test_simultaneous_requests_get_their_own_answers(trained, server):
+    images = trained.images()[:16]
+    expected = Recognizer.load(trained.run(), device="cpu")(images)
+    before = server.metrics
     with ThreadPoolExecutor(16) as clients:
-        found = list(clients.map(lambda path: server.predict((path.name, path.read_bytes())), pictures))
-    for (status, said), answer, path in zip(found, own, pictures, strict=True):
-        assert status == 200 and said["answers"][0]["image"] == path.name
-        assert said["answers"][0]["top"][0]["score"] == pytest.approx(answer.best.score, abs=5e-3)
-    after = server.numbers
-    assert after["duplex_pictures_total"] - before["duplex_pictures_total"] == 16
-    assert after["duplex_batches_total"] - before["duplex_batches_total"] < 16, "they were encoded together"
+        replies = list(clients.map(lambda path: server.predict((path.name, path.read_bytes())), images))
+    for (status, reply), answer, path in zip(replies, expected, images, strict=True):
+        assert status == 200 and reply["answers"][0]["image"] == path.name
+        assert reply["answers"][0]["top"][0]["score"] == pytest.approx(answer.best.score, abs=5e-3)
+    after = server.metrics
+    assert after["duplex_images_total"] - before["duplex_images_total"] == 16
+    assert after["duplex_batches_total"] - before["duplex_batches_total"] < 16, "some were encoded together"
 
 
-def test_what_it_tells_of_itself(trained, server):
+def test_labels_health_openapi_and_pages(trained, server):
     labels = json.loads(server.ask("GET", "/labels")[1])
-    panel = Recognizer.load(trained.run(), device="cpu").panel()
-    assert labels["states"] == list(panel.states) and len(labels["compositions"]) == len(panel)
+    candidates = Recognizer.load(trained.run(), device="cpu").candidates()
+    assert labels["states"] == list(candidates.states) and len(labels["compositions"]) == len(candidates)
     assert json.loads(server.ask("GET", "/health")[1])["status"] == "ok"
     paths = json.loads(server.ask("GET", "/openapi.json")[1])["paths"]
     assert {"/predict", "/labels", "/health", "/metrics"} <= set(paths)
@@ -75,23 +75,23 @@ def test_what_it_tells_of_itself(trained, server):
         assert status == 200 and b"http://" not in text and b"https://" not in text
 
 
-def test_similar_training_pictures(trained, server):
-    path = trained.pictures("train")[0]
-    status, said = server.predict((path.name, path.read_bytes()), query="?similar=3")
-    near = said["answers"][0]["similar"]
+def test_similar_training_images(trained, server):
+    path = trained.images("train")[0]
+    status, reply = server.predict((path.name, path.read_bytes()), query="?similar=3")
+    near = reply["answers"][0]["similar"]
     assert status == 200 and len(near) == 3
     assert near[0]["cosine"] == pytest.approx(1, abs=1e-3) and str(path).endswith(near[0]["image"])
     assert near[0]["thumbnail"].startswith("data:image/jpeg;base64,")
 
 
-def test_a_bad_picture_among_good_ones(trained, server):
-    status, said = server.predict(("good.png", data_of(trained)), ("bad.png", b"nothing"))
-    assert status == 200 and "top" in said["answers"][0]
-    assert said["answers"][1] == {"image": "bad.png", "error": "not a picture"}
+def test_a_bad_image_does_not_affect_good_ones(trained, server):
+    status, reply = server.predict(("good.png", data_of(trained)), ("bad.png", b"nothing"))
+    assert status == 200 and "top" in reply["answers"][0]
+    assert reply["answers"][1] == {"image": "bad.png", "error": "not an image"}
     assert server.predict(("bad.png", b""))[0] == 422
 
 
-# -- strangers ------------------------------------------------------------------------------------------------------
+# -- hostile clients --------------------------------------------------------------------------------------------------
 
 
 def bomb() -> bytes:
@@ -117,12 +117,12 @@ def posted(body: bytes, *, length: int | None = None, kind: str = f"multipart/fo
 
 
 def hostile(trained) -> dict[str, bytes]:
-    """One request of each kind that is over at once."""
+    """Return one request of each kind that ends at once."""
     good = data_of(trained)
     return {
-        "a bomb": posted(form(("bomb.png", bomb()))),
-        "no picture": posted(form(("a.png", random.Random(0).randbytes(5000)))),
-        "a cut picture": posted(form(("a.png", good[: len(good) // 3]))),
+        "a decompression bomb": posted(form(("bomb.png", bomb()))),
+        "not an image": posted(form(("a.png", random.Random(0).randbytes(5000)))),
+        "a truncated image": posted(form(("a.png", good[: len(good) // 3]))),
         "no form": posted(b"{}", kind="application/json"),
         "no boundary": posted(form(("a.png", good)), kind="multipart/form-data"),
         "another boundary": posted(form(("a.png", good)).replace(BOUNDARY.encode(), b"other")),
@@ -141,10 +141,10 @@ def hostile(trained) -> dict[str, bytes]:
     }
 
 
-def test_a_thousand_hostile_requests(trained, server):
-    """Each is told that it was wrong, between good ones; memory does not grow."""
+def test_a_thousand_hostile_requests_are_refused(trained, server):
+    """Each gets a 4xx status, good requests still work, and memory does not grow."""
     kinds = hostile(trained)
-    for name, data in kinds.items():  # once, so that what is loaded on first use is there
+    for name, data in kinds.items():  # a first time, since some modules are loaded at their first use
         assert 400 <= server.raw(data) < 500, name
     before, good = server.resident, ("good.png", data_of(trained))
     jobs = [(name, kinds[name]) for name in random.Random(0).choices(sorted(kinds), k=1000)]
@@ -156,10 +156,10 @@ def test_a_thousand_hostile_requests(trained, server):
     assert server.resident - before < 100 * 2**20
 
 
-def test_fifty_megabytes(trained, server):
+def test_fifty_megabytes_are_refused(trained, server):
     body = form(("big.png", bytes(50 * 2**20)))
     before = server.resident
-    refused = (413, 0)  # 0: the line was closed while the body was still on its way
+    refused = (413, 0)  # 0: the connection was closed while the body was being sent
     assert server.ask("POST", "/predict", body, form_headers())[0] in refused
     chunked = iter([body[start : start + 65536] for start in range(0, len(body), 65536)])
     assert server.ask("POST", "/predict", chunked, form_headers())[0] in refused
@@ -171,24 +171,24 @@ def test_fifty_megabytes(trained, server):
 @pytest.mark.parametrize(
     "begin", [b"GET / HTTP/1.1\r\nHos", b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n"]
 )
-def test_slow_senders_are_told(server, begin):
-    """Heads, and bodies, of which a byte comes now and then."""
+def test_slow_senders_get_408(server, begin):
+    """A head or a body that arrives byte by byte."""
     body = posted(form(("a.png", b"x" * 400)))[:300]
     data = begin if begin.startswith(b"GET") else body
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
         line.sendall(data)
         line.settimeout(0.5)
-        began, said = time.monotonic(), b""
-        while not said and time.monotonic() - began < 15:
+        start, reply = time.monotonic(), b""
+        while not reply and time.monotonic() - start < 15:
             try:
-                said = line.recv(4096)
+                reply = line.recv(4096)
             except TimeoutError:
                 line.sendall(b"a")
-    assert said.startswith(b"HTTP/1.1 408"), said
-    assert time.monotonic() - began < 10
+    assert reply.startswith(b"HTTP/1.1 408"), reply
+    assert time.monotonic() - start < 10
 
 
-def test_a_later_head_has_to_arrive_in_time_too(server):
+def test_a_later_head_must_arrive_in_time_too(server):
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
         line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert line.recv(65536).startswith(b"HTTP/1.1 200")
@@ -198,7 +198,7 @@ def test_a_later_head_has_to_arrive_in_time_too(server):
         assert time.monotonic() - began < 15
 
 
-def test_many_idle_connections_do_not_stop_others(trained, server):
+def test_many_idle_connections_do_not_block_others(trained, server):
     idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
     try:
         assert server.predict(("good.png", data_of(trained)))[0] == 200
@@ -207,7 +207,7 @@ def test_many_idle_connections_do_not_stop_others(trained, server):
             line.close()
 
 
-def test_a_client_that_leaves_harms_nobody(trained, server):
+def test_clients_that_leave_do_not_affect_others(trained, server):
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", server.port)) as line:
             line.sendall(posted(form(("a.png", data_of(trained))))[:-200])
@@ -215,11 +215,11 @@ def test_a_client_that_leaves_harms_nobody(trained, server):
 
 
 @pytest.mark.slow
-def test_it_listens_here_alone_and_stops_in_peace(trained):
-    """What is under way at SIGTERM is answered; then it leaves with 0."""
+def test_it_binds_to_localhost_and_finishes_requests_before_it_stops(trained):
+    """A request in progress at SIGTERM is answered; then the exit code is 0."""
     out = io.BytesIO()
     Image.effect_noise((3000, 3000), 60).save(out, "PNG")
-    with Served(trained.run(), trained.folder) as server:
+    with RunningServer(trained.run(), trained.folder) as server:
         assert listening(server.process.pid) == {"0100007F"}
         answers = []
         asking = threading.Thread(target=lambda: answers.append(server.predict(("noise.png", out.getvalue()))))
@@ -232,7 +232,7 @@ def test_it_listens_here_alone_and_stops_in_peace(trained):
 
 
 def listening(pid: int) -> set[str]:
-    """Addresses that a process listens at, as Linux writes them."""
+    """Return the addresses that a process listens on, as Linux writes them."""
     folder = Path(f"/proc/{pid}/fd")
     held = {os.readlink(link) for link in folder.iterdir() if link.is_symlink()}
     lines = [
@@ -241,15 +241,15 @@ def listening(pid: int) -> set[str]:
     return {line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in held}
 
 
-def test_answers_do_not_wait_for_acknowledgements():
-    """A connection that waits for its head to be acknowledged answers a lone client 40 ms late."""
-    with _listening("127.0.0.1", 0) as line, socket.create_connection(line.getsockname()):
+def test_connections_send_without_waiting_for_acknowledgements():
+    """Otherwise a lone client gets each answer 40 ms late."""
+    with _listen("127.0.0.1", 0) as line, socket.create_connection(line.getsockname()):
         taken, _ = line.accept()
         with taken:
             assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
-def test_an_answer_leaves_whole(server):
+def test_head_and_body_of_an_answer_are_sent_together(server):
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
         for _ in range(3):
             line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -259,29 +259,29 @@ def test_an_answer_leaves_whole(server):
 
 def test_a_checkpoint_under_another_name_is_served(trained, tmp_path):
     shutil.copy(trained.run() / "checkpoint.safetensors", tmp_path / "best.safetensors")
-    with Served(tmp_path / "best.safetensors", trained.folder, "--workers", "1") as alone:
+    with RunningServer(tmp_path / "best.safetensors", trained.folder, "--workers", "1") as alone:
         assert alone.predict(("good.png", data_of(trained)))[0] == 200
 
 
-def test_pictures_seen_by_another_encoder_are_not_shown_as_similar(project, capsys):
+def test_images_of_another_encoder_are_not_similar(project, capsys):
     recognizer = Recognizer.load(project.run(), device="cpu")
-    assert _neighbours(recognizer) is not None
+    assert _training_images(recognizer) is not None
     path = project.paths.features("own")
     right = identify(path, "weights", b"0" * 64)
     try:
-        assert _neighbours(recognizer) is None
+        assert _training_images(recognizer) is None
     finally:
         identify(path, "weights", right)
-    assert "no training pictures are shown: " in capsys.readouterr().err
+    assert "no similar training images: " in capsys.readouterr().err
 
 
-def test_seconds_are_a_number(trained):
+def test_infinite_seconds_are_refused(trained):
     done = duplex("serve", trained.run(), "--seconds", "inf")
-    assert done.returncode == 2 and "--seconds is inf; give a number of them" in done.stderr
+    assert done.returncode == 2 and "--seconds is inf; expected a finite number" in done.stderr
 
 
-def test_a_port_that_is_taken(trained):
+def test_a_port_in_use_is_reported(trained):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = duplex("serve", trained.run(), "--port", taken.getsockname()[1])
-    assert done.returncode == 1 and "cannot be listened at: Address already in use" in done.stderr
+    assert done.returncode == 1 and "cannot be bound: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr

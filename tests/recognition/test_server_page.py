@@ -8,15 +8,16 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from tests.recognition.serving import Served, wait_until
+from tests.recognition.serving import RunningServer
 from tests.report.browser import Browser, find_chromium
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium here")
 
 
 @pytest.fixture(scope="module")
 def server(trained):
-    with Served(trained.run(), trained.folder) as running:
+    with RunningServer(trained.run(), trained.folder) as running:
         yield running
 
 
@@ -37,8 +38,8 @@ def page(server):
 
 
 def upload(page, files) -> None:
-    found = page.send("Runtime.evaluate", expression="document.querySelector('#files')")["result"]["objectId"]
-    page.send("DOM.setFileInputFiles", files=[str(file) for file in files], objectId=found)
+    node = page.send("Runtime.evaluate", expression="document.querySelector('#files')")["result"]["objectId"]
+    page.send("DOM.setFileInputFiles", files=[str(file) for file in files], objectId=node)
 
 
 def cards(page) -> list[dict]:
@@ -50,14 +51,14 @@ def cards(page) -> list[dict]:
     return json.loads(page.run(script))
 
 
-def test_a_picture_is_answered_with_bars(trained, page):
+def test_an_answer_has_bars(trained, page):
     from duplex import Recognizer
 
-    picture = trained.pictures()[0]
-    upload(page, [picture])
+    image = trained.images()[0]
+    upload(page, [image])
     wait_until(lambda: len(cards(page)) == 1 and cards(page)[0]["loaded"])
     (card,) = cards(page)
-    (answer,) = Recognizer.load(trained.run(), device="cpu")(picture)
+    (answer,) = Recognizer.load(trained.run(), device="cpu")(image)
     assert card["rows"][:3] == [guess.name for guess in answer.top]
     assert card["rows"][3] == next(iter(answer.states)) and card["near"] == 4
     width = page.run("document.querySelector('.bar i').style.width")
@@ -73,26 +74,26 @@ def page_url(page) -> str:
     return page.run("location.origin + '/'")
 
 
-def test_a_bad_file_is_told(page, tmp_path):
+def test_a_bad_file_is_reported(page, tmp_path):
     bad = tmp_path / "<b>bad.jpg"
     bad.write_text("nothing")
     upload(page, [bad])
     wait_until(lambda: len(cards(page)) == 1)
-    assert cards(page)[0]["bad"] == "This file cannot be used: not a picture."
+    assert cards(page)[0]["bad"] == "This file cannot be used: not an image."
     assert page.run("document.querySelector('.name').textContent") == "<b>bad.jpg"
     assert page.run("document.querySelector('.name b')") is None
 
 
-def test_twenty_files(trained, page, tmp_path):
+def test_twenty_files_are_answered(trained, page, tmp_path):
     bad = tmp_path / "bad.png"
     bad.write_text("nothing")
-    upload(page, [*trained.pictures()[:19], bad])
-    wait_until(lambda: page.run("document.querySelector('#say').textContent") == "20 pictures were looked at.")
-    found = cards(page)
-    assert len(found) == 20 and sum(card["bad"] is not None for card in found) == 1
+    upload(page, [*trained.images()[:19], bad])
+    wait_until(lambda: page.run("document.querySelector('#say').textContent") == "20 images were recognised.")
+    answers = cards(page)
+    assert len(answers) == 20 and sum(card["bad"] is not None for card in answers) == 1
 
 
-def test_the_keyboard_alone(trained, page):
+def test_the_page_works_by_keyboard(trained, page):
     """Tab reaches the files; Enter opens the chooser; the next stops are the camera and the link."""
     page.send("Page.setInterceptFileChooserDialog", enabled=True)
     press(page, "Tab", 9)
@@ -101,14 +102,14 @@ def test_the_keyboard_alone(trained, page):
     wait_until(lambda: page.run("1") and any(event["method"] == "Page.fileChooserOpened" for event in page.events))
     opened = next(event for event in page.events if event["method"] == "Page.fileChooserOpened")
     page.send(
-        "DOM.setFileInputFiles", files=[str(trained.pictures()[1])], backendNodeId=opened["params"]["backendNodeId"]
+        "DOM.setFileInputFiles", files=[str(trained.images()[1])], backendNodeId=opened["params"]["backendNodeId"]
     )
     wait_until(lambda: len(cards(page)) == 1)
     press(page, "Tab", 9)
     assert page.run("document.activeElement.id") == "camera"
     assert page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     press(page, "Enter", 13, "\r")
-    wait_until(lambda: page.run("document.querySelector('#say').textContent") == "No camera can be used here.")
+    wait_until(lambda: page.run("document.querySelector('#say').textContent") == "No camera is available.")
 
 
 def press(page, key: str, code: int, text: str = "") -> None:
@@ -117,9 +118,9 @@ def press(page, key: str, code: int, text: str = "") -> None:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(400, False), (400, True), (1000, True)])
-def test_narrow_and_dark(trained, page, width, dark):
+def test_narrow_and_dark_layouts(trained, page, width, dark):
     page.window(width, dark=dark)
-    upload(page, trained.pictures()[:2])
+    upload(page, trained.images()[:2])
     wait_until(lambda: len(cards(page)) == 2 and cards(page)[0]["loaded"])
     assert page.run("document.documentElement.scrollWidth") <= width
     ground, ink = (
@@ -134,7 +135,7 @@ def channels(text: str) -> list[int]:
 
 
 def contrast(one: list[int], other: list[int]) -> float:
-    """As WCAG counts it."""
+    """Return the WCAG contrast ratio."""
 
     def light(colour: list[int]) -> float:
         parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]

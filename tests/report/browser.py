@@ -1,4 +1,4 @@
-"""A real browser for tests: Chromium over its DevTools pipe, with nothing but the standard library."""
+"""Chromium for tests, controlled over its DevTools pipe with the standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PATIENCE = 60.0  # seconds
+TIMEOUT = 60.0  # seconds
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -21,7 +21,7 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """One page of a headless Chromium that has no network: `with Browser() as browser: browser.open(path)`."""
+    """Page of a headless Chromium without a network: `with Browser() as browser: browser.open(path)`."""
 
     def __enter__(self) -> Browser:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -69,13 +69,13 @@ class Browser:
         self.send("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
     def run(self, script: str):
-        """The value of an expression in the page."""
+        """Return the value of a JavaScript expression."""
         answer = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def click(self, script: str) -> None:
-        """Press the mouse in the middle of an element."""
+        """Click the middle of an element."""
         self.run(f"({script}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
         x, y = self.run(f"(r => [r.left + r.width / 2, r.top + r.height / 2])(({script}).getBoundingClientRect())")
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
@@ -101,7 +101,7 @@ class Browser:
 
     @property
     def requests(self) -> list[str]:
-        """Addresses asked for, what lies within the page itself left out."""
+        """Requested addresses, without data: addresses."""
         asked = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
         return [url for url in asked if not url.startswith("data:")]
 
@@ -118,8 +118,8 @@ class Browser:
         return answers[0].get("result", {})
 
     def _until(self, done, hear=lambda one: None) -> None:
-        """Read messages until something holds."""
-        end = time.monotonic() + PATIENCE
+        """Read messages until the condition holds."""
+        end = time.monotonic() + TIMEOUT
         while not done():
             while b"\0" in self._buffer and not done():
                 raw, self._buffer = self._buffer.split(b"\0", 1)

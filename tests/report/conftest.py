@@ -1,4 +1,4 @@
-"""A small project that has run the whole pipeline, made once for all tests of the report."""
+"""A small project that has run the whole pipeline, shared by all tests of the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.projects import inside, make_project
 class Project:
     folder: Path
     params: Params
-    paths: ArtifactPaths  # relative, as the pipeline has them: tests work in the folder
+    paths: ArtifactPaths  # relative: tests run in the folder
 
     @property
     def page(self) -> Path:
@@ -25,7 +25,7 @@ class Project:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def finished_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     folder, paths = tmp_path_factory.mktemp("reported"), ArtifactPaths()
     params = make_project(folder, seeds=(0, 1))
     with inside(folder):
@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture
-def project(made):
-    """The project, with the test in its folder."""
-    with inside(made.folder):
-        yield made
+def project(finished_project):
+    """The project; the test runs in its folder."""
+    with inside(finished_project.folder):
+        yield finished_project

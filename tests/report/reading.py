@@ -1,4 +1,4 @@
-"""The page read back: its elements, and the numbers that they cite."""
+"""Parser of the page: its elements, and the numbers that they cite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Element:
 
 
 class Page(HTMLParser):
-    """Every element of a page with its whole text."""
+    """Elements of a page with their whole text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 
 def cited(sources: str) -> float:
-    """The mean of the numbers that `file#/a/b file#/c/d` points to."""
+    """Return the mean of the numbers at `file#/a/b file#/c/d`."""
     values = []
     for source in sources.split():
         file, place = source.split("#")

@@ -1,4 +1,4 @@
-"""The aggregate over seeds: what is undefined stays out, frequency groups stand beside the worlds."""
+"""The aggregate over seeds: means, errors, score terms and frequency groups; undefined numbers are left out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_means_and_standard_errors_over_seeds():
 
 @pytest.mark.parametrize("records", [2, 1])
 def test_undefined_numbers_are_left_out(records):
-    """A data set without unseen test images has no U, HM and AUC; `null` and a missing key are alike."""
+    """A data set without unseen test images has no U, HM and AUC, be they null or missing."""
     gone = ("unseen", "hm", "auc", "state_accuracy")
     runs = [record(1.0, without=gone), {"closed": {**record(1.0)["closed"], **dict.fromkeys(gone)}}][:records]
     found = aggregate({("a", "m"): runs})
@@ -35,17 +35,17 @@ def test_undefined_numbers_are_left_out(records):
     assert metrics_table(found)[1][3:7] == [f"1.0 ± {'0.0' if records == 2 else '–'}", "–", "–", "–"]
 
 
-def test_the_auc_by_the_other_judge_of_feasibility_stands_beside_it():
+def test_the_auc_by_the_alternative_feasibility_is_included():
     runs = [{"open": {**record(1.0)["closed"], "likelihood": {"auc": value}}} for value in (4.0, 6.0)]
     table = aggregate({("a", "m"): runs, ("a", "n"): [runs[0], {"open": record(1.0)["closed"]}]})
     found = table["a"]["m"]["open"]
     assert (found["auc"], found["auc_by_likelihood"], found["auc_by_likelihood_se"]) == (1.0, 5.0, pytest.approx(1.0))
     assert headlines(table)["a"]["m"]["open"] == {**dict.fromkeys(("seen", "unseen", "hm", "auc"), 1.0),
                                                   "auc_by_likelihood": 5.0}  # fmt: skip
-    assert "auc_by_likelihood" not in table["a"]["n"]["open"]  # one seed is without it
+    assert "auc_by_likelihood" not in table["a"]["n"]["open"]  # one seed lacks it
 
 
-def test_parts_of_a_score_stand_beside_the_worlds_where_every_seed_has_them():
+def test_score_terms_of_every_seed_are_averaged():
     runs = [{**record(1.0), "terms_visual": {"seen": value, "auc": value}} for value in (2.0, 4.0)]
     runs[0]["terms_semantic"] = {"auc": 3.0}
     table = aggregate({("a", "m"): runs})
@@ -54,14 +54,14 @@ def test_parts_of_a_score_stand_beside_the_worlds_where_every_seed_has_them():
     assert {row[1] for row in metrics_table(table)[1:]} == set(headlines(table)["a"]["m"]) == {"closed"}
 
 
-def test_groups_are_mean_accuracies_and_no_world():
+def test_frequency_groups_are_mean_accuracies():
     table = aggregate({("a", "m"): [record(1.0, head=40.0), record(1.0, head=50.0)], ("a", "n"): [record(1.0)]})
     assert table["a"]["m"]["groups"] == {"head": 45.0}
     assert "groups" not in table["a"]["n"]
     assert {row[1] for row in metrics_table(table)[1:]} == {"closed"}
 
 
-def test_groups_at_the_curves_ends_are_a_table_of_their_own():
+def test_groups_at_the_ends_of_the_curve_are_a_table():
     ends = {**record(1.0, head=40.0), "groups": {"head": {"accuracy": 40.0, "accuracy_at_ends": 60.0}}}
     found = aggregate({("a", "m"): [ends, ends]})["a"]["m"]
     assert (found["groups"], found["groups_at_ends"]) == ({"head": 40.0}, {"head": 60.0})

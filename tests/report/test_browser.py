@@ -1,4 +1,4 @@
-"""The page in a real browser, opened from disk without a network."""
+"""The page in a browser, opened from disk without a network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 TEXTS = "h1, h2, h3, h4, p, td, th, a, caption, figcaption, dt, dd, code, .thumb-name, .thumb-line, .spread, .mark"
-CONTRAST = (  # texts whose contrast with their ground is below WCAG's 4.5
+CONTRAST = (  # texts whose contrast with their background is below WCAG's 4.5
     """(() => {
   const light = colour => {
     const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)
@@ -52,14 +52,14 @@ def page(browser, project):
     return browser
 
 
-def test_no_complaint_no_request_and_every_picture_loads(page, project):
+def test_all_images_load_without_requests_or_errors(page, project):
     loaded = page.run("Promise.all([...document.images].map(i => i.decode().then(() => i.naturalWidth)))")
     assert len(loaded) > 40 and all(width > 10 for width in loaded)
     assert page.complaints == []
     assert page.requests == [project.page.resolve().as_uri()]
 
 
-def test_tables_sort_by_the_column_that_is_pressed(page):
+def test_tables_sort_by_the_clicked_column(page):
     table = "document.querySelector('table')"
     read = f"[...{table}.tBodies[0].rows].map(r => Number(r.cells[4].dataset.value))"
     heading = f"{table}.querySelectorAll('th button')[4]"
@@ -73,7 +73,7 @@ def test_tables_sort_by_the_column_that_is_pressed(page):
     assert page.run(f"[...{table}.tBodies[0].rows].map(r => r.cells[0].textContent)") == ["clip", "duplex"]
 
 
-def test_hover_text_shows_and_goes(page):
+def test_hover_text_appears_and_disappears(page):
     page.click("document.querySelector('circle.dot')")
     assert page.run("!document.getElementById('tip').hidden && document.getElementById('tip').textContent").startswith(
         "duplex"
@@ -84,7 +84,7 @@ def test_hover_text_shows_and_goes(page):
 
 @pytest.mark.parametrize("width", [320, 400, 1200])
 @pytest.mark.parametrize("dark", [False, True])
-def test_both_themes_at_every_width(browser, project, width, dark):
+def test_both_themes_fit_every_width(browser, project, width, dark):
     browser.window(width, dark=dark)
     browser.open(project.page)
     assert browser.run("document.documentElement.scrollWidth") <= width
@@ -94,7 +94,7 @@ def test_both_themes_at_every_width(browser, project, width, dark):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_on_paper_it_is_dark_on_light_and_nothing_is_cut_off(browser, project, dark):
+def test_print_is_dark_on_light_and_not_cut_off(browser, project, dark):
     browser.window(720, dark=dark, media="print")
     browser.open(project.page)
     assert browser.run("document.documentElement.scrollWidth") <= 720
@@ -103,7 +103,7 @@ def test_on_paper_it_is_dark_on_light_and_nothing_is_cut_off(browser, project, d
     assert browser.run(CONTRAST) == []
 
 
-def test_evil_names_are_shown_as_they_are(browser, tmp_path):
+def test_markup_in_names_is_shown_as_text(browser, tmp_path):
     place = tmp_path / "evil.html"
     place.write_text(render_page(evil_report()), encoding="utf-8")
     browser.open(place)

@@ -1,4 +1,4 @@
-"""Charts and maps as drawings."""
+"""Charts and maps are valid SVG drawings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_ticks_cover_the_range_in_equal_round_steps(low, width, whole):
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS | st.just(math.nan)), min_size=1, max_size=6), st.text(max_size=8))
-def test_any_series_is_a_sound_drawing_within_its_frame(points, name):
+def test_any_series_gives_valid_svg_within_its_frame(points, name):
     x, y = [p[0] for p in points], [p[1] for p in points]
     name = "".join(c for c in name if c.isprintable())
     svg = draw(Chart(name, name, name, [Series(name, sorted(x), y)] * 12))
@@ -45,7 +45,7 @@ def test_any_series_is_a_sound_drawing_within_its_frame(points, name):
     ElementTree.fromstring(standalone(svg).encode())
 
 
-def test_a_map_has_one_group_a_class_and_a_marker_a_prototype():
+def test_a_map_has_one_group_per_class_and_one_marker_per_prototype():
     rows = pd.DataFrame(
         [
             ("image", "red <cat>", "cat", 1, 0.0, 0.0),
@@ -64,7 +64,7 @@ def test_a_map_has_one_group_a_class_and_a_marker_a_prototype():
     assert shapes.count("cloud") == 2 and shapes.count("proto") == 3
 
 
-def test_a_row_that_stands_for_another_lends_its_colour() -> None:
+def test_a_method_shown_as_another_has_its_own_colour() -> None:
     data = DatasetResults("own", {}, {"clip": {}, "duplex_open": {}}, {"duplex_open": "duplex"})
     assert tones_of(data) == {"clip": 0, "duplex_open": 1, "duplex": 1}
     both = DatasetResults("own", {}, {"duplex": {}, "duplex_open": {}}, {"duplex_open": "duplex"})

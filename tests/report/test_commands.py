@@ -1,4 +1,4 @@
-"""`duplex report`, `retrieve` and `swap`, as people call them."""
+"""The commands `duplex report`, `retrieve`, `swap` and `compare`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from duplex.cli import app, guarded
+from duplex.cli import app, run_command
 from duplex.config.artifacts import ArtifactPaths
 from duplex.errors import UsageError
 from duplex.evaluation.seeds import NAMES
@@ -31,7 +31,7 @@ def duplex(project, capsys):
     def call(*words: str) -> Answer:
         code = 0
         try:
-            guarded(lambda: app(list(words), standalone_mode=False))
+            run_command(lambda: app(list(words), standalone_mode=False))
         except SystemExit as end:
             code = int(end.code or 0)
         return Answer(code, *capsys.readouterr())
@@ -46,10 +46,10 @@ def test_report_prints_the_page_and_opens_it_on_request(duplex, project, monkeyp
     assert not opened
     done = duplex("report", "--open")
     assert opened == [project.page.resolve().as_uri()]
-    assert done.code == 0 and "no browser could be started" in done.err
+    assert done.code == 0 and "no browser found" in done.err
 
 
-def test_retrieve_answers_with_both_prototypes(duplex, project):
+def test_retrieve_lists_images_of_both_prototypes(duplex, project):
     found = json.loads(duplex("retrieve", "red star", "--dataset", "own", "--json", "--top", "3").out)
     assert list(found) == ["semantic", "visual"]
     for hits in found.values():
@@ -62,35 +62,35 @@ def test_retrieve_answers_with_both_prototypes(duplex, project):
     assert len(said) == 4 and said[0].split() == ["semantic", "prototype", "visual", "prototype"]
 
 
-def test_swap_with_one_picture_twice_finds_that_picture(duplex, project):
+def test_swapping_an_image_with_itself_finds_it(duplex, project):
     manifest = LabelSpace.load(project.paths.labels("own"))
-    source = queries.shown(project.params, "own", None, None)
-    viewing = source.viewing()
-    image = str(project.folder / "pictures" / viewing.images[0])
+    source = queries.load_queried_run(project.params, "own", None, None)
+    context = source.retrieval_context()
+    image = str(project.folder / "pictures" / context.images[0])
     found = json.loads(duplex("swap", image, image, "--dataset", "own", "--json", "--top", "2").out)
-    assert found[0]["image"] == viewing.images[0] and found[0]["cosine"] > 0.99
+    assert found[0]["image"] == context.images[0] and found[0]["cosine"] > 0.99
     assert found[0]["label"] in manifest.names(np.arange(manifest.size))
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["retrieve", "redd star", "--dataset", "own"], 2, "near to it: red"),
+        (["retrieve", "redd star", "--dataset", "own"], 2, "similar names: red"),
         (["retrieve", "red star", "--dataset", "none"], 2, "unknown data set 'none'"),
         (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "duplex train"),
         (["swap", "a.png", "b.png", "--dataset", "own"], 1, "a.png cannot be used: missing"),
-        (["swap", "params.yaml", "b.png", "--dataset", "own"], 1, "not a picture"),
+        (["swap", "params.yaml", "b.png", "--dataset", "own"], 1, "not an image"),
         (["swap", "a.png", "b.png", "--dataset", "own", "--method", "clip"], 2, "no state and object factors"),
     ],
 )
-def test_a_wrong_question_is_one_line(duplex, words, code, said):
+def test_errors_are_one_line(duplex, words, code, said):
     done = duplex(*words)
     assert done.code == code, done.err
     assert said in done.err
     assert len(done.err.strip().splitlines()) == 1
 
 
-def test_a_pair_is_found_by_its_prompt_text_whatever_its_words():
+def test_pairs_are_found_by_their_prompt_text():
     labels = LabelSpace.from_pairs({"train": [("Faux.Fur", "Boots.Mid-Calf"), ("new", "car"), ("new car", "shop")]})
     for composition in range(labels.size):
         assert labels.name(queries.find_pair(labels, labels.name(composition))) == labels.name(composition)
@@ -99,14 +99,14 @@ def test_a_pair_is_found_by_its_prompt_text_whatever_its_words():
         queries.find_pair(labels, "fur")
 
 
-def test_maps_are_the_same_on_every_run_and_hold_every_part(project):
+def test_maps_are_repeatable(project):
     before = project.paths.maps("own").read_bytes()
     maps.run(project.params, "own", ArtifactPaths())
     assert project.paths.maps("own").read_bytes() == before
     assert b"semantic" in before and b"star" in before
 
 
-def test_a_handful_of_images_still_makes_maps():
+def test_two_images_are_enough_for_maps():
     labels = LabelSpace.from_pairs({"train": [("red", "star")], "test": [("red", "moon")]})
     z = np.eye(2, 4, dtype=np.float32)
     book = np.ones((labels.size, 4), dtype=np.float32)
@@ -118,12 +118,12 @@ def test_a_handful_of_images_still_makes_maps():
 
 
 @pytest.mark.parametrize("world", ["closed", "open"])
-def test_compare_of_two_runs_is_the_difference_of_their_metrics(duplex, project, world):
+def test_compare_equals_the_difference_of_metrics(duplex, project, world):
     found = json.loads(
         duplex("compare", "--dataset", "own", "--methods", "clip", "duplex", "--world", world, "--json").out
     )
     assert found["seeds"] == [0, 1]
-    rows = ("clip", {"closed": "duplex", "open": "duplex_open"}[world])  # who stands for duplex in the open world
+    rows = ("clip", {"closed": "duplex", "open": "duplex_open"}[world])  # shown as duplex in the open world
     records = [
         [json.loads(project.paths.run("own", row, seed).metrics.read_text())[world] for seed in (0, 1)] for row in rows
     ]

@@ -1,4 +1,4 @@
-"""The mean curve against what it averages."""
+"""The mean curve equals the mean of its seeds' curves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def some_margins(seed: int, seen: int = 40, unseen: int = 30) -> Margins:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000))
-def test_unseen_at_is_the_best_that_leaves_so_much_seen(seed):
+def test_unseen_at_is_the_best_at_each_seen_accuracy(seed):
     curve = Curve.of(some_margins(seed, 8, 6))
     grid = np.linspace(0, 1, 11)
     found = unseen_at(curve.seen_accuracy, curve.unseen_accuracy, grid)
@@ -31,7 +31,7 @@ def test_unseen_at_is_the_best_that_leaves_so_much_seen(seed):
         assert value == (enough.max() if enough.size else 0.0)
 
 
-def test_one_seed_is_its_own_curve_within_its_band():
+def test_the_curve_of_one_seed_lies_within_its_interval():
     margins = some_margins(1)
     found = mean_curve([margins], points=801, rounds=50)
     curve = Curve.of(margins)
@@ -43,7 +43,7 @@ def test_one_seed_is_its_own_curve_within_its_band():
     assert ((found.low <= found.unseen + 1e-9) & (found.unseen <= found.high + 1e-9)).mean() > 0.9
 
 
-def test_seeds_are_averaged_and_other_test_sets_have_no_band():
+def test_seeds_are_averaged_and_different_test_sets_have_no_interval():
     pair = [some_margins(1), some_margins(2)]
     both = mean_curve(pair, rounds=5)
     grid = both.seen / 100
@@ -53,7 +53,7 @@ def test_seeds_are_averaged_and_other_test_sets_have_no_band():
     assert (odd.low == odd.unseen).all() and (odd.high == odd.unseen).all()
 
 
-def test_margins_survive_the_file(project):
+def test_margins_are_read_back_from_predictions(project):
     import json
 
     files = project.paths.run("own", "duplex", 0)

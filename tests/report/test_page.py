@@ -1,4 +1,4 @@
-"""The page: every number is read from a file, every name is text, every section stands without its inputs."""
+"""The page: every number cites its file, names are escaped, missing files become notes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pandas as pd
 import pytest
 
 from duplex.report.blocks import (
-    Cell,
     Column,
     Figure,
     Gallery,
     Group,
     Line,
     Note,
-    Part,
     Report,
-    Row,
-    Section,
+    ReportPart,
+    ReportSection,
     Strip,
     Table,
+    TableCell,
+    TableRow,
     Thumb,
 )
 from duplex.report.charts import Chart, Mark, Series, draw
@@ -40,7 +40,7 @@ def page(project):
     return Page(project.page.read_text(encoding="utf-8"))
 
 
-def test_every_number_of_a_table_is_that_of_the_file_it_cites(page):
+def test_every_number_of_a_table_equals_the_one_it_cites(page):
     cells = [e for e in page.elements if "data-from" in e.attributes and "#" in e.attributes["data-from"]]
     assert len(cells) > 80
     for cell in cells:
@@ -58,20 +58,20 @@ def test_every_number_of_a_table_is_that_of_the_file_it_cites(page):
             assert shown[1] == pytest.approx(cited(sources + "_se"), abs=0.05001)
 
 
-def test_parts_of_one_models_score_are_in_the_page(page):
-    """Six sums of parts of `duplex`, four numbers each; `clip` has one part alone."""
+def test_score_terms_are_on_the_page(page):
+    """Six sums of terms of `duplex`, four numbers each; `clip` has one term only."""
     places = [e.attributes["data-from"] for e in page.all("td") if "/terms_" in e.attributes.get("data-from", "")]
     assert len(places) == 24
     assert all(place.startswith("artifacts/summary.json#/own/duplex/terms_") for place in places)
 
 
-def test_no_number_of_a_table_is_without_a_source(page):
+def test_every_number_of_a_table_has_a_source(page):
     cells = [e for e in page.all("td") if e.attributes.get("class") == "num" and e.text != "–"]
     assert cells
     assert not [cell.text for cell in cells if not cell.attributes.get("data-from")]
 
 
-def test_confusions_and_accuracies_are_those_of_the_predictions(page):
+def test_confusions_and_accuracies_equal_the_predictions(page):
     cells = [e for e in page.all("td") if e.attributes.get("data-from", "").endswith("predictions.csv")]
     table = pd.read_csv(cells[0].attributes["data-from"])
     closed = table[table["world"] == "closed"]
@@ -88,7 +88,7 @@ def test_confusions_and_accuracies_are_those_of_the_predictions(page):
     assert found == {name: accuracy[name] for name in found}
 
 
-def test_the_page_loads_nothing_and_has_what_a_reader_needs(page, project):
+def test_the_page_is_self_contained_and_accessible(page, project):
     text = project.page.read_text(encoding="utf-8")
     assert len(text) < 5_000_000
     addresses = [e.attributes[key] for e in page.elements for key in ("src", "href") if key in e.attributes]
@@ -111,7 +111,7 @@ def test_the_same_runs_give_the_same_bytes(project):
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_every_figure_is_a_drawing_of_its_own(project):
+def test_every_figure_is_also_a_file(project):
     drawings = sorted((project.folder / "artifacts/plots/figures").glob("*.svg"))
     assert {"own-curve-closed.svg", "own-curve-open.svg", "own-map-prototypes.svg"} <= {d.name for d in drawings}
     for drawing in drawings:
@@ -123,17 +123,20 @@ def test_every_figure_is_a_drawing_of_its_own(project):
 
 def evil_report() -> Report:
     table = Table(
-        EVIL, [Column(EVIL, False, tip=EVIL), Column("n")], [Row([Cell(EVIL, EVIL, tip=EVIL), Cell("1", 1)])], EVIL
+        EVIL,
+        [Column(EVIL, False, tip=EVIL), Column("n")],
+        [TableRow([TableCell(EVIL, EVIL, tip=EVIL), TableCell("1", 1)])],
+        EVIL,
     )
     series = Series(EVIL, [0.0, 1.0], [0.0, 1.0], marks=[Mark(0.5, 0.5, EVIL)])
     figure = Figure("evil", draw(Chart(EVIL, EVIL, EVIL, [series])), EVIL)
     thumbs = [Thumb(None, EVIL, EVIL, True, [Line(EVIL, False)])]
     gallery = Gallery([Group(EVIL, [Strip(EVIL, thumbs)])], EVIL)
-    parts = [Part(EVIL, [table, figure, gallery, Note(EVIL, "dvc repro")])]
-    return Report(EVIL, EVIL, [Section("evil", EVIL, parts, EVIL)], [(EVIL, EVIL)])
+    parts = [ReportPart(EVIL, [table, figure, gallery, Note(EVIL, "dvc repro")])]
+    return Report(EVIL, EVIL, [ReportSection("evil", EVIL, parts, EVIL)], [(EVIL, EVIL)])
 
 
-def test_names_are_text_never_markup():
+def test_names_are_escaped_on_the_page():
     page = Page(render_page(evil_report()))
     assert not page.all("b")
     assert len(page.all("script")) == 1
@@ -144,15 +147,15 @@ def test_names_are_text_never_markup():
     ElementTree.fromstring(draw(Chart(EVIL, EVIL, EVIL, [Series(EVIL, [0.0], [1.0])])))
 
 
-def test_names_are_text_in_markdown_too():
+def test_names_are_escaped_in_markdown():
     text = render_markdown(evil_report())
     assert "<b>" not in text and "<script>" not in text
     rows = [line for line in text.splitlines() if line.startswith("| &lt;b&gt;")]
     assert rows and all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
 
 
-def test_what_is_missing_is_named_with_its_command_and_the_page_stands(project, tmp_path):
-    """No pictures, no features, no maps, no ablations, no timings, no predictions."""
+def test_missing_files_are_notes_with_commands(project, tmp_path):
+    """Without images, features, maps, ablations, timings and predictions."""
     shutil.copytree(project.folder, tmp_path / "copy")
     root = tmp_path / "copy"
     shutil.rmtree(root / "pictures")
@@ -173,19 +176,19 @@ def test_what_is_missing_is_named_with_its_command_and_the_page_stands(project, 
     assert "Results" in text
 
 
-def test_without_pictures_their_labels_are_shown(project, tmp_path):
+def test_labels_are_shown_without_images(project, tmp_path):
     from tests.projects import inside
 
     shutil.copytree(project.folder, tmp_path / "copy", ignore=shutil.ignore_patterns("pictures"))
     with inside(tmp_path / "copy"):
         text = report.run(project.params, project.paths).read_text()
-    assert "The pictures of own are not on this machine" in text
+    assert "The images of own are not on this machine" in text
     page = Page(text)
     assert not page.all("img")
     assert [e for e in page.all("span") if e.attributes.get("class") == "absent"]
 
 
-def test_a_run_without_prototypes_has_no_maps_and_still_a_page(project, tmp_path):
+def test_methods_without_prototypes_have_a_page_without_maps(project, tmp_path):
     from duplex.stages import inventory, maps
     from tests.projects import inside
 
@@ -194,8 +197,8 @@ def test_a_run_without_prototypes_has_no_maps_and_still_a_page(project, tmp_path
     params = project.params.model_copy(update={"run": run})
     with inside(tmp_path / "copy"):
         inventory.run(params, "own", project.paths)
-        assert json.loads((project.paths.inventory("own") / "shown.json").read_text()) == {}
+        assert json.loads((project.paths.inventory("own") / "featured.json").read_text()) == {}
         maps.run(params, "own", project.paths)
         text = report.run(params, project.paths).read_text()
-    assert "No method of this run has prototypes to map" in text
+    assert "No method of `run:` has visual prototypes to map" in text
     assert "no state and object factors to swap" in text

@@ -1,4 +1,4 @@
-"""Published numbers beside measured ones: only on the benchmarks, only for methods that were run there."""
+"""Published numbers are compared on their benchmarks only, for methods that were run there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.projects import SHIPPED
 from tests.report.test_tables import line, results
 
 
-def test_a_method_stands_beside_its_published_numbers():
+def test_a_method_is_compared_with_its_published_numbers():
     whole = results()
     whole.datasets[0].summary["dfsp_t2i"] = line(21.6)
     table = published_table(whole, whole.datasets[0], "closed")
@@ -24,18 +24,18 @@ def test_a_method_stands_beside_its_published_numbers():
 
 
 @pytest.mark.parametrize(("name", "world"), [("shapes", "closed"), ("mit-states", "open")])
-def test_nothing_is_compared_where_nothing_can_be(name, world):
+def test_other_data_sets_and_worlds_have_no_comparison(name, world):
     whole = results(name)
     assert published_table(whole, whole.datasets[0], world) is None
 
 
-def test_an_interval_that_is_not_there_is_a_dash():
+def test_a_missing_interval_is_a_dash():
     whole = results()
     del whole.datasets[0].summary["clip"]["closed"]["auc_low"]
     assert published_table(whole, whole.datasets[0], "closed").rows[0].cells[-1].text == "–"
 
 
-def test_other_backbones_stand_with_the_quoted_rows_of_the_closed_world():
+def test_other_backbones_are_quoted_in_the_closed_world():
     whole = results()
     rows = [row for row in result_table(whole, whole.datasets[0], "closed").rows if row.quoted]
     tips = [row.cells[0].tip for row in rows]
@@ -44,11 +44,11 @@ def test_other_backbones_stand_with_the_quoted_rows_of_the_closed_world():
     assert (blip["mit-states"], blip["cgqa"]) == ([57.7, 51.7, 41.0, 24.6], [41.7, 37.5, 31.4, 14.0])
 
 
-def test_every_row_that_stands_for_a_published_method_exists():
+def test_every_name_of_a_published_method_exists_in_params():
     shipped, table = load_params(SHIPPED), data_file("quoted.yaml")
     methods = {row["method"] for world in ("closed", "open") for row in table[world]}
-    assert set(table["rows"]) <= methods
-    assert set(table["rows"].values()) <= set(shipped.methods)
+    assert set(table["names"]) <= methods
+    assert set(table["names"].values()) <= set(shipped.methods)
     found = {plain(name) for name in shipped.methods}
     for name in ("CompCos", "CGE", "Co-CGE", "KG-SP", "SCEN", "CANet", "ADE", "GIPCOL", "Troika", "LOGICZSL"):
         assert name in methods and plain(name) in found

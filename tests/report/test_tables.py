@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from duplex.config.params import load_params
-from duplex.report.blocks import Cell, Note, Row, Table
+from duplex.report.blocks import Note, Table, TableCell, TableRow
 from duplex.report.figures import lambda_figures
-from duplex.report.predicted import examples
-from duplex.report.results import DatasetResults, Results, Run
+from duplex.report.predictions import examples
+from duplex.report.results import DatasetResults, Results, RunRecord
 from duplex.report.tables import (
     ablation_tables,
     data_file,
@@ -22,8 +22,8 @@ from duplex.report.tables import (
     ranked,
     result_table,
     statistics_table,
+    term_tables,
 )
-from duplex.report.terms import term_tables
 from tests.projects import SHIPPED
 
 BENCHMARKS = data_file("quoted.yaml")["benchmarks"]
@@ -44,7 +44,7 @@ def results(name: str = "mit-states", pairs: int = 1262, ablations: dict | None 
     ("name", "pairs", "quoted"),
     [("mit-states", 1262, True), ("MIT_States", 1262, True), ("mit-states", 1000, False), ("shapes", 1262, False)],
 )
-def test_published_rows_stand_only_beside_their_benchmark(name, pairs, quoted):
+def test_published_rows_are_shown_for_their_benchmark_only(name, pairs, quoted):
     whole = results(name, pairs)
     table = result_table(whole, whole.datasets[0], "closed")
     rows = [row for row in table.rows if row.quoted]
@@ -69,42 +69,47 @@ def test_published_numbers_are_the_papers():
                     assert auc < hm and (hm <= bound or printed_so), (row["method"], benchmark)
 
 
-def test_costs_of_a_row_with_a_tail_stand_beside_the_papers():
+def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
     timing = {"parameters": 416_320, "codebook_rows": 192, "peak_bytes": 5e8, "seconds_per_epoch": 1.5}
-    deep = {"parameters": 726_592, "tail_blocks": 2, "peak_bytes": 6e8, "seconds_per_epoch": 3.25}
+    deep = {"parameters": 726_592, "finetuned_blocks": 2, "peak_bytes": 6e8, "seconds_per_epoch": 3.25}
     files = {part: f"{part}.json" for part in ("timing", "evaluation_timing")}
-    runs = {"duplex": {0: Run({}, timing=timing, files=files)}, "duplex_deep": {0: Run({}, timing=deep, files=files)}}
-    data = DatasetResults("shapes", {"duplex": line(20.0), "duplex_deep": line(30.0)}, runs=runs)
+    runs = {
+        "duplex": {0: RunRecord({}, timing=timing, files=files)},
+        "dual_finetuned": {0: RunRecord({}, timing=deep, files=files)},
+    }
+    data = DatasetResults("shapes", {"duplex": line(20.0), "dual_finetuned": line(30.0)}, runs=runs)
     table = efficiency_table(Results((data,)), data)
     titles = [column.title for column in table.columns]
     said = {row.cells[0].text: dict(zip(titles, (cell.text for cell in row.cells), strict=True)) for row in table.rows}
-    asked = ("trained parameters", "tail blocks", "codebook rows", "peak memory", "epoch", "AUC")
+    asked = ("trained parameters", "fine-tuned blocks", "prototypes", "peak memory", "epoch", "AUC")
     assert [said["duplex"][title] for title in asked] == ["416,320", "–", "192", "500 MB", "1.50 s", "20.0"]
-    assert [said["duplex_deep"][title] for title in asked] == ["726,592", "2", "–", "600 MB", "3.25 s", "30.0"]
+    assert [said["dual_finetuned"][title] for title in asked] == ["726,592", "2", "–", "600 MB", "3.25 s", "30.0"]
 
 
-def test_counts_say_how_large_the_cache_is_where_that_was_noted():
+def test_counts_include_the_size_of_the_cache():
     noted = {"rows": 4902, "bytes": 46_441_902, "bad": 3}
     for extraction, size in ((noted, "46.4 MB"), ({"rows": 4902, "bad": 3}, "–")):
         data = DatasetResults("shapes", {}, statistics={"states": 12}, extraction=extraction, extraction_file="e.json")
         table = statistics_table(data)
         assert isinstance(table, Table)
         said = {row.cells[0].text: row.cells[1] for row in table.rows}
-        assert (said["feature cache"].text, said["unreadable pictures"].text) == (size, "3")
-    assert said["unreadable pictures"].source == "e.json#/bad"
+        assert (said["feature cache"].text, said["unreadable images"].text) == (size, "3")
+    assert said["unreadable images"].source == "e.json#/bad"
 
 
-def test_the_best_and_the_second_of_each_column_are_marked_and_equals_share():
-    rows = [Row([Cell("a", "a"), Cell(str(v), v)]) for v in (1.0, 3.0, 3.0, 2.0)] + [Row([Cell("b"), Cell("–")])]
+def test_the_best_two_numbers_of_a_column_are_marked():
+    rows = [TableRow([TableCell("a", "a"), TableCell(str(v), v)]) for v in (1.0, 3.0, 3.0, 2.0)] + [
+        TableRow([TableCell("b"), TableCell("–")])
+    ]
     assert [row.cells[1].rank for row in ranked(rows, [1])] == [0, 1, 1, 2, 0]
     assert [row.cells[1].rank for row in ranked(rows[:1], [1])] == [0]
 
 
-def run_of(**world: object) -> Run:
-    return Run({"open": world}, files={"metrics": "own/m/0/metrics.json"})
+def run_of(**world: object) -> RunRecord:
+    return RunRecord({"open": world}, files={"metrics": "own/m/0/metrics.json"})
 
 
-def test_each_judge_of_feasibility_has_a_line_and_what_decides_is_the_first():
+def test_each_source_of_feasibility_has_a_line_the_used_one_first():
     numbers = {"feasible": 9, "val_auc_all_feasible": 1.0, "val_auc_at_threshold": 2.0}
     words, images = {**numbers, "threshold": 0.25, "auc": 3.0}, {**numbers, "threshold": -2.0, "auc": 4.0}
     runs = {
@@ -140,21 +145,21 @@ def test_an_ablation_table_has_the_rows_that_were_run():
     assert "make ablations" in found["Inference terms"].command
 
 
-def test_parts_of_a_score_are_a_table_of_each_method_that_has_them():
+def test_score_terms_are_a_table_per_method():
     summary = {"clip": line(10.0), "duplex": {**line(20.0), "terms_visual": {"auc": 12.0, "auc_se": 0.5, "seeds": 2}}}
     whole = results("shapes")
     note, table = term_tables(whole, dataclasses.replace(whole.datasets[0], summary=summary))
     assert isinstance(note, Note) and isinstance(table, Table) and "duplex" in table.caption
     assert [[row.cells[0].text, row.cells[4].text, row.cells[4].spread] for row in table.rows] == [
         ["visual", "12.0", "± 0.5"],
-        ["all of the score", "20.0", "± 0.1"],
+        ["all score terms", "20.0", "± 0.1"],
     ]
     assert table.rows[0].cells[4].source == "artifacts/summary.json#/shapes/duplex/terms_visual/auc"
     assert table.rows[1].cells[4].source == "artifacts/summary.json#/shapes/duplex/closed/auc"
     assert term_tables(whole, whole.datasets[0]) == []
 
 
-def test_lambda_is_drawn_where_two_values_were_run():
+def test_lambda_is_drawn_if_two_values_were_run():
     spec = data_file("tables.yaml")["sensitivity"]
     one = results(ablations={"lambda_0": line(5.0)}).datasets[0]
     assert lambda_figures(one, spec) == []
@@ -162,8 +167,7 @@ def test_lambda_is_drawn_where_two_values_were_run():
     assert [figure.name for figure in lambda_figures(two, spec)] == ["mit-states-lambda-auc", "mit-states-lambda-hm"]
 
 
-def test_every_row_of_the_ablation_tables_can_be_run():
-    """Each line of tables.yaml names a row that params.yaml has, and lambda's places are their momenta."""
+def test_every_row_of_the_ablation_tables_exists_in_params():
     params, spec = load_params(SHIPPED), data_file("tables.yaml")
     known = {**params.methods, **params.ablations}
     for entry in spec["tables"]:
@@ -174,19 +178,17 @@ def test_every_row_of_the_ablation_tables_can_be_run():
         assert params.method(place["run"]).momentum == place["value"]
 
 
-def test_a_pointer_escapes_what_json_pointers_use():
+def test_pointers_escape_slash_and_tilde():
     assert pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
 
 
-def test_a_world_that_is_left_out_is_not_asked_for_again():
+def test_notes_name_an_omitted_closed_world():
     of_open = DatasetResults("own", {}, {"m": {0: run_of(auc=1.0)}})
-    nothing = DatasetResults("own", {}, {"m": {0: Run({})}})
+    nothing = DatasetResults("own", {}, {"m": {0: RunRecord({})}})
     said = [group_table(data) for data in (of_open, nothing)]
-    assert said[0] == Note(
-        "Frequency groups are the closed world's, which evaluation.worlds in params.yaml leaves out."
-    )
+    assert said[0] == Note("Frequency groups need the closed world, which evaluation.worlds in params.yaml omits.")
     assert isinstance(said[1], Note) and said[1].command == "dvc repro"
     table = pd.DataFrame({"world": ["open"], "seen": [1], "right": [1], "label": ["a b"]})
     notes = [examples(rows, lambda _: None, {}) for rows in (table, table[:0])]
-    assert notes[0] == Note("Examples are the closed world's, which evaluation.worlds in params.yaml leaves out.")
+    assert notes[0] == Note("Examples need the closed world, which evaluation.worlds in params.yaml omits.")
     assert isinstance(notes[1], Note) and notes[1].command == "dvc repro"

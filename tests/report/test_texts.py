@@ -1,4 +1,4 @@
-"""Image to composition against plain loops over a method's own prototypes, and what the page says of it."""
+"""Image-to-text retrieval equals plain loops over the prototypes, and is shown on the page."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from duplex.features.examples import Examples
-from duplex.methods.inspectable import Exhibits
-from duplex.methods.registry import make, parse
-from duplex.report.predicted import examples
-from duplex.report.prototypes import Embedded, embed
-from duplex.report.retrieved import Viewing, prototype_hits
-from duplex.report.texts import Texts, nearest_texts, texts_of
-from duplex.stages.featured_run import load_shown
-from tests.methods.world import DIM, batch_of, features, small_labels, small_setting
+from duplex.methods.base import Inspectable
+from duplex.methods.registry import make_method, parse_options
+from duplex.report.predictions import examples
+from duplex.report.prototype_retrieval import EmbeddedImages, RetrievalContext, embed, prototype_hits
+from duplex.report.texts import Texts, nearest_texts, text_blocks
+from duplex.stages.featured_run import load_featured_run
+from tests.methods.world import DIM, batch_of, features, small_labels, small_task
 from tests.report.reading import Page, cited
 
 LABELS = small_labels()
-CLOSED = LABELS.target("closed", "test").tolist()
+CLOSED = LABELS.candidates("closed", "test").tolist()
 OWN = np.resize(LABELS.pairs["test"], 9)
 BOOK = features(LABELS.size, 3).float()  # a text of every composition
 
 
-def viewing_of(method: Exhibits, z: Tensor) -> tuple[Viewing, Embedded]:
-    """Nine test images that stand in the manifest from row 20 on."""
+def context_of(method: Inspectable, z: Tensor) -> tuple[RetrievalContext, EmbeddedImages]:
+    """Nine test images, at rows of the manifest from 20."""
     test = Examples(np.arange(20, 20 + len(OWN)), {"cls": z}, torch.from_numpy(OWN))
-    viewing = Viewing(method, LABELS, test, [f"{row}.png" for row in test.rows], lambda image: None)
+    viewing = RetrievalContext(method, LABELS, test, [f"{row}.png" for row in test.rows], lambda image: None)
     return viewing, embed(method, test)
 
 
@@ -50,24 +49,24 @@ def plain_texts(z: Any, rows: Any, columns: list[int]) -> list[list[tuple[float,
     return found
 
 
-def reader(scale: float = 1.0, **more: Any) -> Exhibits:
-    return Exhibits(lambda inputs: scale * inputs["cls"], lambda compositions: BOOK[compositions], **more)
+def reader(scale: float = 1.0, **more: Any) -> Inspectable:
+    return Inspectable(lambda inputs: scale * inputs["cls"], lambda compositions: BOOK[compositions], **more)
 
 
 @given(st.integers(0, 2**16))
 @settings(max_examples=30, deadline=None)
-def test_the_nearest_texts_are_a_sort_by_cosine(seed: int) -> None:
+def test_the_nearest_texts_equal_sorting_by_cosine(seed: int) -> None:
     z = features(len(OWN), seed).float()
-    found = nearest_texts(*viewing_of(reader(scale=2.5), z))
+    found = nearest_texts(*context_of(reader(scale=2.5), z))
     assert found is not None
     expected = plain_texts(z, BOOK[CLOSED], CLOSED)
     assert found[0].tolist() == [[composition for _, composition in line] for line in expected]
     np.testing.assert_allclose(found[1], [[cosine for cosine, _ in line] for line in expected], atol=1e-6)
 
 
-def test_lines_and_shares_are_those_of_the_plain_answer() -> None:
+def test_lines_and_shares_equal_plain_loops() -> None:
     z = BOOK[OWN] + 1.5 * features(len(OWN), 8).float()
-    texts = texts_of(*viewing_of(reader(), z), "some.json")
+    texts = text_blocks(*context_of(reader(), z), "some.json")
     expected = plain_texts(z, BOOK[CLOSED], CLOSED)
     assert sorted(texts.lines) == list(range(20, 29))
     for i, line in enumerate(expected):
@@ -82,11 +81,13 @@ def test_lines_and_shares_are_those_of_the_plain_answer() -> None:
             assert texts.numbers["texts"][name][kind] == pytest.approx(100 * sum(some) / len(some))
 
 
-def test_texts_are_compared_in_a_space_of_their_own_where_they_have_one() -> None:
-    """Elsewhere than visual prototypes: there the same features point the other way."""
+def test_texts_are_compared_in_the_text_space_of_the_method() -> None:
+    """Visual prototypes are compared in another space, where the features have the opposite sign."""
     z = BOOK[OWN]
-    method = reader(scale=-1.0, visual=lambda compositions: -BOOK[compositions], spoken=lambda inputs: inputs["cls"])
-    viewing, embedded = viewing_of(method, z)
+    method = reader(
+        scale=-1.0, visual=lambda compositions: -BOOK[compositions], text_space_features=lambda inputs: inputs["cls"]
+    )
+    viewing, embedded = context_of(method, z)
     found = nearest_texts(viewing, embedded)
     assert found is not None
     assert (found[0][:, 0] == OWN).all()
@@ -95,34 +96,33 @@ def test_texts_are_compared_in_a_space_of_their_own_where_they_have_one() -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "row"), [("closed_form", {"losses": [], "inference": ["g"], "adapter": "none"}), ("plid", {})]
+    ("kind", "row"), [("closed_form", {"losses": [], "inference": ["gaussian"], "adapter": "none"}), ("plid", {})]
 )
-def test_kinds_without_semantic_prototypes_say_nothing_of_texts(kind: str, row: dict[str, Any]) -> None:
-    method = make(kind, parse(kind, row), small_setting())
+def test_kinds_without_semantic_prototypes_have_no_texts(kind: str, row: dict[str, Any]) -> None:
+    method = make_method(kind, parse_options(kind, row), small_task())
     method.start(batch_of(features(30, 5).float(), np.resize(LABELS.pairs["train"], 30)))
-    viewing, embedded = viewing_of(method.exhibits(), features(len(OWN), 1).float())
+    viewing, embedded = context_of(method.inspectable(), features(len(OWN), 1).float())
     assert embedded.z is not None and embedded.z.shape == (len(OWN), DIM)
-    assert texts_of(viewing, embedded, "some.json") == Texts()
+    assert text_blocks(viewing, embedded, "some.json") == Texts()
 
 
-def test_examples_without_texts_have_the_best_three_alone() -> None:
+def test_examples_without_texts_show_the_best_three_only() -> None:
     row = {"row": 20, "image": "a.png", "label": "red heart", "world": "closed", "seen": 1, "right": 1}
     predictions = pd.DataFrame([{**row, "top1": "red heart", "top2": "red star", "top3": "hollow star"}])
     plain = examples(predictions, lambda image: None, {})
-    viewing, embedded = viewing_of(reader(), features(len(OWN), 1).float())
-    both = examples(predictions, lambda image: None, texts_of(viewing, embedded, "some.json").lines)
+    viewing, embedded = context_of(reader(), features(len(OWN), 1).float())
+    both = examples(predictions, lambda image: None, text_blocks(viewing, embedded, "some.json").lines)
     shown, more = (one.groups[0].strips[0].thumbs[0].lines for one in (plain, both))  # type: ignore[union-attr]
     assert [line.text for line in shown] == ["red heart", "red star", "hollow star"]
     assert [dataclasses.replace(line, head=False) for line in more[1:4]] == list(shown)
     assert [line.head for line in more] == [True, False, False, False] * 2
 
 
-def test_the_page_shows_the_texts_nearest_to_its_examples(project) -> None:
-    """Each list below a picture is one that the trained method gives a picture of that label."""
+def test_the_page_shows_the_nearest_texts_of_its_examples(project) -> None:
     page = Page(project.page.read_text(encoding="utf-8"))
-    source = load_shown(project.params, "own", "duplex", 0, project.paths)
-    method, labels, test = source.method.exhibits(), source.inputs.labels, source.inputs.examples["test"]
-    columns = labels.target("closed", "test")
+    source = load_featured_run(project.params, "own", "duplex", 0, project.paths)
+    method, labels, test = source.method.inspectable(), source.inputs.labels, source.inputs.examples["test"]
+    columns = labels.candidates("closed", "test")
     expected = plain_texts(method.features(test.inputs), method.semantic(columns), columns.tolist())
     lists = {
         (labels.name(own), *(f"{cosine:.3f} {labels.name(c)}" for cosine, c in line))

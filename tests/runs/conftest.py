@@ -1,4 +1,4 @@
-"""A drawn project small enough to be swept again and again, without DVC."""
+"""A small drawn project, without DVC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy that has its features and no run, with the test in it."""
+    """Return the working folder: a copy of the project with features and without runs."""
     for name in ("params.yaml", "artifacts"):
         (shutil.copytree if name == "artifacts" else shutil.copy)(drawn / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Ablation rows by a sweep against those that the stage makes one after another."""
+"""A sweep of ablations writes the files of the stage `ablate`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from duplex.errors import UsageError
 from duplex.runs.ablation_sweep import sweep_ablations
 from duplex.stages import ablate
 
-ROWS = ("loss_ct", "module_cso")
+ABLATIONS = ("loss_ct", "module_cso")
 
 
 @pytest.fixture
 def small(params):
-    """Two rows, on the drawn data set."""
+    """Two ablations, on the drawn data set."""
     run = params.ablation_run.model_copy(update={"datasets": ("own",), "seeds": (0, 1)})
-    rows = {name: params.ablations[name] for name in ROWS}
+    rows = {name: params.ablations[name] for name in ABLATIONS}
     return params.model_copy(update={"ablation_run": run, "ablations": rows})
 
 
@@ -26,22 +26,22 @@ def contents(paths: ArtifactPaths) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_row_s_files_are_those_of_the_stage(project, small):
+def test_files_are_those_of_the_stage(project, small):
     paths = ArtifactPaths()
-    for name in ROWS:
+    for name in ABLATIONS:
         ablate.run(small, name)
     by_stage = contents(paths)
     for name in by_stage:
         (project / name).unlink()
     report = sweep_ablations(small, None, 2, "local")
-    assert (report.cells, report.made, report.failed) == (4, 4, {})
+    assert (report.runs, report.executed, report.failed) == (4, 4, {})
     assert contents(paths) == by_stage
     assert len(by_stage) == 2 * 2 * 2 + 2
     again = sweep_ablations(small, ["loss_ct"], 2, "local")
-    assert (again.cells, again.there, again.made) == (2, 2, 0)
+    assert (again.runs, again.complete, again.executed) == (2, 2, 0)
 
 
-def test_only_ablations_are_rows_of_it(small):
+def test_unknown_and_repeated_ablations_are_refused(small):
     with pytest.raises(UsageError, match="unknown ablation 'csp'"):
         sweep_ablations(small, ["csp"], 1, "local")
     with pytest.raises(UsageError, match="the ablation loss_ct is named twice"):

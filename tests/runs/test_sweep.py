@@ -1,10 +1,11 @@
-"""A sweep's files against the stages' own, and sweeps that are killed, stopped, or have a cell that fails."""
+"""Sweeps write the files of the stages, and survive being killed, interrupted, and runs that fail."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -16,42 +17,40 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.config.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params, load_params
 from duplex.errors import UsageError
-from duplex.runs.dvc_repo import Project
-from duplex.runs.run_tasks import Cell, Made, Maker, Task, mark_of, missing_stages
-from duplex.runs.sweep import grid, missing_of, sweep, targets_of
-from duplex.runs.worker_pool import on_processes
+from duplex.runs.dvc_repo import DvcRepo
+from duplex.runs.local_engine import run_in_processes
+from duplex.runs.run_tasks import RunExecutor, RunId, RunResult, RunTask, missing_stages
+from duplex.runs.sweep import commit_targets, grid, missing_tasks, sweep
 from duplex.stages import evaluate, train
-from duplex.stages.plan import planned
 from tests.subprocesses import ENVIRONMENT, ROOT, duplex
 
 FILES = ("checkpoint.safetensors", "history.csv", "metrics.json", "curve.csv", "predictions.csv")
-HEARING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # tests in the background do not
-DUPLEX = [sys.executable, "-c", f"{HEARING}; from duplex.cli import main; main()"]
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # off in background processes
+DUPLEX = [sys.executable, "-c", f"{INTERRUPTIBLE}; from duplex.cli import main; main()"]
 
 
 def files(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.name in FILES}
 
 
-def by_stages(params: Params, project: Path, cells: list[Cell]) -> dict[str, bytes]:
-    """The same cells by the stages, one after another, elsewhere."""
+def by_stages(params: Params, project: Path, runs: list[RunId]) -> dict[str, bytes]:
+    """Return the files of the same runs as the stages write them, one after another, into another folder."""
     paths = ArtifactPaths(project / "by stages")
-    for name in {cell.dataset for cell in cells}:
-        keep = ("manifest.csv", "labels.json", "features.h5")
-        for file in keep:
-            (paths.root / name).mkdir(parents=True, exist_ok=True)
+    for name in {run.dataset for run in runs}:
+        (paths.root / name).mkdir(parents=True, exist_ok=True)
+        for file in ("manifest.csv", "labels.json", "features.h5"):
             shutil.copy(project / "artifacts" / name / file, paths.root / name / file)
-    for cell in cells:
-        train.run(params, cell.dataset, cell.method, cell.seed, paths)
-        evaluate.run(params, cell.dataset, cell.method, cell.seed, paths)
+    for run in runs:
+        train.run(params, run.dataset, run.method, run.seed, paths)
+        evaluate.run(params, run.dataset, run.method, run.seed, paths)
     return files(paths.root)
 
 
 def start(*words: str) -> subprocess.Popen[str]:
-    """`duplex sweep` as a user starts it, the leader of its own group."""
+    """Start `duplex sweep` as the leader of its own process group, like a shell does."""
     return subprocess.Popen(
         [*DUPLEX, "sweep", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
         start_new_session=True,
@@ -59,123 +58,122 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_its_files_are_those_of_the_stages_and_a_second_one_makes_nothing(project, params):
-    cells = grid(params, None, ["csp", "closed_form", "duplex_open"], [0, 1])  # warm processes mix them
-    report = sweep(params, cells, 2, "local")
-    assert (report.cells, report.there, report.made, report.failed) == (6, 0, 6, {})
-    assert files(project / "artifacts") == by_stages(params, project, cells)
+def test_files_are_those_of_the_stages_and_a_second_sweep_executes_nothing(project, params):
+    runs = grid(params, None, ["csp", "closed_form", "duplex_open"], [0, 1])  # each process gets different methods
+    report = sweep(params, runs, 2, "local")
+    assert (report.runs, report.complete, report.executed, report.failed) == (6, 0, 6, {})
+    assert files(project / "artifacts") == by_stages(params, project, runs)
     before = {path: path.stat().st_mtime_ns for path in (project / "artifacts").rglob("*") if path.is_file()}
-    again = sweep(params, cells, 2, "local")
-    assert (again.there, again.made) == (6, 0)
+    again = sweep(params, runs, 2, "local")
+    assert (again.complete, again.executed) == (6, 0)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 @pytest.mark.slow
-def test_only_what_is_missing_is_made(params):
-    cell = Cell("own", "csp", 0)
-    sweep(params, [cell], 1, "local")
-    run = ArtifactPaths().run("own", "csp", 0)
-    trained, whole = run.checkpoint.stat().st_mtime_ns, run.metrics.read_bytes()
-    run.metrics.write_text("{}")
-    assert sweep(params, [cell], 1, "local").made == 1
-    assert run.metrics.read_bytes() == whole
-    assert run.checkpoint.stat().st_mtime_ns == trained, "its checkpoint was good"
+def test_only_missing_stages_are_executed(params):
+    run = RunId("own", "csp", 0)
+    sweep(params, [run], 1, "local")
+    paths = ArtifactPaths().run("own", "csp", 0)
+    trained, metrics = paths.checkpoint.stat().st_mtime_ns, paths.metrics.read_bytes()
+    paths.metrics.write_text("{}")
+    assert sweep(params, [run], 1, "local").executed == 1
+    assert paths.metrics.read_bytes() == metrics
+    assert paths.checkpoint.stat().st_mtime_ns == trained, "only evaluation was missing"
     changed = params.model_copy(update={"evaluation": params.evaluation.model_copy(update={"bootstrap": 21})})
-    assert sweep(changed, [cell], 1, "local").made == 1
-    assert run.checkpoint.stat().st_mtime_ns == trained
-    run.checkpoint.unlink()
-    assert sweep(changed, [cell], 1, "local").made == 1
-    assert run.checkpoint.exists()
+    assert sweep(changed, [run], 1, "local").executed == 1
+    assert paths.checkpoint.stat().st_mtime_ns == trained
+    paths.checkpoint.unlink()
+    assert sweep(changed, [run], 1, "local").executed == 1
+    assert paths.checkpoint.exists()
 
 
-def test_what_dvc_has_is_there_and_marks_tell_of_the_rest(tmp_path):
-    task = Task(Cell("d", "m", 0), tmp_path, {"train": "t", "evaluate": "e"})
+@pytest.mark.parametrize(
+    ("outdated", "stages"),
+    [
+        (None, ("train", "evaluate")),
+        ((), None),
+        (("evaluate",), ("evaluate",)),
+        (("train",), ("train", "evaluate")),
+        (("train", "evaluate"), ("train", "evaluate")),
+    ],
+)
+def test_stages_that_dvc_would_not_run_count_as_complete(tmp_path, outdated, stages):
+    task = RunTask(RunId("d", "m", 0), tmp_path, {"train": "t", "evaluate": "e"})
+    missing = missing_tasks([task], {} if outdated is None else {task.run: outdated})
+    assert [("train", "evaluate") if each.train else ("evaluate",) for each in missing] == ([stages] if stages else [])
 
-    def stages(by_dvc):
-        return [("train", "evaluate") if one.train else ("evaluate",) for one in missing_of([task], by_dvc)]
 
-    assert stages({}) == [("train", "evaluate")]
-    assert stages({task.cell: ()}) == []
-    assert stages({task.cell: ("evaluate",)}) == [("evaluate",)]
-    assert stages({task.cell: ("train",)}) == [("train", "evaluate")]
-    assert stages({task.cell: ("train", "evaluate")}) == [("train", "evaluate")]
+@pytest.mark.parametrize("mark", ["", "[]", "null", '{"train": 3}', '{"train": ["other", []], "evaluate": []}'])
+def test_an_invalid_or_outdated_mark_is_ignored(tmp_path, mark):
+    for name in FILES:
+        (tmp_path / name).write_text(name)
+    RunPaths(tmp_path).sweep_mark.write_text(mark)
+    task = RunTask(RunId("d", "m", 0), tmp_path, {"train": "t", "evaluate": "e"})
+    assert missing_stages(task) == ("train", "evaluate")
 
 
-class Asked(Exception):
+class Loading(Exception):
     pass
 
 
-def test_training_and_evaluation_keep_to_their_threads_and_the_plan_has_them(params):
-    seen, before = [], torch.get_num_threads()
+def test_stages_use_the_threads_of_their_training_options(params):
+    used, before = [], torch.get_num_threads()
 
     def load(*_, **__):
-        seen.append(torch.get_num_threads())
-        raise Asked
+        used.append(torch.get_num_threads())
+        raise Loading
 
     train.run(params, "own", "closed_form", 0)
     torch.set_num_threads(3)
     try:
         for stage in (train, evaluate):
-            with pytest.raises(Asked):
+            with pytest.raises(Loading):
                 stage.run(params, "own", "closed_form", 0, load=load)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-    assert seen == [1, 1]
-    record = planned(params, "own", "csp")
-    assert (record["train"]["training"]["threads"], record["evaluate"]["threads"]) == (1, 1)
-
-
-@pytest.mark.parametrize("mark", ["", "[]", "null", '{"train": 3}', '{"train": ["other", []], "evaluate": []}'])
-def test_a_mark_that_says_something_else_is_none(tmp_path, mark):
-    for name in FILES:
-        (tmp_path / name).write_text(name)
-    mark_of(tmp_path).write_text(mark)
-    assert missing_stages(Task(Cell("d", "m", 0), tmp_path, {"train": "t", "evaluate": "e"})) == ("train", "evaluate")
+    assert used == [1, 1]
 
 
 @pytest.mark.slow
-def test_a_cell_that_fails_is_named_and_stops_no_other(project):
+def test_a_failed_run_is_reported_and_stops_no_other(project):
     done = duplex("sweep", "--methods", "dfsp_t2i,csp", "--seeds", "0", "--jobs", "1", "--json")
-    assert done.returncode == 2
+    assert done.returncode == 1
     lines = done.stderr.strip().splitlines()
-    assert lines[0].startswith("2 cells: 1 made in ") and lines[0].endswith(", 1 failed")
+    assert lines[0].startswith("2 runs: 1 trained and evaluated in ") and lines[0].endswith(", 1 failed")
     assert lines[1].startswith("own dfsp_t2i 0: ") and "extraction.tokens" in lines[1]
     assert len(lines) == 2
-    assert json.loads(done.stdout)["made"] == 1
+    assert json.loads(done.stdout)["executed"] == 1
     assert (project / "artifacts/own/csp/0/metrics.json").exists()
 
 
-class Mortal(Maker):
-    """Dies over seed 1."""
-
-    def make(self, task: Task) -> Made:
-        if task.cell.seed == 1:
+class KilledBySeed1(RunExecutor):
+    def execute(self, task: RunTask) -> RunResult:
+        if task.run.seed == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return Made(task, 0.0)
+        return RunResult(task, 0.0)
 
 
-def test_a_process_that_dies_costs_one_cell(params):
-    tasks = [Task(Cell("own", "csp", seed), Path("out"), {}) for seed in range(4)]
-    found = {
-        made.task.cell.seed: made.failed for made in on_processes(tasks, Mortal(params, ArtifactPaths(), 1), 1, [])
-    }
-    assert [seed for seed, failed in found.items() if failed is None] == [0, 2, 3]
-    assert "was killed by signal 9" in (found[1] or "")
+def test_a_process_that_dies_fails_its_current_run_only(params):
+    tasks = [RunTask(RunId("own", "csp", seed), Path("out"), {}) for seed in range(4)]
+    results = run_in_processes(tasks, KilledBySeed1(params, ArtifactPaths(), 1), 1, [])
+    errors = {result.task.run.seed: result.error for result in results}
+    assert [seed for seed, error in errors.items() if error is None] == [0, 2, 3]
+    assert "was killed by signal 9" in (errors[1] or "")
 
 
-class Telling(Maker):
-    def make(self, task: Task) -> Made:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ["OMP_WAIT_POLICY"], torch.get_num_threads()
-        return Made(task, 0.0, said=repr(seen))
+class PrintsEnvironment(RunExecutor):
+    def execute(self, task: RunTask) -> RunResult:
+        values = os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ["OMP_WAIT_POLICY"], torch.get_num_threads()
+        return RunResult(task, 0.0, output=repr(values))
 
 
-def test_gpus_go_to_the_processes_in_turn(params, monkeypatch):
+def test_each_process_gets_one_gpu_in_turn(params, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    tasks = [Task(Cell("own", "csp", seed), Path("out"), {}) for seed in range(2)]
-    found = {made.said for made in on_processes(tasks, Telling(params, ArtifactPaths(), 1), 2, ["4", "7"])}
-    assert found <= {"('4', 'passive', 2)", "('7', 'passive', 2)"}
+    tasks = [RunTask(RunId("own", "csp", seed), Path("out"), {}) for seed in range(2)]
+    results = run_in_processes(tasks, PrintsEnvironment(params, ArtifactPaths(), 1), 2, ["4", "7"])
+    assert {result.output for result in results} <= {"('4', 'passive', 2)", "('7', 'passive', 2)"}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
     assert "OMP_WAIT_POLICY" not in os.environ
 
@@ -190,9 +188,9 @@ def lengthen(project: Path, epochs: int) -> Params:
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_and_started_again_it_leaves_the_same_bytes(project):
+def test_a_sweep_killed_at_random_moments_and_resumed_leaves_the_same_bytes(project):
     params, moment = lengthen(project, 8), random.Random(0)
-    cells = grid(params, None, ["csp"], None)
+    runs = grid(params, None, ["csp"], None)
     words = ["--methods", "csp", "--jobs", "2"]
     for _ in range(2):
         running, before, began = start(*words), saved(project), time.monotonic()
@@ -200,39 +198,39 @@ def test_killed_at_any_moment_and_started_again_it_leaves_the_same_bytes(project
             assert time.monotonic() - began < 300
             time.sleep(0.01)
         time.sleep(moment.uniform(0, 1))
-        running.kill()  # its workers are no group of ours: they must see for themselves
+        running.kill()  # its workers notice by themselves that their parent is gone
         running.communicate()
     last = start(*words)
     _, err = last.communicate()
     assert last.returncode == 0, err
-    assert "cells: " in err
-    assert files(project / "artifacts") == by_stages(params, project, cells)
+    assert "runs: " in err
+    assert files(project / "artifacts") == by_stages(params, project, runs)
     assert not list((project / "artifacts").rglob("training.partial"))
 
 
 def saved(project: Path) -> set[tuple[str, int]]:
-    """What unfinished and finished training there is."""
+    """Return the states of unfinished training and the marks of finished runs."""
     kept = [*project.rglob("training.partial"), *project.rglob("swept.partial")]
     return {(str(path), path.stat().st_mtime_ns) for path in kept if path.exists()}
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_one_sentence(project):
+def test_ctrl_c_prints_one_line(project):
     lengthen(project, 400)
     running, began = start("--methods", "duplex_open", "--jobs", "2"), time.monotonic()
     while not saved(project):
         assert time.monotonic() - began < 300
         time.sleep(0.01)
-    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all of them
+    os.killpg(running.pid, signal.SIGINT)  # a terminal signals all of them
     try:
         _, err = running.communicate(timeout=60)
     finally:
         running.kill()
-    assert (running.returncode, err) == (130, "duplex: stopped; the same command takes it up again\n")
+    assert (running.returncode, err) == (130, "duplex: stopped; the same command resumes the work\n")
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--methods", "cps"], "unknown method 'cps'"),
         (["--datasets", "shape"], "unknown data set 'shape'"),
@@ -244,7 +242,7 @@ def test_ctrl_c_is_one_sentence(project):
         (["--engine", "slurm"], "unknown engine 'slurm'; known: local, ray"),
     ],
 )
-def test_a_wrong_request_is_one_sentence(project, capsys, monkeypatch, words, says):
+def test_a_wrong_argument_is_reported_in_one_line(project, capsys, monkeypatch, words, message):
     from duplex.cli import main
 
     monkeypatch.setattr(sys, "argv", ["duplex", "sweep", *words])
@@ -252,29 +250,29 @@ def test_a_wrong_request_is_one_sentence(project, capsys, monkeypatch, words, sa
         main()
     err = capsys.readouterr().err
     assert left.value.code in (1, 2)
-    assert says in err
+    assert message in err
     assert err.count("\n") == 1
 
 
-def test_the_grid_is_run_s_where_nobody_names_another(params):
+def test_the_grid_is_that_of_run_by_default(params):
     assert grid(params, None, None, None) == [
-        Cell("own", method, seed) for method in ("csp", "closed_form") for seed in (0, 1)
+        RunId("own", method, seed) for method in ("csp", "closed_form") for seed in (0, 1)
     ]
-    assert grid(params, None, ["cso"], [5]) == [Cell("own", "cso", 5)]
+    assert grid(params, None, ["cso"], [5]) == [RunId("own", "cso", 5)]
     with pytest.raises(UsageError):
         grid(params, None, ["module_cso"], None)
 
 
-def test_a_group_is_named_only_where_nothing_else_of_it_has_changed():
-    tasks = [Task(Cell("d", "m", seed), Path(str(seed)), {}) for seed in (0, 1)]
-    own = [f"{stage}@d-m-{seed}" for stage in ("train", "evaluate") for seed in (0, 1)]
-    assert targets_of(tasks, ["plan", *own]) == ["plan", "train", "evaluate"]
-    assert targets_of(tasks, [*own, "train@d-m-2"]) == ["plan", *own]
-    assert targets_of(tasks[:1], own) == ["plan", "train@d-m-0", "evaluate@d-m-0"]
+def test_stages_are_committed_as_a_group_if_no_other_instance_has_changed():
+    tasks = [RunTask(RunId("d", "m", seed), Path(str(seed)), {}) for seed in (0, 1)]
+    stages = [f"{stage}@d-m-{seed}" for stage in ("train", "evaluate") for seed in (0, 1)]
+    assert commit_targets(tasks, ["plan", *stages]) == ["plan", "train", "evaluate"]
+    assert commit_targets(tasks, [*stages, "train@d-m-2"]) == ["plan", *stages]
+    assert commit_targets(tasks[:1], stages) == ["plan", "train@d-m-0", "evaluate@d-m-0"]
 
 
 @pytest.mark.long
-def test_dvc_runs_nothing_of_it(project, monkeypatch):
+def test_dvc_repro_runs_no_stage_of_a_finished_sweep(project, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "PATH", f"{Path(sys.executable).parent}:{ENVIRONMENT['PATH']}")
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(project))
     for name in ("PATH", "PYTHONPATH"):
@@ -285,43 +283,43 @@ def test_dvc_runs_nothing_of_it(project, monkeypatch):
     dvc = [sys.executable, "-m", "dvc"]
     for words in (["git", "init", "-q", "."], [*dvc, "init", "-q"], [*dvc, "commit", "-fq", "prepare", "extract"]):
         subprocess.run(words, check=True, env=ENVIRONMENT)
-    assert Project.at(project) == Project(project)
+    assert DvcRepo.at(project) == DvcRepo(project)
     first = start("--methods", "csp", "--seeds", "0", "--json")
     out, err = first.communicate()
     assert first.returncode == 0, err
-    assert json.loads(out)["handed"] == 1
+    assert json.loads(out)["committed"] == 1
     assert not list(project.rglob("swept.partial"))
     rest = start("--json")
     out, err = rest.communicate()
     assert rest.returncode == 0, err
-    found = json.loads(out)
-    assert (found["cells"], found["there"], found["made"], found["handed"]) == (4, 1, 3, 3)
-    whole = files(project / "artifacts")
+    report = json.loads(out)
+    assert [report[key] for key in ("runs", "complete", "executed", "committed")] == [4, 1, 3, 3]
+    before = files(project / "artifacts")
     done = subprocess.run(
         [*dvc, "repro", "train", "evaluate"], capture_output=True, text=True, env=ENVIRONMENT, check=True
     )
-    assert "Running stage" not in done.stdout
-    assert files(project / "artifacts") == whole
+    assert re.findall("Running stage '(.*)'", done.stdout) == ["plan"]
+    assert files(project / "artifacts") == before
     (project / "artifacts/own/features.h5").touch()
     (project / "artifacts/own/labels.json").write_text("{}")
     stale = start()
     _, err = stale.communicate()
     assert stale.returncode == 1
-    assert "`dvc commit prepare@own` keeps what is there" in err
+    assert "`dvc commit prepare@own` to keep the files as they are" in err
 
 
 @pytest.mark.slow
-def test_on_ray_the_files_are_the_same(project, params):
+def test_files_are_the_same_on_ray(project, params):
     ray = pytest.importorskip("ray")
     ray.init(
         num_cpus=3, include_dashboard=False, log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}},
     )  # fmt: skip
     try:
-        cells = grid(params, None, ["csp", "dfsp_t2i"], [0, 1])
-        report = sweep(params, cells, None, "ray")
+        runs = grid(params, None, ["csp", "dfsp_t2i"], [0, 1])
+        report = sweep(params, runs, None, "ray")
     finally:
         ray.shutdown()
-    assert report.made == 2
+    assert report.executed == 2
     assert [name for name in report.failed if "dfsp" not in name] == []
-    assert files(project / "artifacts") == by_stages(params, project, cells[:2])
+    assert files(project / "artifacts") == by_stages(params, project, runs[:2])

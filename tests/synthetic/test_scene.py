@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.synthetic import HARSH, LOOKS, MILD, OUTLINES, SIDE, Look, picture, stream
+from duplex.synthetic import HARSH, LOOKS, MILD, OUTLINES, SIDE, Look, draw_image, random_stream
 
 QUIET = replace(MILD, noise=(0.0, 0.0), textured=0.0)
 
 
 def pixels(kind, look, style=QUIET, name="test"):
-    return np.asarray(picture(kind, look, style, stream(5, name))).astype(int)
+    return np.asarray(draw_image(kind, look, style, random_stream(5, name))).astype(int)
 
 
 @pytest.mark.parametrize("state", [name for name in LOOKS if name != "plain"])
@@ -39,15 +39,15 @@ def test_outlines_lie_about_the_unit_disc_and_are_dense(kind):
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from(sorted(OUTLINES)), st.sampled_from(sorted(LOOKS)), st.integers(0, 10**6), st.booleans())
 def test_any_picture_is_a_small_rgb_picture_with_something_on_it(kind, state, number, harsh):
-    image = picture(kind, LOOKS[state], HARSH if harsh else MILD, stream(number, "any"))
+    image = draw_image(kind, LOOKS[state], HARSH if harsh else MILD, random_stream(number, "any"))
     assert (image.size, image.mode) == ((SIDE, SIDE), "RGB")
     assert np.asarray(image).std() > 0
 
 
 def test_streams_are_independent_and_repeat():
-    assert np.array_equal(stream(1, "a").random(4), stream(1, "a").random(4))
-    assert not np.array_equal(stream(1, "a").random(4), stream(1, "b").random(4))
-    assert not np.array_equal(stream(1, "a").random(4), stream(2, "a").random(4))
+    assert np.array_equal(random_stream(1, "a").random(4), random_stream(1, "a").random(4))
+    assert not np.array_equal(random_stream(1, "a").random(4), random_stream(1, "b").random(4))
+    assert not np.array_equal(random_stream(1, "a").random(4), random_stream(2, "a").random(4))
 
 
 def test_colour_names_mean_their_colours():

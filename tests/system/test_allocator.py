@@ -1,4 +1,4 @@
-"""Counted in page faults: memory that is freed and taken again is not cleared again."""
+"""Freed memory stays with the process, counted in page faults."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from duplex.system.allocator import OWN, keep_freed_memory
+from duplex.system.allocator import USER_SETTINGS, keep_freed_memory
 
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone gives memory back so")
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc returns memory like this")
 FAULTS = """
 import resource, torch
-from duplex.cli import guarded
+from duplex.system.error_report import run_command
 def layers():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
@@ -22,26 +22,26 @@ def layers():
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 torch.ones(1)
 layers()
-guarded(layers)
+run_command(layers)
 """
 
 
 @glibc
-def test_a_commands_process_keeps_what_it_freed() -> None:
-    given = {key: value for key, value in os.environ.items() if key not in OWN}
+def test_a_command_keeps_freed_memory() -> None:
+    given = {key: value for key, value in os.environ.items() if key not in USER_SETTINGS}
     done = subprocess.run([sys.executable, "-c", FAULTS], stdout=subprocess.PIPE, text=True, check=True, env=given)
     plain, kept = map(int, done.stdout.split())
     assert kept * 4 < plain
 
 
 @glibc
-def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thresholds_set_by_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     assert not keep_freed_memory()
 
 
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in OWN:
+def test_nothing_is_done_with_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in USER_SETTINGS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     monkeypatch.setattr("ctypes.CDLL", lambda *_: pytest.fail("looked for mallopt"))

@@ -1,4 +1,4 @@
-"""What stops a command is one sentence with an exit code, whatever it was."""
+"""Errors of commands are one line and an exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from duplex import __version__
 from duplex.errors import DuplexError, UsageError
-from duplex.system.error_report import Terminated, guarded
+from duplex.system.error_report import Terminated, run_command
 from tests.subprocesses import ENVIRONMENT, ROOT, duplex
 
 DUPLEX = [sys.executable, "-c", "from duplex.cli import main; main()"]
@@ -29,9 +29,9 @@ def raising(error: BaseException) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "says"),
+    ("error", "code", "message"),
     [
-        (DuplexError("it is broken;\nmend it"), 1, "it is broken; mend it"),
+        (DuplexError("it is broken;\nfix it"), 1, "it is broken; fix it"),
         (UsageError("no such name"), 2, "no such name"),
         (KeyboardInterrupt(), 130, "stopped"),
         (Terminated(), 143, "stopped"),
@@ -43,26 +43,28 @@ def raising(error: BaseException) -> Callable[[], None]:
         (OSError(errno.EMFILE, "Too many open files"), 1, "too many open files"),
     ],
 )
-def test_each_is_one_line(error: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_error_is_one_line(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
-        guarded(raising(error))
+        run_command(raising(error))
     out, err = capsys.readouterr()
     assert (left.value.code, out) == (code, "")
-    assert err.startswith("duplex: ") and says in err and err.count("\n") == 1
+    assert err.startswith("duplex: ") and message in err and err.count("\n") == 1
 
 
-def test_a_fault_of_the_program_is_not_hidden() -> None:
+def test_errors_of_the_program_keep_their_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
-        guarded(raising(ZeroDivisionError()))
+        run_command(raising(ZeroDivisionError()))
 
 
-def test_work_that_is_done_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    guarded(lambda: None)
+def test_success_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    run_command(lambda: None)
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(("words", "setting"), [(["--debug"], {}), ([], {"DUPLEX_DEBUG": "1"})])
-def test_debugging_shows_the_traceback_and_cause(tmp_path: Path, words: list[str], setting: dict[str, str]) -> None:
+def test_debug_adds_the_traceback_with_its_cause(tmp_path: Path, words: list[str], setting: dict[str, str]) -> None:
     (tmp_path / "bad.npz").write_bytes(b"PK no archive")
     command = [*DUPLEX, *words, "score", str(tmp_path / "bad.npz")]
     plain = subprocess.run(
@@ -79,8 +81,8 @@ def test_the_version_is_printed() -> None:
     assert (done.returncode, done.stdout) == (0, f"duplex {__version__}\n")
 
 
-def test_a_reader_that_leaves_is_not_an_error() -> None:
-    """`duplex encoders | head -1`: a hundred lines into a pipe that nobody reads."""
+def test_a_closed_pipe_is_not_an_error() -> None:
+    """`duplex encoders | head -1`: a hundred lines into a closed pipe."""
     ours, theirs = os.pipe()
     os.close(ours)
     done = subprocess.run([*DUPLEX, "encoders"], env=ENVIRONMENT, stdout=theirs, stderr=subprocess.PIPE, check=False)
@@ -90,17 +92,17 @@ def test_a_reader_that_leaves_is_not_an_error() -> None:
 
 WAITING = """
 import signal, time
-from duplex.cli import guarded
-signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf where tests run in the background
+from duplex.system.error_report import run_command
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if tests run in the background
 def work():
     print("begun", flush=True)
     time.sleep(60)
-guarded(work)
+run_command(work)
 """
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_script_with_one_line(number: signal.Signals, code: int) -> None:
+def test_a_signal_stops_a_script_with_one_line(number: signal.Signals, code: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", WAITING], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -108,12 +110,12 @@ def test_a_signal_ends_a_script_with_one_line(number: signal.Signals, code: int)
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == code
-    assert err == "duplex: stopped; the same command takes it up again\n"
+    assert err == "duplex: stopped; the same command resumes the work\n"
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "pipeline").glob("*.py")))
-def test_scripts_import_what_takes_time_only_under_the_guard(script: str) -> None:
-    """So that Ctrl-C in the seconds that torch needs to load is a line too."""
+def test_scripts_import_torch_only_inside_of_run_command(script: str) -> None:
+    """Then Ctrl-C while torch is imported is one line, too."""
     path = ROOT / "pipeline" / script
     code = f"import runpy, sys; runpy.run_path({str(path)!r}); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
@@ -123,7 +125,7 @@ def test_scripts_import_what_takes_time_only_under_the_guard(script: str) -> Non
 @pytest.mark.parametrize(
     "words", [["init", ""], ["predict", ""], ["data", "add", "own", ""], ["extract", "-d", "shapes", "--out", ""]]
 )
-def test_an_empty_word_is_not_the_current_folder(tmp_path, words):
+def test_an_empty_argument_is_refused(tmp_path, words):
     """`duplex init "$WHERE"` with nothing in it."""
     (tmp_path / "picture.png").write_bytes(b"mine")
     done = duplex(*words, cwd=tmp_path)

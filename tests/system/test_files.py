@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, whatever stops their writer."""
+"""Files appear whole or not at all, whatever interrupts the writer."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ import pytest
 
 from duplex.errors import DuplexError
 from duplex.system import files
-from duplex.system.files import replaced, replaced_folder, sha256, write_text
+from duplex.system.files import replace_file, replace_folder, sha256, write_text
 from tests.subprocesses import ENVIRONMENT
 
 
-def left(folder: Path) -> list[str]:
+def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_file_appears_at_the_end_with_its_folders(tmp_path: Path) -> None:
+def test_the_file_and_its_folders_appear_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "file.txt"
-    with replaced(path) as scratch:
+    with replace_file(path) as scratch:
         scratch.write_text("whole")
         assert not path.exists() and scratch.parent == path.parent
-    assert path.read_text() == "whole" and left(path.parent) == ["file.txt"]
+    assert path.read_text() == "whole" and names(path.parent) == ["file.txt"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_block_that_fails_leaves_what_was_there_and_no_scratch(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_failed_block_leaves_the_old_file_and_no_scratch_file(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "file.txt"
     path.write_text("before")
-    with pytest.raises(error), replaced(path) as scratch:
+    with pytest.raises(error), replace_file(path) as scratch:
         scratch.write_text("half")
         raise error
-    assert path.read_text() == "before" and left(tmp_path) == ["file.txt"]
+    assert path.read_text() == "before" and names(tmp_path) == ["file.txt"]
 
 
 @pytest.mark.parametrize(("number", "says"), [(errno.ENOSPC, "the disk is full; make room"), (errno.EACCES, "denied")])
-def test_what_the_system_refuses_is_one_sentence_with_its_cause(tmp_path: Path, number: int, says: str) -> None:
+def test_a_system_error_is_reported_with_its_cause(tmp_path: Path, number: int, says: str) -> None:
     path = tmp_path / "file.txt"
-    with pytest.raises(DuplexError, match=says) as caught, replaced(path) as scratch:
+    with pytest.raises(DuplexError, match=says) as caught, replace_file(path) as scratch:
         raise OSError(number, os.strerror(number), str(scratch))
     assert isinstance(caught.value.__cause__, OSError) and str(path) in str(caught.value)
-    assert left(tmp_path) == []
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_the_mode_follows_the_umask_whoever_made_the_scratch(tmp_path: Path, mask: int) -> None:
+def test_the_mode_follows_the_umask(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        with replaced(tmp_path / "file") as scratch:
+        with replace_file(tmp_path / "file") as scratch:
             scratch.unlink()
             os.close(os.open(scratch, os.O_CREAT | os.O_WRONLY, 0o600))  # as safetensors and tempfile do
     finally:
@@ -61,7 +61,7 @@ def test_the_mode_follows_the_umask_whoever_made_the_scratch(tmp_path: Path, mas
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_is_not_touched(tmp_path: Path) -> None:
+def test_a_link_is_replaced_and_its_target_unchanged(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("kept")
     (tmp_path / "link").symlink_to("cache")
     write_text(tmp_path / "link", "ours")
@@ -78,7 +78,7 @@ def test_a_folder_or_a_pipe_is_never_replaced(tmp_path: Path, kind: str) -> None
     assert path.is_dir() or path.is_fifo()
 
 
-def test_a_file_where_a_folder_should_be_is_one_sentence(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DuplexError, match="cannot be written"):
         write_text(tmp_path / "file" / "below", "text")
@@ -90,7 +90,7 @@ def test_bytes_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(files.os, "fsync", lambda fd: (happened.append("fsync"), fsync(fd)))
     monkeypatch.setattr(files.os, "replace", lambda a, b: (happened.append("rename"), replace(a, b)))
     write_text(tmp_path / "file", "text")
-    with replaced(tmp_path / "quick", sync=False):
+    with replace_file(tmp_path / "quick", sync=False):
         pass
     assert happened == ["fsync", "rename", "rename"]
 
@@ -98,29 +98,29 @@ def test_bytes_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytes
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from duplex.system.files import replaced
-with replaced(Path(sys.argv[1])) as scratch:
+from duplex.system.files import replace_file
+with replace_file(Path(sys.argv[1])) as scratch:
     scratch.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_the_scratch_of_a_killed_writer_goes_with_the_next_write(tmp_path: Path) -> None:
+def test_the_next_write_removes_the_scratch_file_of_a_killed_writer(tmp_path: Path) -> None:
     path = tmp_path / "file"
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=ENVIRONMENT, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert len(left(tmp_path)) == 1 and left(tmp_path)[0].endswith(".partial")
+    assert len(names(tmp_path)) == 1 and names(tmp_path)[0].endswith(".partial")
     alive, other = tmp_path / f"file.{os.getppid()}.partial", tmp_path / "file.other.partial"
     alive.touch(), other.touch()
     write_text(path, "whole")
-    assert left(tmp_path) == sorted(["file", alive.name, other.name])
+    assert names(tmp_path) == sorted(["file", alive.name, other.name])
 
 
 @pytest.mark.parametrize("rivals", [1, 3])
-def test_the_later_of_two_who_make_one_folder_stays(
+def test_of_two_processes_that_write_one_folder_the_later_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rivals: int
 ) -> None:
-    """Another process may take the name between the removal of the old folder and the rename."""
+    """Another process may create the folder between the removal of the old one and the rename."""
     path, rename, came = tmp_path / "plan", os.replace, list[int]()
 
     def late(scratch: Path, final: Path) -> None:
@@ -131,22 +131,22 @@ def test_the_later_of_two_who_make_one_folder_stays(
         rename(scratch, final)
 
     monkeypatch.setattr("duplex.system.files.os.replace", late)
-    with replaced_folder(path) as scratch:
+    with replace_folder(path) as scratch:
         (scratch / "ours").write_text("ours")
-    assert (left(path), left(tmp_path), len(came)) == (["ours"], ["plan"], rivals)
+    assert (names(path), names(tmp_path), len(came)) == (["ours"], ["plan"], rivals)
 
 
-def test_a_folder_that_never_gets_its_name_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_replaced_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOTEMPTY, "Directory not empty")
 
     monkeypatch.setattr("duplex.system.files.os.replace", full)
     says = "plan cannot be written: directory not empty"
-    with pytest.raises(DuplexError, match=says), replaced_folder(tmp_path / "plan"):
+    with pytest.raises(DuplexError, match=says), replace_folder(tmp_path / "plan"):
         pass
-    assert left(tmp_path) == []
+    assert names(tmp_path) == []
 
 
-def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:
+def test_sha256_hashes_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     assert sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,4 +1,4 @@
-"""So many threads inside, as many as before outside."""
+"""`threads` sets the number of threads within its block only."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def three():
 
 
 @pytest.mark.parametrize(("wanted", "found"), [(1, 1), (2, 2), ("auto", 3)])
-def test_a_block_has_the_threads_it_asks_for(wanted, found):
+def test_a_block_runs_with_the_wanted_threads(wanted, found):
     with threads(wanted):
         assert torch.get_num_threads() == found
     assert torch.get_num_threads() == 3
 
 
-def test_a_block_that_fails_gives_them_back():
+def test_a_failed_block_restores_the_number_of_threads():
     with pytest.raises(KeyError), threads(1):
         raise KeyError
     assert torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize("wanted", [0, -1, "all", 1.5, 2000, True])
-def test_what_is_no_number_of_threads_is_refused(wanted):
+def test_an_invalid_number_of_threads_is_refused(wanted):
     with pytest.raises(OptionError, match="threads"):
         TrainingOptions(learning_rate=0.1, batch_size=1, epochs=1, threads=wanted)

@@ -1,4 +1,4 @@
-"""What validation chooses: the bias where the harmonic mean is best, and the threshold where the AUC is."""
+"""Calibration: the bias maximises the harmonic mean, the threshold the AUC, on validation images."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError
-from duplex.evaluation.accumulator import Evidence
+from duplex.evaluation.accumulator import ScoreAccumulator
 from duplex.evaluation.metrics import measure
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
 from duplex.layers.word_feasibility import feasibility
 from duplex.methods.duplex import Duplex
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.training.calibration import Calibration, calibrate, likely, passing, plausible
+from duplex.training.calibration import (
+    Calibration,
+    calibrate,
+    feasibility_by_likelihood,
+    feasibility_by_words,
+    feasible_compositions,
+)
 from tests.methods.field import words
-from tests.methods.world import features, scores_of, small_labels, small_method, small_setting
+from tests.methods.world import features, scores_of, small_labels, small_method, small_task
 
 LABELS = small_labels()
 IMAGES = 40
@@ -35,29 +41,29 @@ def method():
     return small_method(Options(width=5)).eval()
 
 
-class Judging(Duplex):
-    """Composition `c` is the likelier the larger its number."""
+class WithLikelihood(Duplex):
+    """A method whose likelihood grows with the number of the composition."""
 
     def likelihood(self) -> torch.Tensor:
         return torch.arange(self.labels.size)
 
 
-def judging(kind: type[Duplex] = Judging) -> Duplex:
+def with_likelihood(kind: type[Duplex] = WithLikelihood) -> Duplex:
     torch.manual_seed(0)
-    judge = kind(small_setting(), Options(width=5)).double()
-    judge.load_state_dict(method().state_dict())
-    return judge.eval()
+    built = kind(small_task(), Options(width=5)).double()
+    built.load_state_dict(method().state_dict())
+    return built.eval()
 
 
 def harmonic(scores: np.ndarray, target: np.ndarray, seen: np.ndarray, bias: float) -> float:
-    """HM where unseen columns are raised by a bias, image by image."""
+    """The harmonic mean at a bias, image by image."""
     right = (scores + np.where(seen, 0.0, bias)).argmax(1) == target
     s, u = right[seen[target]].mean(), right[~seen[target]].mean()
     return 2 * s * u / (s + u) if s + u else 0.0
 
 
-def test_the_bias_is_where_the_harmonic_mean_is_best() -> None:
-    columns = LABELS.target("closed", "val")
+def test_the_bias_maximises_the_harmonic_mean() -> None:
+    columns = LABELS.candidates("closed", "val")
     found = calibrate(method(), VAL, LABELS, "closed", words(), 50)
     assert found.to_dict() == {"bias": found.bias}  # no threshold in the closed world
     scores = scores_of(method(), columns, VAL.inputs["cls"]).double().numpy()
@@ -67,15 +73,15 @@ def test_the_bias_is_where_the_harmonic_mean_is_best() -> None:
     assert reached == pytest.approx(max(others)) and reached > harmonic(scores, target, seen, 0.0)
 
 
-def test_the_threshold_is_where_the_auc_is_best_and_the_bias_is_read_under_it() -> None:
+def test_the_threshold_maximises_the_auc_and_the_bias_is_chosen_at_it() -> None:
     found = calibrate(method(), VAL, LABELS, "open", words(), 50)
     feasible = feasibility(words().states.numpy(), words().objects.numpy(), LABELS)
-    scores = scores_of(method(), LABELS.target("open", "val"), VAL.inputs["cls"]).numpy()
+    scores = scores_of(method(), LABELS.candidates("open", "val"), VAL.inputs["cls"]).numpy()
     target, seen = VAL.compositions.numpy(), LABELS.seen
 
     def auc(threshold: float) -> float:
         masked = np.where(feasible >= threshold, scores, -np.inf)
-        value = measure(Evidence(target, seen).add(masked).rivals(), 1, rounds=0).auc
+        value = measure(ScoreAccumulator(target, seen).add(masked).competitors(), 1, rounds=0).auc
         assert value is not None
         return 100 * value
 
@@ -83,37 +89,36 @@ def test_the_threshold_is_where_the_auc_is_best_and_the_bias_is_read_under_it() 
     assert found.threshold is not None and auc(found.threshold) == pytest.approx(max(by_step))
     assert found.val_auc_at_threshold == pytest.approx(max(by_step))
     assert found.val_auc_all_feasible == pytest.approx(by_step[0])
-    live = passing(method(), words(), found)
-    assert live is not None and (live == (feasible >= found.threshold)).all() and live[seen].all()
-    masked = np.where(live, scores.astype(np.float64), -np.inf)
+    mask = feasible_compositions(method(), words(), found)
+    assert mask is not None and (mask == (feasible >= found.threshold)).all() and mask[seen].all()
+    masked = np.where(mask, scores.astype(np.float64), -np.inf)
     others = [harmonic(masked, target, seen, bias) for bias in np.linspace(-2, 2, 401)]
     assert harmonic(masked, target, seen, found.bias) == pytest.approx(max(others))
 
 
-def test_without_words_every_composition_counts() -> None:
-    assert plausible(LABELS, None) is None
+def test_without_words_every_composition_is_feasible() -> None:
+    assert feasibility_by_words(LABELS, None) is None
     assert calibrate(method(), VAL, LABELS, "open", None, 50).threshold is None
-    assert passing(method(), None, Calibration(0.0, threshold=0.1)) is None
-    assert passing(method(), words(), Calibration(0.0)) is None
+    assert feasible_compositions(method(), None, Calibration(0.0, threshold=0.1)) is None
+    assert feasible_compositions(method(), words(), Calibration(0.0)) is None
 
 
-def test_nothing_unseen_leaves_nothing_to_judge() -> None:
+def test_without_unseen_compositions_there_is_no_feasibility() -> None:
     every = LabelSpace.from_pairs({"train": [(s, o) for s in LABELS.states for o in LABELS.objects]})
-    assert plausible(every, words()) is None
-    assert likely(small_method(Options(width=5))) is None  # and a method need not judge
-    judge = SimpleNamespace(labels=every, likelihood=lambda: torch.zeros(every.size))
-    assert likely(judge) is None  # type: ignore[arg-type]
+    assert feasibility_by_words(every, words()) is None
+    assert feasibility_by_likelihood(small_method(Options(width=5))) is None  # without a likelihood
+    likely = SimpleNamespace(labels=every, likelihood=lambda: torch.zeros(every.size))
+    assert feasibility_by_likelihood(likely) is None  # type: ignore[arg-type]
 
 
-def test_a_calibration_by_blocks_is_that_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores swept, feasibility made state by state, runs of columns forgotten: the same choices."""
-    swept = small_method(Options(width=5, inference=("ch", "so")))
+def test_calibration_in_blocks_equals_calibration_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = small_method(Options(width=5, inference=("visual", "factors")))
     at_once = calibrate(swept, VAL, LABELS, "open", words(), 7)
-    live = passing(swept, words(), at_once)
+    mask = feasible_compositions(swept, words(), at_once)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 11)
-    monkeypatch.setattr("duplex.training.scoring.SWEPT", 6)
+    monkeypatch.setattr("duplex.training.scoring.BLOCK_COLUMNS", 6)
     monkeypatch.setattr("duplex.layers.word_feasibility.BLOCK", 3)
-    monkeypatch.setattr("duplex.evaluation.accumulator.PLANNED", 1)
+    monkeypatch.setattr("duplex.evaluation.accumulator.CACHED_COLUMNS", 1)
     found = calibrate(swept, VAL, LABELS, "open", words(), 7)
     assert found.threshold == at_once.threshold
     assert found.bias == pytest.approx(at_once.bias, abs=1e-5)
@@ -121,46 +126,45 @@ def test_a_calibration_by_blocks_is_that_at_once(monkeypatch: pytest.MonkeyPatch
         at_once.val_auc_all_feasible,
         at_once.val_auc_at_threshold,
     )
-    again = passing(swept, words(), found)
-    assert live is not None and again is not None and (again == live).all()
+    again = feasible_compositions(swept, words(), found)
+    assert mask is not None and again is not None and (again == mask).all()
 
 
-def test_two_judges_choose_beside_each_other() -> None:
-    """Whichever decides, each one's choice is the same; a judge that is not there leaves it to words."""
-    by_words = calibrate(judging(), VAL, LABELS, "open", words(), 50)
-    by_likelihood = calibrate(judging(), VAL, LABELS, "open", words(), 50, "likelihood")
+def test_the_choices_of_both_sources_of_feasibility_are_kept() -> None:
+    by_words = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50)
+    by_likelihood = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "likelihood")
     alone = calibrate(method(), VAL, LABELS, "open", words(), 50)
-    other = by_words.beside
-    assert other is not None and other.judge == "likelihood" and by_words.judge == "words"
-    assert dataclasses.replace(by_words, beside=None) == alone and alone.beside is None
-    assert dataclasses.replace(by_likelihood, beside=None) == other
-    assert by_likelihood.beside == alone
+    other = by_words.alternative
+    assert other is not None and other.feasibility_source == "likelihood" and by_words.feasibility_source == "words"
+    assert dataclasses.replace(by_words, alternative=None) == alone and alone.alternative is None
+    assert dataclasses.replace(by_likelihood, alternative=None) == other
+    assert by_likelihood.alternative == alone
     assert calibrate(method(), VAL, LABELS, "open", words(), 50, "likelihood") == alone
-    assert calibrate(judging(), VAL, LABELS, "closed", words(), 50, "likelihood").beside is None
+    assert calibrate(with_likelihood(), VAL, LABELS, "closed", words(), 50, "likelihood").alternative is None
 
 
-def test_without_words_a_likelihood_may_decide() -> None:
-    assert calibrate(judging(), VAL, LABELS, "open", None, 50, "likelihood").judge == "likelihood"
-    left = calibrate(judging(), VAL, LABELS, "open", None, 50)
-    assert left.threshold is None and left.beside is not None and left.beside.threshold is not None
+def test_without_words_the_likelihood_may_be_the_source() -> None:
+    assert calibrate(with_likelihood(), VAL, LABELS, "open", None, 50, "likelihood").feasibility_source == "likelihood"
+    left = calibrate(with_likelihood(), VAL, LABELS, "open", None, 50)
+    assert left.threshold is None and left.alternative is not None and left.alternative.threshold is not None
 
 
-def test_what_passes_is_what_the_likelihood_says() -> None:
-    chosen = Calibration(0.0, threshold=3.5, judge="likelihood")
-    live = passing(judging(), None, chosen)
-    assert live is not None and (live == (LABELS.seen | (np.arange(LABELS.size) > 3.5))).all()
+def test_compositions_above_the_likelihood_threshold_are_feasible() -> None:
+    chosen = Calibration(0.0, threshold=3.5, feasibility_source="likelihood")
+    mask = feasible_compositions(with_likelihood(), None, chosen)
+    assert mask is not None and (mask == (LABELS.seen | (np.arange(LABELS.size) > 3.5))).all()
 
 
 @pytest.mark.parametrize("values", [torch.zeros(3), torch.full((LABELS.size,), torch.nan)])
-def test_an_odd_likelihood_is_one_sentence(values: torch.Tensor) -> None:
-    class Odd(Judging):
+def test_a_likelihood_of_wrong_shape_or_nan_is_refused(values: torch.Tensor) -> None:
+    class Odd(WithLikelihood):
         def likelihood(self) -> torch.Tensor:
             return values
 
     with pytest.raises(DuplexError, match=f"the likelihood of Odd .* finite number for each of the {LABELS.size}"):
-        likely(judging(Odd))
+        feasibility_by_likelihood(with_likelihood(Odd))
 
 
-def test_a_calibration_comes_back_from_its_record() -> None:
-    for found in (Calibration(1.0), calibrate(judging(), VAL, LABELS, "open", words(), 50, "likelihood")):
+def test_a_calibration_is_read_back_from_its_record() -> None:
+    for found in (Calibration(1.0), calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "likelihood")):
         assert Calibration.from_dict(json.loads(json.dumps(found.to_dict()))) == found

@@ -1,9 +1,8 @@
-"""The training loop: seeded, resumable bit for bit, guarded against divergence, blind to test data."""
+"""The training loop: repeatable, resumable bit for bit, stopped at divergence."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import mmap
 from collections.abc import Iterator
@@ -26,11 +25,10 @@ from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.prompts import PromptOptions
 from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
-from duplex.training import loop
-from duplex.training.loop import Run, make_optimiser, optimiser_step, rate_share, train
-from duplex.training.resume import State
-from duplex.training.scoring import Field, assess, validation_auc
-from tests.methods.world import features, small_labels, small_method, small_setting, step_of
+from duplex.training.loop import ResumePoint, make_optimiser, optimiser_step, rate_share, train
+from duplex.training.resume import TrainingState
+from duplex.training.scoring import ScoringTask, assess, validation_auc
+from tests.methods.world import features, small_labels, small_method, small_task, step_of
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4)
 DUPLEX = Options(width=5)
@@ -39,7 +37,7 @@ LABELS = small_labels()
 
 def examples(split: str = "train", count: int = 50, seed: int = 0) -> Examples:
     compositions = torch.as_tensor(np.resize(LABELS.pairs[split], count))
-    centres = features(LABELS.size, 99)  # one cluster a composition, so that there is something to learn
+    centres = features(LABELS.size, 99)  # one cluster per composition
     return Examples(np.arange(count), {"cls": centres[compositions] + 0.5 * features(count, seed)}, compositions)
 
 
@@ -63,25 +61,19 @@ def test_the_same_seed_gives_the_same_network():
     assert same(run()[0], run()[0])
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system cannot forget a peak")
-def test_the_peak_is_this_runs_and_not_that_of_one_before():
-    with held(2**29):
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory cannot be reset on this system")
+def test_peak_memory_excludes_earlier_runs():
+    with allocated(2**29):
         pass
     before = run()[1].timing["peak_bytes"]
-    with held(2**29):
+    with allocated(2**29):
         assert run()[1].timing["peak_bytes"] > before + 2**28
     assert run()[1].timing["peak_bytes"] < before + 2**28
 
 
-def test_the_time_of_an_epoch_is_a_mean_of_those_that_were_run(monkeypatch):
-    clock = itertools.accumulate(itertools.count())
-    monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))  # spans of 1, 3 and 5
-    assert recorded(dataclasses.replace(FOUR, epochs=3))[1].timing["seconds_per_epoch"] == 3
-
-
 @contextmanager
-def held(size: int) -> Iterator[None]:
-    """So many bytes, from the system and back to it: an allocator may keep what it was given back."""
+def allocated(size: int) -> Iterator[None]:
+    """Allocate memory from the system, bypassing the allocator, which may keep freed memory."""
     with mmap.mmap(-1, size) as memory:
         for start in range(0, size, 2**20):
             memory[start : start + 2**20] = b"1" * 2**20
@@ -101,50 +93,49 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_killed_run_goes_on_bit_identically(tmp_path, monkeypatch, after):
+def test_a_killed_run_continues_bit_identically(tmp_path, monkeypatch, after):
     whole, reference = run()
-    partial, save = tmp_path / "training.partial", State.save
+    partial, save = tmp_path / "training.partial", TrainingState.save
 
     def save_then_die(state, path):
         save(state, path)
         if state.epoch == after:
             raise Killed
 
-    monkeypatch.setattr(State, "save", save_then_die)
+    monkeypatch.setattr(TrainingState, "save", save_then_die)
     with pytest.raises(Killed):
-        run(run=Run(partial=partial, key="k"))
-    monkeypatch.setattr(State, "save", save)
-    resumed, outcome = run(run=Run(partial=partial, key="k"))
+        run(resume=ResumePoint(path=partial, key="k"))
+    monkeypatch.setattr(TrainingState, "save", save)
+    resumed, outcome = run(resume=ResumePoint(path=partial, key="k"))
     assert same(whole, resumed)
     assert outcome.history == reference.history
 
 
-def test_a_state_of_another_run_is_left_alone(tmp_path, capsys):
+def test_the_state_of_another_run_is_ignored(tmp_path, capsys):
     partial = tmp_path / "training.partial"
-    run(run=Run(partial=partial, key="lambda 0.9"))
-    other, _ = run(Options(width=5, momentum=0.5), run=Run(partial=partial, key="lambda 0.5"))
+    run(resume=ResumePoint(path=partial, key="lambda 0.9"))
+    other, _ = run(Options(width=5, momentum=0.5), resume=ResumePoint(path=partial, key="lambda 0.5"))
     assert same(other, run(Options(width=5, momentum=0.5))[0])
-    assert "starting afresh" in capsys.readouterr().err
+    assert "belongs to another run; starting from the beginning" in capsys.readouterr().err
 
 
-def test_a_state_of_an_older_format_says_so_and_trains_again(tmp_path, capsys):
+def test_a_state_of_another_format_is_reported_and_ignored(tmp_path, capsys):
     partial = tmp_path / "training.partial"
-    run(run=Run(partial=partial, key="k"))
+    run(resume=ResumePoint(path=partial, key="k"))
     with safe_open(partial, "pt") as file:
         tensors, record = {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["duplex"])  # noqa: SIM118
     del record["format"]
     save_file(tensors, partial, {"duplex": json.dumps(record)})
-    again, _ = run(run=Run(partial=partial, key="k"))
+    again, _ = run(resume=ResumePoint(path=partial, key="k"))
     assert same(again, run()[0])
-    said = capsys.readouterr().err
-    assert "training.partial is of an older format (None, this version goes on from 2); starting afresh" in said
+    assert "training.partial has format None, this version reads format 3; starting from the" in capsys.readouterr().err
 
 
-def test_an_unreadable_state_names_the_file(tmp_path):
+def test_an_unreadable_state_is_reported_by_name(tmp_path):
     partial = tmp_path / "training.partial"
     partial.write_bytes(b"half a file")
     with pytest.raises(DuplexError, match=r"training\.partial cannot be read"):
-        run(run=Run(partial=partial, key="k"))
+        run(resume=ResumePoint(path=partial, key="k"))
 
 
 class CountingTower:
@@ -158,15 +149,15 @@ class CountingTower:
         return self.tower.encode(*args, **options)
 
 
-def test_accumulated_batches_are_one_step_over_one_text_encoding():
+def test_accumulated_batches_take_one_step_and_one_text_encoding():
     """Without graph and dropout the losses are means over images: four batches of 2 equal one batch of 8."""
     options = Options(width=5, graph=False, adapter_dropout=0.0)
-    chosen, results = torch.arange(8), []
+    rows, results = torch.arange(8), []
     for settings in (SETTINGS, dataclasses.replace(SETTINGS, batch_size=2, accumulate=4)):
         network = small_method(options)
         tower = CountingTower(network.paths.prompts.tower)
         network.paths.prompts._tower[0] = tower
-        terms = optimiser_step(network, images(), chosen, settings, torch.optim.SGD(network.groups(), lr=0.1))
+        terms = optimiser_step(network, images(), rows, settings, torch.optim.SGD(network.groups(), lr=0.1))
         results.append((network.state_dict(), terms))
         assert tower.calls == 1
     for name, value in results[0][0].items():
@@ -175,33 +166,35 @@ def test_accumulated_batches_are_one_step_over_one_text_encoding():
     assert first == pytest.approx(second)
 
 
-def test_a_step_updates_prompts_through_the_gathered_gradients():
+def test_a_step_updates_prompts_by_the_summed_gradients():
     """The prompts' gradient equals that of one backward pass through everything at once."""
     options, chosen = Options(width=5, adapter_dropout=0.0), torch.arange(8)
     network = small_method(options)
     optimiser = torch.optim.SGD(network.groups(), lr=0.0)
     optimiser_step(network, images(), chosen, SETTINGS, optimiser)
-    gathered = network.paths.prompts.learned_rows.grad.clone()
+    gradient = network.paths.prompts.learned_rows.grad.clone()
     plain = small_method(options)
-    step_of(plain, examples().z[chosen], examples().compositions[chosen]).total.backward()
-    torch.testing.assert_close(gathered, plain.paths.prompts.learned_rows.grad, rtol=1e-10, atol=1e-12)
+    step_of(plain, examples().cls[chosen], examples().compositions[chosen]).total.backward()
+    torch.testing.assert_close(gradient, plain.paths.prompts.learned_rows.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_divergence_names_the_step_the_term_and_the_remedy():
+def test_divergence_is_reported_with_step_term_and_advice():
     broken = examples()
-    broken.z[3] = float("nan")
+    broken.cls[3] = float("nan")
     with pytest.raises(DuplexError, match=r"loss \w+ became nan in epoch 1, step \d+; lower training.learning_rate"):
         train(small_method(DUPLEX), broken, SETTINGS, 0, lambda _: 0.5)
 
 
-def test_early_stop_waits_for_its_patience():
+def test_early_stopping_waits_for_its_patience():
     settings = dataclasses.replace(SETTINGS, epochs=30, patience=2)
     outcome = train(small_method(DUPLEX), examples(), settings, 0, lambda _: 0.5)
     assert [row["epoch"] for row in outcome.history] == [0, 1, 2]
 
 
 def test_a_method_without_losses_stays_at_epoch_zero():
-    clip = PromptOptions(context="fixed", vocabulary="fixed", paths="c", adapter="none", losses=(), inference=("ct",))
+    clip = PromptOptions(
+        context="fixed", vocabulary="fixed", paths="composition", adapter="none", losses=(), inference=("semantic",)
+    )
     network, outcome = run(clip)
     assert outcome.best_epoch == 0
     assert len(outcome.history) == 1 and outcome.timing["seconds_per_epoch"] == 0
@@ -209,15 +202,12 @@ def test_a_method_without_losses_stays_at_epoch_zero():
 
 
 def test_no_training_image_is_an_error():
-    with pytest.raises(DuplexError, match="no readable training image"):
+    with pytest.raises(DuplexError, match="no training image is readable"):
         train(small_method(DUPLEX), examples(count=0), SETTINGS, 0, lambda _: 0.5)
 
 
-# -- what a loop can leave out without a number looking odd -----------------------------------------------------------
-
-
 class Recorder(Method[MethodOptions]):
-    """Trains one number and notes what the loop does around it."""
+    """Method with one parameter that records the calls of the loop."""
 
     def __init__(self, setting, options=MethodOptions()):
         super().__init__(setting, options)
@@ -242,7 +232,7 @@ class Recorder(Method[MethodOptions]):
 
 
 def recorded(settings: TrainingOptions, seed: int = 0, validate=lambda _: 0.5):
-    method = Recorder(small_setting())
+    method = Recorder(small_task())
     rows = torch.arange(LABELS.size)[:10]  # as compositions, so that the order shows
     outcome = train(method, Examples(np.arange(10), {"cls": features(10, 0)}, rows), settings, seed, validate)
     return method, outcome
@@ -251,7 +241,7 @@ def recorded(settings: TrainingOptions, seed: int = 0, validate=lambda _: 0.5):
 FOUR = TrainingOptions(learning_rate=0.125, batch_size=4, epochs=4, decay_every=2)
 
 
-def test_images_are_shuffled_anew_each_epoch_by_the_seed():
+def test_images_are_shuffled_each_epoch_by_the_seed():
     first, again, other = (recorded(FOUR, seed)[0].seen for seed in (0, 0, 1))
     epochs = [[row for step in first[start : start + 3] for row in step] for start in range(0, 12, 3)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
@@ -260,12 +250,12 @@ def test_images_are_shuffled_anew_each_epoch_by_the_seed():
     assert first != other
 
 
-def test_the_seed_rules_the_draws_inside_a_step():
+def test_the_seed_determines_random_draws_in_steps():
     draws = [recorded(FOUR, seed)[0].draws for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_batches_train_and_validation_does_not():
+def test_the_method_is_in_training_mode_for_batches_only():
     modes = []
 
     def validate(method):
@@ -274,16 +264,16 @@ def test_batches_train_and_validation_does_not():
         return 0.5
 
     method, _ = recorded(FOUR, validate=validate)
-    assert method.modes == [True] * 12, "whatever validation leaves behind"
-    assert not method.training, "a finished run is ready to score"
+    assert method.modes == [True] * 12, "also after validation switched to evaluation mode"
+    assert not method.training, "a trained method is in evaluation mode"
 
 
-def test_the_hooks_come_in_their_order():
+def test_hooks_are_called_in_order():
     method, _ = recorded(dataclasses.replace(FOUR, epochs=1, batch_size=4, accumulate=2))
     assert method.calls == ["losses", "batch", "losses", "batch", "step", "losses", "batch", "step", "epoch 1"]
 
 
-def test_a_loss_is_the_mean_over_images_not_over_batches():
+def test_losses_are_means_over_images():
     """Term `a` is the batch's size: 4, 4 and 2 images give 3.6, and not 10 / 3."""
     _, outcome = recorded(dataclasses.replace(FOUR, epochs=1))
     assert outcome.history[1]["loss_a"] == pytest.approx((4 * 4 + 4 * 4 + 2 * 2) / 10)
@@ -301,7 +291,7 @@ def test_a_loss_is_the_mean_over_images_not_over_batches():
         ({"decay": 0.25, "decay_every": 1}, [1, 0.25, 0.0625, 0.015625]),
     ],
 )
-def test_the_rate_follows_its_schedule(monkeypatch, more, rates):
+def test_the_learning_rate_follows_its_schedule(monkeypatch, more, rates):
     settings = dataclasses.replace(FOUR, batch_size=10, **more)
     found = []
 
@@ -313,45 +303,19 @@ def test_the_rate_follows_its_schedule(monkeypatch, more, rates):
     assert found == pytest.approx([0.125 * rate for rate in rates], abs=1e-5)
 
 
-def test_a_rate_after_the_last_epoch_of_a_cosine_is_nothing():
-    """A schedule is asked once more when an epoch ends, and a state may be gone on with for fewer epochs."""
+def test_a_cosine_rate_is_0_after_the_last_epoch():
     settings = dataclasses.replace(FOUR, schedule="cosine", warm_up=1)
     assert [rate_share(epoch, settings) for epoch in (4, 5, 9)] == pytest.approx([0, 0, 0])
 
 
-def test_progress_counts_the_steps_of_all_epochs(monkeypatch):
-    shown, totals = [], []
-
-    class Noted:
-        def __init__(self, label, total):
-            totals.append((label, total))
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def show(self, done, values):
-            shown.append((done, values["val AUC"], sorted(values)))
-
-    monkeypatch.setattr("duplex.training.loop.Bar", Noted)
-    aucs = iter([0.1, 0.2, 0.3])
-    recorded(dataclasses.replace(FOUR, epochs=2), validate=lambda _: next(aucs))
-    assert totals == [("training, steps", 6)]
-    assert [done for done, _, _ in shown] == [0, 1, 2, 3, 3, 4, 5, 6, 6]
-    assert [auc for _, auc, _ in shown] == [0.1] * 4 + [0.2] * 4 + [0.3]
-    assert shown[0][2] == ["val AUC"] and shown[-1][2] == sorted(["val AUC", "loss_a", "loss_b"])
-
-
-def test_the_optimiser_and_its_decay_are_those_asked_for():
-    method = Recorder(small_setting())
+def test_optimiser_and_weight_decay_are_those_of_the_settings():
+    method = Recorder(small_task())
     assert type(make_optimiser(method, FOUR)) is torch.optim.Adam
     adamw = make_optimiser(method, dataclasses.replace(FOUR, optimiser="adamw", weight_decay=0.25))
     assert type(adamw) is torch.optim.AdamW and adamw.param_groups[0]["weight_decay"] == 0.25
 
 
-def test_a_step_that_leaves_nan_behind_is_found_at_the_epochs_end():
+def test_nan_after_the_last_step_is_reported():
     class Broken(Recorder):
         def after_step(self):
             with torch.no_grad():
@@ -362,7 +326,7 @@ def test_a_step_that_leaves_nan_behind_is_found_at_the_epochs_end():
 
     rows = torch.arange(4)
     with pytest.raises(DuplexError, match=r"weight diverged in the last step of epoch 1; lower training.learning_rate"):
-        train(Broken(small_setting()), Examples(np.arange(4), {"cls": features(4, 0)}, rows), FOUR, 0, lambda _: 0.5)
+        train(Broken(small_task()), Examples(np.arange(4), {"cls": features(4, 0)}, rows), FOUR, 0, lambda _: 0.5)
 
 
 def test_patience_counts_from_the_best_epoch():
@@ -372,18 +336,17 @@ def test_patience_counts_from_the_best_epoch():
     assert (outcome.best_epoch, outcome.history[-1]["epoch"]) == (2, 4)
 
 
-def test_nothing_is_trained_where_no_loss_is_named():
-    """Though there are parameters: an adapter, disentanglers and learned words."""
+def test_without_losses_nothing_is_trained():
     idle = PromptOptions(width=5, losses=())
     network, outcome = run(idle)
     assert sum(p.numel() for p in network.parameters()) > 0
     assert outcome.best_epoch == 0 and same(network, small_method(idle))
 
 
-def test_validation_is_over_the_closed_world():
+def test_validation_uses_the_closed_world():
     network, val = small_method(DUPLEX), examples("val", 24, 7)
-    closed = assess(Field.of(network, LABELS.target("closed", "val")), val, LABELS).evidence.rivals()
-    wide = assess(Field.of(network, LABELS.target("open", "val")), val, LABELS).evidence.rivals()
-    aucs = [Components.of(Margins.of(rivals)).auc for rivals in (closed, wide)]
+    closed = assess(ScoringTask.of(network, LABELS.candidates("closed", "val")), val, LABELS).accumulator.competitors()
+    wide = assess(ScoringTask.of(network, LABELS.candidates("open", "val")), val, LABELS).accumulator.competitors()
+    aucs = [Components.of(Margins.of(competitors)).auc for competitors in (closed, wide)]
     assert aucs[0] != aucs[1]
     assert validation_auc(network, val, LABELS) == aucs[0]

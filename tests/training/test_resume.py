@@ -1,4 +1,4 @@
-"""The state of an unfinished run: what it holds, that all of it comes back, and whose it must be."""
+"""The state of an unfinished run is restored completely, and only for its own run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from safetensors import safe_open
 from torch import nn
 
 from duplex.errors import DuplexError
-from duplex.training.resume import State
+from duplex.training.resume import TrainingState
 
 
-def state(key: str = "k", device: str = "cpu", seed: int = 0) -> State:
-    """Of a network of one layer; two groups of options, a schedule, an order of its own."""
+def state(key: str = "k", device: str = "cpu", seed: int = 0) -> TrainingState:
+    """A network of one layer with two parameter groups, a schedule and a random order."""
     torch.manual_seed(seed)
     network = nn.Linear(3, 2)
     optimiser = torch.optim.Adam([{"params": [network.weight], "lr": 0.1}, {"params": [network.bias], "lr": 0.2}])
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimiser, 0.5)
     order = torch.Generator().manual_seed(seed)
-    return State(key, network, optimiser, schedule, order, torch.device(device))  # type: ignore[arg-type]
+    return TrainingState(key, network, optimiser, schedule, order, torch.device(device))  # type: ignore[arg-type]
 
 
-def stepped(one: State, steps: int) -> State:
+def stepped(one: TrainingState, steps: int) -> TrainingState:
     for step in range(steps):
         one.optimiser.zero_grad()
         one.method(torch.randn(4, 3, generator=one.order)).square().sum().backward()
@@ -40,12 +40,7 @@ def record(path: Path) -> dict[str, Any]:
         return {"names": set(file.keys()), **json.loads(file.metadata()["duplex"])}
 
 
-def test_a_fresh_one_has_seen_nothing() -> None:
-    fresh = state()
-    assert (fresh.epoch, fresh.best_epoch, fresh.best_auc, fresh.history, fresh.best) == (0, 0, -1.0, [], {})
-
-
-def test_what_goes_on_is_what_would_have_gone_on(tmp_path: Path) -> None:
+def test_a_restored_state_continues_like_the_original(tmp_path: Path) -> None:
     first = stepped(state(), 2)
     first.best_epoch, first.best_auc, first.best = 1, 0.25, {"weight": torch.ones(2, 3)}
     first.save(tmp_path / "s")
@@ -64,31 +59,30 @@ def test_what_goes_on_is_what_would_have_gone_on(tmp_path: Path) -> None:
 
 def test_another_key_or_format_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stepped(state(), 1).save(tmp_path / "s")
-    assert record(tmp_path / "s")["format"] == 2
+    assert record(tmp_path / "s")["format"] == 3
     fresh = state("other", seed=3)
     before = {name: tensor.clone() for name, tensor in fresh.method.state_dict().items()}
-    assert fresh.load(tmp_path / "s") == "of another run"
-    monkeypatch.setattr("duplex.training.resume.FORMAT", 3)
-    assert state().load(tmp_path / "s") == "of an older format (2, this version goes on from 3)"
+    assert fresh.load(tmp_path / "s") == "belongs to another run"
+    monkeypatch.setattr("duplex.training.resume.FORMAT", 4)
+    assert state().load(tmp_path / "s") == "has format 3, this version reads format 4"
     assert all(torch.equal(before[name], tensor) for name, tensor in fresh.method.state_dict().items())
     assert fresh.epoch == 0
 
 
-def test_a_file_that_is_none_is_said(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s").write_bytes(b"\0" * 99)
-    with pytest.raises(DuplexError, match=r"s cannot be read .*; delete it to start afresh"):
+    with pytest.raises(DuplexError, match=r"s cannot be read .*; delete it to start from the beginning"):
         state().load(tmp_path / "s")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_gpus_random_numbers_go_on_where_there_is_one(tmp_path: Path, monkeypatch, device: str) -> None:
-    """The device's generator is asked for on a GPU alone, and a run that moves to a CPU leaves its numbers behind."""
-    told = []
+def test_the_random_state_of_a_gpu_is_restored_on_a_gpu_only(tmp_path: Path, monkeypatch, device: str) -> None:
+    restored = []
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.arange(3, dtype=torch.uint8))
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda numbers: told.append(numbers.tolist()))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda numbers: restored.append(numbers.tolist()))
     state(device=device).save(tmp_path / "s")
     assert ("random.cuda" in record(tmp_path / "s")["names"]) == (device == "cuda")
     assert state().load(tmp_path / "s") is None
-    assert told == []
+    assert restored == []
     assert state(device="cuda").load(tmp_path / "s") is None
-    assert told == ([[0, 1, 2]] if device == "cuda" else [])
+    assert restored == ([[0, 1, 2]] if device == "cuda" else [])

@@ -1,0 +1,100 @@
+"""Records of everything that a stage depends on besides the files of earlier stages (docs/sweep.md).
+
+The stage `plan` writes them as small files, and the other stages of dvc.yaml depend on those: a stage runs again if its
+record changes. Unfinished training continues, and `duplex sweep` skips a run, only if the record is still the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from duplex.config.code_hash import code_hash
+from duplex.config.params import Params
+from duplex.encoders.families import family_module
+from duplex.methods.registry import method_source
+
+Record = dict[str, Any]
+DRAWN = ("duplex.data.shapes", "duplex.synthetic")  # code of the embedded benchmark, which draws its images
+CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluation:` that training uses
+
+
+def dataset_records(params: Params, dataset: str) -> dict[str, Record]:
+    """Return stage -> record of the stages that run once per data set."""
+    entry, settings = params.dataset(dataset), params.extraction
+    augmentation = params.augmentation(dataset)
+    other_images = () if entry.source.kind == "shapes" else DRAWN
+    extraction = {
+        "encoder": entry.encoder.model_dump(mode="json"),
+        "batch_size": settings.batch_size,
+        "max_bad": settings.max_bad,
+        "tokens": settings.tokens,
+        "block_inputs": params.block_inputs(dataset),
+    }
+    views: Record = {"views": None}
+    if augmentation is not None:
+        code = _encoder_code(params, dataset, "duplex.stages.extract", ignored=other_images)
+        views = {**extraction, "views": augmentation.identity, "code": code}
+    return {
+        "prepare": {
+            "source": entry.source.model_dump(mode="json"),
+            "code": code_hash("duplex.stages.prepare", ignored=other_images),
+        },
+        "extract": {
+            **extraction,
+            "code": _encoder_code(
+                params, dataset, "duplex.stages.extract", ignored=(*other_images, "duplex.features.augmentation")
+            ),
+        },
+        "views": views,
+        "inventory": {"code": code_hash("duplex.stages.inventory", ignored=DRAWN)},
+        "maps": {"code": _methods_code(params, "duplex.stages.maps")},
+    }
+
+
+def report_record(params: Params) -> Record:
+    """Return the record of the stage `report`."""
+    return {"code": _methods_code(params, "duplex.stages.report")}
+
+
+def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
+    """Return the records of the stages `train` and `evaluate` of a method on a data set, for every seed.
+
+    A method's options are recorded as params.yaml gives them; their defaults are part of its code.
+    """
+    entry = params.entry(method)
+    training, finetune = params.training(dataset, method), params.finetune(method, dataset)
+    evaluation = params.evaluation.model_dump(mode="json")
+    augmentation = params.augmentation(dataset)
+    module = method_source(entry.kind).module
+    common = {
+        "kind": entry.kind,
+        "world": entry.world,
+        "encoder": params.dataset(dataset).encoder.model_dump(mode="json"),
+    }
+    train = {
+        **common,
+        "options": entry.options_for(dataset),
+        "training": training.to_dict(),
+        "finetune": None if finetune is None else finetune.to_dict(),
+        "views": None if augmentation is None else augmentation.identity,
+        "calibration": {key: evaluation[key] for key in CALIBRATION},
+        "code": _encoder_code(params, dataset, "duplex.stages.train", module, ignored=DRAWN),
+    }
+    evaluate = {
+        **common,
+        "threads": training.threads,
+        "evaluation": evaluation,
+        "code": _encoder_code(params, dataset, "duplex.stages.evaluate", module, ignored=DRAWN),
+    }
+    return {"train": train, "evaluate": evaluate}
+
+
+def _encoder_code(params: Params, dataset: str, *entries: str, ignored: tuple[str, ...]) -> str:
+    """Return the hash of modules and of the module that loads a data set's encoder."""
+    return code_hash(*entries, family_module(params.dataset(dataset).encoder.name), ignored=ignored)
+
+
+def _methods_code(params: Params, entry: str) -> str:
+    """Return the hash of a module and of all methods of `run:`."""
+    kinds = sorted({params.entry(name).kind for name in params.run.methods})
+    return code_hash(entry, *(method_source(kind).module for kind in kinds), ignored=DRAWN)

@@ -1,0 +1,101 @@
+"""The files below a data root: each folder is listed once, and links that lead out are refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from duplex.errors import DuplexError
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+UNSUPPORTED = frozenset(
+    {".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".psd", ".dng", ".cr2", ".cr3", ".nef", ".arw"}
+)
+
+
+def is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    """Name the kind of a folder entry that is named like an image and is no file."""
+    if entry.is_dir():
+        return "folders named like an image"
+    return "broken links" if entry.is_symlink() else "devices and pipes"
+
+
+class ImageTree:
+    """Image files below a root. Listings of folders are kept, so that checking 50,000 files lists each folder once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+        self._real = os.path.realpath(root)
+        self._folders: dict[str, dict[str, bool]] = {}  # folder -> name of a file in it -> whether it stays inside
+        self.skipped: dict[str, list[str]] = {}  # reason -> paths that the last call of `images` skipped
+        if not os.path.isdir(self._real):
+            raise DuplexError(f"{root} is not a folder")
+
+    def has(self, path: str) -> bool:
+        """Whether a file exists, by its path below the root; raise DuplexError for a link that leaves the root."""
+        folder, _, name = path.rpartition("/")
+        if folder not in self._folders:
+            self._folders[folder] = self._files(folder)
+        inside = self._folders[folder].get(name)
+        if inside is False:
+            raise self._leaves(path)
+        return inside is not None
+
+    def images(self) -> Iterator[str]:
+        """Yield the path of every image below the root, in a fixed order. Hidden names and linked folders are ignored;
+        files that look like images and cannot be read as such are added to `skipped`."""
+        self.skipped = {}
+        yield from self._walk("")
+
+    def _walk(self, folder: str) -> Iterator[str]:
+        prefix = f"{folder}/" if folder else ""
+        for entry in sorted(self._scan(folder), key=lambda entry: entry.name):
+            path = prefix + entry.name
+            if entry.name.startswith((".", "__MACOSX")):
+                continue
+            if entry.is_symlink() and not self._inside(entry.path):
+                raise self._leaves(path)
+            if is_image(entry.name) and not entry.is_file():
+                self.skipped.setdefault(_kind(entry), []).append(path)
+            elif entry.is_dir(follow_symlinks=False):
+                yield from self._walk(path)
+            elif is_image(entry.name):
+                yield path
+            elif (suffix := os.path.splitext(entry.name)[1].lower()) in UNSUPPORTED:
+                self.skipped.setdefault(f"{suffix} is not supported", []).append(path)
+
+    def _files(self, folder: str) -> dict[str, bool]:
+        if not self._inside(os.path.join(self._real, folder)):
+            raise self._leaves(folder)
+        listed = {}
+        for entry in self._scan(folder):
+            inside = not entry.is_symlink() or self._inside(entry.path)
+            if not inside or entry.is_file():
+                listed[entry.name] = inside
+        return listed
+
+    def _scan(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(os.path.join(self._real, folder)) as entries:
+                return list(entries)
+        except OSError as error:
+            if error.errno in ABSENT:
+                return []
+            raise DuplexError(f"{self.root / folder} cannot be listed: {error.strerror}") from error
+
+    def _inside(self, path: str) -> bool:
+        real = os.path.realpath(path)
+        return real == self._real or real.startswith(self._real.rstrip(os.sep) + os.sep)
+
+    def _leaves(self, path: str) -> DuplexError:
+        return DuplexError(
+            f"{self.root / path} is a link that leaves the data root; put the files themselves there, "
+            "or make the folder it leads to the root"
+        )

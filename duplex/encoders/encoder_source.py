@@ -1,0 +1,117 @@
+"""An encoder that can be built: its architecture, its preprocessing and its file of weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from duplex.encoders import EncoderIdentity
+from duplex.encoders.openclip import LOADING_ERRORS, PreprocessCfg, load_state_dict, merge_preprocess_dict
+from duplex.errors import DuplexError
+from duplex.system.files import sha256
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EncoderSource:
+    """The architecture, preprocessing and weights file of an encoder."""
+
+    name: str
+    architecture: Config  # with "embed_dim" and "vision_cfg", as in open_clip's model_cfg
+    preprocess: Config  # all fields of open_clip's PreprocessCfg
+    weights: Path
+    folder: Path | None = None  # with the tokenizer's files, where it has its own
+
+    @property
+    def dim(self) -> int:
+        return int(self.architecture["embed_dim"])
+
+    def identity(self, precision: str) -> EncoderIdentity:
+        """Return the identity of this encoder at a precision; the weights file is hashed once per process."""
+        stat = self.weights.stat()
+        return EncoderIdentity(
+            encoder=self.name,
+            architecture=config_hash(self.architecture, 16),
+            weights=_sha256(self.weights, stat.st_size, stat.st_mtime_ns),
+            preprocessing=stable_json(self.preprocess),
+            precision=precision,
+            dim=self.dim,
+            torch=_version("torch"),
+            open_clip_torch=_version("open_clip_torch"),
+            pillow=_version("pillow"),
+        )
+
+
+def complete_preprocess(options: Config, architecture: Config) -> Config:
+    """Return all fields of the preprocessing, at the image size of the architecture."""
+    size = architecture["vision_cfg"].get("image_size", 224)
+    merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
+    return merged
+
+
+def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
+    """Read a JSON file of an encoder's folder; raise DuplexError if it lacks one of `keys`."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DuplexError(f"{path} does not exist; the folder of an encoder needs it") from error
+    except (ValueError, OSError) as error:
+        raise DuplexError(f"{path} cannot be read: {error}") from error
+    require_keys(path, config, keys)
+    return dict(config)
+
+
+def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
+    missing = [key for key in keys if not isinstance(config, dict) or key not in config]
+    if missing:
+        raise DuplexError(f"{path} lacks the key {missing[0]!r}; an encoder cannot be built without it")
+
+
+def existing_weights(path: Path) -> Path:
+    """Return the path of a weights file; raise DuplexError if there is none."""
+    if not path.is_file():
+        raise DuplexError(f"{path} does not exist; the encoder's weights are missing and never made up")
+    return path
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a file of weights as a state dict."""
+    try:
+        state: dict[str, Tensor] = load_state_dict(str(path))
+    except LOADING_ERRORS as error:
+        raise DuplexError(f"{path} cannot be read as weights: {first_line(error)}") from error
+    return state
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, at most 200 characters, or the name of its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def stable_json(config: Config) -> str:
+    return json.dumps(config, sort_keys=True, separators=(",", ":"))
+
+
+def config_hash(config: Config, digits: int) -> str:
+    return hashlib.sha256(stable_json(config).encode()).hexdigest()[:digits]
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@lru_cache(maxsize=64)
+def _sha256(path: Path, size: int, modified: int) -> str:
+    """Hash a file; its size and time are part of the key so that a replaced file is hashed again."""
+    return sha256(path)

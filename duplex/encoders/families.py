@@ -1,0 +1,122 @@
+"""Families of encoders by name: entry points of the group `duplex.encoders`, built in and third-party alike.
+
+An encoder's name is `FAMILY:REST` (`timm:resnet18`) or a family's own name (`tiny`); every other name belongs to the
+family `clip`. A distribution adds a family with a subclass of `EncoderFamily` and one line of its metadata:
+
+    [project.entry-points."duplex.encoders"]
+    my_family = "my_package.my_module:MyFamily"
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from duplex.errors import DuplexError
+
+if TYPE_CHECKING:
+    from duplex.encoders import Encoder
+    from duplex.encoders.encoder_source import EncoderSource
+
+GROUP = "duplex.encoders"
+DEFAULT = "clip"  # the family of names that no other family claims
+
+
+@dataclass(frozen=True)
+class MissingWeights:
+    """Published weights that are not on this disk."""
+
+    address: str  # URL of the download
+    size: int | None  # bytes, estimated; None where unknown
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """One line of `duplex encoders list`."""
+
+    name: str
+    dim: int  # width of the features
+    tags: tuple[str, ...]  # published weights
+    on_disk: tuple[str, ...]  # those of the tags that need no download
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class EncoderFamily(ABC):
+    """Base class of families: finds, loads and lists encoders of one make."""
+
+    usage = ""  # forms of names that `catalog` does not list, for `duplex encoders list`
+
+    @abstractmethod
+    def find(self, name: str, weights: str | None) -> EncoderSource:
+        """Return the architecture, preprocessing and weights file of an encoder, downloading weights if necessary.
+
+        `weights` is a published tag or a file. Raise UsageError for a name or weights that do not exist.
+        """
+
+    @abstractmethod
+    def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> Encoder:
+        """Build the frozen encoder of a source; `towers` is "both", "image" or "text"."""
+
+    def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
+        """Return what `find` would download, without downloading; None if everything is on disk or cannot be known."""
+        return None
+
+    def unknown_words(self, texts: Iterable[str]) -> list[str]:
+        """Return the words that the text tower refuses, each once."""
+        return []
+
+    def catalog(self) -> list[CatalogEntry]:
+        """Return the encoders of this family that can be listed."""
+        return []
+
+
+def installed_families() -> dict[str, EntryPoint]:
+    """Return the entry point of every family by its name; built-in ones win over others of the same name."""
+    points = sorted(entry_points(group=GROUP), key=lambda point: (not point.value.startswith("duplex."), point.value))
+    return {point.name: point for point in reversed(points)}
+
+
+def family_module(encoder: str) -> str:
+    """Return the module that defines the family of an encoder, without importing it."""
+    return _entry_point(encoder).value.partition(":")[0]
+
+
+def find_family(encoder: str) -> EncoderFamily:
+    """Return the family of the encoder with this name."""
+    return _load(_entry_point(encoder))
+
+
+def _entry_point(encoder: str) -> EntryPoint:
+    families = installed_families()
+    if DEFAULT not in families:
+        raise DuplexError(f"the entry points of the group {GROUP!r} are missing; install the package duplex again")
+    return families.get(encoder.partition(":")[0], families[DEFAULT])
+
+
+def all_families() -> list[EncoderFamily]:
+    """Return every installed family, in the order of their names."""
+    return [_load(point) for _, point in sorted(installed_families().items())]
+
+
+def _load(point: EntryPoint) -> EncoderFamily:
+    provider = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+    try:
+        family = getattr(importlib.import_module(point.module), point.attr)
+    except Exception as error:  # a plug-in may fail in any way
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DuplexError(
+            f"encoder family {point.name!r} of {provider} cannot be loaded ({type(error).__name__}: {reason}); "
+            f"fix or uninstall {provider}"
+        ) from error
+    if not (isinstance(family, type) and issubclass(family, EncoderFamily)):
+        raise DuplexError(
+            f"encoder family {point.name!r} of {provider}: {point.value} is no subclass of "
+            "duplex.encoders.families.EncoderFamily"
+        )
+    return family()

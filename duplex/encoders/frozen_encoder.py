@@ -1,0 +1,97 @@
+"""The base class of encoders: pixels, their normalisation, and access to the towers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from duplex.encoders.encoder_source import EncoderSource
+from duplex.encoders.openclip import PreprocessCfg, image_transform_v2, open_clip, transforms
+from duplex.errors import DuplexError
+from duplex.system.precision import dtype_of
+
+LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]
+MAX_ASPECT = 50  # longer images are cropped before they are resized; only their middle can reach the centre crop
+
+
+class ImageTransform:
+    """Turns an RGB image into pixels [3, R, R] uint8: open_clip's own resize and crop, without normalisation, so that
+    worker processes hand over a quarter of the bytes. `FrozenEncoder.normalise` does the rest."""
+
+    def __init__(self, preprocess: dict[str, Any]) -> None:
+        steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms
+        if [type(step).__name__ for step in steps[-3:]] != LAST_STEPS:
+            raise DuplexError(
+                f"open_clip {open_clip.__version__} prepares images in unknown steps; install a version below 4"
+            )
+        self.steps = transforms.Compose([*steps[:-3], transforms.PILToTensor()])
+        self.shortest = preprocess["resize_mode"] == "shortest"
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        width, height = image.size
+        if self.shortest and max(width, height) > MAX_ASPECT * min(width, height):
+            # Resizing a strip of 20,000 x 1 whole would take gigabytes for pixels that the crop throws away.
+            keep = MAX_ASPECT * min(width, height)
+            left, top = max(0, width - keep) // 2, max(0, height - keep) // 2
+            image = image.crop((left, top, width - left, height - top))
+        pixels: Tensor = self.steps(image)
+        return pixels
+
+
+class FrozenEncoder:
+    """An encoder as `duplex.encoders.Encoder` describes it, without its model.
+
+    Subclasses build the model, set `_visual` and `_text` to the towers that were asked for (None for the others), and
+    implement `encode_patches`.
+    """
+
+    logit_scale = 0.0
+
+    def __init__(self, source: EncoderSource, *, device: str, precision: str) -> None:
+        self.name = source.name
+        self.dim = source.dim
+        self.identity = source.identity(precision)
+        self.device = torch.device(device)
+        self.precision = precision
+        self.dtype = dtype_of(precision)
+        self.image_transform = ImageTransform(source.preprocess)
+        self._visual: Any = None
+        self._text: Any = None
+        mean, std = (torch.tensor(source.preprocess[key], device=self.device) for key in ("mean", "std"))
+        self._mean = mean.view(3, 1, 1)
+        self._std = std.view(3, 1, 1)
+
+    @property
+    def visual(self) -> Any:
+        """The image tower; raises DuplexError if it was not loaded."""
+        if self._visual is None:
+            raise DuplexError(f"encoder {self.name!r} was loaded without its image tower; load it with towers='both'")
+        return self._visual
+
+    @property
+    def text(self) -> Any:
+        """The text tower; raises DuplexError if it was not loaded."""
+        if self._text is None:
+            raise DuplexError(f"encoder {self.name!r} was loaded without its text tower; load it with towers='both'")
+        return self._text
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        """Return the features [B, d] of pixels [B, 3, R, R] uint8: float32, not L2-normalised."""
+        return self.encode_patches(pixels)[0]
+
+    def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features [B, d] and the last layer's patch tokens [B, T, w], float32."""
+        raise NotImplementedError
+
+    @property
+    def patches(self) -> tuple[int, int]:
+        """Shape (T, w) of one image's patch tokens, found by encoding a blank image."""
+        _, count, width = self.encode_patches(self.image_transform(Image.new("RGB", (8, 8)))[None])[1].shape
+        return count, width
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Return pixels as the image tower takes them: the arithmetic of open_clip's ToTensor and Normalize."""
+        return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)

@@ -1,0 +1,170 @@
+"""open_clip's encoders by name: architecture, preprocessing and weights, from a hub, a folder or a file."""
+
+from __future__ import annotations
+
+import copy
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from duplex.encoders.encoder_source import (
+    Config,
+    EncoderSource,
+    complete_preprocess,
+    config_hash,
+    read_config,
+    require_keys,
+    stable_json,
+)
+from duplex.encoders.families import MissingWeights
+from duplex.encoders.hub import (
+    WEIGHTS,
+    download_address,
+    fetch_from_hub,
+    fetch_weights,
+    hub_file_on_disk,
+    weights_on_disk,
+)
+from duplex.encoders.openclip import open_clip
+from duplex.errors import DuplexError, UsageError
+
+LOCAL, HUB = "local-dir:", "hf-hub:"
+CONFIG = "open_clip_config.json"
+USUAL_STEMS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")  # of weights files
+SUFFIXES = (".safetensors", ".bin", ".pth")
+
+
+def find_source(name: str, weights: str | None = None) -> EncoderSource:
+    """Find an encoder by name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip with
+    `weights` (a tag to download, or a file). Raise UsageError or DuplexError for what does not exist."""
+    if name.startswith(LOCAL):
+        return _folder_source(Path(name.removeprefix(LOCAL)).expanduser())
+    if name.startswith(HUB):
+        return _hub_source(name)
+    architecture = open_clip.get_model_config(name)
+    if architecture is None:
+        raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
+    if weights is None:
+        raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({_tags(name)})")
+    if Path(weights).expanduser().is_file():
+        return _file_source(name, architecture, Path(weights).expanduser())
+    preprocess = preprocess_of(name, architecture, weights)
+    path = fetch_weights(open_clip.get_pretrained_cfg(name, weights), f"{name} + {weights}")
+    return EncoderSource(name, architecture, preprocess, path)
+
+
+def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
+    """Return what `find_source` would download; None if nothing."""
+    if name.startswith(HUB):
+        owner = name.removeprefix(HUB)
+        on_disk = hub_file_on_disk(owner, (CONFIG,)) and hub_file_on_disk(owner, WEIGHTS)
+        return None if on_disk else MissingWeights(f"https://huggingface.co/{owner}", None)
+    architecture = None if name.startswith(LOCAL) else open_clip.get_model_config(name)
+    if architecture is None or weights is None or Path(weights).expanduser().is_file():
+        find_source(name, weights)  # raises if anything is wrong with the name or the weights
+        return None
+    preprocess_of(name, architecture, weights)
+    published = open_clip.get_pretrained_cfg(name, weights)
+    if weights_on_disk(published):
+        return None
+    return MissingWeights(download_address(published), _weights_size(architecture))
+
+
+def _weights_size(architecture: Config) -> int:
+    """Bytes of an architecture's weights as float32, counted without allocating them."""
+    with torch.device("meta"):
+        model = model_class(architecture)(**model_arguments(architecture))
+    size: int = 4 * sum(parameter.numel() for parameter in model.parameters())
+    return size
+
+
+def model_class(architecture: Config) -> Any:
+    """Return open_clip's class for an architecture."""
+    if not (architecture.get("custom_text", False) or "hf_model_name" in architecture["text_cfg"]):
+        return open_clip.CLIP
+    return open_clip.CoCa if "multimodal_cfg" in architecture else open_clip.CustomTextCLIP
+
+
+def model_arguments(architecture: Config) -> Config:
+    """Return the arguments of `model_class(architecture)`, such that building it downloads nothing."""
+    config = copy.deepcopy(architecture)
+    config.pop("custom_text", None)
+    if "timm_model_name" in config["vision_cfg"]:
+        config["vision_cfg"]["timm_model_pretrained"] = False  # all weights come from one file
+    if "hf_model_name" in config["text_cfg"]:
+        config["text_cfg"]["hf_model_pretrained"] = False
+    return config
+
+
+def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
+    """Return the preprocessing that published weights were trained with; raise UsageError if the architecture has
+    another activation than they were trained with."""
+    published = open_clip.get_pretrained_cfg(name, tag)
+    if not published:
+        raise UsageError(f"weights {tag!r} are neither a file nor a tag of encoder {name!r} (its tags: {_tags(name)})")
+    quick = bool(published.get("quick_gelu", False))
+    has_own_activation = "timm_model_name" in architecture["vision_cfg"]  # open_clip's switch does not reach it
+    if quick != bool(architecture.get("quick_gelu", False)) and not has_own_activation:
+        other = f"{name}-quickgelu" if quick else name.removesuffix("-quickgelu")
+        raise UsageError(f"weights {tag!r} were trained with {'Quick' if quick else ''}GELU: use the encoder {other!r}")
+    return complete_preprocess(published, architecture)
+
+
+def is_torchscript(path: Path) -> bool:
+    """Whether a file is a TorchScript archive, as OpenAI published; these hold code and do not load as weights."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def _folder_source(folder: Path) -> EncoderSource:
+    config = read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
+    weights = _weights_in(folder)
+    if weights is None:
+        raise DuplexError(f"{folder} holds no weights; put open_clip_model.safetensors beside {CONFIG}")
+    architecture = config["model_cfg"]
+    require_keys(folder / CONFIG, architecture, ("embed_dim", "vision_cfg", "text_cfg"))
+    name = LOCAL + config_hash(architecture, 12)  # independent of the folder's place
+    preprocess = complete_preprocess(config["preprocess_cfg"], architecture)
+    return EncoderSource(name, architecture, preprocess, weights, folder)
+
+
+def _weights_in(folder: Path) -> Path | None:
+    """The weights file with a usual name, else the first by name; safetensors before formats with pickles."""
+
+    def rank(path: Path) -> tuple[bool, int, bool, str]:
+        return path.stem not in USUAL_STEMS, SUFFIXES.index(path.suffix), path.stem != USUAL_STEMS[0], path.name
+
+    return min((path for path in folder.iterdir() if path.suffix in SUFFIXES), key=rank, default=None)
+
+
+def _hub_source(name: str) -> EncoderSource:
+    owner = name.removeprefix(HUB)
+    config = read_config(fetch_from_hub(owner, (CONFIG,), name), ("model_cfg", "preprocess_cfg"))
+    preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
+    return EncoderSource(name, config["model_cfg"], preprocess, fetch_from_hub(owner, WEIGHTS, name))
+
+
+def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
+    """A bare file does not name its preprocessing: it is taken from the architecture's published weights where these
+    all agree, and an error elsewhere, since a guess could give wrong features."""
+    convert = f"`duplex encoders convert {path} FOLDER --encoder {name} --tag TAG` makes a folder that does"
+    if is_torchscript(path):
+        raise DuplexError(f"{path} is a TorchScript archive; {convert}")
+    agreed = {}
+    for tag in open_clip.list_pretrained_tags_by_model(name):
+        try:
+            candidate = preprocess_of(name, architecture, tag)
+        except UsageError:
+            continue
+        agreed[stable_json(candidate)] = candidate
+    if len(agreed) != 1:
+        raise UsageError(f"{path} does not say how images are prepared for {name!r}; {convert}")
+    return EncoderSource(name, architecture, next(iter(agreed.values())), path)
+
+
+def _tags(name: str) -> str:
+    return ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none published"

@@ -1,0 +1,99 @@
+"""Classifiers of timm, without their heads, as frozen encoders of images.
+
+    encoder: {name: "timm:resnet18", weights: a1_in1k}     # a tag that timm publishes, or a file of weights
+
+ResNet-18 is the backbone of the methods without CLIP. There is no text tower: word vectors come from a file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duplex.encoders.arithmetic import float32_arithmetic
+from duplex.encoders.clip import as_tokens
+from duplex.encoders.encoder_source import EncoderSource, complete_preprocess, read_weights
+from duplex.encoders.families import EncoderFamily
+from duplex.encoders.frozen_encoder import FrozenEncoder
+from duplex.encoders.hub import fetch_weights
+from duplex.encoders.openclip import timm
+from duplex.errors import DuplexError, UsageError
+
+PREFIX = "timm:"
+
+
+class TimmFamily(EncoderFamily):
+    """`timm:MODEL`, with weights from a published tag or a file."""
+
+    usage = "timm:MODEL (images alone)"
+
+    def find(self, name: str, weights: str | None) -> EncoderSource:
+        model = name.removeprefix(PREFIX)
+        if not timm.is_model(model):
+            raise UsageError(f"unknown encoder {name!r}: timm has no model {model!r}")
+        tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{model}.*") if _on_hub(known)]
+        listed = ", ".join(tags) or "none"
+        if weights is None:
+            raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({listed})")
+        path = Path(weights).expanduser()
+        if not path.is_file() and weights not in tags:
+            raise UsageError(f"weights {weights!r} are neither a file nor a tag of {name!r} ({listed})")
+        config: Any = timm.get_pretrained_cfg(model if path.is_file() else f"{model}.{weights}")
+        options = {"mean": list(config.mean), "std": list(config.std), "interpolation": config.interpolation}
+        size = {"image_size": config.input_size[-1]}
+        architecture = {"timm_model_name": model, "embed_dim": _width(model), "vision_cfg": size}
+        if not path.is_file():
+            path = fetch_weights({"hf_hub": f"{config.hf_hub_id}/model.safetensors"}, f"{name} + {weights}")
+        return EncoderSource(name, architecture, complete_preprocess(options, architecture), path)
+
+    def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> TimmEncoder:
+        return TimmEncoder(source, towers=towers, device=device, precision=precision)
+
+
+def _on_hub(name: str) -> bool:
+    """Whether the hub has published weights; some lie elsewhere, as pickles."""
+    config: Any = timm.get_pretrained_cfg(name)
+    return config is not None and bool(config.hf_hub_id)
+
+
+def _width(name: str) -> int:
+    """Width of a model's pooled features, found without allocating its weights."""
+    with torch.device("meta"):
+        model: Any = timm.create_model(name, pretrained=False, num_classes=0)
+        return int(model.num_features)
+
+
+class TimmEncoder(FrozenEncoder):
+    """A frozen classifier of timm without its head."""
+
+    text = None
+
+    def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
+        super().__init__(source, device=device, precision=precision)
+        if towers != "text":
+            self._visual = _build(source).to(self.device, self.dtype)
+
+    @torch.inference_mode()
+    def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features [B, d] and the cells of the last feature map [B, T, w], float32."""
+        with float32_arithmetic(self.precision):
+            cells = self.visual.forward_features(self.normalise(pixels))
+            features = self.visual.forward_head(cells)
+        return features.float(), as_tokens(cells).float()
+
+
+def _build(source: EncoderSource) -> Any:
+    """The model with all weights of its file but the classifier's."""
+    model: Any = timm.create_model(source.architecture["timm_model_name"], pretrained=False, num_classes=0)
+    classifier = str(model.default_cfg.get("classifier", "fc"))
+    state = read_weights(source.weights)
+    state = {name: tensor for name, tensor in state.items() if name.partition(".")[0] != classifier}
+    mismatched = sorted(set(state) ^ set(model.state_dict()))
+    if mismatched:
+        verb = "lacks" if mismatched[0] in model.state_dict() else "holds an unknown"
+        raise DuplexError(f"{source.weights} {verb} {mismatched[0]!r}: it does not hold the weights of {source.name!r}")
+    model.load_state_dict(state)
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,174 @@
+"""Checks that every feature cache passes before it is read or overwritten (layout in `features.layout`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from duplex.errors import DuplexError
+from duplex.features import layout
+from duplex.features.identity import Identity, first_difference, repair_hint
+from duplex.system.hdf5 import (
+    HDF5_ERRORS,
+    InvalidHDF5,
+    as_text,
+    describe_error,
+    find_dataset,
+    hdf5_errors_as_invalid,
+    read_attribute,
+    refuse_sparse_file,
+)
+
+HDF5_SIGNATURE = b"\x89HDF"
+HEAD = 1 << 16  # bytes within which every cache names its format
+CHECKED_ROWS = 65_536  # read at a time
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise `DuplexError` if `path` exists and is no feature cache, whole or damaged, of any version; likewise if its
+    `.partial` exists and is not HDF5. Neither may be overwritten."""
+    for file, signature in ((path, layout.FORMATS.encode()), (layout.partial_path(path), HDF5_SIGNATURE)):
+        head = b""
+        if file.is_file():
+            with file.open("rb") as stream:
+                head = stream.read(HEAD)
+        if os.path.lexists(file) and not (head.startswith(HDF5_SIGNATURE) and signature in head):
+            raise DuplexError(
+                f"{file} exists and is not a feature cache, so it is not overwritten; "
+                "choose another place with --out, or move it"
+            )
+
+
+@contextmanager
+def open_cache(path: Path, *, joined: bool = True) -> Iterator[Any]:
+    """Open a finished cache or shard for reading, after checking its layout.
+
+    `joined` allows a view of shards, all of which must exist. Raises `DuplexError` for anything else, also for damage
+    that appears while the block reads.
+    """
+    if not path.is_file():
+        unfinished = " (an unfinished one lies beside it)" if layout.partial_path(path).exists() else ""
+        raise DuplexError(f"{path} does not exist{unfinished}; {repair_hint(path)}")
+    try:
+        file = h5py.File(path, "r", locking="best-effort")
+    except HDF5_ERRORS as error:
+        raise DuplexError(f"{path} is not an HDF5 file ({describe_error(error)}); {repair_hint(path)}") from error
+    try:
+        version = as_text(read_attribute(file, "format")) or ""
+        if not version.startswith(layout.FORMATS):
+            raise DuplexError(f"{path} is not a feature cache of duplex; {repair_hint(path)}")
+        if version != layout.FORMAT:
+            raise DuplexError(
+                f"{path} has the format {version} of another version, expected {layout.FORMAT}; {repair_hint(path)}"
+            )
+        check_layout(file, path, virtual=joined)
+        yield file
+    except (InvalidHDF5, OSError, RuntimeError) as error:
+        raise DuplexError(f"{path} is damaged: {describe_error(error)}; {repair_hint(path)}") from error
+    finally:
+        with suppress(*HDF5_ERRORS):
+            file.close()
+
+
+def read_identity(file: Any) -> Identity:
+    """Return the identity of an open cache. Raises `InvalidHDF5` if a value is no text."""
+    group = file.get("identity") if isinstance(file.get("identity", getlink=True), h5py.HardLink) else None
+    if not isinstance(group, h5py.Group):
+        raise InvalidHDF5("there is no group 'identity'")
+    identity = {}
+    for key in group.attrs:
+        value = as_text(read_attribute(group, key))
+        if value is None or not isinstance(key, str):  # h5py returns a key that is no text as bytes
+            raise InvalidHDF5(f"the identity's {key!r} is not text")
+        identity[key] = value
+    return identity
+
+
+def read_span(file: Any) -> layout.Span:
+    """Return the rows that a cache holds. Raises `InvalidHDF5` if they are no valid range."""
+    numbers = [read_attribute(file, key) for key in ("start", "stop", "total")]
+    if not all(isinstance(number, int | np.integer) for number in numbers):
+        raise InvalidHDF5("its start, stop or total is not a whole number")
+    start, stop, total = map(int, numbers)
+    if not 0 <= start < stop <= total:
+        raise InvalidHDF5(f"its rows are {start} to {stop} of {total}")
+    return layout.Span(start, stop, total)
+
+
+def check_values(file: Any, path: Path) -> None:
+    """Read all features and raise `DuplexError` if an encoded row is not finite."""
+    statuses = file["status"][...]
+    for start in range(0, len(statuses), CHECKED_ROWS):
+        values = file["cls"][start : start + CHECKED_ROWS]
+        wrong = (statuses[start : start + CHECKED_ROWS] == layout.ENCODED) & ~np.isfinite(values).all(axis=1)
+        if wrong.any():
+            row = start + int(wrong.argmax())
+            raise DuplexError(f"{path} is damaged: row {row} is not finite; {repair_hint(path)}")
+
+
+def check_layout(file: Any, path: Path, *, virtual: bool, unfinished: bool = False) -> None:
+    """Raise `InvalidHDF5` unless an open file has the data sets of a cache, of fitting types and shapes, and statuses
+    that mean something. `virtual` allows a view of shards; an `unfinished` file may be sparse."""
+    with hdf5_errors_as_invalid():
+        if not unfinished:
+            refuse_sparse_file(path)
+        if as_text(read_attribute(file, "format")) != layout.FORMAT:
+            raise InvalidHDF5("it is not a feature cache of this version")
+        names = [name for name in layout.DATASETS if name in layout.REQUIRED or name in file]
+        unknown = sorted(set(file) - {*names, "identity"})
+        if unknown:
+            raise InvalidHDF5(f"it holds {unknown[0]!r}, which no cache has")
+        rows = read_span(file).rows
+        for name in names:
+            data = find_dataset(file, name, virtual=virtual)
+            dimensions, dtype = layout.DATASETS[name]
+            if data.shape[:1] != (rows,) or data.ndim not in dimensions or data.dtype != dtype:
+                raise InvalidHDF5(f"{name!r} is {data.shape} of {data.dtype}, which does not fit its {rows} rows")
+            if data.id.get_create_plist().get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.VIRTUAL):
+                raise InvalidHDF5(f"{name!r} is stored in chunks, which no cache is")
+        _check_block_inputs(file)
+        width, dim = file["cls"].shape[1], read_identity(file).get("dim")
+        if dim != str(width):
+            raise InvalidHDF5(f"its rows have {width} numbers, its identity says {dim}")
+        if any(file[name].is_virtual for name in names):
+            _check_shards(file, path, names)
+        highest = int(file["status"][...].max())
+        if highest >= layout.FIRST_BAD + len(layout.REASONS):
+            raise InvalidHDF5(f"the status {highest} has no meaning")
+
+
+def _check_block_inputs(file: Any) -> None:
+    if (layout.CODES in file and "block_inputs" in file) or (layout.CODES in file) != (layout.SCALES in file):
+        raise InvalidHDF5(f"expected 'block_inputs' alone, or {layout.CODES!r} with {layout.SCALES!r}")
+    if layout.CODES in file and layout.scale_shape(file[layout.CODES].shape[1:]) != file[layout.SCALES].shape[1:]:
+        raise InvalidHDF5(f"{layout.SCALES!r} is {file[layout.SCALES].shape}, which does not fit {layout.CODES!r}")
+
+
+def _check_shards(file: Any, path: Path, names: list[str]) -> None:
+    """Check that a view is of shards beside it, still those it was made of: one may have been extracted again, with
+    another encoder or other rows."""
+    if not all(file[name].is_virtual for name in names):
+        raise InvalidHDF5("it is partly a view of other files")
+    for name in names:
+        for source in file[name].virtual_sources():
+            if source.dset_name != name or Path(source.file_name).name != source.file_name or source.file_name == ".":
+                raise InvalidHDF5(f"{name!r} is a view of {source.file_name!r}, which is no shard's name")
+            if not (path.parent / source.file_name).is_file():  # HDF5 itself would return zeros
+                raise DuplexError(
+                    f"{path} joins {source.file_name}, which is not beside it; restore it or extract that shard again"
+                )
+    for source in file["status"].virtual_sources():
+        (start,), (last,) = source.vspace.get_select_bounds()
+        with open_cache(path.parent / source.file_name, joined=False) as shard:
+            span, key = read_span(shard), first_difference(read_identity(shard), read_identity(file))
+        if key is not None or (span.start, span.stop) != (start, last + 1):
+            raise DuplexError(
+                f"{path} joins {source.file_name}, which was extracted again with another {key or 'set of rows'}; "
+                f"`duplex extract` that shard like the others, then `duplex cache join {path}`"
+            )

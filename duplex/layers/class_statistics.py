@@ -1,0 +1,133 @@
+"""Sufficient statistics of labelled features, from which the closed form is fitted, and their shared covariance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duplex.errors import DuplexError
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Statistics of images in groups: compositions, states or objects."""
+
+    counts: Tensor  # n_g [G]
+    sums: Tensor  # sum of z over each group [G, d]
+    moment: Tensor  # sum of z z^T over all images [d, d]
+
+    @property
+    def means(self) -> Tensor:
+        """Means of the groups [G, d]; zero for a group without images."""
+        return self.sums / self.counts.clamp(min=1)[:, None]
+
+
+@dataclass(frozen=True)
+class ClassStatistics:
+    """Statistics of images by composition, in float64 on the device of the features."""
+
+    states: int  # M
+    objects: int  # N
+    pairs: Tensor  # compositions with images, rising [P]
+    counts: Tensor  # n_c [P]
+    sums: Tensor  # [P, d]
+    moment: Tensor  # [d, d]
+
+    @classmethod
+    def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
+        """Compute the statistics of features `z [n, d]` and their compositions `[n]`, without normalising them.
+
+        Raises DuplexError if the lengths differ, a composition is out of range or a feature is not finite.
+        """
+        if len(z) != len(compositions):
+            raise DuplexError(
+                f"there are {len(z)} features and {len(compositions)} labels; expected one label per feature"
+            )
+        if len(z) and not 0 <= int(compositions.min()) <= int(compositions.max()) < states * objects:
+            raise DuplexError(f"a composition is not among the {states} x {objects} of these states and objects")
+        broken = ~torch.isfinite(z).all(dim=1)
+        if broken.any():
+            first = int(broken.nonzero()[0])
+            raise DuplexError(
+                f"{int(broken.sum())} of {len(z)} feature rows are not finite (the first is row {first}); remove them"
+            )
+        z = z.double()
+        pairs, place = compositions.unique(return_inverse=True)
+        sums = z.new_zeros(len(pairs), z.shape[1]).index_add_(0, place, z)
+        return cls(states, objects, pairs, place.bincount(minlength=len(pairs)).double(), sums, z.T @ z)
+
+    @property
+    def dim(self) -> int:
+        return len(self.moment)
+
+    @property
+    def state_of(self) -> Tensor:
+        return self.pairs // self.objects
+
+    @property
+    def object_of(self) -> Tensor:
+        return self.pairs % self.objects
+
+    def by_pair(self) -> Groups:
+        return Groups(self.counts, self.sums, self.moment)
+
+    def by_state(self) -> Groups:
+        """Return the statistics of all M states; a state without images has count 0."""
+        return self._grouped(self.state_of, self.states)
+
+    def by_object(self) -> Groups:
+        return self._grouped(self.object_of, self.objects)
+
+    def _grouped(self, place: Tensor, size: int) -> Groups:
+        counts = self.counts.new_zeros(size).index_add_(0, place, self.counts)
+        return Groups(counts, self.sums.new_zeros(size, self.dim).index_add_(0, place, self.sums), self.moment)
+
+
+@dataclass(frozen=True)
+class SharedCovariance:
+    """`Sigma`, and `W` with `W W^T = Sigma^-1`: the within-group covariance of `z W` is the identity."""
+
+    covariance: Tensor  # Sigma [d, d]
+    whitening: Tensor  # W [d, d]
+
+
+def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
+    """Return the sample covariance of `z - mean of its group` [d, d] and its degrees of freedom; if no group has two
+    images, the covariance about the mean of all images."""
+    counts, means = groups.counts, groups.means
+    free = float(counts.sum() - (counts > 0).sum())
+    if free < 1:
+        total = groups.sums.sum(0, keepdim=True)
+        counts, means = counts.sum()[None], total / counts.sum().clamp(min=1)
+        free = max(float(counts.sum()) - 1, 1.0)
+    scatter = groups.moment - (means * counts[:, None]).T @ means  # sum z z^T - sum n_g m_g m_g^T
+    return (scatter + scatter.T) / (2 * free), free
+
+
+def oas_shrinkage(covariance: Tensor, free: float) -> float:
+    """Return the weight of `tr(S)/d I` in the OAS estimate, for a sample covariance of `free` degrees of freedom."""
+    d = len(covariance)
+    trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
+    above = (1 - 2 / d) * squares + trace**2
+    below = (free + 1 - 2 / d) * (squares - trace**2 / d)
+    return min(1.0, above / below) if below > 0 else 1.0
+
+
+def shared_covariance(groups: Groups) -> SharedCovariance:
+    """Return `Sigma = (1 - rho) S + rho tr(S)/d I`, finite and positive definite for any number of images.
+
+    `rho` is OAS (Chen, Wiesel, Eldar and Hero 2010, Eq. 23), which follows from S and the number of images; Ledoit and
+    Wolf's would need a second pass over the images.
+    """
+    sample, free = within_group_covariance(groups)
+    d = len(sample)
+    eye = torch.eye(d, dtype=sample.dtype, device=sample.device)
+    level = float(sample.trace()) / d
+    if not level > 1e-12:  # no variation: the largest variance of unit features
+        sample, level = eye / d, 1 / d
+    rho = oas_shrinkage(sample, free)
+    values, vectors = torch.linalg.eigh((1 - rho) * sample + rho * level * eye)
+    values = values.clamp(min=1e-9 * level)  # rounding may give a zero eigenvalue a negative sign
+    return SharedCovariance((vectors * values) @ vectors.T, vectors / values.sqrt())

@@ -1,0 +1,61 @@
+"""The score of an exported model, from named tensors and features alone, with numpy or with torch.
+
+`t` maps the names that `duplex/layers/portable.py` lists to arrays, `xp` is the module `numpy` or `torch`. An export
+holds a copy of this file.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import inf, log
+from typing import Any
+
+LEAST = 1e-30  # smallest probability whose logarithm enters a product
+FLOOR = log(LEAST)
+
+
+def unit(x: Any, xp: Any) -> Any:
+    return x / xp.clip(xp.sqrt((x * x).sum(-1)), 1e-12, None)[..., None]
+
+
+def log_softmax(x: Any, xp: Any) -> Any:
+    x = x - xp.amax(x, -1)[..., None]
+    return x - xp.log(xp.exp(x).sum(-1))[..., None]
+
+
+def two_layers(t: Mapping[str, Any], first: str, second: str, x: Any, xp: Any) -> Any:
+    hidden = xp.clip(x @ t[f"{first}.weight"].T + t[f"{first}.bias"], 0, None)
+    return hidden @ t[f"{second}.weight"].T + t[f"{second}.bias"]
+
+
+def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and logarithms of p(c^h|x), p(c^t|x) and p(s|x) p(o|x) [B, C] (Eq. 21) that the model has."""
+    z, floor = x, FLOOR if "product" in t else -inf
+    if "adapter.scale" in t:
+        z = unit(z + t["adapter.scale"] * two_layers(t, "adapter.down", "adapter.up", z, xp), xp)
+    for name in ("visual", "semantic"):
+        if name in t:
+            yield name, xp.clip(log_softmax(t["scale"] * (z @ t[name].T), xp), floor, None)
+    if "states" in t:
+        logs = []
+        for factor, prototypes in (("state", "states"), ("object", "objects")):
+            z_factor = two_layers(t, f"{factor}.first", f"{factor}.second", z, xp) + t["residual"] * z
+            logs.append(log_softmax(t["scale"] * (unit(z_factor, xp) @ t[prototypes].T), xp))
+        yield "factors", xp.clip(logs[0][:, t["state_of"]] + logs[1][:, t["object_of"]], floor, None)
+
+
+def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and logarithms of p_g(c|x) and p_g(s|x) p_g(o|x) [B, C] that the model has."""
+    if "likelihood.rows" in t:
+        whitened = x @ t["likelihood.whitening"] - t["effects.mean"]
+        yield "gaussian", log_softmax(whitened @ t["likelihood.rows"].T + t["likelihood.offset"], xp)
+    if "primitives.states.weight" in t:
+        logs = []
+        for kind in ("states", "objects"):
+            posterior = log_softmax(x @ t[f"primitives.{kind}.weight"] + t[f"primitives.{kind}.offset"], xp)
+            logs.append(xp.clip(posterior, FLOOR, None))
+        yield "gaussian_factors", logs[0][:, t["state_of"]] + logs[1][:, t["object_of"]]
+
+
+def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
+    """Return a term as the score adds it up: a weighted probability, or a weighted logarithm in a product."""
+    term = log_p if "product" in t else xp.exp(log_p)
+    return t[f"weights.{name}"] * term if f"weights.{name}" in t else term

@@ -1,0 +1,173 @@
+"""Load what training and evaluation read of a data set: labels, cached features, text tower, word vectors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import EncoderParams, Params
+from duplex.data.manifest import read_manifest
+from duplex.encoders import load_encoder, resolve_device
+from duplex.encoders.text_tower import TextTower
+from duplex.errors import UsageError
+from duplex.evaluation.glove import read_word_vectors
+from duplex.features.examples import Arrays, Examples, ViewCache, join
+from duplex.features.identity import IMPORTED
+from duplex.features.store import Features, open_features
+from duplex.features.tokens import read_tokens
+from duplex.labels import LabelSpace, World
+from duplex.layers.finetuned_blocks import FinetunedBlocks, finetuned_blocks_factory
+from duplex.layers.prompt_paths import word_vectors
+from duplex.methods.base import PrimitiveVectors, TaskContext
+from duplex.options import FinetuneOptions, TrainingOptions
+from duplex.system.files import sha256
+from duplex.training.checkpoint import WORD_VECTORS
+
+SHARED_BY_VIEWS = ("tokens", "block_inputs", "bits")  # settings equal in the caches of images and of their views
+
+
+@dataclass(frozen=True)
+class InputRequest:
+    """What a run reads of a data set."""
+
+    needs: frozenset[str] = frozenset({"cls", "text"})  # `Method.needs`
+    precision: str = "fp32"  # of the text tower, in training and evaluation alike
+    finetune: FinetuneOptions | None = None
+    memory: float = TrainingOptions.memory  # GiB of patch tokens and block inputs to hold; larger ones stay on disk
+    views: bool = False  # random crops of the training images too, if params.yaml asks for some
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What a run reads: made once per request, shared by all runs with the same request."""
+
+    manifest: pd.DataFrame
+    labels: LabelSpace
+    examples: dict[str, Examples]  # split -> features and labels
+    tower: TextTower | None  # None for an encoder without text tower, and for imported features
+    encoder: dict[str, str]  # identity of the encoder and its name in params.yaml, for checkpoints
+    identity: dict[str, str]  # of the feature cache
+    bad: int  # number of unreadable images, which are left out
+    glove: Path | None = None  # file of word vectors
+    make_blocks: Callable[[], FinetunedBlocks] | None = None
+
+    def task(self, world: World = "closed") -> TaskContext:
+        """Return what a method gets to know about the data set and the encoder."""
+        shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
+        return TaskContext(self.labels, shapes, self.tower, self.words, world, self.make_blocks)
+
+    @cached_property
+    def words(self) -> PrimitiveVectors | None:
+        """Vectors of states and objects from the GloVe file, else from the text tower; None without either."""
+        if self.glove is not None:
+            table = read_word_vectors(self.glove, [*self.labels.states, *self.labels.objects])
+            if table.missing:
+                print(f"{self.glove} lacks: {', '.join(table.missing)}", file=sys.stderr)
+            states, objects = np.split(table.vectors, [len(self.labels.states)])
+            return PrimitiveVectors(torch.from_numpy(states), torch.from_numpy(objects))
+        return None if self.tower is None else PrimitiveVectors(*word_vectors(self.labels, self.tower))
+
+
+LoadInputs = Callable[[Params, str, ArtifactPaths, InputRequest], RunInputs]  # `load_inputs`, or an `InputsCache`
+
+
+class InputsCache:
+    """A `load_inputs` that keeps the inputs of the last data set, for runs that follow each other."""
+
+    def __init__(self) -> None:
+        self._dataset = ""
+        self._inputs: dict[InputRequest, RunInputs] = {}
+
+    def __call__(self, params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest) -> RunInputs:
+        if dataset != self._dataset:
+            self._inputs.clear()  # frees memory before the next data set is loaded
+            self._dataset = dataset
+        views = request.views and params.augmentation(dataset) is not None
+        key = replace(request, needs=request.needs & {"patch"}, views=views)
+        if key not in self._inputs:
+            self._inputs[key] = load_inputs(params, dataset, paths, request)
+        return self._inputs[key]
+
+
+def make_deterministic() -> None:
+    """Make the same seed give the same checkpoint, on a GPU too. Call it before anything runs on the GPU."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time
+
+
+def load_inputs(
+    params: Params,
+    dataset: str,
+    paths: ArtifactPaths,
+    request: InputRequest = InputRequest(),
+) -> RunInputs:
+    """Load the inputs of a run. Raises UsageError if the cache lacks block inputs, DuplexError if it is outdated."""
+    entry, manifest_path = params.dataset(dataset).encoder, paths.manifest(dataset)
+    manifest, labels = read_manifest(manifest_path), LabelSpace.load(paths.labels(dataset))
+    tower, identity = _load_text_tower(entry, params.device, request.precision)
+    expected = {**identity, "manifest": sha256(manifest_path)}
+    if entry.name != IMPORTED:
+        expected["precision"] = entry.precision
+    features = open_features(paths.features(dataset), expect=expected)
+    cache_identity = {key: str(value) for key, value in features.identity.items()}
+    views, augmentation = None, params.augmentation(dataset) if request.views else None
+    if augmentation is not None:
+        shared = {key: features.identity.get(key) for key in SHARED_BY_VIEWS}
+        crops = open_features(paths.views(dataset), expect={**expected, **augmentation.identity, **shared})
+        views = ViewCache(augmentation.count, _read_arrays(crops, dataset, request), crops.bad)
+        cache_identity |= augmentation.identity
+    examples = join(manifest, labels, _read_arrays(features, dataset, request), features.bad, views)
+    encoder = {
+        **identity,
+        **({"weights": cache_identity["weights"]} if entry.name == IMPORTED else {}),
+        "precision": entry.precision,
+        "text_precision": request.precision,
+        "name": entry.name,
+        "tag": entry.weights or "",
+    }
+    glove, make_blocks = params.evaluation.word_vectors, None
+    if glove is not None:
+        encoder[WORD_VECTORS] = sha256(glove)
+    if request.finetune is not None:
+        encoder |= {key: cache_identity[key] for key in ("block_inputs", "bits") if key in cache_identity}
+        make_blocks = finetuned_blocks_factory(encoder, request.finetune, resolve_device(params.device))
+    bad = len(manifest) - sum(map(len, examples.values()))
+    return RunInputs(manifest, labels, examples, tower, encoder, cache_identity, bad, glove, make_blocks)
+
+
+def _load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[TextTower | None, dict[str, str]]:
+    """Return an encoder's text tower, if it has one, and the encoder's identity."""
+    if entry.name == IMPORTED:
+        return None, {"encoder": IMPORTED}
+    encoder = load_encoder(entry.name, entry.weights, towers="text", device=device, precision=precision)
+    return encoder.text, encoder.identity.to_dict()
+
+
+def _read_arrays(features: Features, dataset: str, request: InputRequest) -> Arrays:
+    """Read what a run needs of a cache; patch tokens only if the cache has them (the method reports their absence)."""
+    limit = int(request.memory * 2**30)
+    arrays: dict[str, Any] = {"cls": features.cls}
+    patches = read_tokens(features.path, "patch", limit) if "patch" in request.needs else None
+    if patches is not None:
+        arrays["patch"] = patches
+    if request.finetune is not None:
+        wanted, stored = request.finetune.blocks, int(features.identity.get("block_inputs", 0))
+        if wanted > stored:
+            raise UsageError(
+                f"finetune.blocks is {wanted} and {features.path} holds the inputs of {stored} blocks; set "
+                f"datasets.{dataset}.encoder.block_inputs to {wanted} in params.yaml and run "
+                f"`duplex extract --dataset {dataset}`"
+            )
+        arrays["block_inputs"] = read_tokens(features.path, "block_inputs", limit)
+    return arrays

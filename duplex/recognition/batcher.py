@@ -1,0 +1,131 @@
+"""Batches of the images that requests bring at the same time, for the worker processes of the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from duplex.errors import DuplexError
+from duplex.recognition.workers import Failure, ImageRequest, Reply, worker_died
+from duplex.system.process_pool import BrokenProcessPool, WorkerProcess
+
+MAX_BATCH_BYTES = 16 * 2**20  # a batch that exceeds this gets no further file
+
+
+@dataclass
+class WaitingImage:
+    request: ImageRequest
+    done: asyncio.Future[Reply]
+
+
+class Batcher:
+    """Collect images into batches and send them to free workers; `await batcher.answer(request)` returns a reply.
+
+    The images in progress are shared evenly among workers: a free worker waits for its share, `wait` seconds at most.
+    Clients that get their answers together send their next images together, so batches fill; a lone image is a whole
+    share and does not wait. Batches have at most `size` images. `full`: more than `room` images are waiting.
+    """
+
+    def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
+        self._workers, self._size, self._wait, self._room = workers, size, wait, room
+        self._queue: deque[WaitingImage] = deque()
+        self._in_progress: set[asyncio.Future[Reply]] = set()
+        self._peak = 0  # the most images that were lately in progress at once
+        self._arrived, self._share_arrived, self._turn = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.batches = self.images = 0
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._serve(worker)) for worker in self._workers]
+
+    async def stop(self) -> None:
+        """Wait until every image in progress is answered."""
+        if self._in_progress:
+            await asyncio.wait(self._in_progress)
+        for task in self._tasks:
+            task.cancel()
+
+    @property
+    def full(self) -> bool:
+        return len(self._queue) >= self._room
+
+    async def answer(self, request: ImageRequest) -> Reply:
+        """Return the reply; raise `DuplexError` if the image or its worker failed."""
+        done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._in_progress.add(done)
+        self._peak = max(self._peak, len(self._in_progress))
+        self._queue.append(WaitingImage(request, done))
+        self._arrived.set()
+        if len(self._queue) >= self._share:
+            self._share_arrived.set()
+        try:
+            return await done
+        finally:
+            self._in_progress.discard(done)
+
+    @property
+    def _share(self) -> int:
+        """ceil(images / workers), at least 1 and at most `size`."""
+        return max(1, min(self._size, -(-self._peak // len(self._workers))))
+
+    async def _serve(self, worker: WorkerProcess) -> None:
+        while True:
+            async with self._turn:  # workers fill their batches one after another
+                batch = await self._next_batch()
+            replies: Sequence[Reply | Failure | Exception]
+            try:
+                replies = await _ask(worker, [image.request for image in batch])
+                self.batches, self.images = self.batches + 1, self.images + len(batch)
+            except Exception as error:
+                replies = [error] * len(batch)
+            for image, reply in zip(batch, replies, strict=True):
+                if image.done.done():  # its client has left
+                    continue
+                if isinstance(reply, tuple):
+                    image.done.set_result(reply)
+                else:
+                    image.done.set_exception(DuplexError(reply) if isinstance(reply, str) else reply)
+
+    async def _next_batch(self) -> list[WaitingImage]:
+        batch: list[WaitingImage] = []
+        while not batch:
+            self._arrived.clear()
+            if not self._queue:
+                await self._arrived.wait()
+            if len(self._queue) < self._share:
+                await self._wait_for_share()
+            batch = self._take_share()
+        return batch
+
+    async def _wait_for_share(self) -> None:
+        self._share_arrived.clear()
+        timer = asyncio.get_running_loop().call_later(self._wait, self._share_arrived.set)
+        await self._share_arrived.wait()
+        timer.cancel()
+        if len(self._queue) < self._share:  # fewer clients than before
+            self._peak = len(self._in_progress)
+
+    def _take_share(self) -> list[WaitingImage]:
+        batch: list[WaitingImage] = []
+        share, size = self._share, 0
+        while self._queue and len(batch) < share and size < MAX_BATCH_BYTES:
+            image = self._queue.popleft()
+            if not image.done.done():
+                batch.append(image)
+                size += len(image.request.data)
+        return batch
+
+
+async def _ask(worker: WorkerProcess, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
+    """Return the replies to a batch; if the worker dies over it, try once more with its replacement."""
+    try:
+        return await asyncio.wrap_future(worker.submit(batch))
+    except BrokenProcessPool:
+        pass
+    try:
+        return await asyncio.wrap_future(worker.submit(batch))
+    except BrokenProcessPool as error:
+        raise worker_died(worker) from error

@@ -1,0 +1,106 @@
+"""Write a trained model as a folder that works without this package: tensors, labels, a model card, numpy code."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from duplex.errors import DuplexError, UsageError
+from duplex.labels import World
+from duplex.layers import score_formula
+from duplex.recognition import numpy_example
+from duplex.recognition.card import RunFacts, card
+from duplex.recognition.onnx_files import EXAMPLE as ONNX_EXAMPLE
+from duplex.recognition.onnx_files import TOWER, TRAINED
+from duplex.recognition.sources import CONFIG, FINETUNED_FORMAT, FORMAT, TENSORS, first_line, read_config
+from duplex.recognition.trained import TrainedModel
+from duplex.system.files import replace_folder
+from duplex.training.checkpoint import digest
+
+README, EXAMPLE, FORMULA = "README.md", "recognize.py", "score_formula.py"
+NAMES = {CONFIG, TENSORS, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, "__pycache__"}
+
+
+def export(
+    trained: TrainedModel,
+    world: World,
+    out: Path,
+    facts: RunFacts,
+    add_files: Callable[[Path], None] = lambda folder: None,
+) -> None:
+    """Write one world's candidates to the folder `out`, atomically, with the files that `add_files` writes."""
+    tensors = exported_tensors(trained, world)
+    options = None if trained.finetuned is None else trained.finetuned.options.to_dict()
+    config = {
+        "format": FORMAT if options is None else FINETUNED_FORMAT,
+        "kind": trained.kind,
+        "world": world,
+        "labels": trained.labels.to_dict(),
+        "encoder": dict(trained.backbone.record),
+        "calibration": trained.calibration_of(world).to_dict(),
+        **({} if options is None else {"finetune": options}),
+        "tensors": digest(tensors),
+    }
+
+    def fill(folder: Path) -> None:
+        save_file(tensors, folder / TENSORS)
+        (folder / TENSORS).chmod(0o644)  # safetensors writes files that their owner alone may read
+        (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        (folder / README).write_text(card(config, tensors, facts), encoding="utf-8")
+        shutil.copyfile(score_formula.__file__, folder / FORMULA)
+        example = Path(numpy_example.__file__).read_text(encoding="utf-8")
+        (folder / EXAMPLE).write_text(
+            example.replace(score_formula.__name__, FORMULA.removesuffix(".py")), encoding="utf-8"
+        )
+        add_files(folder)
+
+    replace_export(out, fill)
+
+
+def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
+    """Return the score's tensors, with masks [C] of the seen and of the feasible candidates."""
+    tensors = trained.tensors(world)
+    if tensors is None:
+        raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose another run")
+    candidates = trained.candidates(world)
+    masks = {"seen": candidates.seen, "feasible": candidates.feasible}
+    tensors = {**tensors, **{name: torch.from_numpy(mask.copy()) for name, mask in masks.items()}}
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+
+
+def replace_export(out: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a temporary folder and rename it to `out`, replacing an earlier export but nothing else."""
+    if os.path.lexists(out) and not (out.is_dir() and _is_export(out)):
+        raise UsageError(f"{out} exists and is not an export of duplex, or holds other files; choose another folder")
+    with replace_folder(Path(os.path.abspath(out))) as scratch:
+        fill(scratch)
+
+
+def _is_export(folder: Path) -> bool:
+    """Whether a folder is empty or holds files of `duplex export` only: other programs write a config.json too."""
+    names = {path.name for path in folder.iterdir()}
+    try:
+        return not names or (names <= NAMES and bool(read_config(folder / CONFIG)))
+    except UsageError:
+        return False
+
+
+def push(folder: Path, name: str) -> str:
+    """Upload a folder to the hub repository `name`, which is created if missing; return its URL."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Exported by duplex")
+    except Exception as error:  # of many kinds: network and hub
+        raise DuplexError(f"{name} could not be uploaded to {api.endpoint}: {first_line(error)}; log in and try again"
+        ) from error  # fmt: skip
+    return f"{api.endpoint}/{name}"

@@ -1,0 +1,120 @@
+"""Images in any form, or cached features, as a method's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from duplex.encoders import Encoder
+from duplex.errors import UsageError
+from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths, split_rows
+from duplex.features.eight_bits import dequantize
+from duplex.features.encoding import BATCH_MULTIPLE, OutputSpec, encode_batches, pad_batches, report_memory_shortage
+from duplex.features.image_files import BadImageFile, as_rgb, read_image
+from duplex.features.layout import CODES, ENCODED, FIRST_BAD, SCALES, status_reason
+from duplex.features.store import Features
+from duplex.methods.base import Inputs
+
+ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
+
+
+def encode(encoder: Encoder, pixels: Tensor, *, outputs: OutputSpec, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:
+    """Encode pixels [B, 3, R, R] uint8 to the values that a cache would hold, on the encoder's device.
+
+    Batches are padded to a multiple of `batch_multiple` images.
+    """
+    decoded = torch.full((len(pixels),), ENCODED, dtype=torch.uint8)
+    batches = pad_batches([(0, pixels, decoded)], batch_multiple)
+    ((_, statuses, values),) = encode_batches(encoder, batches, outputs)
+    bad = np.flatnonzero(statuses[: len(pixels)] >= FIRST_BAD)
+    if bad.size:
+        raise UsageError(f"image {bad[0]}: {status_reason(statuses[bad[0]])}")
+    return as_inputs({name: value[: len(pixels)] for name, value in values.items()}, encoder.device)
+
+
+def encode_files(
+    encoder: Encoder,
+    paths: Sequence[Path],
+    *,
+    batch_size: int,
+    num_workers: int | Literal["auto"],
+    outputs: OutputSpec,
+    batch_multiple: int = BATCH_MULTIPLE,
+) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
+    """Yield statuses [B] and inputs of each block of files, in order, while worker processes decode the next ones."""
+    blocks = split_rows(len(paths), batch_size)
+    images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
+    workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
+    batches = pad_batches(decode_batches(images, blocks, workers, pinned=encoder.device.type == "cuda"), batch_multiple)
+    advice = "run the same command again with a smaller --batch-size"
+    with report_worker_deaths(""), report_memory_shortage(batch_size, advice):
+        encoded = encode_batches(encoder, batches, outputs)
+        for (start, stop), (_, statuses, values) in zip(blocks, encoded, strict=True):
+            rows = stop - start
+            yield statuses[:rows], as_inputs({name: value[:rows] for name, value in values.items()}, encoder.device)
+
+
+def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
+    """Convert arrays to tensors as in training: CLS features in float32, tokens in float16."""
+    if CODES in values:
+        others = {name: value for name, value in values.items() if name not in (CODES, SCALES)}
+        values = {**others, "block_inputs": dequantize(values[CODES], values[SCALES])}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in values.items()}
+    return {name: (value.float() if name == "cls" else value).to(device) for name, value in tensors.items()}
+
+
+def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
+    """Return cached features [B, d]; None if `images` are images. Raise `UsageError` for features of another width."""
+    if isinstance(images, Features):
+        if images.bad.any():
+            raise UsageError(f"{images.path} has rows without an image; leave them out: features.cls[~features.bad]")
+        return images.cls
+    if isinstance(images, (list, tuple)) and images and all(_is_vector(image) for image in images):
+        vectors = [_as_numpy(vector) for vector in images]
+        if len({vector.shape for vector in vectors}) > 1:
+            raise UsageError(f"features have different widths; expected {dim}, as this model's encoder computes")
+        images = np.stack(vectors)
+    images = _as_numpy(images)
+    if not isinstance(images, np.ndarray) or images.dtype.kind != "f":
+        return None
+    rows = np.atleast_2d(images)
+    if rows.ndim != 2 or rows.shape[1] != dim:
+        raise UsageError(f"features are {tuple(images.shape)}; expected [B, {dim}], as this model's encoder computes")
+    if not np.isfinite(rows).all():
+        raise UsageError("features have values that are not finite; leave those rows out")
+    return np.asarray(rows, dtype=np.float32)
+
+
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, Tensor)) and value.ndim == 1
+
+
+def _as_numpy(value: Any) -> Any:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+
+
+def open_image(image: ImageLike) -> Image.Image:
+    """Return the image as RGB; raise `UsageError` if it cannot be read."""
+    try:
+        if isinstance(image, (str, Path)):
+            return read_image(Path(image))
+        if isinstance(image, Image.Image):
+            return as_rgb(image)
+        array = _as_numpy(image)
+        if not isinstance(array, np.ndarray):
+            kind = type(array).__name__
+        elif array.dtype == np.uint8 and (array.ndim == 2 or array.shape[2:] in ((3,), (4,))):
+            return as_rgb(Image.fromarray(array))
+        else:
+            kind = f"an array {array.shape} of {array.dtype}"
+    except BadImageFile as error:
+        name = image if isinstance(image, (str, Path)) else f"the {type(image).__name__}"
+        raise UsageError(f"{name} cannot be used: {error.reason}") from error
+    raise UsageError(f"{kind} is not an image; give a path, a PIL image, uint8 [H, W, 3], or features of the encoder")

@@ -1,0 +1,73 @@
+"""Find likely wrong labels: margins between an image's label and the best other label.
+
+Each image is scored by prototypes made without it: over folds, a class's prototype is the mean of the unit features of
+its images in the other folds. The margin is the score of the image's label less the best other label's; the lower, the
+more suspicious. `knn` replaces prototypes by votes of the nearest images of other folds, weighted by cosine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duplex.errors import UsageError
+from duplex.labels import Ints
+
+Floats = NDArray[np.float64]
+Way = Literal["run", "knn"]
+FOLDS, NEIGHBOURS, SHARPNESS = 5, 20, 20.0
+
+
+@dataclass(frozen=True)
+class LabelMargins:
+    """Margins of n images; a negative one says that another label fits better."""
+
+    margin: Floats  # [n]
+    better: Ints  # [n] the best other class
+
+
+def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
+    """Return the out-of-fold margins of labels [n] over unit features [n, d]."""
+    if len(features) < 2 * folds:
+        raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
+    classes, label = np.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        raise UsageError("all images have one label; expected at least two labels")
+    scores = np.full((len(features), len(classes)), -np.inf)
+    fold = np.random.default_rng(seed).permutation(len(features)) % folds
+    score = _by_prototypes if way == "run" else _by_neighbours
+    for number in range(folds):
+        out, rest = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
+        scores[out] = score(features[rest], label[rest], features[out], len(classes))
+    rows = np.arange(len(features))
+    own = scores[rows, label]
+    scores[rows, label] = -np.inf
+    best = scores.argmax(1)
+    other = scores[rows, best]
+    undecided = ~np.isfinite(own) | ~np.isfinite(other)  # the other folds lack the class, or have no other class
+    own, other = (np.where(undecided, 0.0, side) for side in (own, other))
+    return LabelMargins(own - other, classes[best])
+
+
+def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
+    """Return cosines with class means [B, K]; -inf for a class without images."""
+    sums, sizes = np.zeros((count, features.shape[1])), np.bincount(labels, minlength=count)
+    np.add.at(sums, labels, features)
+    norms = np.linalg.norm(sums, axis=1, keepdims=True)
+    return np.where(sizes > 0, queries @ (sums / np.maximum(norms, 1e-12)).T, -np.inf)
+
+
+def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
+    """Return shares of the nearest images' votes [B, K], by `exp(20 cosine)`; -inf for a class without images."""
+    votes = np.zeros((len(queries), count))
+    k = min(NEIGHBOURS, len(features))
+    for start in range(0, len(queries), 1024):
+        cosines = queries[start : start + 1024] @ features.T
+        near = np.argpartition(-cosines, k - 1, axis=1)[:, :k]
+        weights = np.exp(SHARPNESS * np.take_along_axis(cosines, near, 1))
+        rows = np.repeat(np.arange(len(cosines)), k)
+        np.add.at(votes, (start + rows, labels[near].ravel()), weights.ravel())
+    return np.where(np.bincount(labels, minlength=count) > 0, votes / votes.sum(1, keepdims=True), -np.inf)

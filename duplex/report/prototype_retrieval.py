@@ -1,0 +1,212 @@
+"""Features, factors and prototypes of a trained method as arrays, and the test images nearest to its prototypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from duplex.errors import UsageError
+from duplex.evaluation.accumulator import Floats
+from duplex.evaluation.retrieval import nearest, precision
+from duplex.features.examples import Examples
+from duplex.labels import Bools, Ints, LabelSpace
+from duplex.methods.base import Inspectable
+from duplex.report.blocks import (
+    Block,
+    Gallery,
+    Group,
+    Line,
+    Note,
+    Strip,
+    Table,
+    TableCell,
+    TableRow,
+    Thumb,
+    columns,
+    text_cell,
+)
+from duplex.report.tables import pointer
+from duplex.report.thumbnails import Thumbnails
+
+TOP, SHOWN = 4, 4
+Array = NDArray[np.float32]
+BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class EmbeddedImages:
+    """Test images as embedded by a method."""
+
+    z: Array | None  # z^c [n, d], of unit length; None if the method has none
+    text_space: Array | None  # [n, d] features that semantic prototypes are compared with
+    states: Array | None  # z^s [n, d]; None without state and object factors
+    objects: Array | None  # z^o [n, d]
+
+    def in_space_of(self, kind: str) -> Array:
+        """Return the features that a kind of prototypes is compared with."""
+        features = self.text_space if kind == "semantic" else self.z
+        assert features is not None
+        return features
+
+
+def embed(method: Inspectable, examples: Examples) -> EmbeddedImages:
+    """Compute the features that prototypes are compared with, and the state and object factors, in blocks."""
+    inputs = examples.inputs
+    starts = range(0, len(next(iter(inputs.values()))), BLOCK)
+    blocks = [{name: values[start : start + BLOCK] for name, values in inputs.items()} for start in starts]
+    z = None if method.features is None else _concatenate([method.features(block) for block in blocks])
+    in_text_space = method.text_space_features
+    text_space = z if in_text_space is None else _concatenate([in_text_space(block) for block in blocks])
+    if method.factors is None:
+        return EmbeddedImages(z, text_space, None, None)
+    states, objects = zip(*(method.factors(block) for block in blocks), strict=True)
+    return EmbeddedImages(z, text_space, _concatenate(states), _concatenate(objects))
+
+
+def _concatenate(parts: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> Array:
+    return np.concatenate([part.cpu().numpy() for part in parts])
+
+
+def prototypes_of(method: Inspectable, compositions: Ints) -> dict[str, Array]:
+    """Return the prototypes t^c, h of compositions [C, d] that the method has, by kind."""
+    kinds = {"semantic": method.semantic, "visual": method.visual}
+    return {name: rows(compositions).cpu().numpy() for name, rows in kinds.items() if rows is not None}
+
+
+def fuse_factors(method: Inspectable, states: Array, objects: Array) -> Array:
+    """Return `phi(z^s_i, z^o_j)` [Q, d] (Eq. 11) of state and object factors [Q, d].
+
+    A method without fusion gets them concatenated [Q, 2d], so that a cosine is the mean of the factors' cosines.
+    """
+    if method.fuse is None:
+        return np.concatenate([states, objects], axis=1)
+    return np.asarray(method.fuse(torch.from_numpy(states), torch.from_numpy(objects)).cpu())
+
+
+@dataclass(frozen=True)
+class RetrievalContext:
+    """A method's inspectable parts, the test images and their thumbnails."""
+
+    method: Inspectable
+    labels: LabelSpace
+    test: Examples
+    images: Sequence[str]  # names of the test images
+    thumbnails: Thumbnails
+
+    @property
+    def compositions(self) -> Ints:
+        """Labels of the test images [n]."""
+        return self.test.compositions.cpu().numpy()
+
+
+def prototype_blocks(
+    context: RetrievalContext, embedded: EmbeddedImages, file: str
+) -> tuple[list[Block], dict[str, Any]]:
+    """Return table and gallery of retrieval by prototypes, and the numbers that they cite as being in `file`."""
+    if embedded.z is None or not (context.method.semantic or context.method.visual):
+        return [Note("The method has no prototypes.")], {}
+    present = np.unique(context.compositions)
+    numbers: dict[str, Any] = {"precision_at_4": _precisions(context, embedded, present)}
+    return [_precision_table(numbers, file), _prototype_gallery(context, embedded, present)], numbers
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A retrieved test image."""
+
+    row: int  # among the test images
+    image: str
+    label: str
+    cosine: float
+    right: bool
+
+
+def prototype_hits(
+    context: RetrievalContext, embedded: EmbeddedImages, composition: int, top: int
+) -> dict[str, list[Hit]]:
+    """Return the `top` test images nearest to each kind of prototype of a composition."""
+    if embedded.z is None or not (context.method.semantic or context.method.visual):
+        raise UsageError("this method has no prototypes; choose another with --method")
+    hits = {}
+    for kind, prototype in prototypes_of(context.method, np.array([composition])).items():
+        rows, cosines = nearest(prototype, embedded.in_space_of(kind), top)
+        hits[kind] = hits_of(context, rows[0], cosines[0], composition)
+    return hits
+
+
+def hits_of(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:
+    """Describe retrieved rows of the test images; those labelled `wanted` are right."""
+    labels = context.compositions
+    return [
+        Hit(row, context.images[row], context.labels.name(int(labels[row])), cosine, bool(labels[row] == wanted))
+        for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True)
+    ]
+
+
+def _precisions(context: RetrievalContext, embedded: EmbeddedImages, present: Ints) -> dict[str, dict[str, float]]:
+    """Return the percentage of the four nearest images that have the prototype's label, over test compositions."""
+    precisions: dict[str, dict[str, float]] = {}
+    for kind, prototypes in prototypes_of(context.method, present).items():
+        rows, _ = nearest(prototypes, embedded.in_space_of(kind), TOP)
+        precisions[kind] = {
+            name: 100 * precision(rows[mask], context.compositions, present[mask])
+            for name, mask in masks_of(context.labels.seen[present]).items()
+        }
+    return precisions
+
+
+def masks_of(seen: Bools) -> dict[str, Bools]:
+    """Return the masks of seen, unseen and all, without empty ones."""
+    masks: dict[str, Bools] = {"seen": seen, "unseen": ~seen, "all": np.ones_like(seen)}
+    return {name: mask for name, mask in masks.items() if mask.any()}
+
+
+def _precision_table(numbers: dict[str, Any], file: str) -> Table:
+    note = "Share of the four nearest test images that have the prototype's label, mean over the test pairs, percent."
+    titles = {kind: f"{kind} prototypes" for kind in numbers["precision_at_4"]}
+    return shares_table("Precision among the four nearest images", "of", numbers, file, "precision_at_4", titles, note)
+
+
+def shares_table(
+    caption: str, heading: str, numbers: Mapping[str, Any], file: str, key: str, titles: Mapping[str, str], note: str
+) -> Table:
+    """Return the table of `numbers[key]`: row name -> group of pairs -> percentage; `titles` of the rows by name."""
+    rows = []
+    for name, title in titles.items():
+        shares = numbers[key][name]
+        cells = [TableCell(f"{share:.1f}", share, pointer(file, key, name, kind)) for kind, share in shares.items()]
+        rows.append(TableRow([text_cell(title), *cells]))
+    return Table(caption, columns(heading, *shares), rows, note)
+
+
+def _prototype_gallery(context: RetrievalContext, embedded: EmbeddedImages, present: Ints) -> Gallery:
+    groups = []
+    for composition in _most_frequent(context, present):
+        hits = prototype_hits(context, embedded, composition, TOP)
+        strips = [
+            Strip(f"nearest to the {kind} prototype", [thumb(context, hit) for hit in nearest_images])
+            for kind, nearest_images in hits.items()
+        ]
+        kind = "seen" if context.labels.seen[composition] else "unseen"
+        groups.append(Group(f"{context.labels.name(composition)} ({kind})", strips))
+    return Gallery(groups, "Test images nearest to a pair's prototypes, with their labels and cosines.")
+
+
+def _most_frequent(context: RetrievalContext, present: Ints) -> list[int]:
+    """Return the test compositions with the most images: half of them seen, half unseen."""
+    counts = np.bincount(context.compositions, minlength=context.labels.size)[present]
+    order = present[np.argsort(-counts, kind="stable")]
+    seen = context.labels.seen[order]
+    half = SHOWN // 2
+    return [*order[seen][:half].tolist(), *order[~seen][:half].tolist()]
+
+
+def thumb(context: RetrievalContext, hit: Hit) -> Thumb:
+    """Return a retrieved image as a thumbnail with its cosine."""
+    alt, lines = f"test image labelled {hit.label}", [Line(f"cosine {hit.cosine:.3f}")]
+    return Thumb(context.thumbnails(hit.image), hit.label, alt, hit.right, lines)

@@ -1,0 +1,131 @@
+"""Worker processes that each hold one object and call it.
+
+Each is a `ProcessPoolExecutor` of its own: a pool of several processes is lost when one of them dies. The children
+ignore Ctrl-C and SIGTERM, which their parent handles, and exit when it does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any
+
+from duplex.errors import DuplexError
+from duplex.system.allocator import keep_freed_memory
+
+__all__ = ["BrokenProcessPool", "ProcessFailed", "WorkerProcess"]
+
+
+class ProcessFailed(DuplexError):
+    """A worker process died, or could not create its object."""
+
+
+class WorkerProcess:
+    """One spawned process that creates an object with `create()` and calls it.
+
+    `create` is pickled; it runs in the process at the first call. `environment` is set there before anything else is
+    imported. Processes are spawned: a forked one would inherit torch's threads and locks, and could not use a GPU.
+    """
+
+    def __init__(self, create: Callable[[], Callable[..., Any]], environment: Mapping[str, str] | None = None) -> None:
+        self._setup = dict(environment or {}), pickle.dumps(create)
+        self.restarts = -1
+        self._start()
+
+    def _start(self) -> None:
+        self.restarts += 1
+        self._context = _RecordingContext()
+        self._executor = ProcessPoolExecutor(1, self._context, _initialize, self._setup)
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 before the first call."""
+        process = self._context.process
+        return 0 if process is None else process.pid or 0
+
+    def submit(self, *args: Any) -> Future[Any]:
+        """Schedule `object(*args)`; without arguments, only create the object.
+
+        The result raises `BrokenProcessPool` if the process dies during the call (`describe_end` has the exit code),
+        and `ProcessFailed` if `create` failed. A process that has died is replaced first.
+        """
+        try:
+            return self._executor.submit(_call, *args)
+        except BrokenProcessPool:
+            self._executor.shutdown()
+            self._start()
+            return self._executor.submit(_call, *args)
+
+    def describe_end(self) -> str:
+        """Say how the process ended: "was killed by signal 9"."""
+        self._executor.shutdown()  # waits until the exit code is known
+        code = 0 if self._context.process is None else self._context.process.exitcode or 0
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    def kill(self) -> None:
+        """Kill the process, whatever it is doing."""
+        if self._context.process is not None:
+            self._context.process.kill()
+        self._executor.shutdown()
+
+
+class _Process(SpawnProcess):
+    def start(self) -> None:
+        """Start the process with Ctrl-C ignored, which it inherits: it is still importing when it begins."""
+        if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+            super().start()
+            return
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            super().start()
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
+
+class _RecordingContext(SpawnContext):
+    """A spawn context that keeps the process it made."""
+
+    process: _Process | None = None
+
+    def Process(self, *args: Any, **options: Any) -> _Process:  # type: ignore[override]
+        self.process = process = _Process(*args, **options)
+        return process
+
+
+_create: bytes  # this and all below is used in the process
+_object: Callable[..., Any] | None = None
+
+
+def _initialize(environment: dict[str, str], create: bytes) -> None:
+    global _create  # noqa: PLW0603
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    os.environ.update(environment)
+    keep_freed_memory()
+    _create = create
+
+
+def _call(*args: Any) -> Any:
+    global _object  # noqa: PLW0603
+    if _object is None:
+        try:
+            _object = pickle.loads(_create)()
+        except Exception as error:
+            reason = str(error) if isinstance(error, DuplexError) else f"{type(error).__name__}: {error}"
+            raise ProcessFailed(f"a worker process could not start: {reason}") from None
+    return _object(*args) if args else None
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

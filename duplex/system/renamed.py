@@ -1,0 +1,72 @@
+"""Names of an earlier version: error messages give the present name. Kept for one version."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+REMOVED = "was removed: see CHANGELOG.md"
+
+KEYS = {  # old key of params.yaml and of checkpoints -> present keys; which one is meant depends on the place
+    "of": ("extends",),
+    "on": ("per_dataset",),
+    "tail": ("finetune",),
+    "depth": ("blocks", "block_inputs"),
+}
+REMOVED_KEYS = {  # removed key -> a key that stands at the same place
+    "deep_test": "bits",
+    **dict.fromkeys(("codebook", "fusion_rank", "nodes", "weighing"), "refine_over"),
+}
+VALUES = {  # of options
+    "ct": "semantic",
+    "ch": "visual",
+    "so": "factors",
+    "g": "gaussian",
+    "gso": "gaussian_factors",
+    "s": "state",
+    "o": "object",
+    "c": "composition",
+    "cso": "three",
+    "tail": "bottleneck",
+    "trained": "full",
+    "ema": "recomputed",
+}
+METHODS = {"duplex_plus": "dual", "duplex_deep": "dual_finetuned"}  # entries of `methods:`
+COMMAND_OPTIONS = {
+    "--depth": "--block-inputs",
+    "--pictures": "--images",
+    "--deep-test": None,
+    "--no-deep-test": None,
+    "--words": "--compositions",
+    "--max-pictures": "--max-images",
+}
+
+
+def renamed_key(key: str, known: Iterable[str]) -> str | None:
+    """Return `was renamed: write NEW` or `was removed: ...` for an old key, None for any other key.
+
+    `known`: the keys that are allowed there.
+    """
+    names = set(known)
+    for present in KEYS.get(key, ()):
+        if present in names:
+            return f"was renamed: write {present}"
+    return REMOVED if REMOVED_KEYS.get(key) in names else None
+
+
+def renamed_value(value: object, allowed: Collection[object]) -> str | None:
+    """Return the present name of an option's value where it is among the allowed ones."""
+    name = VALUES.get(value) if isinstance(value, str) else None
+    return name if name in allowed else None
+
+
+def renamed_method(name: str) -> str | None:
+    """Return the message for a method that an earlier version called `name`."""
+    return f"method {name} was renamed: write {METHODS[name]}" if name in METHODS else None
+
+
+def renamed_option(word: str) -> str | None:
+    """Return the message for a command-line option of an earlier version, such as `--depth`."""
+    if word not in COMMAND_OPTIONS:
+        return None
+    present = COMMAND_OPTIONS[word]
+    return f"{word} {f'was renamed: write {present}' if present else REMOVED}"

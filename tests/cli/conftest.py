@@ -1,0 +1,3 @@
+from tests.commands import command, project
+
+__all__ = ["command", "project"]

@@ -1,0 +1,208 @@
+"""`duplex data add, split, remove`: what would fail in training is refused, and params.yaml stays valid."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+
+import pytest
+
+from duplex.config.params import load_params
+from tests.commands import Command
+from tests.data.makers import OBJECTS, STATES, make_folder, make_standard, make_table, save
+
+
+def changed_lines(before: str) -> tuple[list[str], list[str]]:
+    """Return the lines that params.yaml lost and gained."""
+    lines = list(difflib.ndiff(before.splitlines(), Path("params.yaml").read_text().splitlines()))
+    return [line[2:] for line in lines if line.startswith("- ")], [line[2:] for line in lines if line.startswith("+ ")]
+
+
+@pytest.mark.parametrize("layout", ["folder", "table"])
+def test_add_writes_an_entry_and_remove_deletes_exactly_that(project: Path, command: Command, layout: str) -> None:
+    before = (project / "params.yaml").read_text()
+    if layout == "folder":
+        make_folder(project / "my pictures", "nested")
+        words = [project / "my pictures", "--split-seed", "5"]
+    else:
+        words = [make_table(project / "my pictures", ".parquet", split=True)]
+    result = command("data", "add", "mine", *words, "--encoder", "tiny")
+    assert (result.code, result.err) == (0, "params.yaml has mine; `dvc repro` runs it\n")
+    assert "nothing to report" in result.out and "images in" in result.out
+    params = load_params()
+    assert params.run.datasets == ("shapes", "mine")
+    source = params.datasets["mine"].source
+    assert (source.kind, source.root) == (layout, project / "my pictures")
+    assert source.split.seed == (5 if layout == "folder" else 0)
+    removed, added = changed_lines(before)
+    assert len(removed) == 1 and "datasets: [" in removed[0] and len(added) == 6
+    assert command("data", "stats", "mine", "--json").code == 0
+    assert command("data", "remove", "mine").code == 0
+    assert (project / "params.yaml").read_text() == before and len(list((project / "my pictures").rglob("*.png"))) > 0
+
+
+def test_add_again_changes_only_what_the_options_name(project: Path, command: Command) -> None:
+    make_standard(project / "elsewhere", "spaces")
+    before = (project / "params.yaml").read_text()
+    result = command("data", "add", "mit-states", "elsewhere", "--no-run")
+    assert result.code == 0 and "train images: 24, published 30,338" in result.out
+    removed, added = changed_lines(before)
+    assert [line.strip() for line in removed] == ["source: {kind: standard, root: data/mit-states}"]
+    assert [line.strip() for line in added] == [f"source: {{kind: standard, root: {project / 'elsewhere'}}}"]
+    make_folder(project / "mine", "nested")
+    assert command("data", "add", "mine", "mine", "--encoder", "tiny", "--split-seed", "3").code == 0
+    assert "; changed: source;" in command("data", "add", "mine", "mine", "--val-unseen", "0.2").err
+    first = load_params().datasets["mine"]
+    assert (first.source.split.seed, first.source.split.val_unseen, first.encoder.name) == (3, 0.2, "tiny")
+    result = command("data", "add", "mine", "mine", "--encoder", "ViT-B-32", "--weights", "laion2b_s34b_b79k")
+    assert "; changed: source and encoder;" in result.err
+    second = load_params().datasets["mine"]
+    assert (second.encoder.name, second.encoder.weights) == ("ViT-B-32", "laion2b_s34b_b79k")
+    assert second.source == first.source and second.training == first.training
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mine/table.csv", "--val-unseen", "0.4"], "has a split of its own"),
+        (["mine/table.csv", "--split-seed", "9"], "has a split of its own"),
+        (["pictures", "--images", "mine"], "is not a table; leave it out"),
+    ],
+)
+def test_options_without_effect_are_refused(project: Path, command: Command, words: list[str], message: str) -> None:
+    make_table(project / "mine", ".csv", split=True)
+    make_folder(project / "pictures", "nested")
+    before = (project / "params.yaml").read_bytes()
+    assert command("data", "add", "own", *words, "--encoder", "tiny").refused(message)
+    assert (project / "params.yaml").read_bytes() == before
+
+
+def test_splits_without_unseen_or_seen_pairs_are_not_added(project: Path, command: Command) -> None:
+    lines = ["image,state,object,split"]
+    for state in STATES:
+        for kind in OBJECTS:
+            save(f"{state}_{kind}/0000.png", project / "single" / state / kind / "0.png")
+            for number, split in enumerate(("train", "val", "test")):
+                save(f"{state}_{kind}/{number:04d}.png", project / "mine" / f"{state}_{kind}_{number}.png")
+                lines.append(f"{state}_{kind}_{number}.png,{state},{kind},{split}")
+    (project / "mine" / "t.csv").write_text("\n".join(lines) + "\n")
+    before = Path("params.yaml").read_bytes()
+    for path, message in (
+        ("mine/t.csv", "val has no image of an unseen pair"),
+        ("single", "val has no image of a seen"),
+    ):
+        result = command("data", "add", "mine", path, "--encoder", "tiny")
+        assert result.code == 1 and "mine is not added" in result.err and message in result.err
+    assert Path("params.yaml").read_bytes() == before
+
+
+def test_missing_images_are_a_problem_and_do_not_prevent_adding(project: Path, command: Command) -> None:
+    path = make_table(project / "other", ".csv", split=True)
+    next((project / "other").rglob("*.png")).unlink()
+    result = command("data", "add", "other", path, "--encoder", "tiny")
+    assert result.code == 1 and "1 images are missing" in result.out and "params.yaml has other" in result.err
+
+
+def test_words_outside_of_the_encoders_vocabulary_are_refused(project: Path, command: Command) -> None:
+    make_folder(project / "mine", "nested")
+    (project / "mine" / "red").rename(project / "mine" / "rusty")
+    result = command("data", "add", "mine", "mine", "--encoder", "tiny")
+    assert result.code == 1 and "unknown to tiny" in result.err and "rusty" in result.err
+    assert "choose another --encoder" in result.err and "mine" not in load_params().datasets
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_missing_weights_are_announced(project: Path, command: Command, monkeypatch, online: bool) -> None:
+    make_folder(project / "mine", "nested")
+    monkeypatch.setattr("duplex.encoders.hub.is_reachable", lambda address: online)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(project / "hub"))
+    monkeypatch.setattr("duplex.encoders.hub.DOWNLOADS", project / "clip")
+    result = command("data", "add", "mine", "mine")
+    assert result.code == (0 if online else 1)
+    assert "ViT-L-14-quickgelu + openai, about 1.7 GB, from https://" in result.out
+    assert ("local-dir:FOLDER" in result.out) is not online
+    assert load_params().datasets["mine"].encoder.weights == "openai"
+
+
+def test_unknown_encoders_and_weights_are_refused(project: Path, command: Command) -> None:
+    make_folder(project / "mine", "nested")
+    assert command("data", "add", "mine", "mine", "--encoder", "ViT-Z").refused("--encoder ViT-Z", "unknown encoder")
+    assert command("data", "add", "mine", "mine", "--weights", "nope").refused("nope", "tags")
+    assert command("data", "add", "mine", "mine", "--encoder", "local-dir:gone").refused("gone")
+
+
+@pytest.mark.parametrize(
+    "name", ["my.set", "123", "true", "null", "1e5", "0x1f", "a--b", "-a", "é", "x" * 101, "report"]
+)
+def test_names_that_dvc_yaml_or_the_disk_would_refuse(project: Path, command: Command, name: str) -> None:
+    make_folder(project / "mine", "nested")
+    before = Path("params.yaml").read_bytes()
+    result = command("data", "add", "--encoder", "tiny", "--", name, "mine")
+    assert result.refused("not a valid name for a data set") and Path("params.yaml").read_bytes() == before
+
+
+def test_split_adds_data_sets_that_load_and_changes_nothing_else(project: Path, command: Command) -> None:
+    path = make_table(project / "mine", ".csv", split=True)
+    command("data", "add", "mine", path, "--encoder", "tiny", "--no-run")
+    before = (project / "params.yaml").read_text()
+    result = command("data", "split", "mine", "--splits", "2")
+    assert (result.code, result.out) == (0, "")
+    lines = result.err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["mine-split1", "mine-split2"]
+    assert all("12 seen pairs, 2 unseen in validation and 2 in test" in line for line in lines)
+    params = load_params()
+    assert params.run.datasets == ("shapes", "mine-split1", "mine-split2")
+    base, second = params.dataset("mine"), params.dataset("mine-split2")
+    assert second.model_copy(update={"source": base.source}) == base
+    assert second.source == base.source.model_copy(update={"resplit": 2})
+    removed, added = changed_lines(before)
+    assert len(removed) == 1 and "datasets: [" in removed[0] and len([line for line in added if line]) == 9
+    assert json.loads(command("data", "stats", "mine-split1", "--json").out)["test"]["unseen"] == 2
+    written = (project / "params.yaml").read_text()
+    assert command("data", "split", "mine", "--splits", "2").code == 0
+    assert (project / "params.yaml").read_text() == written
+    assert command("data", "split", "mine-split1").refused("is itself a re-split")
+
+
+def test_split_keeps_the_options_of_the_data_set(project: Path, command: Command) -> None:
+    text = (project / "params.yaml").read_text().replace("  shapes:\n", "  shapes:\n    views: 2\n    flip: true\n", 1)
+    text = text.replace("seed: 7}", "seed: 8}").replace("epochs: 12, ", "epochs: 12, schedule: cosine, ", 1)
+    text = text.replace("{kind: prompts}", "{kind: prompts, per_dataset: {shapes: {context: fixed}}}", 1)
+    (project / "params.yaml").write_text(text)
+    for count in ("1", "2"):
+        result = command("data", "split", "shapes", "--splits", count, "--no-run")
+        assert result.code == 0 and "per_dataset has shapes but not its re-splits" in result.err
+    params = load_params()
+    assert params.run.datasets == ("shapes",)
+    for number in (1, 2):
+        entry = params.dataset(f"shapes-split{number}")
+        assert (entry.source.seed, entry.source.resplit, entry.training.schedule) == (8, number, "cosine")
+        assert (entry.views, entry.flip) == (2, True)
+
+
+def test_split_does_not_replace_another_data_set(project: Path, command: Command) -> None:
+    make_folder(project / "mine", "nested")
+    for name in ("mine", "mine-split2"):
+        assert command("data", "add", name, "mine", "--encoder", "tiny").code == 0
+    before = Path("params.yaml").read_bytes()
+    assert command("data", "split", "mine", "--splits", "2").refused("mine-split2 exists and is not re-split 2 of mine")
+    assert command("data", "split", "mine", "--splits", "100000").code == 2
+    assert Path("params.yaml").read_bytes() == before
+
+
+def test_remove_deletes_stages_inventory_and_maps_and_keeps_results(project: Path, command: Command) -> None:
+    stage = "schema: '2.0'\nstages:\n  prepare@cgqa:\n    cmd: python pipeline/prepare.py cgqa\n"
+    (project / "dvc.lock").write_text(stage)
+    for file in ("inventory/cgqa/files.json", "maps/cgqa.csv", "cgqa/features.h5", "views/cgqa/features.h5"):
+        (project / "artifacts" / file).parent.mkdir(parents=True, exist_ok=True)
+        (project / "artifacts" / file).touch()
+    text = (project / "params.yaml").read_text()
+    result = command("data", "remove", "cgqa")
+    assert "kept: artifacts/cgqa, artifacts/views/cgqa (--results deletes them)" in result.err
+    assert "cgqa" not in (project / "dvc.lock").read_text() and "(1 stages)" in result.err
+    assert not any((project / "artifacts" / path).exists() for path in ("inventory/cgqa", "maps/cgqa.csv"))
+    assert (project / "artifacts/cgqa/features.h5").exists()
+    (project / "params.yaml").write_text(text)
+    assert command("data", "remove", "cgqa", "--results").code == 0
+    assert not any((project / "artifacts" / path).exists() for path in ("cgqa", "views/cgqa"))

@@ -1,0 +1,98 @@
+"""Records of what stages depend on: which edits of params.yaml and of code change which of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from duplex.config import run_key
+from duplex.config.code_hash import imported_modules
+from duplex.config.params import Params, load_params
+from duplex.config.run_key import dataset_records, report_record, run_records
+from tests.config.test_code_hash import change
+from tests.subprocesses import ENVIRONMENT, ROOT
+
+
+def records(params: Params) -> dict[str, object]:
+    """Return `train duplex` -> record, of every stage of the data set shapes."""
+    stages: dict[str, object] = {**dataset_records(params, "shapes"), "report": report_record(params)}
+    for method in params.run.methods:
+        stages |= {f"{stage} {method}": record for stage, record in run_records(params, "shapes", method).items()}
+    return stages
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("momentum: 0.9,", "momentum: 0.5,", {"train duplex", "train duplex_open"}),
+        ("batch_size: 64\n", "batch_size: 32\n", {"extract"}),
+        ("num_workers: auto", "num_workers: 1", set()),
+        ("seed: 7", "seed: 8", {"prepare"}),
+        ("seeds: [0, 1]", "seeds: [0, 1, 2]", set()),
+        ("views: 0", "views: 2", {"views", "train"}),
+        ("bootstrap: 1000", "bootstrap: 10", {"evaluate"}),
+        ("thresholds: 50", "thresholds: 5", {"train", "evaluate"}),
+        ("epochs: 12", "epochs: 13", {"train"}),
+        ("block_inputs: 4", "block_inputs: 3", {"extract", "train", "evaluate"}),
+    ],
+)
+def test_a_changed_parameter_changes_the_records_of_the_stages_that_use_it(tmp_path, old, new, changed):
+    """`train` stands for the training of every method."""
+    before = records(load_params(ROOT / "params.yaml"))
+    path = tmp_path / "params.yaml"
+    path.write_text((ROOT / "params.yaml").read_text())
+    change(path, old, new)
+    after = records(load_params(path))
+    assert before.keys() == after.keys()
+    assert {name for name in before if before[name] != after[name]} == {
+        name for name in before if name in changed or name.partition(" ")[0] in changed
+    }
+
+
+@pytest.mark.parametrize("stage", ["prepare", "extract"])
+def test_only_the_embedded_benchmark_depends_on_the_code_that_draws_it(stage):
+    drawing = {"duplex.synthetic.scene", "duplex.data.shapes"}
+    assert drawing <= set(imported_modules(f"duplex.stages.{stage}"))
+    assert not drawing & set(imported_modules(f"duplex.stages.{stage}", ignored=run_key.DRAWN))
+
+
+PLAN = """
+import sys
+from duplex.config.params import load_params
+from duplex.config.run_key import dataset_records, run_records
+params = load_params()
+dataset_records(params, "shapes"), run_records(params, "shapes", "duplex")
+assert "torch" not in sys.modules
+"""
+
+
+def test_records_are_made_without_torch():
+    subprocess.run([sys.executable, "-c", PLAN], cwd=ROOT, env=ENVIRONMENT, check=True)
+
+
+@pytest.fixture
+def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+    """The shipped params.yaml with a method `mine` of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "params.yaml").read_text()
+    text = text.replace("methods: [clip,", "methods: [mine, clip,").replace(
+        "\nmethods:\n", '\nmethods:\n  mine: {kind: "mine_for_records:Mine"}\n'
+    )
+    (tmp_path / "params.yaml").write_text(text)
+    (tmp_path / "mine_for_records.py").write_text(
+        "from duplex.methods.prompts import PromptMethod\n\n\nclass Mine(PromptMethod):\n    pass\n"
+    )
+    return load_params()
+
+
+def test_an_edit_of_a_plugin_changes_the_records_of_its_own_methods_alone(params, tmp_path):
+    before = records(params)
+    change(tmp_path / "mine_for_records.py", "pass", '"""A comment."""  # another\n    pass')
+    assert records(params) == before
+    change(tmp_path / "mine_for_records.py", "pass", "factor = 2")
+    after = records(params)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"train mine", "evaluate mine", "maps", "report"}

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from duplex.encoders import text_layout
+from duplex.encoders.clip_text import ClipTextTower
+from duplex.encoders.prompt_tree import PromptTree
+from duplex.encoders.text_attention import attend
+from duplex.encoders.text_layout import TreeLayout
+from duplex.errors import DuplexError
+from tests.encoders.towers import CONTEXT, END, START, VOCABULARY, FakeTokenizer, small_model, text_ids
+
+names = st.lists(st.integers(4, 9), min_size=1, max_size=3)
+prompts = st.lists(
+    st.tuples(st.integers(0, 2), names, st.one_of(st.just([]), names)).map(
+        lambda parts: [START, parts[0], parts[0] + 1, *parts[1], *parts[2], END]  # three paths, each with its context
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return small_model(quick_gelu=True)
+
+
+@pytest.fixture(scope="module")
+def tower(model: Any) -> ClipTextTower:
+    return ClipTextTower(model, FakeTokenizer([START], [END], 0))
+
+
+@contextmanager
+def blocks_of(size: int) -> Iterator[None]:
+    """Attention in blocks of another size, so that small trees have several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_layout, "BLOCK", size)
+        yield
+
+
+def lexicon_of(model: Any) -> Tensor:
+    return model.token_embedding.weight.detach().clone().requires_grad_()
+
+
+def with_gradient(features: Tensor, lexicon: Tensor) -> tuple[Tensor, Tensor]:
+    weight = torch.linspace(-1, 1, features.numel(), dtype=features.dtype).view_as(features)
+    (gradient,) = torch.autograd.grad((features * weight).sum(), lexicon)
+    return features.detach(), gradient
+
+
+@given(prompts, st.sampled_from([1, 2, 5, 32]))
+@settings(max_examples=40, deadline=None)
+def test_a_tree_equals_prompts_one_by_one(
+    tower: ClipTextTower, model: Any, sequences: list[list[int]], size: int
+) -> None:
+    lexicon = lexicon_of(model)
+    with blocks_of(size):
+        features, gradient = with_gradient(tower.encode(PromptTree.of(sequences), lexicon), lexicon)
+    plain, expected = with_gradient(tower.encode_plain(sequences, lexicon), lexicon)
+    assert (features - plain).abs().max() <= 1e-12
+    assert (gradient - expected).abs().max() <= 1e-10
+    assert (features - model.encode_text(text_ids(sequences))).abs().max() <= 1e-12
+
+
+def test_float32_is_within_1e_5(model: Any) -> None:
+    sequences = [[START, 1, 2, s, o, END] for s in range(4, 14) for o in range(14, 34)]
+    single = small_model(quick_gelu=True).float()
+    features = ClipTextTower(single).encode(PromptTree.of(sequences), single.token_embedding.weight.detach())
+    assert features.dtype == torch.float32
+    assert (features - single.encode_text(text_ids(sequences))).abs().max() <= 1e-5
+
+
+def test_prompts_keep_their_order_and_may_repeat(tower: ClipTextTower, model: Any) -> None:
+    lexicon = lexicon_of(model)
+    sequences = [[START, 9, END], [START, 5, 6, END], [START, 9, END], [START, 5, END]]
+    features = tower.encode(PromptTree.of(sequences), lexicon)
+    assert torch.equal(features[0], features[2])
+    for prompt, feature in zip(sequences, features, strict=True):
+        assert (tower.encode(PromptTree.of([prompt]), lexicon)[0] - feature).abs().max() <= 1e-12
+
+
+def test_a_prompt_may_begin_another(tower: ClipTextTower, model: Any) -> None:
+    lexicon, sequences = lexicon_of(model), [[START, 5], [START, 5, END], [START, 5, END, 6, END], [START]]
+    for size in (1, 2, 32):
+        with blocks_of(size):
+            features, gradient = with_gradient(tower.encode(PromptTree.of(sequences), lexicon), lexicon)
+        plain, expected = with_gradient(tower.encode_plain(sequences, lexicon), lexicon)
+        assert (features - plain).abs().max() <= 1e-12
+        assert (gradient - expected).abs().max() <= 1e-10
+
+
+def test_a_tower_of_one_layer_is_first_and_last_at_once() -> None:
+    model = small_model({"layers": 1})
+    lexicon, sequences = lexicon_of(model), [[START, 1, s, o, END] for s in range(4, 12) for o in range(20, 30)]
+    features, gradient = with_gradient(ClipTextTower(model).encode(PromptTree.of(sequences), lexicon), lexicon)
+    plain, expected = with_gradient(ClipTextTower(model).encode_plain(sequences, lexicon), lexicon)
+    assert (features - plain).abs().max() <= 1e-12
+    assert (gradient - expected).abs().max() <= 1e-10
+
+
+@pytest.mark.parametrize("size", [2, 4, 32])
+def test_attention_has_the_gradient_it_says(size: int) -> None:
+    tree = PromptTree.of([[0, 1, 2, 7], *([0, 1, s, *[9] * (s % 2), o] for s in (2, 3, 4) for o in (5, 6))])
+    with blocks_of(size):
+        layout = TreeLayout.of(tree, 3, 2, torch.device("cpu"))
+    assert any(plan.unused_slots for plan in layout.layers) == (size < 32)
+    for plan, count in zip(layout.layers, (len(layout.entry_rows), tree.tokens, tree.tokens), strict=True):
+        states = torch.randn(count, 12, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda states, plan=plan: attend(states, plan), (states,))
+
+
+@pytest.fixture(scope="module")
+def closed() -> list[list[int]]:
+    return [[START, 1, 2, s, o, END] for s in range(4, 14) for o in range(14, 14 + 2 * (s - 3))]
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_recomputing_layers_changes_nothing(
+    tower: ClipTextTower, model: Any, closed: list[list[int]], shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither features nor gradients: each layer just runs a second time."""
+    monkeypatch.setattr(tower, "shares_prefixes", shares)
+    lexicon, tree, found, runs = lexicon_of(model), PromptTree.of(closed), [], []
+    hook = tower.parts.blocks[0].ln_2.register_forward_hook(lambda *_: runs.append(1))
+    try:
+        for checkpoint in (False, True):
+            runs.clear()
+            found.append(with_gradient(tower.encode(tree, lexicon, checkpoint=checkpoint), lexicon))
+            assert len(runs) == (2 if checkpoint else 1)
+    finally:
+        hook.remove()
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_two_runs_are_bitwise_equal(tower: ClipTextTower, model: Any, closed: list[list[int]]) -> None:
+    lexicon = lexicon_of(model)
+    runs = [with_gradient(tower.encode(PromptTree.of(closed), lexicon), lexicon) for _ in range(2)]
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert torch.equal(runs[0][1], runs[1][1])
+
+
+@pytest.mark.parametrize("block", [5, 41, 10_000])
+def test_blocks_equal_the_whole(tower: ClipTextTower, model: Any, closed: list[list[int]], block: int) -> None:
+    lexicon = lexicon_of(model)
+    features = tower.encode_blocks(closed, lexicon, block=block)
+    assert not features.requires_grad
+    assert (features - tower.encode(PromptTree.of(closed), lexicon)).abs().max() <= 1e-12
+
+
+def test_gradients_reach_the_lexicon_and_no_weight(model: Any, tower: ClipTextTower, closed: list[list[int]]) -> None:
+    lexicon = lexicon_of(model)
+    tower.encode(PromptTree.of(closed), lexicon).sum().backward()
+    assert lexicon.grad is not None
+    used = sorted({row for prompt in closed for row in prompt})
+    assert (lexicon.grad[used].abs().sum(1) > 0).all()
+    assert all(weight.grad is None and not weight.requires_grad for weight in tower.parts.blocks.parameters())
+
+
+def test_the_image_tower_can_be_freed() -> None:
+    model = small_model()
+    tower, visual = ClipTextTower(model), weakref.ref(model.visual)
+    del model
+    gc.collect()
+    assert visual() is None
+    assert tower.width == 16
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_returns_float32_near_it(precision: str, closed: list[list[int]]) -> None:
+    model = small_model(quick_gelu=True).float()
+    exact, low = ClipTextTower(model), ClipTextTower(model, precision=precision)
+    lexicon = model.token_embedding.weight.detach().clone().requires_grad_()
+    tree = PromptTree.of(closed)
+    features, gradient = with_gradient(low.encode(tree, lexicon), lexicon)
+    assert features.dtype == gradient.dtype == torch.float32
+    expected, direction = with_gradient(exact.encode(tree, lexicon), lexicon)
+    assert torch.nn.functional.cosine_similarity(features, expected).min() > 0.999
+    assert torch.nn.functional.cosine_similarity(gradient.flatten(), direction.flatten(), dim=0) > 0.99
+    assert torch.nn.functional.cosine_similarity(low.encode_plain(closed, lexicon), expected).min() > 0.999
+    assert all(weight.dtype == torch.float32 for weight in model.transformer.parameters())
+
+
+def test_a_model_in_half_precision_is_widened(closed: list[list[int]]) -> None:
+    model = small_model().bfloat16()
+    tower = ClipTextTower(model)
+    features = tower.encode(PromptTree.of(closed), model.token_embedding.weight.detach().float())
+    assert features.dtype == torch.float32
+    assert next(model.transformer.parameters()).dtype == torch.bfloat16
+
+
+def test_prompts_and_lexicons_of_wrong_size_are_refused(tower: ClipTextTower) -> None:
+    lexicon = torch.zeros(VOCABULARY, tower.width, dtype=torch.float64)
+    long = [[START, *[5] * (CONTEXT - 1), END]]
+    for encode in (lambda s, x: tower.encode(PromptTree.of(s), x), tower.encode_plain, tower.encode_blocks):
+        with pytest.raises(DuplexError, match="13 tokens; this text tower reads at most 12"):
+            encode(long, lexicon)
+        with pytest.raises(DuplexError, match="do not fit a text tower of width 16"):
+            encode([[START, END]], lexicon[:, :4])
+        with pytest.raises(DuplexError, match="row 63 of a lexicon of 10 rows"):
+            encode([[START, END]], lexicon[:10])
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(DuplexError, match="precision 'fp8'"):
+        ClipTextTower(small_model(), precision="fp8")

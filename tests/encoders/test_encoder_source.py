@@ -1,0 +1,125 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+import requests
+import torch
+
+from duplex.encoders import encoder_identity, load_encoder
+from duplex.encoders.open_clip_source import find_source
+from duplex.errors import DuplexError, UsageError
+from tests.encoders.small import write_folder
+
+
+def test_moving_a_folder_keeps_the_identity(tmp_path: Path) -> None:
+    name = write_folder(tmp_path / "a")
+    before = encoder_identity(name)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert encoder_identity(f"local-dir:{tmp_path / 'b'}") == before
+    assert before.dim == 16 and len(before.weights) == 64
+    assert before == load_encoder(f"local-dir:{tmp_path / 'b'}", towers="image").identity
+
+
+@pytest.mark.parametrize("change", ["weights", "preprocess", "precision"])
+def test_weights_preprocessing_and_precision_change_the_identity(tmp_path: Path, change: str) -> None:
+    first = encoder_identity(write_folder(tmp_path / "a")).to_dict()
+    other = write_folder(
+        tmp_path / "b", seed=int(change == "weights"), **({"fill_color": 9} if change == "preprocess" else {})
+    )
+    second = encoder_identity(other, precision="bf16" if change == "precision" else "fp32").to_dict()
+    differing = {key for key in first if first[key] != second[key]}
+    assert differing == {{"weights": "weights", "preprocess": "preprocessing", "precision": "precision"}[change]}
+
+
+def test_a_replaced_weights_file_is_hashed_again(tmp_path: Path) -> None:
+    name = write_folder(tmp_path)
+    before = encoder_identity(name).weights
+    write_folder(tmp_path, seed=1)
+    os.utime(tmp_path / "open_clip_model.safetensors", ns=(1, 1))
+    assert encoder_identity(name).weights != before
+
+
+def test_missing_weights_are_never_made_up(tmp_path: Path) -> None:
+    name = write_folder(tmp_path)
+    (tmp_path / "open_clip_model.safetensors").unlink()
+    with pytest.raises(DuplexError, match="holds no weights"):
+        load_encoder(name)
+    with pytest.raises(UsageError, match=r"needs weights.*openai"):
+        load_encoder("ViT-B-32")
+    with pytest.raises(UsageError, match="neither a file nor a tag"):
+        load_encoder("ViT-B-32", "no-such-tag")
+    with pytest.raises(UsageError, match="unknown encoder"):
+        load_encoder("ViT-Z")
+
+
+def test_offline_mode_downloads_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(DuplexError, match=r"not on disk and could not be downloaded.*HF_HUB_OFFLINE"):
+        load_encoder("ViT-B-32", "laion2b_s34b_b79k")
+
+
+@pytest.mark.parametrize(
+    ("name", "tag", "right"),
+    [
+        ("ViT-L-14", "openai", "ViT-L-14-quickgelu"),
+        ("RN50", "openai", "RN50-quickgelu"),
+        ("ViT-B-32-quickgelu", "laion2b_e16", None),
+    ],
+)
+def test_a_wrong_activation_names_the_right_encoder(name: str, tag: str, right: str | None) -> None:
+    with pytest.raises(UsageError, match=f"use the encoder '{right}'" if right else "neither a file nor a tag"):
+        load_encoder(name, tag)
+
+
+def test_a_bare_file_needs_unambiguous_preprocessing(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save({}, file)
+    with pytest.raises(UsageError, match=r"does not say how images are prepared.*encoders convert.*--tag"):
+        find_source("ViT-L-14", str(file))  # its published weights disagree
+    assert find_source("ViT-L-14-quickgelu", str(file)).preprocess["mean"][0] == pytest.approx(0.48145466)
+
+
+def test_weights_of_another_architecture_are_an_error(tmp_path: Path) -> None:
+    name = write_folder(tmp_path)
+    config = json.loads((tmp_path / "open_clip_config.json").read_text())
+    config["model_cfg"]["vision_cfg"]["layers"] = 3
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(DuplexError, match="does not hold the weights"):
+        load_encoder(name)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model_cfg": {}}', '{"model_cfg": {}, "preprocess_cfg": {}}'])
+def test_a_broken_config_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+    name = write_folder(tmp_path)
+    (tmp_path / "open_clip_config.json").write_text(text)
+    with pytest.raises(DuplexError, match=r"open_clip_config\.json"):
+        load_encoder(name)
+
+
+def test_unreachable_weights_fail_after_one_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A hub that nobody answers for: one refused connection, not a minute of them, and the whole sentence."""
+    asked = []
+
+    def refuse(url: str, **options: object) -> None:
+        asked.append(url)
+        raise requests.ConnectionError("refused")
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("duplex.encoders.hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("duplex.encoders.hub.DOWNLOADS", tmp_path / "clip")
+    monkeypatch.setattr("duplex.encoders.hub.requests.head", refuse)
+    with pytest.raises(DuplexError, match=r"does not answer; download them .* as local-dir:FOLDER$") as caught:
+        load_encoder("ViT-L-14-quickgelu", "openai")
+    assert len(asked) == 1 and isinstance(caught.value.__cause__, requests.ConnectionError)
+
+
+def test_usual_names_and_safetensors_are_preferred(tmp_path: Path) -> None:
+    name = write_folder(tmp_path)
+    wanted = encoder_identity(name).weights
+    for other in ("aaa.safetensors", "open_clip_model.bin", "model.safetensors"):
+        (tmp_path / other).write_bytes(b"other")
+    assert encoder_identity(name).weights == wanted

@@ -1,0 +1,196 @@
+"""A cache with block inputs, in float16 and in eight bits: stored beside the features, by the same rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from duplex.encoders import PACKAGED, load_encoder
+from duplex.encoders.image_blocks import last_blocks
+from duplex.errors import DuplexError, UsageError
+from duplex.features.eight_bits import dequantize, quantize
+from duplex.features.inspection import inspect, verify
+from duplex.features.shards import join_shards
+from duplex.features.store import open_features
+from duplex.features.tokens import DiskTokens, read_tokens
+
+NUMBERS = st.floats(-1000, 1000, width=16) | st.floats(-(2.0**-20), 2.0**-20, width=16)  # with scales of zero
+TOKENS = arrays.arrays(np.float16, st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5)), elements=NUMBERS)
+both_bits = pytest.mark.parametrize("bits", [16, 8])
+
+
+def naive(token: np.ndarray) -> tuple[list[int], float]:
+    """Codes and scale of one token [w], number by number."""
+    scale = float(np.float16(np.float32(max(abs(float(value)) for value in token)) / np.float32(127)))
+    if scale == 0:
+        return [0] * len(token), scale
+    codes = [int(np.round(np.float32(value) / np.float32(scale))) for value in token]
+    return [min(127, max(-127, code)) for code in codes], scale
+
+
+@settings(max_examples=200, deadline=None)
+@given(TOKENS)
+def test_codes_equal_the_naive_ones_and_err_by_at_most_half_a_step(y: np.ndarray) -> None:
+    codes, scales = (part.numpy() for part in quantize(torch.from_numpy(y)))
+    assert codes.dtype == np.int8 and scales.dtype == np.float16 and scales.shape == y.shape[:2]
+    again = dequantize(codes, scales)
+    assert again.dtype == np.float16 and again.shape == y.shape
+    for place in np.ndindex(*y.shape[:2]):
+        expected, scale = naive(y[place])
+        assert codes[place].tolist() == expected and float(scales[place]) == scale
+        for value, restored in zip(y[place].tolist(), again[place].tolist(), strict=True):
+            rounding = abs(value) * 2**-10 + 64 * 2.0**-24  # of the scale and of the product, in float16
+            assert abs(value - restored) <= scale / 2 + rounding
+
+
+@settings(max_examples=50, deadline=None)
+@given(TOKENS)
+def test_a_feature_map_is_quantized_place_by_place(y: np.ndarray) -> None:
+    """Tokens [B, H, C] have the codes of the map [B, C, H, 1]."""
+    codes, scales = quantize(torch.from_numpy(y))
+    map_codes, map_scales = quantize(torch.from_numpy(y).permute(0, 2, 1)[..., None])
+    assert torch.equal(map_codes[..., 0].permute(0, 2, 1), codes) and torch.equal(map_scales[..., 0], scales)
+    np.testing.assert_array_equal(
+        dequantize(map_codes.numpy(), map_scales.numpy())[..., 0].transpose(0, 2, 1),
+        dequantize(codes.numpy(), scales.numpy()),
+    )
+
+
+def test_the_last_block_returns_the_cached_features_from_its_cached_input(run, encoder, tmp_path: Path) -> None:
+    plain, path = run(tmp_path / "plain.h5").path, run(tmp_path / "f.h5", block_inputs=1, tokens="patch").path
+    assert np.array_equal(open_features(plain).cls, open_features(path).cls)
+    entered = torch.from_numpy(read_tokens(path, "block_inputs")).float()
+    assert entered.shape == (40, 5, 32)
+    with torch.no_grad():
+        again = last_blocks(encoder, 1)(entered)
+    cosine = torch.cosine_similarity(again, torch.from_numpy(open_features(path).cls))
+    assert cosine.min() > 0.99999  # float16 in between
+    assert inspect(path)["block_inputs"] == [5, 32] and inspect(plain)["block_inputs"] is None
+    assert inspect(path)["patch"] == list(encoder.patches) and "bits" not in inspect(path)["identity"]
+
+
+def test_a_cache_in_eight_bits_has_half_the_bytes_and_the_same_features(run, tmp_path: Path) -> None:
+    plain = run(tmp_path / "plain.h5", block_inputs=1).path
+    small = run(tmp_path / "small.h5", block_inputs=1, bits=8).path
+    assert np.array_equal(open_features(plain).cls, open_features(small).cls)
+    values, true = read_tokens(small, "block_inputs"), read_tokens(plain, "block_inputs")
+    assert isinstance(true, np.ndarray) and isinstance(values, np.ndarray)
+    np.testing.assert_array_equal(values, dequantize(*(part.numpy() for part in quantize(torch.from_numpy(true)))))
+    assert 0 < np.linalg.norm((values - true).astype(np.float32)) < 0.02 * np.linalg.norm(true.astype(np.float32))
+    assert plain.stat().st_size - small.stat().st_size == pytest.approx(40 * (5 * 32 - 5 * 2), abs=4096)
+    assert inspect(small)["block_inputs"] == [5, 32] and inspect(small)["identity"]["bits"] == "8"
+
+
+@both_bits
+@pytest.mark.parametrize("tower", ["transformer", "convolutional"])
+def test_rows_from_the_disk_equal_those_in_memory(run, bits: int, tower: str) -> None:
+    own = {"encoder": load_encoder(PACKAGED, towers="image")} if tower == "convolutional" else {}
+    path = run(block_inputs=2, bits=bits, **own).path
+    values, streamed = read_tokens(path, "block_inputs"), read_tokens(path, "block_inputs", limit=0)
+    assert isinstance(streamed, DiskTokens) and isinstance(values, np.ndarray) and streamed.shape == values.shape
+    assert values.shape == ((40, 48, 6, 6) if own else (40, 5, 32))
+    rows = torch.tensor([39, 0, 7, 8])
+    assert torch.equal(streamed[rows], torch.from_numpy(values)[rows])
+    assert torch.equal(streamed.at(np.arange(5, 20))[2:9], torch.from_numpy(values)[7:14])
+
+
+@both_bits
+def test_an_interrupted_extraction_resumes_to_the_same_bytes(run, tmp_path: Path, stop_at_third_batch, bits) -> None:
+    whole = run(tmp_path / "whole.h5", block_inputs=1, bits=bits).path
+    with stop_at_third_batch(), pytest.raises(DuplexError, match=r"stopped with 24 of 40 rows"):
+        run(block_inputs=1, bits=bits)
+    assert run(block_inputs=1, bits=bits).resumed == 24
+    assert (tmp_path / "features.h5").read_bytes() == whole.read_bytes()
+
+
+@both_bits
+@pytest.mark.parametrize("copy", [False, True])
+def test_joined_shards_equal_the_whole_cache(run, tmp_path: Path, copy: bool, bits: int) -> None:
+    options = {"block_inputs": 1, "bits": bits, "tokens": "patch"}
+    whole = run(tmp_path / "whole.h5", **options).path
+    for k in range(2):
+        run(tmp_path / "parts.h5", shard=(k, 2), **options)
+    join_shards(tmp_path / "parts.h5", copy=copy)
+    for limit in (0, 2**31):
+        tokens: Any = read_tokens(tmp_path / "parts.h5", "block_inputs", limit)
+        assert np.array_equal(np.asarray(tokens[:]), np.asarray(read_tokens(whole, "block_inputs")))
+    assert not copy or (tmp_path / "parts.h5").read_bytes() == whole.read_bytes()
+
+
+def test_shards_with_other_block_inputs_are_not_joined(run, tmp_path: Path) -> None:
+    for k in range(2):
+        run(tmp_path / "other.h5", shard=(k, 2), block_inputs=1 + k)
+    with pytest.raises(DuplexError, match="another number of block inputs"):
+        join_shards(tmp_path / "other.h5")
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [({"block_inputs": 2}, "number of block inputs"), ({"block_inputs": 1, "bits": 8}, "number of bits")],
+)
+def test_another_choice_is_extracted_again(run, capsys, change: dict[str, int], difference: str) -> None:
+    run(block_inputs=1)
+    assert run(block_inputs=1).resumed == 40
+    assert run(**change).resumed == 0
+    assert f"another {difference}; extracting again" in capsys.readouterr().err
+
+
+def test_bits_matter_only_with_block_inputs(run, tmp_path: Path) -> None:
+    plain = run(tmp_path / "plain.h5").path.read_bytes()
+    assert run(tmp_path / "other.h5", bits=8).path.read_bytes() == plain
+    with pytest.raises(UsageError, match="unknown bits '4'; known: 8, 16"):
+        run(block_inputs=1, bits=4)
+
+
+def test_verify_measures_the_error_and_detects_rows_of_another_image(run, encoder, images, tmp_path: Path) -> None:
+    options = encoder, images, tmp_path / "pictures", "m" * 64
+    errors = {}
+    for bits, name in ((16, "block_inputs"), (8, "block_inputs_int8")):
+        path = run(tmp_path / f"{bits}.h5", block_inputs=1, bits=bits).path
+        report = verify(path, *options, sample=40)
+        errors[bits] = report["block_inputs_error"]
+        assert report["worst_cosine"] > 0.999
+        with h5py.File(path, "r+") as file:
+            file[name][7] = file[name][8]
+        with pytest.raises(DuplexError, match=r"row 7 is not 00007\.jpg"):
+            verify(path, *options, sample=40)
+    assert 0 < errors[16] < 0.001 < errors[8] < 0.02
+
+
+def test_more_block_inputs_than_blocks_are_refused(run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has 2 blocks"):
+        run(block_inputs=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pictures"]
+
+
+def narrow_scales(file: h5py.File) -> None:
+    values = file["block_inputs_scale"][:, :4]
+    del file["block_inputs_scale"]
+    file["block_inputs_scale"] = values
+
+
+PARTLY = "expected 'block_inputs' alone, or 'block_inputs_int8' with 'block_inputs_scale'"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda file: file.pop("block_inputs_scale"), PARTLY),
+        (lambda file: file.copy("patch", "block_inputs"), PARTLY),
+        (narrow_scales, r"'block_inputs_scale' is \(40, 4\), which does not fit 'block_inputs_int8'"),
+    ],
+)
+def test_codes_and_scales_that_do_not_fit_are_damage(run, damage, message: str) -> None:
+    path = run(block_inputs=1, bits=8, tokens="patch").path
+    with h5py.File(path, "r+") as file:
+        damage(file)
+    with pytest.raises(DuplexError, match=message):
+        read_tokens(path, "block_inputs")

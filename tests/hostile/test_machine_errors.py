@@ -1,0 +1,132 @@
+"""Errors of the machine do not mark images as unreadable; damaged caches are refused and extracted again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import pytest
+from PIL import Image
+
+from duplex.data.check import verify_image
+from duplex.data.image_errors import MachineFault
+from duplex.errors import DuplexError
+from duplex.features.image_files import read_image
+from duplex.features.layout import NOT_FINITE, REASONS, status_of_reason
+from duplex.features.store import open_features
+from tests.features.damage import DAMAGE, LAYOUT
+from tests.hostile.conftest import CACHE, Command
+
+ERRORS = [MemoryError(), *(OSError(n, os.strerror(n)) for n in (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM))]
+
+
+@pytest.fixture
+def break_image(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make opening the image of a name raise an error, `times` times."""
+
+    def arrange(name: str, fault: Exception, times: int = 10**6) -> None:
+        real, left = Image.open, [times]
+
+        def refuse(path: object, *args: object, **options: object) -> object:
+            if str(path).endswith(name) and left[0] > 0:
+                left[0] -= 1
+                raise fault
+            return real(path, *args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("duplex.features.image_files.Image.open", refuse)
+
+    return arrange
+
+
+@pytest.mark.parametrize("fault", ERRORS, ids=str)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_extraction_stops_and_can_be_resumed(
+    pics: Path, command: Command, break_image, monkeypatch, fault, workers: int
+) -> None:
+    assert command("extract", "-d", "pics", "--out", "whole.h5").code == 0
+    break_image("00009.jpg", fault)
+    answer = command("extract", "-d", "pics", "--num-workers", workers)
+    assert answer.refused("00009.jpg could not be read", "run the command again")
+    assert not Path(CACHE).exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(pics)
+    assert command("extract", "-d", "pics").code == 0
+    assert Path(CACHE).read_bytes() == Path("whole.h5").read_bytes()
+
+
+def test_an_error_that_occurs_once_is_not_reported(pics: Path, command: Command, break_image) -> None:
+    break_image("00009.jpg", ERRORS[1], times=1)
+    assert command("extract", "-d", "pics").code == 0
+    assert not open_features(CACHE).bad.any()
+
+
+@pytest.mark.parametrize("fault", ERRORS, ids=str)
+def test_reading_an_image_raises_a_machine_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+
+    def refuse(*args: object, **options: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(Image, "open", refuse)
+    for look in (read_image, verify_image):
+        with pytest.raises(MachineFault, match=r"a\.png could not be read: ") as caught:
+            look(tmp_path / "a.png")
+        assert caught.value.__cause__ is fault
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_cache_is_refused_and_extracted_again(pics: Path, command: Command, damage) -> None:
+    """Reading it raises an error that names `duplex extract`, and that command repairs it."""
+    assert command("extract", "-d", "pics", "--out", "whole.h5").code == 0
+    assert command("extract", "-d", "pics").code == 0
+    with h5py.File(CACHE, "r+") as file:
+        DAMAGE[damage](file)
+    if damage not in ("NaN", "infinity", "a pending row"):  # `info` counts these
+        assert command("cache", "info", CACHE).refused(CACHE, "duplex extract")
+    if damage not in ("NaN", "infinity"):  # rows that training may never read
+        with pytest.raises(DuplexError, match="duplex extract --dataset pics"):
+            open_features(Path(CACHE))
+    answer = command("extract", "-d", "pics")
+    assert answer.code == 0 and "extracting again" in answer.err
+    assert Path(CACHE).read_bytes() == Path("whole.h5").read_bytes()
+
+
+@pytest.mark.parametrize("damage", LAYOUT)
+def test_a_damaged_incomplete_cache_is_started_over(pics: Path, command: Command, damage) -> None:
+    assert command("extract", "-d", "pics").code == 0
+    whole = Path(CACHE).read_bytes()
+    Path(CACHE).rename(CACHE + ".partial")
+    with h5py.File(CACHE + ".partial", "r+") as file:
+        DAMAGE[damage](file)
+    answer = command("extract", "-d", "pics")
+    assert answer.code == 0 and "extracting again" in answer.err and Path(CACHE).read_bytes() == whole
+
+
+def test_a_folder_in_place_of_a_cache_is_not_replaced(pics: Path, command: Command) -> None:
+    Path(CACHE).mkdir(parents=True)
+    assert command("extract", "-d", "pics").refused("is a folder")
+    assert command("cache", "info", CACHE).refused("does not exist")
+    assert Path(CACHE).is_dir()
+
+
+def test_a_sparse_file_is_not_read(pics: Path, command: Command) -> None:
+    """A valid beginning, followed by a hundred gigabytes of holes."""
+    assert command("extract", "-d", "pics").code == 0
+    os.truncate(CACHE, 100 << 30)
+    assert command("cache", "info", CACHE).refused("of which the disk holds")
+
+
+def test_a_row_without_finite_features_is_encoded_once(pics: Path, command: Command) -> None:
+    assert command("extract", "-d", "pics").code == 0
+    with h5py.File(CACHE, "r+") as file:
+        file["status"][3] = status_of_reason(NOT_FINITE)
+        file["cls"][3] = 0
+    before = Path(CACHE).read_bytes()
+    answer = command("extract", "-d", "pics")
+    assert answer.code == 0 and "12 rows, 12 of them before" in answer.err and REASONS[-1] in answer.err
+    assert Path(CACHE).read_bytes() == before

@@ -1,0 +1,286 @@
+"""Damaged and malicious params.yaml, manifests, labels, tables and archives."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import load_params
+from duplex.data.download import download_archive
+from duplex.data.manifest import write_manifest
+from duplex.data.mirrors import BENCHMARKS, BenchmarkArchive
+from duplex.data.shapes import shapes_manifest
+from duplex.errors import DuplexError
+from duplex.recognition.added_words import read_compositions
+from duplex.report.aggregate import aggregate, metrics_table
+from duplex.report.results import read_predictions, read_run, read_tree
+from tests.data.web import serving
+from tests.hostile.conftest import Command
+
+NINE = ["x"] * 9
+BOMB = "a0: &a0 [" + ",".join(NINE) + "]\n" + "".join(
+    f"a{i + 1}: &a{i + 1} [" + ",".join([f"*a{i}"] * 9) + "]\n" for i in range(9)
+)  # fmt: skip
+YAMLS = {
+    "an alias bomb": (lambda text: text + BOMB, "aliases"),
+    "an alias bomb as a value": (lambda text: BOMB + text.replace("datasets: [shapes]", "datasets: *a9", 1), "aliases"),
+    "a recursive list": (lambda text: text + "x: &x [*x]\n", "contains itself"),
+    "a recursive table": (lambda text: text.replace("methods:\n", "methods: &m\n  bad: *m\n", 1), "contains itself"),
+    "deep lists": (lambda text: text + "x: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+    "deep tables": (lambda text: text + "x: " + "{a: " * 3000 + "1" + "}" * 3000, "nested too deeply"),
+    "5,000 digits": (lambda text: text.replace("seed: 7", "seed: " + "9" * 5000), "digits"),
+    "100,000 hexadecimal digits": (lambda text: text.replace("seed: 7", "seed: 0x" + "f" * 10**5), "bits"),
+    "a code tag": (lambda text: text + "x: !!python/object/apply:os.system [ls]\n", "constructor"),
+    "a month 99": (lambda text: text + "x: 9999-99-99\n", "is not YAML"),
+    "half a character": (lambda text: text.replace("device: auto", 'device: "\\ud800"'), "not Unicode"),
+    "ten megabytes": (lambda text: text + "x: " + "a" * 10**7, "bytes"),
+    "two documents": (lambda text: text + "---\na: 1\n", "is not YAML"),
+    "no text": (lambda text: "\0" + text, "is not YAML"),
+}
+
+
+@pytest.mark.parametrize("name", YAMLS)
+def test_malicious_params_are_refused(project: Path, command: Command, name: str) -> None:
+    change, says = YAMLS[name]
+    Path("params.yaml").write_text(change(Path("params.yaml").read_text()))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert command("params", "--check").refused("params.yaml", says)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20  # kilobytes
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("../secret.jpg,red,star,train", "leaves the data root"),
+        ("/etc/passwd,red,star,train", "is absolute"),
+        ("a/../../b.jpg,red,star,train", "leaves the data root"),
+        ("./a.jpg,red,star,train", "not written in full"),
+        ("a.jpg,red,star", "has 3 cells"),
+        ("a.jpg,red,star,train,more", "has 5 cells"),
+        ("a.jpg,red,star,holdout", "is not one of train, val, test"),
+        ("a.jpg,,star,train", "leaves no word"),
+        ('"a.jpg,red,star,train', "is not a manifest"),
+        ("a\x00.jpg,red,star,train", "zero byte"),
+        (",red,star,train", "empty"),
+    ],
+)
+def test_invalid_manifest_rows_are_refused(pics: Path, command: Command, row: str, says: str) -> None:
+    path = Path("artifacts/pics/manifest.csv")
+    path.write_text(path.read_text() + row + "\n")
+    assert command("extract", "-d", "pics").refused("manifest.csv", says)
+
+
+def test_an_image_behind_a_link_out_of_the_root_is_not_opened(pics: Path, command: Command) -> None:
+    (pics / "outside").mkdir()
+    shutil.move("pictures/00003.jpg", "outside/00003.jpg")
+    Path("pictures/00003.jpg").symlink_to(pics / "outside/00003.jpg")
+    assert command("extract", "-d", "pics").refused("leaves the data root")
+
+
+LABELS = {"states": ["red"], "objects": ["star", "moon"], "pairs": {"train": [0], "val": [1], "test": [1]}}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        [],
+        {},
+        {**LABELS, "states": "red"},
+        {**LABELS, "states": [1]},
+        {**LABELS, "objects": {"star": 0}},
+        {**LABELS, "pairs": [0]},
+        {**LABELS, "pairs": {"train": [0.5]}},
+        {**LABELS, "pairs": {"train": ["0"]}},
+        {**LABELS, "pairs": {"train": [10**30]}},
+        {**LABELS, "pairs": {"train": [-1]}},
+        {**LABELS, "pairs": {"train": [2]}},
+        {**LABELS, "pairs": {"train": [1, 0]}},
+        {**LABELS, "pairs": {"holdout": [0]}},
+        {**LABELS, "states": [f"s{i}" for i in range(40_000)], "objects": [f"o{i}" for i in range(40_000)]},
+    ],
+    ids=lambda record: str(record)[:60],
+)
+def test_invalid_label_files_are_refused(tmp_path: Path, record: object) -> None:
+    from duplex.labels import LabelSpace
+
+    (tmp_path / "labels.json").write_text(json.dumps(record))
+    with pytest.raises(DuplexError):
+        LabelSpace.load(tmp_path / "labels.json")
+
+
+def test_deeply_nested_labels_are_refused(tmp_path: Path) -> None:
+    from duplex.labels import LabelSpace
+
+    (tmp_path / "labels.json").write_text("[" * 10**5)
+    with pytest.raises(DuplexError, match="is not a label file"):
+        LabelSpace.load(tmp_path / "labels.json")
+
+
+GOOD = {"closed": {"seen": 1.0, "unseen": 2.0, "hm": 1.5, "auc": 0.5}, "val_auc": 3.0, "epoch": 4, "bad_images": 0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '"closed"',
+        "[" * 10**5,
+        json.dumps({**GOOD, "closed": 3}),
+        json.dumps({**GOOD, "closed": {"seen": "high"}}),
+        json.dumps({**GOOD, "closed": {"seen": [1]}}),
+        json.dumps({**GOOD, "closed": {"seen": {"high": 1}}}),
+        json.dumps({**GOOD, "epoch": 10**400}),
+        json.dumps({**GOOD, "groups": []}),
+        json.dumps({**GOOD, "groups": {"head": "most"}}),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_invalid_metrics_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(DuplexError, match=r"metrics.json is not a table in JSON .*dvc repro"):
+        read_tree(tmp_path / "metrics.json")
+
+
+def test_nan_and_infinity_in_metrics_are_undefined(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text('{"closed": {"seen": NaN, "auc": 1.0, "hm": Infinity}}')
+    found = aggregate({("a", "m"): [read_tree(tmp_path / "metrics.json") or {}]})["a"]["m"]["closed"]
+    assert found["auc"] == 1.0 and not {"seen", "hm"} & set(found)
+
+
+HEADER = "row,image,label,seen,right,margin,top1,top2,top3,world"
+ROW = "0,a.jpg,red star,1,1,0.5,red star,red moon,blue star,closed"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nonsense",
+        f"{HEADER}\n{ROW},more\n{ROW}\n",
+        f"{HEADER.replace('margin', 'edge')}\n{ROW}\n",
+        f"{HEADER}\n{ROW.replace('0.5', 'wide')}\n",
+        f"{HEADER}\n{ROW.replace(',1,1,', ',maybe,1,')}\n",
+        "\0" * 99,
+        f'{HEADER}\n"{ROW}\n',
+    ],
+)
+def test_invalid_predictions_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "predictions.csv").write_text(text)
+    with pytest.raises(DuplexError, match=r"predictions.csv .*dvc repro"):
+        read_predictions(tmp_path / "predictions.csv")
+
+
+def test_a_folder_in_place_of_a_table_is_reported(tmp_path: Path) -> None:
+    paths = ArtifactPaths(tmp_path).run("a", "m", 0)
+    for name in ("metrics", "predictions", "history", "timing"):
+        place = getattr(paths, name)
+        place.mkdir(parents=True)
+        with pytest.raises(DuplexError, match="cannot be read"):
+            read_run(paths)
+        place.rmdir()
+
+
+def write_metrics() -> None:
+    """Write metrics of every run, and a manifest."""
+    params = load_params()
+    for name in params.run.methods:
+        for seed in params.run.seeds:
+            path = Path("artifacts/shapes") / name / str(seed) / "metrics.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            worlds = dict.fromkeys(params.entry(name).worlds, GOOD["closed"])
+            path.write_text(json.dumps({**worlds, "val_auc": 3.0, "epoch": 4, "bad_images": 0}))
+    write_manifest(shapes_manifest(scale=0.01), Path("artifacts/shapes/manifest.csv"))
+
+
+def test_the_report_names_missing_runs(project: Path, command: Command) -> None:
+    write_metrics()
+    shutil.rmtree("artifacts/shapes/duplex/1")
+    shutil.rmtree("artifacts/shapes/csp")
+    assert command("report").code == 0
+    page = Path("artifacts/report/report.md").read_text()
+    assert "Not evaluated and not included: csp seed 0, csp seed 1, duplex seed 1." in page
+    found = json.loads(Path("artifacts/summary.json").read_text())["shapes"]
+    assert set(found) == {"clip", "cso", "duplex", "closed_form", "dual", "dual_finetuned"}
+    assert found["duplex"]["closed"]["seeds"] == 1 and found["duplex"]["open"]["seeds"] == 2
+    shutil.rmtree("artifacts/shapes")
+    assert command("report").code == 0
+    assert "No method has been evaluated." in Path("artifacts/report/report.md").read_text()
+
+
+def test_one_seed_has_no_standard_error() -> None:
+    one, two = aggregate({("a", "m"): [GOOD]}), aggregate({("a", "m"): [GOOD, GOOD]})
+    assert metrics_table(one)[1][3] == "1.0 ± –" and metrics_table(two)[1][3] == "1.0 ± 0.0"
+
+
+def test_the_report_names_any_damaged_file(project: Path, command: Command) -> None:
+    write_metrics()
+    Path("artifacts/shapes/statistics.json").write_text(json.dumps({"states": 16, "objects": 12}))
+    Path("artifacts/shapes/extraction.json").write_text(json.dumps({"rows": 10, "bad": 0, "bad_images": []}))
+    files = [Path("artifacts/shapes/statistics.json"), Path("artifacts/shapes/extraction.json")]
+    for path in [
+        *files,
+        *Path("artifacts/shapes/duplex").rglob("*.json"),
+        *Path("artifacts/shapes/clip").rglob("*.json"),
+    ]:
+        kept = path.read_bytes()
+        path.write_bytes(kept[: len(kept) // 2])
+        answer = command("report")
+        is_refused = answer.refused(path.name)
+        assert is_refused if path.name == "metrics.json" else is_refused or answer.code == 0, (path, answer)
+        path.write_bytes(kept)
+
+
+def zipped(folder: Path, content: str) -> bytes:
+    (folder / "made" / "images").mkdir(parents=True, exist_ok=True)
+    (folder / "made" / "images" / "a.txt").write_text(content)
+    return Path(shutil.make_archive(str(folder / "made"), "zip", folder / "made")).read_bytes()
+
+
+def test_archives_are_verified_by_their_hash(tmp_path: Path) -> None:
+    log: list[str] = []
+    with serving() as server:
+        server.files["/a.zip"] = zipped(tmp_path, "first")
+        archive = BenchmarkArchive("a.zip", (server.url("/a.zip"),), {"images": ("images",)}, 10**6, "http://page")
+        root = tmp_path / "root"
+        download_archive(archive, root, log.append)
+        assert any("no hash of a.zip is published; its sha256 is" in line for line in log)
+        assert any("not encrypted" in line for line in log)
+        known = (root / ".archives/a.zip.sha256").read_text().split()[0]
+        shutil.rmtree(root / "images")
+        (root / ".archives/a.zip").write_bytes(zipped(tmp_path, "another"))
+        with pytest.raises(DuplexError, match=rf"not {known}; delete it to download it again, or delete"):
+            download_archive(archive, root, log.append)
+        assert not (root / "images").exists()
+        (root / ".archives/a.zip").unlink()
+        download_archive(archive, root, log.append)
+        assert (root / "images/a.txt").read_text() == "first"
+
+
+def test_encrypted_mirrors_come_first() -> None:
+    for benchmark in BENCHMARKS.values():
+        for archive in benchmark.archives:
+            plain = [not url.startswith("https://") for url in archive.urls]
+            assert plain == sorted(plain) and not plain[0]
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom"])
+def test_devices_are_not_read_as_lists(pics: Path, command: Command, device: str) -> None:
+    """Reading it would not end."""
+    assert command("data", "relabel", "pics", device, "--out", "new.csv").refused(f"{device} is a device; name a file")
+    with pytest.raises(
+        DuplexError, match=f"{device} cannot be read as a list of compositions .* is a device; name a file"
+    ):
+        read_compositions(Path(device))
+
+
+@pytest.mark.parametrize("licence", [" ", "mit\nbase_model: somebody/else", "[evil]", "a b"])
+def test_a_licence_cannot_inject_lines_into_a_model_card(pics: Path, command: Command, licence: str) -> None:
+    assert command("export", "run", "out", "--licence", licence).refused("--licence is", "cc-by-4.0")
+    assert not Path("out").exists()

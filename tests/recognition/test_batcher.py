@@ -1,0 +1,170 @@
+"""Images that arrive together are encoded together, in even shares, and a lone image does not wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from duplex.errors import DuplexError
+from duplex.recognition.batcher import Batcher
+from duplex.recognition.workers import ImageRequest
+
+NEVER = 600.0  # seconds; no test lasts as long
+
+
+class FakeWorker:
+    """A worker that records batch sizes and replies with each image's bytes; some bytes fail."""
+
+    def __init__(self, sizes: list[int], delay: float = 0.0) -> None:
+        self.sizes, self.delay, self.thread = sizes, delay, ThreadPoolExecutor(1)
+
+    def submit(self, batch) -> Future:
+        return self.thread.submit(self.replies, batch)
+
+    def replies(self, batch):
+        self.sizes.append(len(batch))
+        time.sleep(self.delay)
+        if any(request.data == b"batch fails" for request in batch):
+            raise ValueError("batch fails")
+        return [
+            "image fails" if request.data == b"image fails" else ({"data": request.data, "top": request.top}, None)
+            for request in batch
+        ]
+
+
+def batch_sizes(client: Any, workers: int = 1, delay: float = 0.0, **options: Any) -> list[int]:
+    """Run `client(batcher)` and return the sizes of the batches that workers got."""
+
+    async def run() -> list[int]:
+        sizes: list[int] = []
+        fakes: list[Any] = [FakeWorker(sizes, delay) for _ in range(workers)]
+        batcher = Batcher(fakes, **options)
+        batcher.start()
+        await asyncio.wait_for(client(batcher), 60)
+        await batcher.stop()
+        return sizes
+
+    return asyncio.run(run())
+
+
+def ask(batcher: Batcher, *images: bytes) -> Any:
+    return asyncio.gather(*(batcher.answer(ImageRequest(data, top=1)) for data in images))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_lone_image_does_not_wait(workers):
+    async def client(batcher):
+        for _ in range(3):
+            ((record, feature),) = await ask(batcher, b"a")
+            assert record == {"data": b"a", "top": 1} and feature is None
+
+    assert batch_sizes(client, workers, wait=NEVER) == [1, 1, 1]
+
+
+def test_a_batch_waits_for_as_many_images_as_before():
+    async def client(batcher):
+        await ask(batcher, *[b"a"] * 4)
+        first = asyncio.ensure_future(ask(batcher, b"a"))
+        await asyncio.sleep(0.05)
+        await asyncio.gather(first, ask(batcher, *[b"a"] * 3))
+
+    assert batch_sizes(client, wait=NEVER) == [4, 4]
+
+
+def test_a_batch_does_not_wait_longer_than_its_time():
+    async def client(batcher):
+        for images in (4, 1, 1):
+            await ask(batcher, *[b"a"] * images)
+
+    assert batch_sizes(client, wait=0.01) == [4, 1, 1]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_each_image_gets_its_reply_and_the_shares_are_even(workers):
+    async def client(batcher):
+        images = [b"%d" % k for k in range(12)]
+        replies = await asyncio.gather(*(batcher.answer(ImageRequest(data, k)) for k, data in enumerate(images)))
+        assert [record for record, _ in replies] == [{"data": data, "top": k} for k, data in enumerate(images)]
+
+    assert batch_sizes(client, workers, delay=0.05) == [12 // workers] * workers
+
+
+def test_a_batch_has_at_most_size_images():
+    async def client(batcher):
+        await ask(batcher, *[b"a"] * 10)
+
+    sizes = batch_sizes(client, size=4)
+    assert sum(sizes) == 10 and max(sizes) == 4
+
+
+def test_large_files_are_split_into_several_batches():
+    async def client(batcher):
+        await ask(batcher, *[bytes(12 * 2**20)] * 4)
+
+    assert batch_sizes(client) == [2, 2]
+
+
+def test_an_error_reaches_the_images_of_its_batch_only():
+    async def client(batcher):
+        with pytest.raises(ValueError, match="batch fails"):
+            await ask(batcher, b"batch fails")
+        await ask(batcher, b"good")
+
+    assert batch_sizes(client) == [1, 1]
+
+
+def test_an_image_that_fails_alone_does_not_affect_its_batch():
+    async def client(batcher):
+        await ask(batcher, *[b"a"] * 3)  # batches of three from now on
+        images = [batcher.answer(ImageRequest(data, 1)) for data in (b"a", b"image fails", b"b")]
+        first, failed, last = await asyncio.gather(*images, return_exceptions=True)
+        assert isinstance(failed, DuplexError) and str(failed) == "image fails"
+        assert (first[0]["data"], last[0]["data"]) == (b"a", b"b")
+
+    assert batch_sizes(client, wait=NEVER) == [3, 3]
+
+
+def test_an_image_whose_client_has_left_is_not_encoded():
+    async def client(batcher):
+        first = asyncio.ensure_future(ask(batcher, b"slow"))
+        await asyncio.sleep(0.05)
+        second = asyncio.ensure_future(ask(batcher, b"left"))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        await first
+        await asyncio.sleep(0.1)
+        assert not batcher.full
+
+    assert batch_sizes(client, delay=0.3, room=1) == [1]
+
+
+def test_a_worker_that_never_replies_does_not_block_the_end():
+    class StuckWorker:
+        def submit(self, batch) -> Future:
+            return Future()
+
+    async def run() -> None:
+        stuck: Any = StuckWorker()
+        batcher = Batcher([stuck])
+        batcher.start()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(ask(batcher, b"a"), 0.1)
+        await asyncio.wait_for(batcher.stop(), 10)
+
+    asyncio.run(run())
+
+
+def test_waiting_images_are_answered_before_the_end():
+    async def client(batcher):
+        client.replies = asyncio.ensure_future(ask(batcher, *[b"a"] * 5))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    assert sum(batch_sizes(client, delay=0.05, size=2)) == 5
+    assert [record["data"] for record, _ in client.replies.result()] == [b"a"] * 5

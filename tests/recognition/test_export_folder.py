@@ -1,0 +1,221 @@
+"""An export gives the scores of its run: in the library, with numpy alone, with onnxruntime, and from the hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from duplex import Recognizer, open_features
+from duplex.errors import UsageError
+from duplex.training.checkpoint import digest
+from tests.recognition.hub import Hub
+
+pytestmark = pytest.mark.slow  # five models are exported, some with their encoders
+EXPORTED = ("duplex", "duplex_open", "clip", "closed_form", "dual")
+PRODUCTS = ("closed_form", "dual")  # their scores are sums of logarithms, not shares below 3
+
+
+def near(method: str) -> dict[str, Any]:
+    """Tolerances: 1e-5, and 1e-6 of a logarithm such as -50, which is a few steps of a float32."""
+    return {"rtol": 1e-6 if method in PRODUCTS else 0, "atol": 1e-5}
+
+
+def duplex(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from duplex.cli import main; main()", *map(str, words)]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory) -> dict[str, Path]:
+    """Export each kind of model in its own world, some with ONNX files."""
+    places = {}
+    asked = {"duplex": ["--onnx-encoder", "--licence", "mit"], "dual": ["--onnx"]}
+    for method in EXPORTED:
+        more = asked.get(method, [])
+        places[method] = tmp_path_factory.mktemp("exports") / method
+        done = duplex("export", trained.run(method), places[method], *more)
+        assert done.returncode == 0, done.stderr
+    return places
+
+
+@pytest.fixture(scope="module")
+def features(trained) -> np.ndarray:
+    return open_features(trained.paths.features("own")).cls[-60:]
+
+
+@pytest.mark.parametrize("method", EXPORTED)
+def test_an_export_gives_the_answers_of_its_run(trained, exported, features, method):
+    run, folder = Recognizer.load(trained.run(method), device="cpu"), Recognizer.load(exported[method], device="cpu")
+    torch.testing.assert_close(folder.scores(features), run.scores(features), **near(method))
+    assert folder.candidates().pairs == run.candidates().pairs
+    for one, other in zip(folder(features), run(features), strict=True):
+        assert [guess.name for guess in one.top] == [guess.name for guess in other.top]
+        assert one.best.score_terms.keys() == other.best.score_terms.keys()
+    added = [("dark", "picture"), ("photo", "star"), ("photo", "picture")]
+    wider = [recognizer.with_compositions(added).scores(features) for recognizer in (folder, run)]
+    torch.testing.assert_close(*wider, **near(method))
+
+
+@pytest.mark.parametrize("method", EXPORTED)
+def test_numpy_alone_gives_the_same_scores(trained, exported, features, method, tmp_path):
+    """In a process that cannot import torch, or this package."""
+    np.save(tmp_path / "features.npy", features)
+    script = (
+        "import sys; sys.modules['torch'] = sys.modules['duplex'] = None; sys.path.insert(0, '.')\n"
+        "import recognize, numpy; t = recognize.load_file('model.safetensors')\n"
+        "numpy.save(sys.argv[2], recognize.scores(t, numpy.load(sys.argv[1])))"
+    )
+    files = [tmp_path / "features.npy", tmp_path / "scores.npy"]
+    subprocess.run([sys.executable, "-c", script, *files], cwd=exported[method], check=True)
+    scores = Recognizer.load(trained.run(method), device="cpu").scores(features).numpy()
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), scores, **near(method))
+
+
+def test_recognize_prints_the_best_compositions(trained, exported, features, tmp_path):
+    np.save(tmp_path / "features.npy", features)
+    command = [sys.executable, str(exported["duplex"] / "recognize.py"), str(tmp_path / "features.npy")]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    answers = Recognizer.load(trained.run(), device="cpu")(features)
+    assert output == [answer.best.name for answer in answers]
+
+
+@pytest.mark.parametrize("method", ["duplex", "dual"])
+def test_onnxruntime_gives_the_same_scores(trained, exported, features, method):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(exported[method] / "trained.onnx")
+    run = Recognizer.load(trained.run(method), device="cpu")
+    for rows in (features, features[:1]):
+        (scores,) = session.run(None, {"features": rows})
+        np.testing.assert_allclose(scores, run.scores(rows).numpy(), **near(method))
+
+
+def test_onnxruntime_alone_names_the_composition_of_an_image(trained, exported):
+    pytest.importorskip("onnxruntime")
+    images = trained.images()[:20]
+    alone = "import sys; sys.modules['torch'] = sys.modules['duplex'] = None; sys.path.insert(0, '.')"
+    script = f"{alone}; import see; see.main()"
+    command = [sys.executable, "-c", script, *map(str, images)]
+    output = subprocess.run(command, cwd=exported["duplex"], capture_output=True, text=True, check=True).stdout
+    best = [answer.best.name for answer in Recognizer.load(trained.run(), device="cpu")(images)]
+    assert [line.split(" ", 1)[1] for line in output.splitlines()] == best
+
+
+def test_the_image_tower_in_onnx(trained, exported):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from duplex.recognition.image_inputs import open_image
+
+    run = Recognizer.load(trained.run(), device="cpu")
+    pixels = [run.encoder.image_transform(open_image(path)) for path in trained.images()[:16]]
+    session = onnxruntime.InferenceSession(exported["duplex"] / "encoder.onnx")
+    (features,) = session.run(None, {"pixels": torch.stack(pixels).numpy()})
+    expected = run.encode(pixels)["cls"].numpy()
+    np.testing.assert_allclose(features, expected, rtol=0, atol=1e-3)  # the next float16 of values near 1
+    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (features, expected))
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+
+
+def test_the_onnx_script_reads_sixteen_bit_grey_like_the_library(tmp_path):
+    pytest.importorskip("onnxruntime")
+    from duplex.features.image_files import read_image
+    from duplex.recognition.onnx_example import rgb
+
+    Image.fromarray(np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "grey.png")
+    wanted = np.asarray(read_image(tmp_path / "grey.png"))
+    np.testing.assert_array_equal(np.asarray(rgb(Image.open(tmp_path / "grey.png"))), wanted)
+
+
+def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, exported, tmp_path):
+    from duplex.recognition.export_folder import export
+    from duplex.stages.trained_runs import model_card_facts
+
+    folder = shutil.copytree(exported["duplex"], tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+    def fail(_: Path) -> None:
+        raise UsageError("no ONNX here")
+
+    run = Recognizer.load(trained.run(), device="cpu").trained
+    facts = model_card_facts(trained.run(), name=None, licence="mit", repository=None)
+    with pytest.raises(UsageError, match="no ONNX"):
+        export(run, "closed", folder, facts, fail)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_a_card_has_the_facts_of_its_run_however_the_run_is_named(trained, monkeypatch):
+    from duplex.stages.trained_runs import model_card_facts
+
+    known = partial(model_card_facts, name="a", licence="mit", repository=None)
+    wanted = known(trained.run())
+    assert wanted.metrics["closed"] and wanted.counts
+    assert known(trained.run() / "checkpoint.safetensors") == wanted
+    monkeypatch.chdir(trained.run())
+    assert known(Path(".")) == wanted
+
+
+def test_the_card_has_the_metrics_and_counts(trained, exported):
+    text = (exported["duplex"] / "README.md").read_text(encoding="utf-8")
+    metrics = json.loads((trained.run() / "metrics.json").read_text())["closed"]
+    assert text.startswith("---\nlicense: mit\n")
+    assert f"| AUC | {metrics['auc']:.2f} | {metrics['auc_low']:.2f}–{metrics['auc_high']:.2f} |" in text
+    counts = json.loads(trained.paths.statistics("own").read_text())
+    assert f"{counts['states']} states" in text and "score terms visual, semantic, factors" in text
+
+
+def test_an_uploaded_export_is_downloaded_and_used(trained, features, tmp_path):
+    environment = {"HF_TOKEN": "hf_none", "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    with Hub() as hub:
+        environment |= {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
+        sent = duplex("export", trained.run(), "--push", "owner/shapes", **environment)
+        assert sent.returncode == 0, sent.stderr
+        files = {"README.md", "config.json", "model.safetensors", "recognize.py", "score_formula.py"}
+        assert set(hub.files["owner/shapes"]) == files
+        image = trained.images()[0]
+        remote = duplex("predict", image, "--model", "hf-hub:owner/shapes", "--format", "jsonl", **environment)
+        assert remote.returncode == 0, remote.stderr
+        local = duplex("predict", image, "--model", trained.run(), "--format", "jsonl")
+        names = [[guess["state"] for guess in json.loads(one.stdout)["top"]] for one in (remote, local)]
+        assert names[0] == names[1]
+        absent = duplex("predict", image, "--model", "hf-hub:owner/none", **environment)
+        assert absent.returncode == 2 and "could not be downloaded" in absent.stderr
+
+
+def test_nothing_is_uploaded_without_push(trained, tmp_path):
+    with Hub() as hub:
+        done = duplex("export", trained.run(), tmp_path / "out", HF_ENDPOINT=hub.address)
+        assert done.returncode == 0 and not hub.requests
+
+
+def test_a_folder_with_other_files_is_not_replaced(trained, tmp_path):
+    (tmp_path / "own.txt").write_text("mine")
+    done = duplex("export", trained.run(), tmp_path)
+    assert done.returncode == 2 and "is not an export of duplex" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["own.txt"]
+
+
+def test_a_damaged_export_is_refused(exported, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(exported["clip"], folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["semantic"][0, 0] += 1
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UsageError, match="damaged"):
+        Recognizer.load(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "labels": 3, "tensors": digest(tensors)}))
+    with pytest.raises(UsageError, match="not of this version"):
+        Recognizer.load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UsageError, match="cannot be read"):
+        Recognizer.load(folder)

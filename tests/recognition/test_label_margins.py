@@ -1,0 +1,131 @@
+"""Wrong labels are found, and corrected in a copy of the list."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import product
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.data.manifest import read_manifest
+from duplex.errors import UsageError
+from duplex.recognition.label_margins import Way, margins
+from tests.subprocesses import duplex
+
+
+def clusters(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return unit features around one direction per class, and their classes."""
+    random = np.random.default_rng(seed)
+    own = np.arange(count) % classes
+    z = random.normal(size=(classes, 16))[own] + 0.3 * random.normal(size=(count, 16))
+    return z / np.linalg.norm(z, axis=1, keepdims=True), own
+
+
+@pytest.mark.parametrize("way", ["run", "knn"])
+def test_wrong_labels_have_the_lowest_margins(way):
+    features, own = clusters(200, 5, 0)
+    wrong = np.array([3, 50, 120, 199])
+    given = own.copy()
+    given[wrong] = (own[wrong] + 1) % 5
+    result = margins(features, given, way)
+    assert set(np.argsort(result.margin)[:4]) == set(wrong)
+    assert (result.better[wrong] == own[wrong]).all()
+
+
+@given(st.integers(0, 10_000), st.integers(0, 59))
+@settings(max_examples=25, deadline=None)
+def test_an_image_does_not_affect_its_own_scores(seed, row):
+    """A naive twin: prototypes from the other folds only."""
+    features, own = clusters(60, 3, seed)
+    result = margins(features, own, "run", seed=seed)
+    fold = np.random.default_rng(seed).permutation(60) % 5
+    rest = fold != fold[row]
+    means = np.stack([features[rest & (own == k)].sum(0) for k in range(3)])
+    scores = features[row] @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T
+    others = np.delete(scores, own[row])
+    assert result.margin[row] == pytest.approx(scores[own[row]] - others.max(), abs=1e-9)
+
+
+def test_a_class_of_one_image_has_margin_zero():
+    """So has an image whose other folds have no other class; its margin would be infinite."""
+    ways: tuple[Way, ...] = ("run", "knn")
+    for way, classes in product(ways, (3, 1)):
+        features, own = clusters(60, classes, 1)
+        own[7] = 9
+        result = margins(features, own, way)
+        assert np.isfinite(result.margin).all() and result.margin[7] == 0
+        assert (result.margin != 0).sum() == (59 if classes == 3 else 48)
+
+
+@pytest.mark.parametrize(("count", "classes", "message"), [(5, 2, "too few"), (40, 1, "one label")])
+def test_too_few_images_or_labels_are_reported(count, classes, message):
+    with pytest.raises(UsageError, match=message):
+        margins(*clusters(count, classes, 0), "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["run", "knn"])
+def test_the_list_the_page_and_the_corrected_copy(project, tmp_path, way):
+    manifest = project.paths.manifest("own")
+    before = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    done = duplex("data", "suspects", "own", "--method", way, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(tmp_path / "suspects.csv")
+    assert sorted(table["image"]) == sorted(read_manifest(manifest)["image"])
+    assert table["rank"].tolist() == list(range(1, len(table) + 1))
+    page = (tmp_path / "suspects.html").read_text()
+    assert page.count("data:image/jpeg") == min(200, len(table)) and "http" not in page
+
+    first = table.iloc[0]
+    edited = table.head(1).assign(state=first["better_state"], object="moon")
+    edited.to_csv(tmp_path / "edited.csv", index=False)
+    target = tmp_path / "corrected.csv"
+    done = duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", target)
+    assert done.returncode == 0, done.stderr
+    new, old = read_manifest(target), read_manifest(manifest)
+    changed = (new != old).any(axis=1)
+    assert set(new["image"][changed]) <= {first["image"]}
+    assert new.loc[new["image"] == first["image"], "object"].item() == "moon"
+    assert hashlib.sha256(manifest.read_bytes()).hexdigest() == before
+    assert duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", target).returncode == 2
+
+
+def identify(cache: Path, key: str, value: bytes) -> bytes:
+    """Change an entry of a cache's identity; return the previous value."""
+    with h5py.File(cache, "r+") as file:
+        before = file["identity"].attrs[key]
+        file["identity"].attrs[key] = np.bytes_(value)
+    return before
+
+
+def test_a_run_of_another_encoder_is_refused(project, tmp_path):
+    path = project.paths.features("own")
+    right = identify(path, "weights", b"0" * 64)
+    try:
+        done = duplex("data", "suspects", "own", "--run", project.run(), "--out", tmp_path)
+    finally:
+        identify(path, "weights", right)
+    assert done.returncode == 2 and "another weights file" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("image,state\na,b\n", "no column 'object'"),
+        ("image,state,object\nstrange.png,red,star\n", "is not an image of own"),
+        ("image,state,object\n{image},,star\n", "no state or no object"),
+        ("image,state,object\n{image},red,star\n{image},red,star\n", "twice"),
+    ],
+)
+def test_mistakes_in_an_edited_list_are_reported(project, tmp_path, text, message):
+    image = read_manifest(project.paths.manifest("own"))["image"][0]
+    (tmp_path / "edited.csv").write_text(text.format(image=image))
+    done = duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", tmp_path / "new.csv")
+    assert done.returncode == 2 and message in done.stderr
+    assert not (tmp_path / "new.csv").exists()

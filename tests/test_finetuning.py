@@ -1,0 +1,312 @@
+"""A method with fine-tuned blocks, from images to results: training, evaluation and recognition agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import Params, load_params
+from duplex.config.run_key import run_records
+from duplex.data.manifest import read_manifest
+from duplex.errors import UsageError
+from duplex.features.encoding import OutputSpec
+from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
+from duplex.methods.with_finetuning import FINETUNED_PREFIX, WithFinetuning
+from duplex.recognition import numpy_example
+from duplex.recognition.export_folder import export
+from duplex.recognition.image_inputs import encode, open_image
+from duplex.recognition.recognizer import Recognizer
+from duplex.stages import evaluate, queries, train
+from duplex.stages import inputs as inputs_module
+from duplex.stages import suspects as suspects_module
+from duplex.stages.extract import extract
+from duplex.stages.featured_run import load_featured_run
+from duplex.stages.inputs import InputRequest, InputsCache, load_inputs
+from duplex.stages.prepare import prepare
+from duplex.stages.suspects import rank_suspects
+from duplex.stages.trained_runs import model_card_facts
+from duplex.training.checkpoint import load_checkpoint, read_record
+from tests.projects import draw_project
+from tests.recognition.serving import RunningServer
+from tests.subprocesses import ENVIRONMENT
+
+
+@dataclass(frozen=True)
+class Project:
+    folder: Path
+
+    @property
+    def paths(self) -> ArtifactPaths:
+        return ArtifactPaths(self.folder / "artifacts")
+
+    def params(self, **changes: object) -> Params:
+        return load_params(self.folder / "params.yaml").model_copy(update=changes)
+
+    def checkpoint(self, method: str) -> Path:
+        return self.paths.run("own", method, 0).checkpoint
+
+    def pictures(self) -> list[Path]:
+        """Paths of the test split's images."""
+        table = read_manifest(self.paths.manifest("own"))
+        return [self.folder / "pictures" / image for image in table["image"][table["split"] == "test"]]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Project:
+    """A twentieth of `shapes`, with two block inputs; a method with one fine-tuned block, trained and evaluated."""
+    folder = tmp_path_factory.mktemp("deep")
+
+    def rows(record: dict) -> None:
+        record["extraction"]["block_inputs"] = 2
+        record["methods"]["deep"] = {"extends": "dual", "finetune": {"blocks": 1}}
+        record["methods"]["deeper"] = {"extends": "deep", "finetune": {"blocks": 3}}
+        record["methods"]["flat"] = {"extends": "cso"}
+
+    draw_project(folder, ["deep"], scale=0.05, changes=rows)
+    found = Project(folder)
+    prepare(found.params(), "own", found.paths)
+    extract(found.params(), "own", found.paths, num_workers=0)
+    train.run(found.params(), "own", "deep", 0, found.paths)
+    evaluate.run(found.params(), "own", "deep", 0, found.paths)
+    return found
+
+
+def test_the_checkpoint_has_trained_parameters_and_no_frozen_tower(project) -> None:
+    record = read_record(project.checkpoint("deep"))
+    assert record.finetune is not None and (record.finetune.blocks, record.encoder["block_inputs"]) == (1, "2")
+    inputs = load_inputs(project.params(), "own", project.paths, InputRequest(finetune=record.finetune))
+    method = load_checkpoint(project.checkpoint("deep"), inputs.task(), inputs.encoder)
+    assert isinstance(method, WithFinetuning)
+    names = [name for name in method.state_dict() if name.startswith(FINETUNED_PREFIX)]
+    assert len(names) == 4 and all(".up." in name or ".down." in name for name in names)
+    assert method.blocks.trained[0].up.weight.abs().max() > 0
+
+
+def test_scores_of_image_files_equal_those_of_the_evaluation(project) -> None:
+    """Through the whole tower, and from the cache."""
+    recognizer = Recognizer.load(project.checkpoint("deep").parent, device="cpu")
+    record = read_record(project.checkpoint("deep"))
+    inputs = load_inputs(project.params(), "own", project.paths, InputRequest(finetune=record.finetune))
+    test, method = inputs.examples["test"], recognizer.trained.method
+    columns = inputs.labels.candidates("closed", "test")
+    files = [project.folder / "pictures" / image for image in inputs.manifest["image"].to_numpy()[test.rows][:20]]
+    wanted = method.scorer(columns)({name: values[:20] for name, values in test.inputs.items()})
+    torch.testing.assert_close(recognizer.scores(files, "closed"), wanted, rtol=0, atol=1e-4)
+    plain = method.method.scorer(columns)({"cls": test.inputs["cls"][:20]})
+    assert not torch.allclose(plain, wanted, atol=1e-2)
+    answers = list(recognizer.stream(files, num_workers=0))
+    assert [one.best.name for one in answers] == [one.best.name for one in recognizer(files)]
+    with pytest.raises(UsageError, match="reads block inputs of the image tower too; give it images"):
+        recognizer.scores(np.zeros((1, 128), np.float32))
+
+
+def test_image_files_are_rounded_like_a_cache_in_eight_bits(project, tmp_path: Path) -> None:
+    """Training saw rounded block inputs; without the rounding the scores differ."""
+    record = YAML(typ="safe").load((project.folder / "params.yaml").read_text())
+    record["datasets"]["own"]["encoder"]["bits"] = 8
+    record["methods"]["eight"] = {"extends": "cso", "finetune": {"blocks": 1}}
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    params, paths = load_params(tmp_path / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths, num_workers=0)
+    train.run(params, "own", "eight", 0, paths)
+    run = paths.run("own", "eight", 0)
+    recognizer, kept = Recognizer.load(run.root, device="cpu"), read_record(run.checkpoint)
+    assert (kept.encoder["block_inputs"], kept.encoder["bits"]) == ("2", "8")
+    inputs = load_inputs(params, "own", paths, InputRequest(finetune=kept.finetune))
+    test, method = inputs.examples["test"], recognizer.trained.method
+    files = [project.folder / "pictures" / image for image in inputs.manifest["image"].to_numpy()[test.rows][:20]]
+    cached = {name: values[:20] for name, values in test.inputs.items()}
+    wanted = method.scorer(inputs.labels.candidates("closed", "test"))(cached)
+    torch.testing.assert_close(recognizer.scores(files, "closed"), wanted, rtol=0, atol=1e-4)
+    pixels = [recognizer.encoder.image_transform(open_image(file)) for file in files]
+    torch.testing.assert_close(recognizer.encode(pixels)["block_inputs"], cached["block_inputs"], rtol=0, atol=0)
+    assert not torch.equal(
+        encode(recognizer.encoder, torch.stack(pixels), outputs=OutputSpec(block_inputs=2))["block_inputs"],
+        cached["block_inputs"],
+    )
+
+
+def test_swap_uses_factors_of_finetuned_features(project) -> None:
+    shown = load_featured_run(project.params(), "own", "deep", 0, project.paths)
+    picture = shown.root / shown.retrieval_context().images[0]
+    (hit, *_) = queries.swap(project.params(), "own", shown, (picture, picture), 3)
+    assert hit.image == shown.retrieval_context().images[0] and hit.cosine > 0.999
+
+
+def test_an_exported_folder_has_the_finetuned_blocks(project, tmp_path: Path) -> None:
+    """The same scores of images, with added compositions too; numpy gives them from fine-tuned features."""
+    where = project.checkpoint("deep").parent
+    run, files = Recognizer.load(where, device="cpu"), project.pictures()[:20]
+    export(run.trained, "closed", tmp_path / "out", model_card_facts(where, name=None, licence="mit", repository=None))
+    folder = Recognizer.load(tmp_path / "out", device="cpu")
+    torch.testing.assert_close(folder.scores(files), run.scores(files), rtol=1e-6, atol=1e-5)
+    assert [one.best.name for one in folder(files)] == [one.best.name for one in run(files)]
+    words = [("dark", "picture"), ("photo", "star")]
+    wide, same = (one.with_compositions(words).scores(files) for one in (folder, run))
+    torch.testing.assert_close(wide, same, rtol=1e-6, atol=1e-5)
+    own = same[:, : -len(words)]  # more candidates shift all scores of an image by one number
+    torch.testing.assert_close(own - own[:, :1], run.scores(files) - run.scores(files)[:, :1], rtol=0, atol=1e-4)
+    inputs = run.encode([run.encoder.image_transform(open_image(file)) for file in files])
+    tensors = numpy_example.load_file(tmp_path / "out" / "model.safetensors")
+    with torch.no_grad():
+        moved = run.trained.finetuned(inputs["block_inputs"]).numpy()
+    np.testing.assert_allclose(numpy_example.scores(tensors, moved), run.scores(files), rtol=1e-6, atol=1e-5)
+    assert np.abs(numpy_example.scores(tensors, inputs["cls"].numpy()) - run.scores(files).numpy()).max() > 1e-2
+    assert "The image tower's last block" in (tmp_path / "out" / "README.md").read_text()
+    with pytest.raises(UsageError, match="reads block inputs of the image tower too; give it images"):
+        folder.scores(np.zeros((1, 128), np.float32))
+
+
+@pytest.mark.slow
+def test_onnxruntime_runs_the_finetuned_blocks(project, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    where = project.checkpoint("deep").parent
+    process = start(["export", str(where), str(tmp_path / "plain")], project.folder)
+    assert "reads features that the trained tail makes; --onnx-encoder writes" in process.communicate()[1]
+    assert start(["export", str(where), str(tmp_path / "out"), "--onnx-encoder"], project.folder).wait() == 0
+    run, files = Recognizer.load(where, device="cpu"), project.pictures()[:18]
+    pixels = torch.stack([run.encoder.image_transform(open_image(file)) for file in files]).numpy()
+    tower, trained = (
+        onnxruntime.InferenceSession(tmp_path / "out" / f"{name}.onnx") for name in ("encoder", "trained")
+    )
+    (features,) = tower.run(None, {"pixels": pixels})
+    (scores,) = trained.run(None, {"features": features})
+    np.testing.assert_allclose(scores, run.scores(files).numpy(), rtol=0, atol=0.02)  # logarithms; float16 within
+
+
+@pytest.mark.slow
+def test_the_server_uses_the_finetuned_blocks(project) -> None:
+    """The same composition, and similar training images by the cache's own features."""
+    files = project.pictures()[:3]
+    wanted = Recognizer.load(project.checkpoint("deep").parent, device="cpu")(files)
+    with RunningServer(project.checkpoint("deep").parent, project.folder, "--seconds", "120") as server:
+        status, said = server.predict(*((file.name, file.read_bytes()) for file in files), query="?similar=1")
+    assert status == 200
+    answers = said["answers"]
+    assert [f"{one['top'][0]['state']} {one['top'][0]['object']}" for one in answers] == [
+        one.best.name for one in wanted
+    ]
+    assert all(one["similar"][0]["cosine"] > 0.5 for one in answers)
+
+
+def test_suspects_are_ranked_by_finetuned_features(project, monkeypatch) -> None:
+    monkeypatch.chdir(project.folder)
+    run = project.checkpoint("deep").parent
+    found, frozen = rank_suspects(project.params(), "own", "run", run), rank_suspects(project.params(), "own", "knn")
+    assert sorted(found["image"]) == sorted(frozen["image"]) and not found["image"].equals(frozen["image"])
+    with monkeypatch.context() as patched:
+        patched.setattr(suspects_module, "read_tokens", partial(read_tokens, limit=0))
+        again = rank_suspects(project.params(), "own", "run", run)
+    np.testing.assert_allclose(again["composition_margin"], found["composition_margin"], atol=1e-5)
+
+
+def test_the_report_shows_finetuned_features(project) -> None:
+    shown = load_featured_run(project.params(), "own", "deep", 0, project.paths)
+    features = shown.method.inspectable().features
+    test = shown.inputs.examples["test"]
+    assert features is not None and not torch.allclose(
+        features(test.inputs), shown.method.method.inspectable().features({"cls": test.cls}), atol=1e-2
+    )
+    assert shown.at_start("closed_form", 0).blocks.trained[0].up.weight.abs().max() == 0
+
+
+def test_training_and_evaluation_from_the_disk_equal_those_from_memory(project, monkeypatch) -> None:
+    wanted = evaluate.run(project.params(), "own", "deep", 0, project.paths)
+    held = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
+    monkeypatch.setattr(inputs_module, "read_tokens", lambda path, name, limit: read_tokens(path, name, 0))
+    assert evaluate.run(project.params(), "own", "deep", 0, project.paths) == wanted
+    streamed = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0))
+    assert streamed.history == held.history  # so few images are one block, in the order that those in memory have
+
+
+def test_the_memory_budget_decides_which_tokens_stay_on_the_disk(project) -> None:
+    """Inputs loaded with another budget are not shared."""
+    params, cache = project.params(), InputsCache()
+    request = InputRequest(finetune=params.finetune("deep", "own"))
+    inputs = cache(params, "own", project.paths, request)
+    assert isinstance(inputs.examples["train"].inputs["block_inputs"], torch.Tensor)
+    with h5py.File(project.paths.features("own"), "r") as file:
+        assert file["block_inputs"].nbytes < BLOCK  # so that no budget that options allow is below it
+    small = load_inputs(params, "own", project.paths, replace(request, memory=2**-30))
+    assert isinstance(small.examples["train"].inputs["block_inputs"], DiskTokens)
+    assert cache(params, "own", project.paths, replace(request, memory=1.0)) is not inputs
+
+
+def test_a_cache_with_block_inputs_serves_methods_without_finetuning(project) -> None:
+    train.run(project.params(), "own", "flat", 0, project.paths)
+    assert read_record(project.checkpoint("flat")).finetune is None
+
+
+def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> None:
+    with pytest.raises(
+        UsageError, match=r"finetune\.blocks is 3 and .* holds the inputs of 2 blocks; .*`duplex extract --dataset own`"
+    ):
+        train.run(project.params(), "own", "deeper", 0, project.paths)
+
+
+@pytest.mark.parametrize(
+    ("finetune", "message"),
+    [
+        ({"adapter": "lora"}, r"methods\.deep\.finetune\.blocks: missing"),
+        ({"blocks": 0}, r"methods\.deep\.finetune: blocks is 0; expected 1 or more"),
+        ({"blocks": 1, "adapter": "full", "width": 4}, r"adapter: full has no width"),
+        ({"blocks": 1, "adapter": "lora", "dropout": 0.3}, r"adapter: lora has no dropout"),
+        ({"blocks": 1, "learning_rate": 0.0}, r"learning_rate is 0\.0"),
+        ({"block": 1}, r"methods\.deep\.finetune\.block: unknown key; known: blocks, adapter"),
+        (3, r"methods\.deep\.finetune is 3"),
+    ],
+)
+def test_an_invalid_finetune_entry_is_reported(project, tmp_path: Path, finetune, message) -> None:
+    record = YAML(typ="safe").load((project.folder / "params.yaml").read_text())
+    record["methods"]["deep"] = {"extends": "cso", "finetune": finetune}
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    with pytest.raises(UsageError, match=message):
+        load_params(tmp_path / "params.yaml").check_entries()
+
+
+def test_the_plan_of_a_run_has_its_finetune_options(project) -> None:
+    plain, deep = (run_records(project.params(), "own", name)["train"] for name in ("flat", "deep"))
+    assert plain["finetune"] is None and deep["finetune"]["blocks"] == 1
+
+
+@pytest.mark.slow
+def test_killed_training_resumes_to_the_same_bytes(project) -> None:
+    """SIGKILL after the first epoch, then the same command again."""
+    run, command = project.paths.run("own", "deep", 7), ["train", "--dataset", "own", "--method", "deep", "--seed", "7"]
+    files, partial = (run.checkpoint, run.history), run.root / "training.partial"
+    assert start(command, project.folder).wait() == 0
+    whole = [path.read_bytes() for path in files]
+    for path in files:
+        path.unlink()
+    process = start(command, project.folder)
+    while not partial.exists() and process.poll() is None:
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert partial.exists() and not run.checkpoint.exists()
+    last = start(command, project.folder)
+    assert "continuing after epoch" in last.communicate()[1]
+    assert [path.read_bytes() for path in files] == whole
+    assert json.loads(run.timing.read_text())["parameters"] > 20_000
+
+
+def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from duplex.cli import main; main()", *words]
+    environment = {**os.environ, **ENVIRONMENT}
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment)
