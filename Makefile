@@ -43,7 +43,7 @@ mutants: $(VENV)/.ready
 wheel: $(VENV)/.ready
 	@rm -rf dist build && $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@rm -rf $(VENV)-wheel && $(PYTHON) -m venv $(VENV)-wheel
-	@$(VENV)-wheel/bin/python -m pip install --quiet --constraint constraints.txt "$$(echo dist/duplex-*.whl)[pipeline]"
+	@$(VENV)-wheel/bin/python -m pip install --quiet --constraint constraints.txt "$$(echo dist/duplex_czsl-*.whl)[pipeline]"
 	@$(VENV)-wheel/bin/python tests/smoke.py && rm -rf $(VENV)-wheel
 
 $(VENV)/.ready: pyproject.toml constraints.txt

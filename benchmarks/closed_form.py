@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import emit, memory, say
-from duplex.data.pair_lists import read_pair_lists
+from duplex.data.czsl_layout import read_pair_lists
 from duplex.evaluation.accumulator import ScoreAccumulator
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.uncertainty import Components

@@ -33,7 +33,7 @@ from duplex.layers.factors import Adapter
 from duplex.layers.finetuned_blocks import FinetunedBlocks
 from duplex.methods.base import Batch
 from duplex.options import FinetuneOptions
-from duplex.training.prefetch import prefetch
+from duplex.training.loop import prefetch
 
 DIM, SIZE, PATCH = 768, 224, 14
 
@@ -75,7 +75,7 @@ def streamed_share(
     path, own = folder / "features.h5", torch.zeros(images, dtype=torch.long)
     write(path, images, row, 4, "block_inputs")
     held = DiskTokens.open(path, "block_inputs")[slice(None)]
-    order = DiskTokens.open(path, "block_inputs").shuffled(torch.Generator().manual_seed(0)).split(batch)
+    order = DiskTokens.open(path, "block_inputs").shuffled_rows(torch.Generator().manual_seed(0)).split(batch)
 
     def epoch(tokens: Any) -> None:
         for some, chosen in prefetch(Batch({"block_inputs": tokens}, own), order):
@@ -93,7 +93,7 @@ def peak_share(row: tuple[int, ...], batch: int, budget: int, images: int, folde
     """Return the peak memory of reading an epoch of `images`, as a share of the budget."""
     path, own = folder / "read.h5", torch.zeros(images, dtype=torch.long)
     write(path, images, row, 4, "block_inputs")
-    order = DiskTokens.open(path, "block_inputs").shuffled(torch.Generator().manual_seed(0)).split(batch)
+    order = DiskTokens.open(path, "block_inputs").shuffled_rows(torch.Generator().manual_seed(0)).split(batch)
     drop_pages(path)
     begin = begin_peak()
     read = read_tokens(path, "block_inputs", budget)

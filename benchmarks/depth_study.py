@@ -35,9 +35,9 @@ from duplex.config.method_entries import MethodEntry
 from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError, require
 from duplex.labels import WORLDS
+from duplex.library.inputs import InputsCache
 from duplex.report.aggregate import mean, standard_error
 from duplex.stages.extract import extract, extract_views
-from duplex.library.inputs import InputsCache
 from duplex.stages.prepare import prepare
 from duplex.system.allocator import keep_freed_memory
 from duplex.training.checkpoint import read_record
@@ -239,7 +239,7 @@ def table(study: Study, wanted: Sequence[Cell]) -> dict[str, Any]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the table of docs/depth.md."""
+    """Return the table of docs/finetuning.md."""
     header = ["method", "depth", "adapter", "validation closed", "all pairs", "test closed", "over depth 0"]
     header += ["test open", "over depth 0", "s an epoch", "trained", "cache", "rate", "best epoch"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]

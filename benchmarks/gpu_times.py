@@ -21,11 +21,10 @@ from benchmarks import text as texts
 from benchmarks import training as steps
 from benchmarks.closed_form import labels as cgqa_labels
 from benchmarks.openworld import begun
-from duplex.encoders.arithmetic import float32_arithmetic
 from duplex.features.decoding import decoding_workers
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
-from duplex.system.precision import Precision
+from duplex.system.precision import Precision, float32_arithmetic
 from duplex.training.scoring import ScoringTask, assess
 
 TIMED: tuple[Precision, ...] = ("fp32", "tf32", "bf16")

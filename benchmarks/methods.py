@@ -29,7 +29,7 @@ from duplex.config.code_hash import code_hash
 from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.seeds import compare_seeds
+from duplex.evaluation.uncertainty import compare_seeds
 from duplex.labels import WORLDS
 from duplex.methods.registry import method_source
 from duplex.report.aggregate import mean, standard_error

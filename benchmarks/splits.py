@@ -21,8 +21,8 @@ from benchmarks.measure import emit, say
 from benchmarks.methods import ENDS, Bench, margins, shown_in
 from duplex.config.artifacts import RunPaths
 from duplex.config.params import Params, load_params
-from duplex.data.resplit import split_name
-from duplex.evaluation.seeds import compare_splits
+from duplex.data.dataset import split_name
+from duplex.evaluation.uncertainty import compare_splits
 from duplex.labels import WORLDS
 from duplex.report.aggregate import mean
 

@@ -29,8 +29,7 @@ from duplex.methods.base import Batch, TaskContext
 from duplex.methods.dfsp import Dfsp, DfspOptions
 from duplex.options import TrainingOptions
 from duplex.testing import small_labels, small_task
-from duplex.training.loop import make_optimiser, optimiser_step
-from duplex.training.prefetch import prefetch
+from duplex.training.loop import make_optimiser, optimiser_step, prefetch
 
 BATCH = 32
 IDENTITY = {key: key for key in ("encoder", "weights", "precision", "preprocessing", "manifest")}
@@ -76,7 +75,7 @@ class Runner:
     def epoch(self, tokens: Any) -> float:
         """Return the seconds of a pass over the tokens, in memory or on disk."""
         images = Batch({"cls": self.cls, "patch": tokens}, self.own)
-        order = DiskTokens.open(self.path).shuffled(torch.Generator().manual_seed(1)).split(BATCH)
+        order = DiskTokens.open(self.path).shuffled_rows(torch.Generator().manual_seed(1)).split(BATCH)
         start = time.perf_counter()
         for held, chosen in prefetch(images, order):
             for _ in range(self.load):
@@ -87,7 +86,7 @@ class Runner:
         """Return the seconds of reading the same rows without any step."""
         drop_pages(self.path)
         streamed, start = DiskTokens.open(self.path), time.perf_counter()
-        for chosen in streamed.shuffled(torch.Generator().manual_seed(1)).split(BATCH):
+        for chosen in streamed.shuffled_rows(torch.Generator().manual_seed(1)).split(BATCH):
             streamed[chosen]
         return time.perf_counter() - start
 

@@ -26,13 +26,13 @@ from duplex.errors import require
 from duplex.evaluation.metrics import measure
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace, World
+from duplex.library.inputs import InputRequest, RunInputs, load_inputs, make_deterministic
+from duplex.library.run_training import start_method
 from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions
 from duplex.methods.registry import find_method
 from duplex.options import Options, TrainingOptions
 from duplex.report.aggregate import mean, standard_error
-from duplex.library.inputs import InputRequest, RunInputs, load_inputs, make_deterministic
-from duplex.stages.train import start_method
 from duplex.system.precision import PRECISIONS
 from duplex.training.loop import train
 from duplex.training.scoring import ScoringTask, assess, assess_sums, validation_auc

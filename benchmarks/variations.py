@@ -103,7 +103,7 @@ class PulledToImages(Scheduled):
         losses = super().losses(batch, shared)
         assert self.paths.factors is not None
         n = len(self.labels.objects)
-        z_s, z_o = self.paths.factors(self.paths.features(batch.cls))
+        z_s, z_o = self.paths.factors(self.paths.adapt(batch.cls))
         means = {
             "state": (z_s, self.mean_s[batch.compositions // n]),
             "object": (z_o, self.mean_o[batch.compositions % n]),

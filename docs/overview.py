@@ -1,4 +1,4 @@
-"""The README's picture, from the last run: `python docs/overview.py` writes docs/overview.png."""
+"""Draw the README's figure from the last run: `python docs/overview.py` writes docs/overview.png."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 HERE = Path(__file__).parent
-PUBLISHED = {"clip": "#8a8f98", "csp": "#5b8bb0", "cso": "#3a7d5c", "duplex": "#b4472f"}  # the field's and the paper's
+PUBLISHED = {"clip": "#8a8f98", "csp": "#5b8bb0", "cso": "#3a7d5c", "duplex": "#b4472f"}  # published methods
 OURS = {"closed_form": "#d08a2e", "dual": "#8b5fa8", "dual_finetuned": "#0f6f86"}
-ANSWERING = "dual_finetuned"
+METHOD = "dual_finetuned"
 SHOWN = 12
 SEED = 0
 
 
 def main() -> None:
     runs = Path("artifacts/shapes")
-    table = pd.read_csv(runs / ANSWERING / "0/predictions.csv").query("world == 'closed'")
+    table = pd.read_csv(runs / METHOD / "0/predictions.csv").query("world == 'closed'")
     rows = table.sample(SHOWN, random_state=SEED)
     figure = plt.figure(figsize=(11, 4.2), facecolor="white")
     grid = figure.add_gridspec(2, 10, wspace=0.25, hspace=0.45, left=0.01, right=0.985, top=0.88, bottom=0.13)
@@ -41,8 +41,8 @@ def main() -> None:
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="lower left")
-    said = f"test pictures drawn by lot: what {ANSWERING} says above, their label below"
-    figure.text(0.01, 0.95, said, fontsize=10, color="#222")
+    caption = f"random test images: prediction of {METHOD} above, label below"
+    figure.text(0.01, 0.95, caption, fontsize=10, color="#222")
     figure.savefig(HERE / "overview.png", dpi=110, metadata={"Software": None})
 
 

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from duplex.evaluation.metrics import measure as measure
     from duplex.features.store import open_features as open_features
     from duplex.labels import LabelSpace as LabelSpace
+    from duplex.library.dataset import Dataset as Dataset
+    from duplex.library.dataset import load_dataset as load_dataset
+    from duplex.library.evaluate import evaluate as evaluate
+    from duplex.library.fit import fit as fit
+    from duplex.library.result import Result as Result
+    from duplex.library.result import compare as compare
+    from duplex.library.run_training import Run as Run
     from duplex.options import Options as Options
     from duplex.recognition.answers import Answer as Answer
     from duplex.recognition.recognizer import Recognizer as Recognizer
@@ -25,11 +32,18 @@ if TYPE_CHECKING:
 PUBLIC = {
     "Answer": "duplex.recognition.answers",
     "Curve": "duplex.evaluation.curve",
+    "Dataset": "duplex.library.dataset",
     "DuplexError": "duplex.errors",
     "LabelSpace": "duplex.labels",
     "Options": "duplex.options",
     "Recognizer": "duplex.recognition.recognizer",
+    "Result": "duplex.library.result",
+    "Run": "duplex.library.run_training",
     "ScoreAccumulator": "duplex.evaluation.accumulator",
+    "compare": "duplex.library.result",
+    "evaluate": "duplex.library.evaluate",
+    "fit": "duplex.library.fit",
+    "load_dataset": "duplex.library.dataset",
     "load_encoder": "duplex.encoders",
     "measure": "duplex.evaluation.metrics",
     "open_features": "duplex.features.store",

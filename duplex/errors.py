@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+DISTRIBUTION = "duplex-czsl"  # in package indexes, where the name `duplex` belongs to another project
+
 
 class DuplexError(Exception):
     """A command failed. The message names the file or value, and the command that fixes it."""
@@ -13,6 +15,15 @@ class UsageError(DuplexError):
     """A request is invalid: an unknown key, name or option. The message lists what is allowed."""
 
     exit_code = 2
+
+
+def install_command(extra: str) -> str:
+    """Return the pip command that installs an extra of this package.
+
+    >>> install_command("serve")
+    "pip install 'duplex-czsl[serve]'"
+    """
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def require(value: str, allowed: Iterable[object], noun: str) -> str:

@@ -77,13 +77,10 @@ class LabelSpace:
         states = sorted(set().union(*(column[0] for column in columns.values())))
         objects = sorted(set().union(*(column[1] for column in columns.values())))
         state_index, object_index = ({name: i for i, name in enumerate(names)} for names in (states, objects))
-        rows = {
-            split: _distinct(
-                _look_up(state_index, s, "state") * len(objects) + _look_up(object_index, o, "object"),
-                size=len(states) * len(objects),
-            )
-            for split, (s, o) in columns.items()
-        }
+        rows, size = {}, len(states) * len(objects)
+        for split, (s, o) in columns.items():
+            pairs_of_split = _look_up(state_index, s, "state") * len(objects) + _look_up(object_index, o, "object")
+            rows[split] = _distinct(pairs_of_split, size)
         return cls(tuple(states), tuple(objects), rows)
 
     @property
@@ -102,9 +99,8 @@ class LabelSpace:
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
         """Return the compositions of states and objects given by name."""
-        return self.composition(
-            _look_up(self._state_index, states, "state"), _look_up(self._object_index, objects, "object")
-        )
+        rows = _look_up(self._state_index, states, "state")
+        return self.composition(rows, _look_up(self._object_index, objects, "object"))
 
     def name(self, composition: int) -> str:
         """Return a composition as prompts and lists show it: `striped heart`."""
@@ -125,7 +121,7 @@ class LabelSpace:
         return mask
 
     def is_seen(self, compositions: Ints) -> Bools:
-        """Return the mask of seen ones among compositions [C]."""
+        """Return which of the compositions [C] are seen."""
         return contains_sorted(self.pairs["train"], compositions)
 
     def candidates(self, world: str, split: str) -> Ints:
@@ -148,11 +144,8 @@ class LabelSpace:
         return hash((self.states, self.objects))
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "states": list(self.states),
-            "objects": list(self.objects),
-            "pairs": {split: rows.tolist() for split, rows in self.pairs.items()},
-        }
+        pairs = {split: rows.tolist() for split, rows in self.pairs.items()}
+        return {"states": list(self.states), "objects": list(self.objects), "pairs": pairs}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> LabelSpace:
@@ -220,7 +213,7 @@ class CandidateSet:
 
 
 def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
-    """Return the mask of compositions that a sorted list contains."""
+    """Return which compositions are in the sorted array `listed`."""
     if not len(listed):
         return np.zeros(compositions.shape, dtype=bool)
     return np.asarray(listed[np.searchsorted(listed, compositions).clip(max=len(listed) - 1)] == compositions)

@@ -28,12 +28,15 @@ def _has_words(template: str) -> str:
     return template
 
 
+LARGEST = 1_000_000  # of numbers of images, epochs, units and the like: beyond it there is no use, only overflow
+
 # Types of options
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Natural = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # the range that every random generator takes
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Template = Annotated[str, AfterValidator(_has_words)]  # words before the names in a prompt
 
@@ -91,6 +94,8 @@ class Options:
     def from_dict(cls: type[OptionsType], record: Mapping[str, Any]) -> OptionsType:
         """Make options from a table of a file. Raises OptionError for unknown and missing keys."""
         known = {field.name: field for field in fields(cls)}
+        if not isinstance(record, Mapping):
+            raise OptionError(f"expected a table of keys and values (it is {record!r})")
         for key in record:
             if key not in known:
                 unknown = f"unknown key; known: {', '.join(known) or 'none'}"
@@ -148,12 +153,14 @@ class TrainingOptions(Options):
 
     def rules(self) -> Iterable[tuple[object, str]]:
         for key in ("batch_size", "epochs", "decay_every", "accumulate"):
-            yield getattr(self, key) >= 1, f"{key} is {getattr(self, key)}; expected 1 or more"
+            value = getattr(self, key)
+            yield 1 <= value <= LARGEST, f"{key} is {value}; expected 1–{LARGEST}"
         threads = self.threads
-        yield threads == "auto" or 1 <= threads <= 1024, f"threads is {threads}; expected 1–1024 or auto"
+        yield threads == "auto" or 1 <= threads <= 1024, f"threads is {threads}; expected 1–1024 or 'auto'"
         block = 2**-8  # GiB; tokens are read in blocks of this size
         yield self.memory >= block, f"memory is {self.memory}; expected at least {block} (GiB), one block of tokens"
-        yield self.patience is None or self.patience >= 1, f"patience is {self.patience}; expected 1 or more, or null"
+        patience = self.patience
+        yield patience is None or 1 <= patience <= LARGEST, f"patience is {patience}; expected 1–{LARGEST}, or null"
         rate = self.learning_rate
         yield 0 < rate < 10, f"learning_rate is {rate}; expected more than 0 and less than 10"
         yield 0 < self.decay <= 1, f"decay is {self.decay}; expected more than 0 and at most 1"
@@ -161,6 +168,8 @@ class TrainingOptions(Options):
         yield 0 <= self.warm_up < self.epochs, f"warm_up is {self.warm_up}; expected 0 or more and less than epochs"
 
 
+# of a data set of the user's own, until params.yaml or a caller sets others
+DEFAULT_TRAINING: dict[str, Any] = {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15}
 DEFAULT_WIDTHS = {"bottleneck": 64, "lora": 8}
 
 
@@ -178,7 +187,7 @@ class FinetuneOptions(Options):
     def rules(self) -> Iterable[tuple[object, str]]:
         yield self.blocks >= 1, f"blocks is {self.blocks}; expected 1 or more; leave finetune out to train none"
         width, rate = self.width, self.learning_rate
-        yield width is None or width >= 1, f"width is {width}; expected 1 or more, or null"
+        yield width is None or 1 <= width <= LARGEST, f"width is {width}; expected 1–{LARGEST}, or null"
         yield width is None or self.adapter in DEFAULT_WIDTHS, f"adapter: {self.adapter} has no width; leave it out"
         yield 0 <= self.dropout < 1, f"dropout is {self.dropout}; expected 0 or more and less than 1"
         has_dropout = self.adapter == "bottleneck" or self.dropout == type(self).dropout

@@ -5,31 +5,49 @@
     check_method(MyMethod, {"width": 32})
 
 The method is built for a small task: 4 states, 3 objects, the packaged encoder's text tower, random features and patch
-tokens. The first violation of the protocol (docs/your_method.md) raises `MethodFault`.
+tokens; it is trained, saved, loaded, evaluated in both worlds and, if it has a portable form, exported, all by the
+program's own functions. The first violation of the protocol (docs/your_method.md) raises `MethodFault`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from duplex.config.artifacts import RunPaths
+from duplex.config.params import EvaluationParams
 from duplex.encoders import load_encoder
 from duplex.encoders.text_tower import TextTower
-from duplex.labels import Ints, LabelSpace
+from duplex.features.examples import Examples
+from duplex.labels import WORLDS, Ints, LabelSpace
 from duplex.layers import portable
 from duplex.layers.prompt_paths import word_vectors
+from duplex.library.inputs import RunInputs
+from duplex.library.run_evaluation import calibration_for, evaluate_world, term_metrics
+from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, TaskContext
-from duplex.methods.registry import KNOWN_NEEDS
+from duplex.methods.registry import KNOWN_NEEDS, report_exits, temporary_kind
 from duplex.options import OptionError, Options, TrainingOptions
+from duplex.recognition.card import RunFacts
+from duplex.recognition.export_folder import export
+from duplex.recognition.sources import open_trained
+from duplex.recognition.trained import TrainedRun
+from duplex.training.checkpoint import load_checkpoint
 from duplex.training.loop import make_optimiser, optimiser_step
 
 IMAGES, PATCHES, WIDTH = 40, 4, 8
+CPU = torch.device("cpu")
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1)
 STATES, OBJECTS = ("red", "blue", "striped", "hollow"), ("circle", "star", "heart")
 
@@ -40,16 +58,31 @@ class MethodFault(AssertionError):
 
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
     """Raise `MethodFault` if the method with these options violates the protocol."""
-    parsed = _check_options(kind, dict(options or {}))
-    _check_needs(kind, kind.needs(parsed))
-    method = _start(kind, parsed)
-    _check_device(method)
-    _check_losses(method)
-    _check_training(kind, parsed)
-    _check_scores(method)
-    _check_reload(kind, parsed, method)
-    _check_inspectable(method)
-    _check_predictions(method)
+    with _faults(kind.__name__):
+        parsed = _check_options(kind, dict(options or {}))
+        _check_needs(kind, kind.needs(parsed))
+        method = _start(kind, parsed)
+        _check_device(method)
+        _check_losses(method)
+        _check_training(kind, parsed)
+        _check_scores(method)
+        _check_reload(kind, parsed, method)
+        _check_inspectable(method)
+        _check_predictions(method)
+        with temporary_kind(kind) as name, TemporaryDirectory() as folder:
+            _check_run(name, parsed, Path(folder))
+
+
+@contextmanager
+def _faults(name: str) -> Iterator[None]:
+    """Turn whatever the method's code raises, exits included, into a `MethodFault` of one line."""
+    try:
+        with report_exits(name):
+            yield
+    except (MethodFault, OptionError):
+        raise
+    except Exception as error:
+        raise MethodFault(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 # -- a small task ------------------------------------------------------------------------------------------------------
@@ -77,11 +110,11 @@ def small_task() -> TaskContext:
     return TaskContext(labels, inputs, tower, PrimitiveVectors(*word_vectors(labels, tower)))
 
 
-def small_batch(count: int, seed: int = 0) -> Batch:
-    """Return random images of seen compositions, one cluster of features per composition."""
+def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
+    """Return random images of a split's compositions, one cluster of features per composition."""
     labels, random = small_labels(), torch.Generator().manual_seed(seed)
-    seen = torch.as_tensor(labels.pairs["train"])
-    compositions = seen[torch.arange(count) % len(seen)]
+    listed = torch.as_tensor(labels.pairs[split])
+    compositions = listed[torch.arange(count) % len(listed)]
     centres = normalize(torch.randn(labels.size, _tower().dim, generator=torch.Generator().manual_seed(99)), dim=-1)
     z = centres[compositions] + 0.02 * torch.randn(count, _tower().dim, generator=random)
     patches = torch.randn(count, PATCHES, WIDTH, generator=random).half()
@@ -95,6 +128,11 @@ def _demand(condition: object, kind: object, fault: str) -> None:
     if not condition:
         name = kind.__name__ if isinstance(kind, type) else type(kind).__name__
         raise MethodFault(f"{name}: {fault}")
+
+
+def _demand_unchanged(method: Method[Any], place: str, batch: Batch, original: Batch) -> None:
+    for name, values in original.inputs.items():
+        _demand(torch.equal(values, batch.inputs[name]), method, f"{place} changes the cached input {name!r}")
 
 
 def _check_options(kind: type[Method[Any]], record: dict[str, Any]) -> Options:
@@ -123,8 +161,7 @@ def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:
     torch.manual_seed(0)
     method = kind(task, options)
     method.start(train)
-    for name, values in small_batch(IMAGES).inputs.items():
-        _demand(torch.equal(values, train.inputs[name]), kind, f"start() changes the cached input {name!r}")
+    _demand_unchanged(method, "start()", train, small_batch(IMAGES))
     return method
 
 
@@ -173,9 +210,11 @@ def _check_training(kind: type[Method[Any]], options: Options) -> None:
             optimiser = make_optimiser(method, SETTINGS)
             method.train()
             torch.manual_seed(7)
-            for rows in train.shuffled(torch.Generator().manual_seed(3)).split(SETTINGS.batch_size)[:3]:
+            for rows in train.shuffled_rows(torch.Generator().manual_seed(3)).split(SETTINGS.batch_size)[:3]:
                 optimiser_step(method, train, rows, SETTINGS, optimiser)
+            method.eval().on_features_changed(train)
             method.after_epoch(1)
+        _demand_unchanged(method, "a hook of training", train, small_batch(IMAGES))
         states.append(method.state_dict())
     for name, value in states[0].items():
         same = torch.equal(value, states[1][name])
@@ -188,7 +227,11 @@ def _check_training(kind: type[Method[Any]], options: Options) -> None:
 
 
 def _scores(method: Method[Any], candidates: Ints, inputs: Inputs) -> Tensor:
-    return method.eval().scorer(candidates)(inputs)
+    scorer = method.eval().scorer(candidates)
+    _demand(callable(scorer), method, f"scorer() returns {type(scorer).__name__}, no function")
+    scores: Any = scorer(inputs)
+    _demand(isinstance(scores, Tensor), method, f"the function of scorer() returns {type(scores).__name__}, no tensor")
+    return cast(Tensor, scores)
 
 
 def _check_scores(method: Method[Any]) -> None:
@@ -208,6 +251,7 @@ def _check_scores(method: Method[Any]) -> None:
         _demand(empty.shape == (0, len(candidates)), method, "scores of an empty batch are not empty")
         backwards = _scores(method, candidates[::-1].copy(), batch.inputs).flip(1)
         _demand(torch.allclose(backwards, scores, rtol=1e-4, atol=1e-5), method, "scores ignore the candidates' order")
+    _demand_unchanged(method, "the function of scorer()", batch, small_batch(6, seed=1))
     for name, value in method.state_dict().items():
         _demand(torch.equal(value, state[name]), method, f"scoring changes {name}")
 
@@ -225,6 +269,40 @@ def _check_reload(kind: type[Method[Any]], options: Options, method: Method[Any]
     candidates, inputs = small_labels().candidates("open", "test"), small_batch(5, seed=2).inputs
     same = torch.equal(_scores(loaded, candidates, inputs), _scores(method, candidates, inputs))
     _demand(same, kind, "scores change after saving and loading; register what they need as buffers")
+
+
+def _check_run(kind: str, options: Options, folder: Path) -> None:
+    """Call the functions of `duplex train`, `duplex evaluate` and `duplex export`."""
+    inputs, settings = small_inputs(), EvaluationParams(bootstrap=10)
+    spec = MethodSpec(kind, kind, options, SETTINGS, WORLDS, "closed")
+    run = train_method(spec, inputs, 0, CPU, settings)
+    checkpoint = RunPaths(run.save(folder)).checkpoint
+    method = load_checkpoint(checkpoint, inputs.task(), inputs.encoder)
+    for world in WORLDS:
+        before, after = (
+            evaluate_world(each, inputs, settings, world, calibration_for(run.record, world, kind)).margins
+            for each in (run.method, method)
+        )
+        same = np.array_equal(before.seen, after.seen, equal_nan=True)
+        same = same and np.array_equal(before.unseen, after.unseen, equal_nan=True)
+        _demand(same, method, f"answers in the {world} world change after saving and loading")
+    term_metrics(method, inputs)
+    if method.portable(inputs.labels.candidates("closed", "test")) is not None:
+        export(TrainedRun(checkpoint, CPU), "closed", folder / "export", RunFacts(kind))
+        open_trained(folder / "export", CPU).candidates("closed").scorer(inputs.examples["test"].inputs)
+
+
+def small_inputs() -> RunInputs:
+    """Return the inputs of a run on the small task, as if they had been read from a cache."""
+    labels, examples, images = small_labels(), {}, []
+    for number, split in enumerate(("train", "val", "test")):
+        batch = small_batch(IMAGES, number, split)
+        rows = np.arange(number * IMAGES, (number + 1) * IMAGES)
+        examples[split] = Examples(rows, batch.inputs, batch.compositions)
+        images += [{"image": f"{row}.png", "split": split} for row in rows]
+    encoder = load_encoder("tiny", towers="text").identity.to_dict()
+    record = {**encoder, "text_precision": encoder["precision"], "name": "tiny", "tag": ""}
+    return RunInputs(pd.DataFrame(images), labels, examples, _tower(), record, encoder, bad=0)
 
 
 def _check_inspectable(method: Method[Any]) -> None:
@@ -261,5 +339,7 @@ def _check_predictions(method: Method[Any]) -> None:
     _demand(valid, method, "probabilities() are negative or do not sum to 1")
     _demand(not p[:, 0].any(), method, "probabilities() of an excluded candidate are not 0")
     if (tensors := method.portable(candidates)) is not None:
+        odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
+        _demand(not odd, method, f"portable() returns {odd[:1]}, which is no tensor")
         total = torch.stack([term for _, term in portable.score_terms(tensors, batch.inputs["cls"])]).sum(0)
         _demand(torch.allclose(total[:, 1:], scores[:, 1:], atol=1e-5), method, "portable() gives different scores")

@@ -10,9 +10,8 @@
 It refuses what a GPU refuses: operations over tensors of two devices (a tensor without dimensions may come from the
 CPU), a generator of another device, NumPy's view of a tensor. Waits of the host are counted by operation and by the
 calling line of `duplex/` or a benchmark: a copy between devices unless it is `non_blocking`, a value read, and
-operations whose result's shape depends on values. Operations are counted when they are dispatched, except views; a GPU
-would run about one kernel for each. As on a GPU, an optimiser updates all its parameters together, and the gradient of
-silu is one operation. Timings mean nothing here.
+operations whose result's shape depends on values. Operations are counted when they are dispatched, except views. As on
+a GPU, an optimiser updates all its parameters together, and the gradient of silu is one operation.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ WAITS = {
     *("_unique", "_unique2", "unique_dim", "unique_consecutive"),
 }
 INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"}
-
-
 KERNELS = Library("aten", "IMPL")
 
 

@@ -14,9 +14,9 @@ from ruamel.yaml import YAML
 from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.data.shapes import render_images, shapes_manifest
+from duplex.library.inputs import InputsCache
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
-from duplex.stages.inputs import InputsCache
 from duplex.stages.prepare import prepare
 from duplex.training import loop
 from tests.subprocesses import ROOT

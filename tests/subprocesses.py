@@ -17,6 +17,7 @@ from multiprocessing import forkserver, get_context, get_start_method, set_start
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -78,20 +79,20 @@ class Forked:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end, at most `timeout` seconds; return stdout and stderr."""
-        output = {"out": "", "err": ""}
+        output = ["", ""]
 
-        def read(name: str, stream: io.TextIOWrapper) -> None:
+        def read(index: int, stream: io.TextIOWrapper) -> None:
             with stream:
-                output[name] = stream.read()
+                output[index] = stream.read()
 
-        both = (("out", self.stdout), ("err", self.stderr))
-        readers = [threading.Thread(target=read, args=one, daemon=True) for one in both]
+        streams = enumerate((self.stdout, self.stderr))
+        readers = [threading.Thread(target=read, args=arguments, daemon=True) for arguments in streams]
         for reader in readers:
             reader.start()
         self.wait(timeout)
         for reader in readers:
             reader.join()
-        return output["out"], output["err"]
+        return output[0], output[1]
 
 
 def duplex(
@@ -116,15 +117,9 @@ def _duplex(*words: str) -> None:
 
 def _ensure_running() -> None:
     """Start the process to fork from, with the package under test in its path."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(ROOT) if before is None else os.pathsep.join([str(ROOT), before])
-    try:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    with mock.patch.dict(os.environ, PYTHONPATH=path):
         forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
 
 
 def _text(end: Connection, mode: str) -> io.TextIOWrapper:

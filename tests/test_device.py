@@ -37,7 +37,7 @@ ROWS = [
 def there(options: Options, device: str) -> Any:
     """A small method and its text tower on a device."""
     method = small_method(options).to(device)
-    method.paths.prompts._tower[0] = small_tower.__wrapped__(device=device)
+    method.paths.prompts.__dict__["tower"] = small_tower.__wrapped__(device=device)
     return method
 
 

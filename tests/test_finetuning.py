@@ -24,17 +24,18 @@ from duplex.data.manifest import read_manifest
 from duplex.errors import UsageError
 from duplex.features.encoding import OutputSpec
 from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
+from duplex.library import inputs as inputs_module
+from duplex.library.inputs import InputRequest, InputsCache, RunInputs, load_inputs
 from duplex.methods.with_finetuning import FINETUNED_PREFIX, WithFinetuning
+from duplex.options import FinetuneOptions
 from duplex.recognition import numpy_example
 from duplex.recognition.export_folder import export
 from duplex.recognition.image_inputs import encode, open_image
 from duplex.recognition.recognizer import Recognizer
 from duplex.stages import evaluate, queries, train
-from duplex.stages import inputs as inputs_module
 from duplex.stages import suspects as suspects_module
 from duplex.stages.extract import extract
 from duplex.stages.featured_run import load_featured_run
-from duplex.stages.inputs import InputRequest, InputsCache, load_inputs
 from duplex.stages.prepare import prepare
 from duplex.stages.suspects import rank_suspects
 from duplex.stages.trained_runs import model_card_facts
@@ -57,6 +58,9 @@ class Project:
 
     def checkpoint(self, method: str) -> Path:
         return self.paths.run("own", method, 0).checkpoint
+
+    def inputs(self, finetune: FinetuneOptions | None) -> RunInputs:
+        return load_inputs(self.params(), "own", self.paths, InputRequest(finetune=finetune))
 
     def pictures(self) -> list[Path]:
         """Paths of the test split's images."""
@@ -87,7 +91,7 @@ def project(tmp_path_factory) -> Project:
 def test_the_checkpoint_has_trained_parameters_and_no_frozen_tower(project) -> None:
     record = read_record(project.checkpoint("deep"))
     assert record.finetune is not None and (record.finetune.blocks, record.encoder["block_inputs"]) == (1, "2")
-    inputs = load_inputs(project.params(), "own", project.paths, InputRequest(finetune=record.finetune))
+    inputs = project.inputs(record.finetune)
     method = load_checkpoint(project.checkpoint("deep"), inputs.task(), inputs.encoder)
     assert isinstance(method, WithFinetuning)
     names = [name for name in method.state_dict() if name.startswith(FINETUNED_PREFIX)]
@@ -98,8 +102,7 @@ def test_the_checkpoint_has_trained_parameters_and_no_frozen_tower(project) -> N
 def test_scores_of_image_files_equal_those_of_the_evaluation(project) -> None:
     """Through the whole tower, and from the cache."""
     recognizer = Recognizer.load(project.checkpoint("deep").parent, device="cpu")
-    record = read_record(project.checkpoint("deep"))
-    inputs = load_inputs(project.params(), "own", project.paths, InputRequest(finetune=record.finetune))
+    inputs = project.inputs(read_record(project.checkpoint("deep")).finetune)
     test, method = inputs.examples["test"], recognizer.trained.method
     columns = inputs.labels.candidates("closed", "test")
     files = [project.folder / "pictures" / image for image in inputs.manifest["image"].to_numpy()[test.rows][:20]]
@@ -274,8 +277,7 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
 def test_an_invalid_finetune_entry_is_reported(project, tmp_path: Path, finetune, message) -> None:
     record = YAML(typ="safe").load((project.folder / "params.yaml").read_text())
     record["methods"]["deep"] = {"extends": "cso", "finetune": finetune}
-    with (tmp_path / "params.yaml").open("w") as file:
-        YAML().dump(record, file)
+    (tmp_path / "params.yaml").write_text(json.dumps(record))  # which is YAML, too
     with pytest.raises(UsageError, match=message):
         load_params(tmp_path / "params.yaml").check_entries()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.data.pair_lists import read_pair_lists
+from duplex.data.czsl_layout import read_pair_lists
 from duplex.errors import DuplexError
-from duplex.labels import GROUPS, SPLITS, CandidateSet, LabelSpace, frequency_groups, prompt_name
+from duplex.labels import SPLITS, CandidateSet, LabelSpace, frequency_groups, prompt_name
 from tests.methods.world import random_labels
 
 WORDS = st.sampled_from(["red", "Faux.Fur", "orange", "wet", "é", "Boots.Mid-Calf", "old_x"])
@@ -79,17 +80,12 @@ def test_a_full_grid_of_the_size_of_cgqa() -> None:
     assert labels.candidates("closed", "test").tolist() == labels.candidates("open", "test").tolist()
 
 
-def test_a_word_may_be_state_and_object() -> None:
+def test_a_word_may_be_state_and_object_and_prompts_use_plain_text() -> None:
     labels = LabelSpace.from_pairs({"train": [("orange", "orange"), ("orange", "car"), ("wet", "orange")]})
     assert labels.index(["orange"], ["orange"]).tolist() == [1]
     assert (labels.states, labels.objects) == (("orange", "wet"), ("car", "orange"))
-
-
-def test_prompts_use_plain_text_and_keys_stay_raw() -> None:
-    labels = LabelSpace.from_pairs({"train": [("Faux.Fur", "Boots.Mid-Calf")]})
-    assert labels.states == ("Faux.Fur",)
-    assert labels.name(0) == "faux fur boots mid-calf"
-    assert prompt_name("A__b. C") == "a b c"
+    raw = LabelSpace.from_pairs({"train": [("Faux.Fur", "Boots.Mid-Calf")]})
+    assert (raw.states, raw.name(0), prompt_name("A__b. C")) == (("Faux.Fur",), "faux fur boots mid-calf", "a b c")
 
 
 def test_unknown_names_and_broken_files_are_refused(tmp_path: Path) -> None:
@@ -98,11 +94,20 @@ def test_unknown_names_and_broken_files_are_refused(tmp_path: Path) -> None:
         labels.index(["red"], ["moon"])
     with pytest.raises(DuplexError, match="does not exist"):
         LabelSpace.load(tmp_path / "labels.json")
-    for text in ("", "[]", '{"states": ["a"]}', '{"states": ["a"], "objects": ["b"], "pairs": {"train": ["x"]}}'):
-        (tmp_path / "labels.json").write_text(text)
-        with pytest.raises(DuplexError, match="is not a label file"):
+    wrong = [("é", ["ü"], {}), ([1], ["ü"], {}), (["é"], ["ü"], {"train": 0}), (["é"], ["ü"], {"train": [0.5]})]
+    records = [json.dumps(dict(zip(("states", "objects", "pairs"), values, strict=True))) for values in wrong]
+    broken = ["", "[]", '{"states": ["a"]}', '{"states": ["a"], "objects": ["b"], "pairs": {"train": ["x"]}}']
+    for text in (*broken, *records):
+        (tmp_path / "labels.json").write_text(text, encoding="utf-8")
+        says = r"is not a label file .*list of" if text in records else "is not a label file"
+        with pytest.raises(DuplexError, match=says):
             LabelSpace.load(tmp_path / "labels.json")
+
+
+def test_label_files_keep_letters(tmp_path: Path) -> None:
+    labels = LabelSpace.from_pairs({"train": [("é", "ü")]})
     labels.save(tmp_path / "labels.json")
+    assert "é" in (tmp_path / "labels.json").read_text(encoding="utf-8")
     assert LabelSpace.load(tmp_path / "labels.json") == labels
 
 
@@ -112,18 +117,11 @@ def test_unsorted_repeated_and_unknown_compositions_are_refused(rows: list[int])
         LabelSpace(("a", "b"), ("c",), {"train": np.array(rows)})
 
 
-def test_frequency_groups_are_20_30_50_percent_of_the_seen_pairs() -> None:
-    counts = [1, 50, 2, 40, 3, 0, 30, 1, 20, 1, 1]
-    groups = frequency_groups(np.repeat(np.arange(11), counts), 11).of(np.arange(11))
-    named = {name: [counts[c] for c in np.flatnonzero(groups == i)] for i, name in enumerate(GROUPS)}
-    assert named == {"head": [50, 40], "medium": [3, 30, 20], "tail": [1, 2, 1, 1, 1], "unseen": [0]}
-
-
 @pytest.mark.parametrize(
     ("seen", "sizes"), [(7, (1, 3, 3)), (8, (2, 2, 4)), (13, (3, 3, 7)), (1, (0, 0, 1)), (3, (1, 1, 1))]
 )
 def test_cuts_between_groups_are_rounded(seen: int, sizes: tuple[int, int, int]) -> None:
-    """20 % of 8 pairs is 1.6, rounded to 2."""
+    """Head has 20 % of the seen pairs and medium 30 %; 20 % of 8 is 1.6, rounded to 2."""
     found = frequency_groups(np.arange(seen).repeat(np.arange(seen, 0, -1)), seen + 2)
     groups = found.of(np.arange(seen + 2))
     assert tuple(np.bincount(groups, minlength=4)) == tuple(found.sizes) == (*sizes, 2)
@@ -143,10 +141,7 @@ def groups_by_ranking(train: Any, size: int) -> Any:
 
 @given(st.lists(st.integers(0, 19), max_size=60), st.integers(20, 30))
 def test_groups_equal_those_of_ranking_all_compositions(train: list[int], size: int) -> None:
-    found, whole = (
-        frequency_groups(np.array(train, dtype=np.int64), size),
-        groups_by_ranking(np.array(train, int), size),
-    )
+    found, whole = frequency_groups(np.array(train, np.int64), size), groups_by_ranking(np.array(train, int), size)
     assert found.of(np.arange(size)).tolist() == whole.tolist()
     assert found.sizes.tolist() == np.bincount(whole, minlength=4).tolist()
 
@@ -161,19 +156,17 @@ def test_label_spaces_are_equal_if_names_and_splits_are() -> None:
 
 def test_impossible_label_spaces_are_refused() -> None:
     empty, rows = np.empty(0, np.int64), np.array([0, 1])
-    with pytest.raises(DuplexError, match="has no states"):
-        LabelSpace((), ("car",), {})
-    with pytest.raises(DuplexError, match="has no objects"):
-        LabelSpace(("red",), (), {})
-    with pytest.raises(DuplexError, match="a state is listed twice"):
-        LabelSpace(("red", "red"), ("car",), {})
-    with pytest.raises(DuplexError, match=r"an? object is listed twice"):
-        LabelSpace(("red",), ("car", "car"), {})
-    with pytest.raises(DuplexError, match="unknown split 'holdout'"):
-        LabelSpace(("red",), ("car",), {"holdout": empty})
     names = tuple(f"n{i}" for i in range(40_000))
-    with pytest.raises(DuplexError, match="make 1,600,000,000 pairs"):
-        LabelSpace(names, names, {})
+    for states, objects, pairs, says in (
+        ((), ("car",), {}, "has no states"),
+        (("red",), (), {}, "has no objects"),
+        (("red", "red"), ("car",), {}, "a state is listed twice"),
+        (("red",), ("car", "car"), {}, r"an? object is listed twice"),
+        (("red",), ("car",), {"holdout": empty}, "unknown split 'holdout'"),
+        (names, names, {}, "make 1,600,000,000 pairs"),
+    ):
+        with pytest.raises(DuplexError, match=says):
+            LabelSpace(states, objects, pairs)
     with pytest.raises(ValueError, match="zip"):
         LabelSpace.from_pairs({"train": [("red", "car"), ("red",)]})  # type: ignore[list-item]
     labels = LabelSpace(("red",), ("car", "dog"), {"train": rows[:1]})
@@ -189,24 +182,6 @@ def test_candidates_of_training_are_those_of_every_split() -> None:
     assert labels.names(labels.candidates("closed", "train")) == ["old dog", "red car", "red dog", "wet dog"]
     assert labels.names(labels.candidates("closed", "val")) == ["red car", "red dog", "wet dog"]
     assert labels.candidates("open", "val").size == labels.size == 6
-
-
-def test_label_files_keep_letters_and_refuse_wrong_types(tmp_path: Path) -> None:
-    labels = LabelSpace.from_pairs({"train": [("é", "ü")]})
-    labels.save(tmp_path / "labels.json")
-    assert (
-        "é" in (tmp_path / "labels.json").read_text(encoding="utf-8")
-        and LabelSpace.load(tmp_path / "labels.json") == labels
-    )
-    for record in (
-        '{"states": "é", "objects": ["ü"], "pairs": {}}',
-        '{"states": [1], "objects": ["ü"], "pairs": {}}',
-        '{"states": ["é"], "objects": ["ü"], "pairs": {"train": 0}}',
-        '{"states": ["é"], "objects": ["ü"], "pairs": {"train": [0.5]}}',
-    ):
-        (tmp_path / "labels.json").write_text(record, encoding="utf-8")
-        with pytest.raises(DuplexError, match=r"is not a label file .*list of"):
-            LabelSpace.load(tmp_path / "labels.json")
 
 
 @settings(max_examples=50, deadline=None)

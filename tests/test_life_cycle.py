@@ -26,6 +26,7 @@ from duplex.testing import small_labels
 from duplex.training import loop
 from duplex.training.calibration import Calibration, calibrate, feasible_compositions
 from duplex.training.checkpoint import Record, load_checkpoint, save_checkpoint
+from duplex.training.confidence import Confidence
 from duplex.training.loop import ResumePoint, make_optimiser, make_schedule, train
 from duplex.training.resume import TrainingState
 from duplex.training.scoring import ScoringTask, assess, tune, validation_auc
@@ -105,7 +106,7 @@ class LifeCycle:
         live = np.ones(len(columns), dtype=bool) if live is None else live[columns]
         found = assess(ScoringTask.of(method, columns), test, LABELS, k=2, feasible_mask=live, top=3, bias=chosen.bias)
         scorer, terms = method.scorer(columns), method.score_terms(columns)
-        panel = Candidates.of(LABELS, columns, live, chosen.bias, scorer, terms, method.probabilities)
+        panel = Candidates.of(LABELS, columns, live, Confidence(), scorer, terms, method.probabilities)
         guesses = [guess for answer in panel.answers(test.inputs, 2) for guess in answer.top]
         tensors = method.portable(columns)
         exported = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -31,19 +32,28 @@ METHODS = ("clip", "coop", "csp", "cso", "duplex")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def folder(tmp_path_factory) -> Path:
     """A folder with params.yaml, a tenth of the images of `shapes` as a table, and their features."""
     folder = tmp_path_factory.mktemp("project")
     draw_project(folder, METHODS, scale=0.1)
     params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
     prepare(params, "own", paths)
     extract(params, "own", paths)
-    return folder, params, paths
+    return folder
+
+
+@pytest.fixture(scope="module")
+def params(folder: Path) -> Params:
+    return load_params(folder / "params.yaml")
+
+
+@pytest.fixture(scope="module")
+def paths(folder: Path) -> ArtifactPaths:
+    return ArtifactPaths(folder / "artifacts")
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_goes_from_features_to_metrics(place, method):
-    _, params, paths = place
+def test_every_method_goes_from_features_to_metrics(params, paths, method):
     outcome = train.run(params, "own", method, 0, paths)
     found = evaluate.run(params, "own", method, 0, paths)
     run = paths.run("own", method, 0)
@@ -74,13 +84,9 @@ def test_every_method_goes_from_features_to_metrics(place, method):
     assert not list(run.root.glob("*.writing"))
 
 
-def test_a_resplit_copies_the_features_of_its_data_set(place, tmp_path, capsys):
+def test_a_resplit_copies_the_features_of_its_data_set(params, paths, tmp_path, capsys):
     """The first of both is encoded; the other's cache has the same bytes as if it had been encoded."""
-    _, params, paths = place
-    own = params.dataset("own")
-    split = own.model_copy(update={"source": own.source.model_copy(update={"resplit": 1})})
-    params = params.model_copy(update={"datasets": {**params.datasets, "own-split1": split}})
-    alone = ArtifactPaths(tmp_path)
+    params, alone = with_resplit(params, 0), ArtifactPaths(tmp_path / "alone")
     for where in (paths, alone):
         prepare(params, "own-split1", where)
         capsys.readouterr()
@@ -96,22 +102,21 @@ def test_a_resplit_copies_the_features_of_its_data_set(place, tmp_path, capsys):
     train.run(params, "own-split1", "cso", 0, paths)
     found = evaluate.run(params, "own-split1", "cso", 0, paths)
     assert 0 < found["closed"]["auc"] <= 100
-
-
-def test_a_resplit_copies_block_inputs_too(place, tmp_path, capsys):
-    _, params, _ = place
-    own, paths = params.dataset("own"), ArtifactPaths(tmp_path)
-    whole = own.model_copy(update={"encoder": own.encoder.model_copy(update={"block_inputs": 1})})
-    split = whole.model_copy(update={"source": whole.source.model_copy(update={"resplit": 1})})
-    both = params.model_copy(update={"datasets": {"own": whole, "own-split1": split}})
+    with_blocks, elsewhere = with_resplit(params, 1), ArtifactPaths(tmp_path / "block inputs")
     for name in ("own", "own-split1"):
-        prepare(both, name, paths)
-        extract(both, name, paths)
+        prepare(with_blocks, name, elsewhere)
+        extract(with_blocks, name, elsewhere)
     assert ": copied " in capsys.readouterr().err
 
 
-def test_the_same_seed_gives_the_same_bytes(place):
-    _, params, paths = place
+def with_resplit(params: Params, block_inputs: int) -> Params:
+    own = params.dataset("own")
+    whole = own.model_copy(update={"encoder": own.encoder.model_copy(update={"block_inputs": block_inputs})})
+    split = whole.model_copy(update={"source": replace(own.source, resplit=1)})
+    return params.model_copy(update={"datasets": {**params.datasets, "own": whole, "own-split1": split}})
+
+
+def test_the_same_seed_gives_the_same_bytes(params, paths):
     found = []
     for _ in range(2):
         train.run(params, "own", "duplex", 3, paths)
@@ -122,9 +127,8 @@ def test_the_same_seed_gives_the_same_bytes(place):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_training_ends_with_the_same_bytes(place):
+def test_killed_and_resumed_training_ends_with_the_same_bytes(folder, paths):
     """SIGKILL at random moments of `duplex train`, then the same command again."""
-    folder, _, paths = place
     shipped = (folder / "params.yaml").read_text()
     record = YAML(typ="safe").load(shipped)
     record["datasets"]["own"]["training"]["epochs"] = 24
@@ -158,9 +162,8 @@ def saved(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def test_training_and_selection_do_not_use_test_images(place):
+def test_training_and_selection_do_not_use_test_images(params, paths):
     """Scramble every test row: checkpoint, its bias and threshold, and history stay the same, test metrics do not."""
-    _, params, paths = place
     run = paths.run("own", "duplex_open", 5)
     train.run(params, "own", "duplex_open", 5, paths)
     clean = [run.checkpoint.read_bytes(), run.history.read_bytes()]
@@ -184,8 +187,7 @@ def with_evaluation(params: Params, **changes) -> Params:
     return params.model_copy(update={"evaluation": params.evaluation.model_copy(update=changes)})
 
 
-def test_score_terms_are_measured_if_evaluation_terms_is_true(place):
-    _, params, paths = place
+def test_score_terms_are_measured_if_evaluation_terms_is_true(params, paths):
     train.run(params, "own", "cso", 0, paths)
     found, plain = (
         evaluate.run(with_evaluation(params, terms=terms), "own", "cso", 0, paths) for terms in (True, False)
@@ -195,8 +197,7 @@ def test_score_terms_are_measured_if_evaluation_terms_is_true(place):
     assert set(found["terms_factors"]) == {"seen", "unseen", "hm", "auc"}
 
 
-def test_the_sampled_protocol_is_close_to_the_exact_one(place):
-    _, params, paths = place
+def test_the_sampled_protocol_is_close_to_the_exact_one(params, paths):
     train.run(params, "own", "csp", 0, paths)
     exact = evaluate.run(params, "own", "csp", 0, paths)["closed"]
     swept = evaluate.run(with_evaluation(params, protocol="sampled"), "own", "csp", 0, paths)["closed"]
@@ -204,16 +205,18 @@ def test_the_sampled_protocol_is_close_to_the_exact_one(place):
     assert "auc_low" not in swept
 
 
-def test_feasibility_uses_the_word_vectors_of_a_file(place):
-    folder, params, paths = place
+def write_vectors(path: Path, paths: ArtifactPaths, width: int, seed: int) -> Path:
+    """Write random word vectors of all states and objects in GloVe's format."""
+    labels, rng = LabelSpace.load(paths.labels("own")), np.random.default_rng(seed)
+    rows = {word: rng.normal(size=width) for word in (*labels.states, *labels.objects)}
+    path.write_text("".join(f"{word} {' '.join(f'{v:.4f}' for v in row)}\n" for word, row in rows.items()))
+    return path
+
+
+def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
     train.run(params, "own", "clip", 0, paths)
     own = evaluate.run(params, "own", "clip", 0, paths)["open"]["threshold"]
-    labels = LabelSpace.load(paths.labels("own"))
-    rng = np.random.default_rng(0)
-    words = folder / "words.txt"
-    words.write_text(
-        "".join(f"{w} {' '.join(f'{v:.4f}' for v in rng.normal(size=8))}\n" for w in (*labels.states, *labels.objects))
-    )
+    words = write_vectors(folder / "words.txt", paths, 8, 0)
     changed = with_evaluation(params, word_vectors=words)
     train.run(changed, "own", "clip", 0, paths)
     other = evaluate.run(changed, "own", "clip", 0, paths)["open"]["threshold"]
@@ -228,19 +231,13 @@ def test_feasibility_uses_the_word_vectors_of_a_file(place):
         Recognizer.load(model, device="cpu").candidates("open")
 
 
-def test_interrupted_training_does_not_continue_with_other_word_vectors(place, capsys, monkeypatch):
+def test_interrupted_training_does_not_continue_with_other_word_vectors(folder, params, paths, capsys, monkeypatch):
     """Vectors of the same width would fit, and give other results."""
-    folder, params, paths = place
-    labels = LabelSpace.load(paths.labels("own"))
-    rng = np.random.default_rng(1)
-    files = [folder / "first.txt", folder / "second.txt", folder / "wider.txt"]
-    for path, width in zip(files, (8, 8, 9), strict=True):
-        rows = {word: rng.normal(size=width) for word in (*labels.states, *labels.objects)}
-        path.write_text("".join(f"{word} {' '.join(map(str, row))}\n" for word, row in rows.items()))
-    for other in files[1:]:
+    first, *others = (write_vectors(folder / f"{n}.txt", paths, width, n) for n, width in enumerate((8, 8, 9)))
+    for other in others:
         interrupt(monkeypatch, 2)
         with pytest.raises(KeyboardInterrupt):
-            train.run(with_evaluation(params, word_vectors=files[0]), "own", "compcos", 0, paths)
+            train.run(with_evaluation(params, word_vectors=first), "own", "compcos", 0, paths)
         capsys.readouterr()
         found = train.run(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
         assert "belongs to another run; starting from the beginning" in capsys.readouterr().err
@@ -248,25 +245,22 @@ def test_interrupted_training_does_not_continue_with_other_word_vectors(place, c
         assert found == again
 
 
-def test_a_method_without_a_world_to_evaluate_is_refused(place):
-    _, params, paths = place
+def test_a_method_without_a_world_to_evaluate_is_refused(params, paths):
     train.run(params, "own", "duplex", 4, paths)
     with pytest.raises(UsageError, match=r"evaluation.worlds is \['open'\] and duplex is for the closed world alone"):
         evaluate.run(with_evaluation(params, worlds=("open",)), "own", "duplex", 4, paths)
     assert not paths.run("own", "duplex", 4).metrics.exists()
 
 
-def test_imported_features_are_not_encoded(place):
-    _, params, paths = place
+def test_imported_features_are_not_encoded(params, paths):
     own = params.dataset("own")
     theirs = own.model_copy(update={"encoder": own.encoder.model_copy(update={"name": IMPORTED})})
     with pytest.raises(UsageError, match="run `duplex cache import FILE --dataset own` to replace them"):
         extract(params.model_copy(update={"datasets": {"own": theirs}}), "own", paths)
 
 
-def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(place, capsys):
+def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(params, paths, capsys):
     """Methods without a likelihood use words, and print that."""
-    _, params, paths = place
     found = {}
     for source in ("words", "likelihood"):
         asked = with_evaluation(params, feasibility=source)
@@ -294,8 +288,7 @@ def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(place, c
         (["extract", "--dataset", "mit-states"], 1, "`duplex prepare --dataset mit-states` writes it"),
     ],
 )
-def test_a_wrong_argument_is_reported_in_one_line(place, words, code, message):
-    folder, _, _ = place
+def test_a_wrong_argument_is_reported_in_one_line(folder, words, code, message):
     before = sorted(folder.rglob("*"))
     done = duplex(*words, cwd=folder, env={"COLUMNS": "200"})
     assert done.returncode == code, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ class ProbeOptions(Options):
 
 
 class Probe(Method[ProbeOptions]):
-    """A linear head over the compositions; each subclass violates the protocol in one way."""
+    """A linear head over the compositions."""
 
     Options = ProbeOptions
 
@@ -66,102 +67,46 @@ def test_a_correct_method_passes():
     check_method(Probe, {"scale": 3.0})
 
 
-class PlainTensor(Probe):
-    def start(self, train):
-        self.mean = train.cls.mean(0)
+def normal(self, train):
+    """Draw a bias from a seed that torch chooses."""
+    nn.init.normal_(self.head.bias, generator=torch.Generator().manual_seed(torch.seed() % 2**31))
 
 
-class RegisteredLate(Probe):
-    def start(self, train):
-        self.register_buffer("mean", train.cls.mean(0))
+def whitened(self, candidates):
+    """Score images by their differences from the mean of the batch."""
+    scores = Probe.scorer(self, candidates)
+    return lambda inputs: scores({"cls": inputs["cls"] - inputs["cls"].mean(0)})
 
 
-class NotSaved(Probe):
-    def start(self, train):
-        self.register_buffer("mean", train.cls.mean(0), persistent=False)
-
-    def logits(self, z):
-        return super().logits(z - getattr(self, "mean", 0.0))
-
-
-class Unseeded(Probe):
-    def start(self, train):
-        nn.init.normal_(self.head.bias, generator=torch.Generator().manual_seed(torch.seed() % 2**31))
-
-
-class ChangesInputs(Probe):
-    def start(self, train):
-        train.cls.mul_(2)
-
-
-class BatchBound(Probe):
-    def scorer(self, candidates):
-        inner = super().scorer(candidates)
-        return lambda inputs: inner({"cls": inputs["cls"] - inputs["cls"].mean(0)})
-
-
-class SortsCandidates(Probe):
-    def scorer(self, candidates):
-        return super().scorer(sorted(candidates))
-
-
-class KeepsGradients(Probe):
-    def scorer(self, candidates):
-        return lambda inputs: self.logits(inputs["cls"])[:, torch.as_tensor(candidates)]
-
-
-class NanLoss(Probe):
-    def losses(self, batch, shared):
-        return {"composition": self.logits(batch.cls).std(0).mean()}  # one image has no deviation
-
-
-class ConstantLoss(Probe):
-    def losses(self, batch, shared):
-        return {"composition": batch.cls.sum()}
-
-
-class VectorLoss(Probe):
-    def losses(self, batch, shared):
-        return {"composition": self.logits(batch.cls).sum(0)}
-
-
-class UnknownNeed(Probe):
-    @classmethod
-    def needs(cls, options):
-        return frozenset({"audio"})
-
-
-class NarrowPrototypes(Probe):
-    def inspectable(self):
-        return Inspectable(features=lambda inputs: inputs["cls"], semantic=lambda pairs: torch.ones(len(pairs), 3))
-
-
-class InfiniteLikelihood(Probe):
-    def likelihood(self):
-        return torch.full((12,), torch.inf)
+NARROW = Inspectable(features=lambda inputs: inputs["cls"], semantic=lambda pairs: torch.ones(len(pairs), 3))
+FAULTS: dict[str, dict[str, Any]] = {  # message -> functions that violate the protocol
+    "mean is a plain tensor": {"start": lambda self, train: setattr(self, "mean", train.cls.mean(0))},
+    "registered by start": {"start": lambda self, train: self.register_buffer("mean", train.cls.mean(0))},
+    "after saving and loading": {
+        "start": lambda self, train: self.register_buffer("mean", train.cls.mean(0), persistent=False),
+        "logits": lambda self, z: Probe.logits(self, z - getattr(self, "mean", 0.0)),
+    },
+    "differs between two runs": {"start": normal},
+    "changes the cached input": {"start": lambda self, train: train.cls.mul_(2)},
+    "depend on the other images": {"scorer": whitened},
+    "ignore the candidates' order": {"scorer": lambda self, candidates: Probe.scorer(self, sorted(candidates))},
+    "keeps gradients": {
+        "scorer": lambda self, rows: lambda inputs: self.logits(inputs["cls"])[:, torch.as_tensor(rows)]
+    },
+    "loss 'composition' of a batch of one image is nan": {  # it has no deviation
+        "losses": lambda self, batch, shared: {"composition": self.logits(batch.cls).std(0).mean()}
+    },
+    "depend on no parameter": {"losses": lambda self, batch, shared: {"composition": batch.cls.sum()}},
+    "no single number": {"losses": lambda self, batch, shared: {"composition": self.logits(batch.cls).sum(0)}},
+    "audio": {"needs": classmethod(lambda cls, options: frozenset({"audio"}))},
+    "semantic prototypes and features have different widths": {"inspectable": lambda self: NARROW},
+    "not one finite number for each of the 12 compositions": {"likelihood": lambda self: torch.full((12,), torch.inf)},
+}
 
 
 @pytest.mark.filterwarnings("ignore:std.*degrees of freedom")
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (PlainTensor, "mean is a plain tensor"),
-        (RegisteredLate, "registered by start"),
-        (NotSaved, "after saving and loading"),
-        (Unseeded, "differs between two runs"),
-        (ChangesInputs, "changes the cached input"),
-        (BatchBound, "depend on the other images"),
-        (SortsCandidates, "ignore the candidates' order"),
-        (KeepsGradients, "keeps gradients"),
-        (NanLoss, "loss 'composition' of a batch of one image is nan"),
-        (ConstantLoss, "depend on no parameter"),
-        (VectorLoss, "no single number"),
-        (UnknownNeed, "audio"),
-        (NarrowPrototypes, "semantic prototypes and features have different widths"),
-        (InfiniteLikelihood, "not one finite number for each of the 12 compositions"),
-    ],
-)
-def test_a_violation_is_reported_in_one_line(kind, message):
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_violation_is_reported_in_one_line(message):
     with pytest.raises(MethodFault, match=message) as caught:
-        check_method(kind)
+        check_method(type("Faulty", (Probe,), FAULTS[message]))
     assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from duplex.system.error_report import DEBUG, report_errors, run_command
 from duplex.system.renamed import renamed_option
 from duplex.system.version import __version__
@@ -30,6 +30,9 @@ class CommandGroup(TyperGroup):
         except (KeyboardInterrupt, OSError):
             with report_errors():
                 raise
+        except SystemExit as error:  # commands return or raise; an exit comes from a method's or encoder's own code
+            with report_errors():
+                raise DuplexError(f"a plug-in called sys.exit({error.code!r}); nothing after it was done") from error
 
 
 app = typer.Typer(

@@ -29,7 +29,7 @@ def compare(
     dataset: Dataset,
     methods: Annotated[tuple[str, str], typer.Option("--methods", help="Two methods or ablations: FIRST SECOND.")],
     seed: Annotated[int | None, seed_option("One seed; default: all common ones.")] = None,
-    world: Annotated[str, typer.Option("--world", help="closed or open.")] = "closed",
+    world: Annotated[str, typer.Option("--world", help="closed or open world.")] = "closed",
     splits: Annotated[
         int | None, typer.Option("--splits", min=2, help="Number of re-splits to average over; default: none.")
     ] = None,
@@ -56,7 +56,7 @@ def compare(
 
 
 def _split_names(params: Params, dataset: str, splits: int) -> list[str]:
-    from duplex.data.resplit import split_name
+    from duplex.data.dataset import split_name
 
     names = [split_name(dataset, number) for number in range(1, splits + 1)]
     if missing := next((name for name in names if name not in params.datasets), None):
@@ -65,14 +65,14 @@ def _split_names(params: Params, dataset: str, splits: int) -> list[str]:
 
 
 def _seeds_report(seeds: list[int], first: list[Margins], second: list[Margins]) -> dict[str, Any]:
-    from duplex.evaluation.seeds import compare_seeds
+    from duplex.evaluation.uncertainty import compare_seeds
 
     images = {"images_seen": first[0].seen.size, "images_unseen": first[0].unseen.size}
     return {"seeds": seeds, **images, "difference": to_points(compare_seeds(first, second))}
 
 
 def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margins]]]) -> dict[str, Any]:
-    from duplex.evaluation.seeds import compare_splits
+    from duplex.evaluation.uncertainty import compare_splits
 
     comparison = compare_splits([first for _, first, _ in runs.values()], [second for _, _, second in runs.values()])
     return {
@@ -88,7 +88,7 @@ def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margi
 def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
-    """Return the seeds, and the margins of both methods per seed. Raises `UsageError` if their images differ."""
+    """Return the seeds and each method's `Margins` per seed. Raises `UsageError` if their images differ."""
     from duplex.evaluation.curve import Margins
 
     entries = [params.method_for_world(method, world) for method in methods]  # type: ignore[arg-type]

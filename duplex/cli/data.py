@@ -60,10 +60,9 @@ def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 @group.command()
 def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Open every image and check lists, labels and splits. Exits with 1 if there is a problem."""
-    from duplex.data.benchmark_counts import published_differences
     from duplex.data.check import check_dataset
     from duplex.data.dataset_source import ensure_images
-    from duplex.data.stats import statistics
+    from duplex.data.stats import published_differences, statistics
 
     source = _source(name, root)
     labels, dataset = _load(source)
@@ -87,7 +86,7 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 @group.command()
 def download(
     name: Annotated[str, typer.Argument(help="mit-states, ut-zappos or cgqa.")],
-    to: Annotated[Path | None, typer.Option(help="Folder to write to; default: its root in params.yaml.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder; default: the data set's root in params.yaml.")] = None,
 ) -> None:
     """Download a benchmark and unpack it. Run again, it continues an interrupted download."""
     from duplex.data.download import download as fetch
@@ -103,7 +102,7 @@ def download(
 def _known() -> dict[str, SourceOptions]:
     from duplex.config.params import load_params
 
-    return {name: entry.source.options() for name, entry in load_params(PARAMS).datasets.items()}
+    return {name: entry.source for name, entry in load_params(PARAMS).datasets.items()}
 
 
 def _source(name: str, root: Path | None) -> SourceOptions:
@@ -122,9 +121,8 @@ def _source(name: str, root: Path | None) -> SourceOptions:
 
 def _load(source: SourceOptions) -> tuple[LabelSpace, LabelledImages | None]:
     """Return labels and rows; None for the rows of a benchmark of which only the pair lists are on disk."""
-    from duplex.data.czsl_layout import METADATA
+    from duplex.data.czsl_layout import METADATA, has_pair_lists, read_pair_lists
     from duplex.data.dataset_source import load_source
-    from duplex.data.pair_lists import has_pair_lists, read_pair_lists
 
     if source.kind == "standard" and has_pair_lists(source.root) and not (source.root / METADATA).exists():
         return read_pair_lists(source.root).labels(), None

@@ -23,7 +23,7 @@ LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 def export(
     run: Annotated[str, typer.Argument(help="A trained run's folder, such as artifacts/shapes/duplex/0.")],
     out: Annotated[Path | None, typer.Argument(help="The folder to write; optional with --push.")] = None,
-    world: Annotated[str | None, typer.Option("--world", help="closed or open; default: the run's first.")] = None,
+    world: Annotated[str | None, typer.Option("--world", help="closed or open; default: first calibrated.")] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Add the scores of features as trained.onnx.")] = False,
     onnx_encoder: Annotated[
         bool, typer.Option("--onnx-encoder", help="Add the image tower as encoder.onnx too, and see.py, which uses it.")

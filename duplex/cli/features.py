@@ -39,7 +39,7 @@ def extract(
     max_bad: Annotated[float | None, typer.Option(min=0, max=1, help="Largest share of unreadable images.")] = None,
     tokens: Annotated[str | None, typer.Option(help="none, or patch to store patch tokens too.")] = None,
     block_inputs: Annotated[
-        int | None, typer.Option(min=0, help="Store the inputs of so many last blocks of the image tower.")
+        int | None, typer.Option(min=0, help="Number of last blocks of the image tower whose inputs are stored.")
     ] = None,
     bits: Annotated[int | None, typer.Option(help="Bits per stored number of the block inputs: 16 or 8.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Encode only the first rows.")] = None,
@@ -99,7 +99,7 @@ def info(path: CachePath, as_json: AsJson = False) -> None:
 @cache.command()
 def verify(
     path: CachePath,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="The data set it was extracted from.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set; default: the cache's.")] = None,
     sample: Annotated[int, typer.Option(min=1, help="Number of rows to encode again.")] = 32,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sample.")] = 0,
     as_json: AsJson = False,
@@ -114,8 +114,8 @@ def verify(
 @cache.command("import")
 def import_(
     features: Annotated[Path, typer.Argument(help="A .npy file [rows, width], one row per manifest row.")],
-    manifest: Annotated[Path | None, typer.Option(help="Manifest with the same rows.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set with the same rows.")] = None,
+    manifest: Annotated[Path | None, typer.Option(help="Manifest of the features.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set of the features.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: the data set's own cache.")] = None,
 ) -> None:
     """Write a feature cache from features that were computed elsewhere."""
@@ -179,7 +179,7 @@ def convert(
 
     TorchScript archives contain code: convert only those you trust.
     """
-    from duplex.encoders.conversion import convert_weights as write
+    from duplex.encoders.open_clip_source import convert_weights as write
 
     write(archive, folder, encoder, tag)
     typer.echo(f"use it as local-dir:{folder}", err=True)
@@ -194,7 +194,7 @@ def _list_by_default(context: typer.Context, as_json: AsJson = False) -> None:
 def _override(
     params: Params, dataset: str, encoder_options: dict[str, Any], settings: dict[str, Any], device: str | None
 ) -> Params:
-    """Return params.yaml with the options of the command line instead, checked by the same types."""
+    """Return params.yaml's values, overridden by options of the command line and checked alike."""
     from pydantic import ValidationError
 
     record = params.model_dump(mode="json", exclude={"methods", "ablations"})

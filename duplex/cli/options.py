@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Engine = Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.")]
 
 
-def seed_option(text: str) -> typer.models.OptionInfo:
+def seed_option(text: str) -> Any:
     """Return `--seed`, `-s` with its range and the help text."""
     return typer.Option("--seed", "-s", min=0, max=LARGEST_SEED, help=text)

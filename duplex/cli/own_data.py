@@ -14,6 +14,7 @@ from duplex.cli.formatting import issue_lines
 from duplex.cli.options import DatasetName
 from duplex.data.source_options import SplitOptions
 from duplex.errors import DuplexError, UsageError
+from duplex.options import DEFAULT_TRAINING
 from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
     from duplex.labels import LabelSpace
 
 ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
-TRAINING = {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15}
 
 
-def _share(text: str, default: float) -> typer.models.OptionInfo:
+def _share(text: str, default: float) -> Any:
     return typer.Option(help=f"Share of {text} [{default}].")
 
 
@@ -53,17 +53,16 @@ def add(
     """
     from duplex.cli.params_file import add_dataset, check_name
     from duplex.config.params import load_params
-    from duplex.data.benchmark_counts import published_differences
     from duplex.data.check import check_dataset
     from duplex.data.dataset_source import detect_source, load_source
-    from duplex.data.stats import statistics, statistics_text
+    from duplex.data.stats import published_differences, statistics, statistics_text
 
     check_name(name)
     known = load_params().datasets.get(name)
     options = {"seed": split_seed, "val_unseen": val_unseen, "test_unseen": test_unseen}
     options |= {"val_images": val_images, "test_images": test_images}
     options = {key: value for key, value in options.items() if value is not None}
-    split = SplitOptions(**{**(known.source.split.model_dump() if known else {}), **options})
+    split = SplitOptions(**{**(dataclasses.asdict(known.source.split) if known else {}), **options})
     encoder_entry = _encoder_entry(encoder, weights, known)
     source = detect_source(path.resolve(), split, images.resolve() if images else None)
     if images is not None and source.kind != "table":
@@ -85,7 +84,7 @@ def add(
     entry = {"source": source_entry}
     if known is None or encoder is not None or weights is not None:
         entry["encoder"] = encoder_entry
-    add_dataset(name, entry if known else {**entry, "training": TRAINING}, run=not no_run)
+    add_dataset(name, entry if known else {**entry, "training": DEFAULT_TRAINING}, run=not no_run)
     changes = f"; changed: {' and '.join(entry)}" if known else ""
     typer.echo(
         f"params.yaml has {name}{changes}; `dvc repro` runs it{' after you add it to run.datasets' * no_run}", err=True
@@ -106,8 +105,8 @@ def split(
     """
     from duplex.cli.params_file import add_dataset, check_name
     from duplex.config.params import load_params
+    from duplex.data.dataset import resplit, split_name
     from duplex.data.dataset_source import load_source
-    from duplex.data.resplit import resplit, split_name
 
     params = load_params()
     base = params.dataset(name)
@@ -116,11 +115,11 @@ def split(
     check_name(split_name(name, splits))
     for number in range(1, splits + 1):
         existing = params.datasets.get(split_name(name, number))
-        if existing is not None and existing.source != base.source.model_copy(update={"resplit": number}):
+        if existing is not None and existing.source != dataclasses.replace(base.source, resplit=number):
             raise UsageError(
                 f"{split_name(name, number)} exists and is not re-split {number} of {name}; rename or remove it"
             )
-    data = load_source(base.source.options())
+    data = load_source(base.source)
     labels_by_split = [resplit(data, number).labels for number in range(1, splits + 1)]  # may fail: before any writing
     record = base.model_dump(mode="json", exclude_defaults=True)
     defaults = {entry.name: entry.default for entry in dataclasses.fields(base.training)}

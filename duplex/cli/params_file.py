@@ -40,7 +40,7 @@ def check_name(name: str, path: Path = PARAMS) -> None:
     if not isinstance(_parse(name), str):
         raise UsageError(f"{name!r} is not a valid name for a data set: YAML does not read it as text")
     if name in RESERVED:
-        raise UsageError(f"{name!r} is not a valid name for a data set: artifacts/{name} has another use")
+        raise UsageError(f"{name!r} is not a valid name for a data set: it is reserved; choose another")
 
 
 def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = PARAMS) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -26,9 +26,13 @@ FORMATS = ("table", "jsonl", "csv")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
 FIRST_BYTES = (b'{"image": "', ",".join(COLUMNS).encode())  # of jsonl and CSV answers
 SOME_UNREADABLE = 3  # exit code
-World = Annotated[str | None, typer.Option("--world", help="closed or open; default: the model's first.")]
-Add = Annotated[list[str] | None, typer.Option(help="A composition to choose from too, such as 'rusty kettle'.")]
-Compositions = Annotated[Path | None, typer.Option(help="A CSV file of compositions to choose from too: state,object.")]
+World = Annotated[str | None, typer.Option("--world", help="closed or open world; default: closed if calibrated.")]
+Add = Annotated[list[str] | None, typer.Option(help="An additional candidate, such as 'rusty kettle'.")]
+Compositions = Annotated[Path | None, typer.Option(help="A CSV file of additional candidates: state,object.")]
+NewShare = Annotated[
+    float | None,
+    typer.Option(help="Expected share of images whose pair has no training image; default: the model's, 0.1."),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
@@ -41,9 +45,7 @@ def predict(
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Compositions per image.")] = 3,
     world: World = None,
-    bias: Annotated[
-        float | None, typer.Option(help="Added to the scores of unseen pairs; default: calibrated on validation.")
-    ] = None,
+    new_share: NewShare = None,
     add: Add = None,
     compositions: Compositions = None,
     form: Annotated[str, typer.Option("--format", help="table, jsonl or csv.")] = "table",
@@ -61,17 +63,14 @@ def predict(
     require(form, FORMATS, "format")
     if out is not None:
         _check_output(out)
-    if bias is not None and not math.isfinite(bias):
-        raise UsageError(f"--bias is {bias}; expected a finite number")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a path may hold bytes that are not text
-    files = list_images(paths, sys.stdin)
-    recognizer = load_model(model, world, device, add or [], compositions)
+    files = list_images(paths, sys.stdin, partial(typer.echo, err=True))
+    recognizer = load_model(model, world, device, add or [], compositions, new_share)
     answers = recognizer.stream(
         files,
         top,
         world,  # type: ignore[arg-type]
-        "calibrated" if bias is None else bias,
         batch_size,
         "auto" if num_workers is None else num_workers,
     )
@@ -89,33 +88,41 @@ def load_model(
     device: str,
     add: list[str],
     compositions: Path | None,
+    new_share: float | None = None,
     *,
-    exact: bool = True,
     hint: str = "name a model with --model",
 ) -> Recognizer:
     """Load a model, by default the best run, with added compositions, ready for a world.
 
     `hint` tells in error messages how to name a model.
     """
-    from duplex.config.params import load_params
     from duplex.labels import WORLDS
     from duplex.recognition.added_words import read_compositions
     from duplex.recognition.recognizer import Recognizer
-    from duplex.stages.trained_runs import best_run
 
     if world is not None:
         require(world, WORLDS, "world")
     if model is None:
+        from duplex.stages.trained_runs import best_run
+
         run = best_run(world, hint=hint)
         model = str(run.files.root)
         typer.echo(f"model: {run}", err=True)
-    word_vectors = load_params().evaluation.word_vectors if Path("params.yaml").is_file() else None
-    recognizer = Recognizer.load(model, device=device, word_vectors=word_vectors, exact=exact)
+    recognizer = Recognizer.load(model, device=device, word_vectors=_word_vectors(), new_share=new_share)
     added = [*(read_compositions(compositions) if compositions else ()), *add]
     if added:
         recognizer = recognizer.with_compositions(added)
     recognizer.candidates(world)  # type: ignore[arg-type]
     return recognizer
+
+
+def _word_vectors() -> Path | None:
+    """Return the file of word vectors that the project's params.yaml names."""
+    if not Path("params.yaml").is_file():
+        return None
+    from duplex.config.params import load_params
+
+    return load_params().evaluation.word_vectors
 
 
 @contextmanager
@@ -167,9 +174,9 @@ def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO,
 def _summary(record: dict[str, Any]) -> str:
     if "error" in record:
         return f"! {record['error']}"
-    parts = []
+    parts = [] if record["known"] else ["none of these?"]
     for guess in record["top"]:
         new = [name for name, known in guess.get("known", {}).items() if not known]
-        note = f" (new {' and '.join(new)})" if new else ""
+        note = f" (new {' and '.join(new)})" if new else "" if guess["seen"] else " (new)"
         parts.append(f"{guess['state']} {guess['object']} {100 * guess['probability']:.1f} %{note}")
     return "  ".join(parts)

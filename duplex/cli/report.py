@@ -14,17 +14,20 @@ from duplex.cli.options import AsJson, Dataset, seed_option
 if TYPE_CHECKING:
     from duplex.report.prototype_retrieval import Hit
 
-Method = Annotated[str | None, typer.Option("--method", "-m", help="Default: the method shown in the report.")]
+Method = Annotated[str | None, typer.Option("--method", "-m", help="A method; default: the featured run's.")]
 Seed = Annotated[int | None, seed_option("Default: the first seed of run.seeds.")]
 
 
 @app.command()
 def report(show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False) -> None:
-    """Write the report of all evaluated runs and print its path."""
+    """Write the report of all evaluated runs and print its path.
+
+    artifacts/metrics.json, which git tracks, stays as it is; `dvc repro report` writes it too.
+    """
     from duplex.config.params import load_params
     from duplex.stages import report as stage
 
-    page = stage.run(load_params())
+    page = stage.run(load_params(), write_metrics=False)
     typer.echo(page)
     if show:
         import webbrowser

@@ -31,7 +31,7 @@ def score(
         typer.Argument(help=".npz or .h5 with scores [N, C], target [N], seen [C]; optional: feasible_mask [C], k."),
     ],
     other: Annotated[Path | None, typer.Argument(help="Scores of a second method for the same images.")] = None,
-    k: Annotated[list[int] | None, typer.Option("--k", help="Top-k, repeatable; default: the file's.")] = None,
+    k: Annotated[list[int] | None, typer.Option("--k", help="k of top-k, repeatable; default: the file's.")] = None,
     protocol: Annotated[str, typer.Option(help="exact, or sampled: the 20-point sweep of published tables.")] = "exact",
     rounds: Annotated[int, typer.Option(min=0, help="Bootstrap rounds; 0: intervals for AUC only.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the bootstrap.")] = 0,
@@ -122,7 +122,7 @@ def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed:
         k = (ks or first_scores.ks)[0]
         _check_k(first_scores, k)
         if ks and len(ks) > 1:
-            raise UsageError("two files are compared at one --k")
+            raise UsageError(f"--k is given {len(ks)} times; give it once to compare two files")
         competitors, metrics = zip(
             *(_measure(scores, (k,), rounds, seed) for scores in (first_scores, second_scores)), strict=True
         )

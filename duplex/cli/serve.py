@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli import app
-from duplex.cli.predict import Add, Compositions, Device, World, load_model
-from duplex.errors import DuplexError, UsageError
+from duplex.cli.predict import Add, Compositions, Device, NewShare, World, load_model
+from duplex.errors import DuplexError, UsageError, install_command
 
 if TYPE_CHECKING:
     import torch
@@ -33,14 +33,17 @@ def serve(
     world: World = None,
     add: Add = None,
     compositions: Compositions = None,
+    new_share: NewShare = None,
     device: Device = "auto",
-    max_megabytes: Annotated[int, typer.Option(min=1, help="Size limit of a request.")] = 32,
+    max_megabytes: Annotated[int, typer.Option(min=1, help="Megabytes per request.")] = 32,
     max_images: Annotated[int, typer.Option(min=1, help="Number of images allowed in a request.")] = 32,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, max=64, help="Processes with the model; default: 2, or 1 with a GPU or a single core."),
+        typer.Option(
+            min=1, max=64, help="Server processes, each with the model; default: 2, or 1 with a GPU or one core."
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of a request's arrival and of its answer.")] = 20,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds allowed to receive a request, or to answer.")] = 20,
 ) -> None:
     """Answer by HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
     try:
@@ -50,14 +53,15 @@ def serve(
         from duplex.recognition.server import HEADERS, application
         from duplex.recognition.workers import image_workers
     except ImportError as error:
-        raise UsageError(f"the server needs further packages ({error.name}); pip install 'duplex[serve]'") from error
+        raise UsageError(f"the server needs further packages ({error.name}); {install_command('serve')}") from error
     if not math.isfinite(seconds):
         raise UsageError(f"--seconds is {seconds}; expected a finite number")
     hint = "name it after `duplex serve`"
-    recognizer = load_model(model, world, device, add or [], compositions, exact=False, hint=hint)
+    recognizer = load_model(model, world, device, add or [], compositions, new_share, hint=hint)
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
     neighbours, trained = _training_images(recognizer), recognizer.trained
-    load = partial(_load_same, trained.fingerprint, model or trained.where, world, device, add or [], compositions)
+    where, options = model or trained.where, (world, device, add or [], compositions, new_share)
+    load = partial(_load_same, trained.fingerprint, where, *options)
     count, threads = _processes(workers, recognizer.device)
     pool = image_workers(load, count, world=world, max_pixels=limits.pixels, threads=threads)  # type: ignore[arg-type]
     with _listen(host, port) as bound, suppress(KeyboardInterrupt), pool as running:
@@ -80,7 +84,7 @@ def serve(
 
 def _load_same(fingerprint: str, where: str, *options: Any) -> Recognizer:
     """Load the server's model in a worker, which may start long after the server."""
-    recognizer = load_model(where, *options, exact=False)
+    recognizer = load_model(where, *options)
     if recognizer.trained.fingerprint != fingerprint:
         raise DuplexError(f"{where} holds another model than it did when the server started; start the server again")
     return recognizer

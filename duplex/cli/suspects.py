@@ -33,7 +33,7 @@ def suspects(
     from duplex.config.params import load_params
     from duplex.recognition.suspects_html import is_page_of, write_suspects_page
     from duplex.stages.suspects import rank_suspects as rank
-    from duplex.system.files import sha256, write_text
+    from duplex.system.files import replace_file, sha256
 
     require(method, WAYS, "method")
     params = load_params()
@@ -46,9 +46,10 @@ def suspects(
             f"{existing[0]} exists and was edited or is not a list of suspects; move it or choose another --out"
         )
     table = rank(params, name, method, run)  # type: ignore[arg-type]
-    write_text(csv, table.to_csv(index=False, lineterminator="\n"))
     rows, root = table.head(images).to_dict("records"), params.dataset(name).source.root
-    write_suspects_page(page, f"Suspicious labels of {name}", rows, root, sha256(csv))  # type: ignore[arg-type]
+    with replace_file(csv) as scratch:  # renamed once the page is written too
+        table.to_csv(scratch, index=False, lineterminator="\n")
+        write_suspects_page(page, f"Suspicious labels of {name}", rows, root, sha256(scratch))  # type: ignore[arg-type]
     for row in rows[:PRINTED]:
         label = f"{row['state']} {row['object']}"
         better = f"{row['better_state']} {row['better_object']}"

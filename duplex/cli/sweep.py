@@ -74,17 +74,12 @@ def sweep(
 
 def summary(report: SweepReport) -> str:
     """`40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`"""
-    runs = [
-        f"{report.complete} complete" if report.complete else "",
-        f"{report.executed} trained and evaluated in {report.seconds:.0f} s" if report.executed else "",
-        f"{len(report.failed)} failed" if report.failed else "",
-    ]
-    dvc = [
-        f"{report.committed} committed to DVC" if report.committed else "",
-        f"{report.outside_pipeline} not in params.yaml's `run`, unknown to DVC" if report.outside_pipeline else "",
-    ]
-    parts = [", ".join(filter(None, part)) for part in (runs, dvc)]
-    return f"{report.runs} runs: {'; '.join(filter(None, parts))}"
+    trained = f"trained and evaluated in {report.seconds:.0f} s"
+    runs = [(report.complete, "complete"), (report.executed, trained), (len(report.failed), "failed")]
+    outside = (report.outside_pipeline, "not in params.yaml's `run`, unknown to DVC")
+    parts = (runs, [(report.committed, "committed to DVC"), outside])
+    texts = [", ".join(f"{count} {text}" for count, text in part if count) for part in parts]
+    return f"{report.runs} runs: {'; '.join(filter(None, texts))}"
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -2,64 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-
-
-@dataclass(frozen=True)
-class RunPaths:
-    """Files of one run: a method trained on a data set with a seed."""
-
-    root: Path
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.root / "checkpoint.safetensors"
-
-    @property
-    def history(self) -> Path:
-        return self.root / "history.csv"
-
-    @property
-    def timing(self) -> Path:
-        return self.root / "timing.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.json"
-
-    @property
-    def evaluation_timing(self) -> Path:
-        return self.root / "evaluation_timing.json"
-
-    @property
-    def curve(self) -> Path:
-        return self.root / "curve.csv"
-
-    @property
-    def predictions(self) -> Path:
-        return self.root / "predictions.csv"
-
-    @property
-    def unfinished_training(self) -> Path:
-        """State from which interrupted training continues."""
-        return self.root / "training.partial"
-
-    @property
-    def sweep_mark(self) -> Path:
-        """Keys and hashes of the files that a sweep wrote, until DVC tracks them."""
-        return self.root / "swept.partial"
-
 
 # Names of folders beside those of the data sets
 RESERVED = ("ablations", "inventory", "maps", "plan", "plots", "report", "views")
 
 
-@dataclass(frozen=True)
+class RunPaths:
+    """Files of one run: a method trained on a data set with a seed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.checkpoint = root / "checkpoint.safetensors"
+        self.history = root / "history.csv"
+        self.timing = root / "timing.json"
+        self.metrics = root / "metrics.json"
+        self.evaluation_timing = root / "evaluation_timing.json"
+        self.curve = root / "curve.csv"
+        self.predictions = root / "predictions.csv"
+        self.unfinished_training = root / "training.partial"  # state from which interrupted training continues
+        self.sweep_mark = root / "swept.partial"  # keys and hashes of the files of a sweep, until DVC tracks them
+
+
 class ArtifactPaths:
     """Files in `artifacts/`."""
 
-    root: Path = Path("artifacts")
+    root = Path("artifacts")
+
+    def __init__(self, root: Path = root) -> None:
+        self.root = root
+        self.ablations = root.parent / "ablations"  # folder of the ablations, a DVC project of its own
+        self.plan = root / "plan"  # folder of the records that stages depend on
+        self.checked_options = root / "plan.partial"  # digest of the plan whose options were checked last
+        self.metrics = root / "metrics.json"
+        self.summary = root / "summary.json"
+        self.plots = root / "plots"
+        self.report = root / "report"
 
     def manifest(self, dataset: str) -> Path:
         return self.root / dataset / "manifest.csv"
@@ -84,11 +62,6 @@ class ArtifactPaths:
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:
         return RunPaths(self.root / dataset / method / str(seed))
 
-    @property
-    def ablations(self) -> Path:
-        """Folder of the ablations, a DVC project of its own."""
-        return self.root.parent / "ablations"
-
     def ablation_run(self, name: str, dataset: str, seed: int) -> RunPaths:
         return RunPaths(self.ablations / "runs" / name / dataset / str(seed))
 
@@ -96,34 +69,8 @@ class ArtifactPaths:
         """Metrics of all runs of an ablation."""
         return self.ablations / "rows" / f"{name}.json"
 
-    @property
-    def plan(self) -> Path:
-        """Folder of the records that stages depend on."""
-        return self.root / "plan"
-
-    @property
-    def checked_options(self) -> Path:
-        """Digest of the plan whose options were checked last."""
-        return self.root / "plan.partial"
-
     def inventory(self, dataset: str) -> Path:
         return self.root / "inventory" / dataset
 
     def maps(self, dataset: str) -> Path:
         return self.root / "maps" / f"{dataset}.csv"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.json"
-
-    @property
-    def summary(self) -> Path:
-        return self.root / "summary.json"
-
-    @property
-    def plots(self) -> Path:
-        return self.root / "plots"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report"

@@ -1,8 +1,7 @@
 """Hash of the code that a stage or a method uses: all modules that its own module imports, found without running it.
 
-Imports are followed wherever they stand, inside functions too, except under `if TYPE_CHECKING`. Followed are modules
-of this package and of the packages that the entry modules belong to. Modules are hashed by their syntax trees without
-docstrings, so that comments, docstrings and formatting change no hash.
+Imports are followed wherever they stand, except under `if TYPE_CHECKING`, into this package and those of the entry
+modules. Syntax trees without docstrings are hashed: comments, docstrings and formatting change no hash.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def imported_modules(*entries: str, ignored: Collection[str] = ()) -> dict[str, 
 
 def imported_names(name: str, path: Path) -> set[str]:
     """Return the names that a module imports when it runs; `from a import b` gives both `a` and `a.b`."""
-    return set(_imports(name, path, ast.parse(path.read_bytes())))
+    return set(_parsed(name, path)[1])
 
 
 def _file(name: str) -> Path | None:
@@ -105,36 +104,39 @@ def _parsed(name: str, path: Path) -> tuple[str, tuple[str, ...]]:
 def _parse(name: str, path: Path, *state: int) -> tuple[str, tuple[str, ...]]:
     text = path.read_bytes()
     try:
-        tree = ast.parse(text)
+        tree = _RunTimeCode().visit(ast.parse(text))
     except SyntaxError:
         return hashlib.sha256(text).hexdigest(), ()
     code = " ".join(_tokens(tree))
     return hashlib.sha256(code.encode()).hexdigest(), tuple(sorted(set(_imports(name, path, tree))))
 
 
+class _RunTimeCode(ast.NodeTransformer):
+    """Removes docstrings, and what stands under `if TYPE_CHECKING`."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        return node.orelse if "TYPE_CHECKING" in ast.dump(node.test) else node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
+
+
 def _tokens(node: ast.AST) -> Iterator[str]:
-    """Yield what makes up a syntax tree, the same in all versions of Python, without docstrings and type checks."""
-    if _only_for_types(node):
-        for child in node.orelse:  # type: ignore[attr-defined]
-            yield from _tokens(child)
-        return
+    """Yield what makes up a syntax tree, the same in all versions of Python."""
     yield f"{type(node).__name__}("
     for field in node._fields:
         value = getattr(node, field, None)
-        if value is None or value == [] or field in IRRELEVANT_FIELDS:
-            continue
-        yield f"{field}="
-        for part in value if isinstance(value, list) else [value]:
-            if not isinstance(part, ast.AST):
-                yield repr(part)
-            elif not _is_docstring(part):
-                yield from _tokens(part)
+        if value is not None and value != [] and field not in IRRELEVANT_FIELDS:
+            yield f"{field}="
+            for part in value if isinstance(value, list) else [value]:
+                yield from _tokens(part) if isinstance(part, ast.AST) else [repr(part)]
     yield ")"
 
 
 def _imports(name: str, path: Path, tree: ast.AST) -> Iterator[str]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in _run_time_nodes(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -142,21 +144,3 @@ def _imports(name: str, path: Path, tree: ast.AST) -> Iterator[str]:
             module = ".".join(part for part in (base, node.module or "") if part)
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
-def _run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if _only_for_types(node):
-            for child in node.orelse:  # type: ignore[attr-defined]
-                yield from _run_time_nodes(child)
-            continue
-        yield node
-        yield from _run_time_nodes(node)
-
-
-def _only_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-
-
-def _is_docstring(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from duplex.errors import UsageError
 from duplex.labels import WORLDS, World
@@ -61,33 +61,30 @@ class MethodEntry:
 
 def read_entries(methods: Table, ablations: Table, datasets: tuple[str, ...]) -> dict[str, dict[str, MethodEntry]]:
     """Return `{"methods": ..., "ablations": ...}` as entries; an ablation extends a method. Raises UsageError."""
-    entries = {name: _parse(f"methods.{name}", _with_base(name, methods, ()), datasets) for name in methods}
-    changed = {}
-    for name, record in ablations.items():
-        place = f"ablations.{name}"
-        base = _base(place, _check_keys(place, record), methods)
-        changed[name] = _parse(place, _merge(_with_base(base, methods, ()), record), datasets)
-    return {"methods": entries, "ablations": changed}
+
+    def entry(place: str, record: Table, path: tuple[str, ...]) -> MethodEntry:
+        return _parse(place, _with_base(place, record, methods, path), datasets)
+
+    return {
+        "methods": {name: entry(f"methods.{name}", record, (name,)) for name, record in methods.items()},
+        "ablations": {
+            name: entry(f"ablations.{name}", {"extends": None, **check_table(f"ablations.{name}", record)}, ())
+            for name, record in ablations.items()
+        },
+    }
 
 
-def _with_base(name: str, methods: Table, path: tuple[str, ...]) -> Table:
-    """Return a method's record merged over the one that it extends; `path`: names followed so far."""
-    place = f"methods.{name}"
-    record = _check_keys(place, methods[name])
-    if "extends" not in record:
+def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
+    """Return a record merged over the one that it extends; `path`: names followed so far."""
+    if "extends" not in _check_keys(place, record):
         return record
-    base = _base(place, record, methods)
-    if base == name or base in path:
-        raise UsageError(f"{place}.extends: {' -> '.join((*path, name, base))} is a circle; remove one `extends`")
-    return _merge(_with_base(base, methods, (*path, name)), record)
-
-
-def _base(place: str, record: Table, methods: Table) -> str:
-    base = record.get("extends")
+    base = record["extends"]
     if not isinstance(base, str) or base not in methods:
         hint = renamed_method(str(base)) or f"known methods: {', '.join(methods)}"
         raise UsageError(f"{place}.extends is {base!r}; {hint}")
-    return base
+    if base in path:
+        raise UsageError(f"{place}.extends: {' -> '.join((*path, base))} is a circle; remove one `extends`")
+    return _merge(_with_base(f"methods.{base}", methods[base], methods, (*path, base)), record)
 
 
 def _merge(base: Table, record: Table) -> Table:
@@ -128,8 +125,7 @@ def _check_keys(place: str, record: Any) -> Table:
     for key in check_table(place, record):
         if hint := renamed_key(key, RESERVED_KEYS):
             raise UsageError(f"{place}.{key} {hint}")
-    checked: Table = record
-    return checked
+    return cast(Table, record)
 
 
 def check_table(place: str, value: Any) -> Table:

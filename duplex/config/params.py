@@ -4,39 +4,39 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from duplex.config.artifacts import RESERVED
 from duplex.config.method_entries import MethodEntry, check_table, read_entries
 from duplex.config.plain_yaml import read_yaml
-from duplex.data.source_options import Kind, SourceOptions, SplitOptions
-from duplex.errors import UsageError, require
+from duplex.data.source_options import SourceOptions
+from duplex.errors import DuplexError, UsageError, require
 from duplex.features.augmentation import MOST, Augmentation
 from duplex.features.identity import IMPORTED
 from duplex.labels import World
 from duplex.methods import registry
-from duplex.options import FinetuneOptions, OptionError, Options, TrainingOptions
+from duplex.options import Count, FinetuneOptions, Natural, OptionError, Options, Seed, Share, TrainingOptions
 from duplex.system.precision import Precision
 from duplex.system.renamed import renamed_key, renamed_method
 
+PACKAGE = Path(__file__).parents[1]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$"
 Name = Annotated[str, Field(pattern=NAME)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(gt=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]  # the range that every random generator takes
+MAX_WORKERS = 1024
 
 
 def _workers(value: object) -> int | Literal["auto"]:
     if value == "auto":
         return "auto"
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WORKERS:
         return value
-    raise ValueError(f"must be a number of processes, 0 or more, or auto (it is {value!r})")
+    raise ValueError(f"must be a number of processes, 0–{MAX_WORKERS}, or auto (it is {value!r})")
 
 
 Workers = Annotated[int | Literal["auto"], PlainValidator(_workers)]
@@ -63,44 +63,20 @@ class AblationRunParams(ParamsSection):
     seeds: tuple[Seed, ...] = Field(min_length=1)
 
 
-class SplitParams(ParamsSection):
-    """`source.split:`. How a data set without a split is divided into training, validation and test."""
-
-    seed: Seed = SplitOptions.seed  # of the random choice
-    val_unseen: Share = SplitOptions.val_unseen  # share of the pairs that are unseen, with images in validation only
-    test_unseen: Share = SplitOptions.test_unseen  # share of the pairs that are unseen, with images in test only
-    val_images: Share = SplitOptions.val_images  # share of each seen pair's images
-    test_images: Share = SplitOptions.test_images  # share of each seen pair's images
-
-
-class SourceParams(ParamsSection):
-    """`source:`. Where a data set's images and labels are."""
-
-    kind: Kind  # drawn, the benchmarks' layout, a table, state/object/*.jpg
-    root: Path  # folder of the images
-    table: Path | None = None  # CSV or Parquet file (kind: table)
-    seed: Seed = 7  # of the drawing (kind: shapes)
-    split: SplitParams = SplitParams()  # for data without a split
-    resplit: Positive | None = None  # number of a new random split (`duplex data split`); null: the data set's own
-
-    def options(self) -> SourceOptions:
-        return SourceOptions(**{**dict(self), "split": SplitOptions(**dict(self.split))})
-
-
 class EncoderParams(ParamsSection):
     """`encoder:`. The frozen image and text encoder of a data set."""
 
     name: str  # one of `duplex encoders`, a file or a folder
     weights: str | None = None  # published tag, or a file
     precision: Precision = "fp32"  # of the image tower
-    block_inputs: Count | None = None  # keep the inputs of this many last blocks; null: extraction.block_inputs
+    block_inputs: Natural | None = None  # keep the inputs of this many last blocks; null: extraction.block_inputs
     bits: Literal[8, 16] = 16  # per stored value of block inputs
 
 
 class DatasetParams(ParamsSection):
     """`datasets.NAME:`."""
 
-    source: SourceParams
+    source: SourceOptions
     encoder: EncoderParams
     views: Annotated[int, Field(ge=0, le=MOST)] | None = None  # random crops per training image; null: extraction.views
     flip: bool = False  # mirror half of the views; not for data where left and right matter
@@ -112,11 +88,11 @@ class DatasetParams(ParamsSection):
 class ExtractionParams(ParamsSection):
     """`extraction:`. How feature caches are written."""
 
-    batch_size: Positive = 64  # images per batch
+    batch_size: Count = 64  # images per batch
     num_workers: Workers = "auto"  # processes that decode images; auto: one per core, less one
     max_bad: Share = 0.01  # largest share of unreadable images; more is an error
     tokens: Literal["none", "patch"] = "none"  # patch: keep patch tokens beside the CLS feature
-    block_inputs: Count = 0  # keep the inputs of this many last blocks of the image tower, for fine-tuning
+    block_inputs: Natural = 0  # keep the inputs of this many last blocks of the image tower, for fine-tuning
     views: Annotated[int, Field(ge=0, le=MOST)] = 0  # random crops per training image, one used per epoch
 
 
@@ -125,11 +101,11 @@ class EvaluationParams(ParamsSection):
 
     worlds: tuple[World, ...] = Field(default=("closed", "open"), min_length=1)
     protocol: Literal["exact", "sampled"] = "exact"  # sampled: the literature's 20 values of the bias
-    k: tuple[Positive, ...] = Field(default=(1,), min_length=1)  # an image is right if its pair is among the best k
-    thresholds: Positive = 50  # number of feasibility thresholds tried on validation data
+    k: tuple[Count, ...] = Field(default=(1,), min_length=1)  # an image is right if its pair is among the best k
+    thresholds: Count = 50  # number of feasibility thresholds tried on validation data
     feasibility: Literal["words", "likelihood"] = "words"  # likelihood: for methods that have one; others use words
     word_vectors: Path | None = None  # file in GloVe's format; null: embeddings of the encoder's text tower
-    bootstrap: Positive = 1000  # resamples of the confidence intervals
+    bootstrap: Count = 1000  # resamples of the confidence intervals
     terms: bool = True  # measure each score term alone too, in the closed world (protocol: exact)
 
 
@@ -146,7 +122,7 @@ class Params(ParamsSection):
     ablations: dict[str, MethodEntry] = {}
 
     def dataset(self, name: str) -> DatasetParams:
-        """Return a data set's section. Raises UsageError for an unknown name."""
+        """Return the entry of a data set. Raises UsageError for an unknown name."""
         return self.datasets[require(name, self.datasets, "data set")]
 
     def block_inputs(self, dataset: str) -> int:
@@ -162,11 +138,7 @@ class Params(ParamsSection):
 
     def entry(self, name: str) -> MethodEntry:
         """Return the entry of a method or an ablation. Raises UsageError for an unknown name."""
-        return self._entries[_require_method(name, self._entries)]
-
-    def check_method(self, name: str) -> None:
-        """Raise UsageError unless `name` is a method; ablations are not methods."""
-        _require_method(name, self.methods)
+        return self._entries[require_method(name, self._entries)]
 
     def method_for_world(self, name: str, world: World) -> str:
         """Return the method whose runs stand for `name` in a world: itself, or one that is `shown_as` it there."""
@@ -192,26 +164,20 @@ class Params(ParamsSection):
     def method(self, name: str, dataset: str | None = None) -> Options:
         """Return a method's options on a data set, checked by its kind."""
         entry = self.entry(name)
-        try:
+        with self._located(name):
             return registry.parse_options(entry.kind, entry.options_for(dataset))
-        except OptionError as error:
-            raise self._located(name, "", error) from None
 
     def training(self, dataset: str, name: str) -> TrainingOptions:
         """Return the training options of a method on a data set: those of the data set, changed by the method's."""
         base = self.dataset(dataset).training
-        try:
+        with self._located(name, ".training"):
             return TrainingOptions.from_dict({**base.to_dict(), **self.entry(name).training_for(dataset)})
-        except OptionError as error:
-            raise self._located(name, ".training", error) from None
 
     def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | None:
         """Return a method's options of fine-tuned blocks; None if it fine-tunes no block."""
         record = self.entry(name).finetune_for(dataset)
-        try:
+        with self._located(name, ".finetune"):
             return FinetuneOptions.from_dict(record) if record else None
-        except OptionError as error:
-            raise self._located(name, ".finetune", error) from None
 
     def check_entries(self) -> None:
         """Check the options of all methods and ablations, on all data sets. Raises UsageError."""
@@ -228,7 +194,7 @@ class Params(ParamsSection):
             for name in names:
                 require(name, self.datasets, f"data set in params.yaml, {key}.datasets:")
         for name in self.run.methods:
-            _require_method(name, self.methods, " in params.yaml, run.methods:")
+            require_method(name, self.methods, " in params.yaml, run.methods:")
         for section in ("run", "ablation_run", "evaluation"):
             for key, values in getattr(self, section):
                 if isinstance(values, tuple) and len(set(values)) != len(values):
@@ -239,7 +205,7 @@ class Params(ParamsSection):
                 f"params.yaml: evaluation.word_vectors: {words} is not a file; null uses the encoder's text tower"
             )
         for name in sorted(set(self.datasets) & set(RESERVED)):
-            raise UsageError(f"params.yaml: datasets.{name}: artifacts/{name} has another use; choose another name")
+            raise UsageError(f"params.yaml: datasets.{name}: the name is reserved; choose another")
         for name in sorted(set(self.methods) & set(self.ablations)):
             raise UsageError(f"params.yaml: {name!r} is both a method and an ablation; rename one of them")
         self._check_shown_as()
@@ -262,10 +228,14 @@ class Params(ParamsSection):
     def _entries(self) -> dict[str, MethodEntry]:
         return {**self.methods, **self.ablations}
 
-    def _located(self, name: str, section: str, error: OptionError) -> UsageError:
-        """Return the error with its place, such as `params.yaml: methods.duplex.momentum: ...`."""
-        place = f"{'methods' if name in self.methods else 'ablations'}.{name}{section}"
-        return UsageError(f"params.yaml: {place}{'.' if error.key else ': '}{error}")
+    @contextmanager
+    def _located(self, name: str, section: str = "") -> Iterator[None]:
+        """Add its place to an error of the block, such as `params.yaml: methods.duplex.momentum: ...`."""
+        try:
+            yield
+        except OptionError as error:
+            place = f"{'methods' if name in self.methods else 'ablations'}.{name}{section}"
+            raise UsageError(f"params.yaml: {place}{'.' if error.key else ': '}{error}") from None
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
@@ -288,7 +258,16 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
     return params
 
 
-def _require_method(name: str, known: Mapping[str, MethodEntry], where: str = "") -> str:
+def shipped_project() -> Path:
+    """Return the folder of the pipeline and params.yaml that ship with the package."""
+    for folder in (PACKAGE / "project", PACKAGE.parent):  # in a wheel (setup.py), in a clone
+        if (folder / "dvc.yaml").is_file():
+            return folder
+    raise DuplexError("this installation of duplex has no pipeline; install it from its wheel")
+
+
+def require_method(name: str, known: Mapping[str, MethodEntry], where: str = "") -> str:
+    """Return `name` if it is a known method. Raises UsageError."""
     if name not in known and (hint := renamed_method(name)):
         raise UsageError(hint)
     return require(name, known, f"method{where}")
@@ -325,8 +304,7 @@ def _known_keys(place: tuple[int | str, ...]) -> list[str]:
     """Return the keys allowed at a place of params.yaml, found by walking the sections' types."""
     table: Any = Params
     for part in place:
-        field = getattr(table, "model_fields", {}).get(part)
-        if field:
-            types = [field.annotation, *getattr(field.annotation, "__args__", ())]
-            table = next((kind for kind in types if hasattr(kind, "model_fields")), table)
-    return list(table.model_fields)
+        if hint := get_type_hints(table).get(str(part)):
+            types = [hint, *get_args(hint)]
+            table = next((kind for kind in types if is_dataclass(kind) or hasattr(kind, "model_fields")), table)
+    return list(table.model_fields if hasattr(table, "model_fields") else table.__dataclass_fields__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.errors import UsageError
-from duplex.system.files import os_reason
+from duplex.system.files import kind_of_path, os_reason
 
 MAX_BYTES = 1 << 20  # of a file
 MAX_CHARACTERS = 4096  # of a text
@@ -26,6 +25,8 @@ class _Refused(Exception):
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML 1.2 file with one document. Raises UsageError, a message of one line."""
     try:
+        if (kind := kind_of_path(path)) not in ("a file", "missing"):  # reading a pipe may never end
+            raise UsageError(f"{path} is {kind}; expected a file")
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise UsageError(f"{path} has {size:,} bytes; expected at most {MAX_BYTES:,}")
@@ -49,7 +50,7 @@ def _count(value: Any, counts: dict[int, int], outer: set[int]) -> int:
 
     `counts`: by id, those of tables and lists counted before. `outer`: ids of the tables and lists around this one.
     """
-    if isinstance(value, str) and (len(value) > MAX_CHARACTERS or not _is_unicode(value)):
+    if isinstance(value, str) and (len(value) > MAX_CHARACTERS or value.encode(errors="ignore").decode() != value):
         raise _Refused(f"{value[:20]!r}... is too long or not Unicode; expected at most {MAX_CHARACTERS} characters")
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise _Refused(f"a whole number has {value.bit_length()} bits; expected at most {MAX_BITS}")
@@ -60,22 +61,10 @@ def _count(value: Any, counts: dict[int, int], outer: set[int]) -> int:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str | int | float | bool | None):
-                raise _Refused(f"the key {_shorten(key)} is not a word; write it in quotes")
+                raise _Refused(f"the key {str(key)[:40]} is not a word; write it in quotes")
     if id(value) not in counts:
         inner = [*value.keys(), *value.values()] if isinstance(value, Mapping) else [*value]
         counts[id(value)] = 1 + sum(_count(part, counts, outer | {id(value)}) for part in inner)
     if counts[id(value)] > MAX_VALUES:
         raise _Refused(f"it has more than {MAX_VALUES:,} values, aliases written out")
     return counts[id(value)]
-
-
-def _shorten(key: object) -> str:
-    return str(key.isoformat() if isinstance(key, date) else key)[:40]
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

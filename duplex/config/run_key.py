@@ -36,7 +36,7 @@ def dataset_records(params: Params, dataset: str) -> dict[str, Record]:
         views = {**extraction, "views": augmentation.identity, "code": code}
     return {
         "prepare": {
-            "source": entry.source.model_dump(mode="json"),
+            "source": entry.model_dump(mode="json")["source"],
             "code": code_hash("duplex.stages.prepare", ignored=other_images),
         },
         "extract": {

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +17,7 @@ from PIL import Image
 
 from duplex.data.dataset import LabelledImages
 from duplex.data.image_errors import DECODING_ERRORS, machine_fault
-from duplex.data.image_tree import ImageTree
+from duplex.data.image_tree import ImageTree, describe_skipped
 from duplex.labels import SPLITS, prompt_name
 from duplex.system.progress import track
 
@@ -66,7 +67,7 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
     return issues
 
 
-def _check_splits(dataset: Dataset) -> DataIssue:
+def _check_splits(dataset: LabelledImages) -> DataIssue:
     """Find splits without LabelledImages without unseen pairs, for which AUC is undefined."""
     labels, manifest = dataset.labels, dataset.manifest
     known = labels.seen[labels.index(manifest["state"].tolist(), manifest["object"].tolist())]
@@ -103,8 +104,13 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
         _issue("images are in two splits (a leak)", _in_two_splits(manifest, "image"), True),
         _issue("image contents are in two splits (a leak)", _in_two_splits(known.dropna(), "content"), True),
         _issue("images are on disk but not listed", (p for p in tree.images() if p not in present), False),
-        *(_issue(f"files are skipped: {what}", names, False) for what, names in tree.skipped.items()),
+        _skipped_files(tree),
     ]
+
+
+def _skipped_files(tree: ImageTree) -> DataIssue:
+    kinds = describe_skipped({kind: len(names) for kind, names in tree.skipped.items()})
+    return _issue(f"files are skipped ({kinds})", chain.from_iterable(tree.skipped.values()), False)
 
 
 def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:

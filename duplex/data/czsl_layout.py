@@ -1,19 +1,20 @@
 """The common layout of MIT-States, UT-Zappos and C-GQA.
 
 `ROOT/images/...`, `ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`.
-A row's `set` is its split, whatever its pair: a seen pair has images in all three splits. Labels are the raw names.
-Image folders may be named with spaces or underscores (MIT-States) or as in the archive of UT-Zappos (the row's
-`_image`).
+A row's `set` is its split, whatever its pair. Image folders may be named with spaces or underscores (MIT-States) or as
+in the archive of UT-Zappos (the row's `_image`).
 """
 
 from __future__ import annotations
 
 import pickle
+import re
 import struct
 import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,10 @@ import pandas as pd
 
 from duplex.data.dataset import LabelledImages
 from duplex.data.image_tree import ImageTree
-from duplex.data.manifest import COLUMNS
-from duplex.data.names import relative_path
-from duplex.data.pair_lists import read_pair_lists
-from duplex.data.text_files import read_bytes
+from duplex.data.manifest import COLUMNS, check_labels, relative_path
+from duplex.data.text_files import read_bytes, read_lines
 from duplex.errors import DuplexError
-from duplex.labels import SPLITS
+from duplex.labels import SPLITS, LabelSpace
 
 METADATA = "metadata_compositional-split-natural.t7"
 ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # folders that may hold an unpacked archive's own tree
@@ -122,3 +121,52 @@ def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
         original = relative_path(_text(record, "_image", place), place)
         for top in ARCHIVE_FOLDERS:
             yield f"{top}/{original}"
+
+
+FOLDER = "compositional-split-natural"
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class PairLists:
+    """The pair lists of all splits."""
+
+    pairs: dict[str, list[Pair]]  # split -> its pairs without repeats
+    repeats: int  # lines that repeat a pair of their own list
+
+    def labels(self) -> LabelSpace:
+        return LabelSpace.from_pairs(self.pairs)
+
+
+def has_pair_lists(root: Path) -> bool:
+    return (_folder(root) / "train_pairs.txt").is_file()
+
+
+def read_pair_lists(root: Path) -> PairLists:
+    """Read the three lists in `root`, or in its folder `compositional-split-natural`."""
+    lists = {split: read_pair_list(_folder(root) / f"{split}_pairs.txt") for split in SPLITS}
+    pairs = {split: list(dict.fromkeys(listed)) for split, listed in lists.items()}
+    return PairLists(pairs, sum(len(lists[split]) - len(pairs[split]) for split in SPLITS))
+
+
+def read_pair_list(path: Path) -> list[Pair]:
+    """Return the (state, object) of every line that is not blank; raise DuplexError for a line without two words."""
+    pairs: list[Pair] = []
+    for number, line in enumerate(read_lines(path), 1):
+        words = re.split(r"[ \t]+", line.strip(" \t"))
+        if words == [""]:
+            continue
+        if len(words) != 2:
+            raise DuplexError(
+                f"{path}, line {number}: {line[:80]!r} is not `state object`, two words separated by a space"
+            )
+        pairs.append((words[0], words[1]))
+    if not pairs:
+        raise DuplexError(f"{path} lists no pairs")
+    check_labels((state for state, _ in pairs), "state", path)
+    check_labels((thing for _, thing in pairs), "object", path)
+    return pairs
+
+
+def _folder(root: Path) -> Path:
+    return root / FOLDER if (root / FOLDER).is_dir() else root

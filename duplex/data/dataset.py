@@ -1,16 +1,15 @@
-"""A data set in memory: its manifest, its labels and notes on rows that were left out."""
+"""A data set in memory: its manifest, its labels and notes on rows that were left out; random re-splits of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from duplex.data.manifest import COLUMNS
-from duplex.data.names import check_labels
+from duplex.data.manifest import COLUMNS, check_labels
 from duplex.data.source_options import SplitOptions
 from duplex.data.split import make_split
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.labels import SPLITS, LabelSpace
 
 
@@ -36,8 +35,7 @@ def labels_of(manifest: pd.DataFrame) -> LabelSpace:
 def from_rows(frame: pd.DataFrame, options: SplitOptions, place: object) -> LabelledImages:
     """Make a data set of rows with image, state, object and optionally split; a missing split is made with `options`.
 
-    `place` names the source in messages. Raise DuplexError for an empty table, an unusable label, an image with two
-    different rows, or a split without images.
+    `place` names the source in messages.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
@@ -60,3 +58,35 @@ def from_rows(frame: pd.DataFrame, options: SplitOptions, place: object) -> Labe
             raise DuplexError(f"{place} has no {split} images; list some, or leave the split out to have one made")
     notes = {text: count for text, count in notes.items() if count}
     return LabelledImages(frame[COLUMNS], labels_of(frame), notes, made_split)
+
+
+FIRST_SEED = 1_000_000  # far from usual seeds of `split:`, which would give related splits
+
+
+def split_name(dataset: str, number: int) -> str:
+    """Return the name of a re-split in params.yaml; numbers start at 1."""
+    return f"{dataset}-split{number}"
+
+
+def resplit(data: LabelledImages, number: int) -> LabelledImages:
+    """Return a data set with the same rows in the same order and a random split, to measure how much results depend on
+    the unseen pairs: as many, and as large shares of held-out images, as its own. Equal numbers give equal splits."""
+    rows = data.manifest
+    result = make_split(rows, shares(rows, FIRST_SEED + number))
+    manifest = rows.assign(split=result.split.to_numpy())
+    short = {"unseen pairs fewer than in the data set's own split": result.short} if result.short else {}
+    return replace(data, manifest=manifest, labels=labels_of(manifest), notes={**data.notes, **short}, made_split=True)
+
+
+def shares(rows: pd.DataFrame, seed: int) -> SplitOptions:
+    """Return the options of a manifest's own split: the shares of pairs and of the seen pairs' images held out."""
+    pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
+    seen = pairs.isin(pairs[rows["split"] == "train"])
+    unseen_pairs, seen_images = [], []
+    for split in ("val", "test"):
+        here = rows["split"] == split
+        unseen_pairs.append(pairs[here & ~seen].nunique() / pairs.nunique())
+        seen_images.append(float((here & seen).sum() / seen.sum()))
+    if not all((*unseen_pairs, *seen_images)):
+        raise UsageError("a re-split needs seen and unseen pairs in validation and in test; this data set lacks some")
+    return SplitOptions(seed, *unseen_pairs, *seen_images)

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from duplex.data.czsl_layout import load_czsl
-from duplex.data.dataset import LabelledImages, from_rows, labels_of
-from duplex.data.folder import read_folder
-from duplex.data.image_tree import ImageTree
-from duplex.data.pair_lists import has_pair_lists
-from duplex.data.resplit import resplit
+from duplex.data.czsl_layout import has_pair_lists, load_czsl
+from duplex.data.dataset import LabelledImages, from_rows, labels_of, resplit
+from duplex.data.image_tree import ImageTree, describe_skipped
+from duplex.data.manifest import relative_path
 from duplex.data.source_options import SourceOptions, SplitOptions
 from duplex.data.table import is_table, read_table
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 
 
 def is_on_disk(source: SourceOptions) -> bool:
@@ -22,23 +20,19 @@ def is_on_disk(source: SourceOptions) -> bool:
     return all(path is None or path.exists() for path in (source.root, source.table))
 
 
-def load_source(source: SourceOptions) -> Dataset:
-    """Load the manifest and labels of a dLabelledImages without opening its images.
-
-    Raise UsageError for a wrong option, DuplexError for data that cannot be used.
-    """
+def load_source(source: SourceOptions) -> LabelledImages:
+    """Load the manifest and labels of a data set without opening its images."""
     data = _load_unchanged(source)
     return data if source.resplit is None else resplit(data, source.resplit)
 
 
-def _load_unchanged(source: SourceOptions) -> Dataset:
-    """Load a data set with the split that it LabelledImagesith."""
+def _load_unchanged(source: SourceOptions) -> LabelledImages:
     if source.kind == "shapes":
         from duplex.data.shapes import shapes_manifest
 
         manifest = shapes_manifest(source.seed)
-        return Dataset(manifest, labels_of(manifest))
-    if not sourLabelledImages.is_dir():
+        return LabelledImages(manifest, labels_of(manifest))
+    if not source.root.is_dir():
         raise UsageError(
             f"the data root {source.root} is not a folder; correct `source: {{root: ...}}` in params.yaml, "
             "or fetch a benchmark with `duplex data download`"
@@ -74,3 +68,36 @@ def detect_source(path: Path, split: SplitOptions | None = None, root: Path | No
     if not path.is_dir():
         raise UsageError(f"{path} is neither a folder nor a table (.csv, .tsv, .parquet)")
     return SourceOptions("standard" if has_pair_lists(path) else "folder", path, split=split)
+
+
+FORMS = "`state/object/image.jpg` or `state object/image.jpg`"
+
+
+def read_folder(root: Path) -> pd.DataFrame:
+    """Return the columns image, state and object of every image below `root`, labelled by its folders."""
+    rows = []
+    tree = ImageTree(root)
+    for path in tree.images():
+        parts = relative_path(path, root).split("/")
+        if len(parts) not in (2, 3):
+            raise DuplexError(f"{root / path} does not lie in {FORMS}; move it or list the images in a table")
+        state, thing = parts[:2] if len(parts) == 3 else _pair(parts[0], root)
+        rows.append((len(parts), path, state, thing))
+    if not rows:
+        skipped = describe_skipped({kind: len(names) for kind, names in tree.skipped.items()})
+        raise DuplexError(f"{root} holds no images in {FORMS}{'; skipped: ' if skipped else ''}{skipped}")
+    frame = pd.DataFrame(rows, columns=["depth", "image", "state", "object"])
+    if frame["depth"].nunique() > 1:
+        deep, flat = (frame.loc[frame["depth"] == depth, "image"].iloc[0] for depth in (3, 2))
+        raise DuplexError(f"{root} mixes {deep!r} and {flat!r}; use one of {FORMS} for all")
+    return frame[["image", "state", "object"]].astype(str)
+
+
+def _pair(folder: str, root: Path) -> list[str]:
+    """Split a folder name such as `sliced apple` or `sliced_apple` into state and object."""
+    words = folder.split() if " " in folder else folder.split("_")
+    if len(words) != 2 or not all(words):
+        raise DuplexError(
+            f"{root / folder}: the name is not two words, a state and an object; use `state/object/` folders"
+        )
+    return words

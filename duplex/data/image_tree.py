@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from duplex.errors import DuplexError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+DOCUMENTS = frozenset({".txt", ".csv", ".tsv", ".parquet", ".pq", ".json", ".t7", ".md", ".html"})  # lists and notes
+SHOWN = 6  # kinds of skipped files in a message
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-UNSUPPORTED = frozenset(
-    {".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".psd", ".dng", ".cr2", ".cr3", ".nef", ".arw"}
-)
 
 
 def is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
-def _kind(entry: os.DirEntry[str]) -> str:
-    """Name the kind of a folder entry that is named like an image and is no file."""
-    if entry.is_dir():
-        return "folders named like an image"
-    return "broken links" if entry.is_symlink() else "devices and pipes"
+def suffix_of(name: str) -> str:
+    """Return the suffix of a file's name in lower case, or "without a suffix"."""
+    return os.path.splitext(name)[1].lower() or "without a suffix"
+
+
+def describe_skipped(counts: Mapping[str, int]) -> str:
+    """Return the numbers of skipped files by kind, the most frequent first: `10 .heic, 2 without a suffix`."""
+    common = Counter(counts).most_common(SHOWN)
+    rest = sum(counts.values()) - sum(count for _, count in common)
+    return ", ".join(f"{count:,} {kind}" for kind, count in [*common, *([("others", rest)] if rest else [])])
 
 
 class ImageTree:
@@ -34,7 +39,7 @@ class ImageTree:
         self.root = Path(root)
         self._real = os.path.realpath(root)
         self._folders: dict[str, dict[str, bool]] = {}  # folder -> name of a file in it -> whether it stays inside
-        self.skipped: dict[str, list[str]] = {}  # reason -> paths that the last call of `images` skipped
+        self.skipped: dict[str, list[str]] = {}  # kind, such as a suffix -> paths skipped by the last `images`
         if not os.path.isdir(self._real):
             raise DuplexError(f"{root} is not a folder")
 
@@ -49,8 +54,8 @@ class ImageTree:
         return inside is not None
 
     def images(self) -> Iterator[str]:
-        """Yield the path of every image below the root, in a fixed order. Hidden names and linked folders are ignored;
-        files that look like images and cannot be read as such are added to `skipped`."""
+        """Yield the path of every image below the root, in a fixed order. Hidden names are ignored;
+        all other files but documents, and linked folders, are added to `skipped`."""
         self.skipped = {}
         yield from self._walk("")
 
@@ -63,13 +68,16 @@ class ImageTree:
             if entry.is_symlink() and not self._inside(entry.path):
                 raise self._leaves(path)
             if is_image(entry.name) and not entry.is_file():
-                self.skipped.setdefault(_kind(entry), []).append(path)
+                no_folder = "broken links" if entry.is_symlink() else "devices and pipes"
+                kind = "folders named like an image" if entry.is_dir() else no_folder
+                self.skipped.setdefault(kind, []).append(path)
             elif entry.is_dir(follow_symlinks=False):
                 yield from self._walk(path)
             elif is_image(entry.name):
                 yield path
-            elif (suffix := os.path.splitext(entry.name)[1].lower()) in UNSUPPORTED:
-                self.skipped.setdefault(f"{suffix} is not supported", []).append(path)
+            elif suffix_of(entry.name) not in DOCUMENTS:
+                kind = "linked folders" if entry.is_dir() else suffix_of(entry.name)
+                self.skipped.setdefault(kind, []).append(path)
 
     def _files(self, folder: str) -> dict[str, bool]:
         if not self._inside(os.path.join(self._real, folder)):

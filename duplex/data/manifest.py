@@ -1,17 +1,19 @@
-"""The manifest: the table of a data set with one row per image, to which caches and results are row-aligned."""
+"""The manifest: the table of a data set with one row per image, to which caches and results are row-aligned; rules for
+its labels and image paths, so that they can be used in tables, prompts and file names."""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
-from duplex.data.names import check_labels, relative_path
 from duplex.data.text_files import read_text
 from duplex.errors import DuplexError
-from duplex.labels import SPLITS
+from duplex.labels import SPLITS, prompt_name
 from duplex.system.files import replace_file
 
 COLUMNS = ["image", "state", "object", "split"]
@@ -24,10 +26,7 @@ def write_manifest(frame: pd.DataFrame, path: Path) -> None:
 
 
 def read_manifest(path: Path) -> pd.DataFrame:
-    """Read and check a manifest. Every cell is text, so a state named `NA` or `1` stays as it is.
-
-    Raise DuplexError for a missing file, a wrong column, split or label, or an image path outside of the data root.
-    """
+    """Read and check a manifest. Every cell is text, so a state named `NA` or `1` stays as it is."""
     command = f"`duplex prepare --dataset {path.parent.name}` writes it"
     if not path.is_file():
         raise DuplexError(f"{path} does not exist; {command}")
@@ -40,17 +39,48 @@ def read_manifest(path: Path) -> pd.DataFrame:
     except csv.Error as error:
         raise DuplexError(f"{path} is not a manifest ({error}); {command} again") from error
     for number, row in enumerate(cells, 1):
-        _check_row(row, f"{path}, row {number}")
+        place = f"{path}, row {number}"
+        if len(row) != len(COLUMNS):
+            raise DuplexError(f"{place} has {len(row)} cells; a manifest has {len(COLUMNS)}")
+        if row[3] not in SPLITS:
+            raise DuplexError(f"{place}: split {row[3]!r} is not one of {', '.join(SPLITS)}")
+        if relative_path(row[0], place) != row[0]:
+            raise DuplexError(f"{place}: the image path {row[0]!r} is not written in full; `duplex prepare` does it")
     frame = pd.DataFrame(cells, columns=COLUMNS, dtype=str)
     for kind in ("state", "object"):
         check_labels(frame[kind], kind, path)
     return frame
 
 
-def _check_row(row: list[str], place: str) -> None:
-    if len(row) != len(COLUMNS):
-        raise DuplexError(f"{place} has {len(row)} cells; a manifest has {len(COLUMNS)}")
-    if row[3] not in SPLITS:
-        raise DuplexError(f"{place}: split {row[3]!r} is not one of {', '.join(SPLITS)}")
-    if relative_path(row[0], place) != row[0]:
-        raise DuplexError(f"{place}: the image path {row[0]!r} is not written in full; `duplex prepare` does it")
+UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")  # control characters, line ends, half characters
+PATH_LIMIT = 4096
+LABEL_LIMIT = 100  # characters; a state, an object and a context share the 77 tokens of CLIP's prompts
+
+
+def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
+    """Raise DuplexError for a label that is too long, has control characters, or no word for the prompt; `place` is its
+    source."""
+    for label in set(labels):
+        if len(label) > LABEL_LIMIT:
+            raise DuplexError(
+                f"{place}: the {kind} {label[:40]!r}... has {len(label)} characters, which no prompt can hold; "
+                f"expected at most {LABEL_LIMIT}"
+            )
+        if UNFIT.search(label):
+            raise DuplexError(f"{place}: the {kind} {label!r} holds a control character or half a character")
+        if not prompt_name(label):
+            raise DuplexError(f"{place}: the {kind} {label!r} leaves no word for a prompt; rename it")
+
+
+def relative_path(image: str, place: object) -> str:
+    """Return `image` as a path below the data root, without `.` and empty parts; raise DuplexError if it leaves it."""
+    if UNFIT.search(image) or len(image) > PATH_LIMIT:
+        raise DuplexError(f"{place}: the image path {image[:80]!r} is not a file name")
+    if image.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", image):
+        raise DuplexError(f"{place}: the image path {image!r} is absolute; write it relative to the data root")
+    parts = [part for part in image.split("/") if part not in ("", ".")]
+    if not parts:
+        raise DuplexError(f"{place}: an image path is empty")
+    if ".." in parts or "..\\" in image:
+        raise DuplexError(f"{place}: the image path {image!r} leaves the data root; write it without `..`")
+    return "/".join(parts)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from duplex.data.czsl_layout import FOLDER as LISTS
 from duplex.data.czsl_layout import METADATA
-from duplex.data.pair_lists import FOLDER as LISTS
 
 GB = 1 << 30
 

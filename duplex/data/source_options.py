@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from duplex.errors import UsageError
+from pydantic import ConfigDict
 
+from duplex.errors import UsageError
+from duplex.options import STRICT, Count, Seed, Share
+
+CHECKED = ConfigDict(**STRICT, extra="forbid")  # of values in params.yaml
 Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks' layout, a table, state/object/*.jpg
 
 
@@ -15,11 +19,12 @@ Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks
 class SplitOptions:
     """Shares of the pairs and images that a split holds out; raises UsageError unless they lie between 0 and 1."""
 
-    seed: int = 0
-    val_unseen: float = 0.15  # share of the pairs that become unseen pairs of validation
-    test_unseen: float = 0.15  # and of test
-    val_images: float = 0.1  # share of the other pairs' images that go to validation
-    test_images: float = 0.2  # and to test
+    seed: Seed = 0  # of the random choice
+    val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only
+    test_unseen: Share = 0.15  # share of the pairs that are unseen, with images in test only
+    val_images: Share = 0.1  # share of each seen pair's images
+    test_images: Share = 0.2  # share of each seen pair's images
+    __pydantic_config__ = CHECKED
 
     def __post_init__(self) -> None:
         for kind in ("unseen", "images"):
@@ -37,6 +42,7 @@ class SourceOptions:
     kind: Kind
     root: Path  # folder that image paths are relative to
     table: Path | None = None  # for kind "table"
-    seed: int = 7  # of the drawn images of kind "shapes"
+    seed: Seed = 7  # of the drawn images of kind "shapes"
     split: SplitOptions = field(default_factory=SplitOptions)  # used if the data come without a split
-    resplit: int | None = None  # number of a random re-split; None keeps the data's own split
+    resplit: Count | None = None  # number of a new random split (`duplex data split`); null: the data set's own
+    __pydantic_config__ = CHECKED

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from duplex.data.names import relative_path
+from duplex.data.manifest import relative_path
 from duplex.data.text_files import read_bytes, read_text
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import DuplexError, UsageError, install_command
 from duplex.labels import SPLITS
 
 NEEDED = ("image", "state", "object")
@@ -24,10 +24,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read and check a table; the result has a column `split` if every row has one.
-
-    Raise UsageError for another file format, DuplexError for a missing column, an empty cell or an unknown split.
-    """
+    """Read and check a table; the result has a column `split` if every row has one."""
     if not is_table(path):
         raise UsageError(f"{path} is not a table; its name ends in one of {', '.join(CSV + PARQUET)}")
     columns, rows = _csv(path) if path.suffix.lower() in CSV else _parquet(path)
@@ -103,7 +100,7 @@ def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise UsageError(f"{path} needs the extra: pip install 'duplex[parquet]'; or save it as .csv") from error
+        raise UsageError(f"{path} needs the extra: {install_command('parquet')}; or save it as .csv") from error
 
     source = io.BytesIO(read_bytes(path))
     try:

@@ -43,7 +43,6 @@ def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit
 
     take: name of a part below `root` -> its possible names in the archive.
     limit: most bytes that may be unpacked; checked while unpacking, whatever sizes the archive states.
-    Raise DuplexError for a damaged archive, a missing part, a name that leads out of the folder, a link or a device.
     """
     staging = root / f".{archive.name}.partial"
     shutil.rmtree(staging, ignore_errors=True)

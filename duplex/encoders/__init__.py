@@ -68,7 +68,7 @@ class Encoder(Protocol):
         """Return the features [B, d] and the patch tokens [B, T, w] of pixels [B, 3, R, R], float32."""
 
     @property
-    def patches(self) -> tuple[int, int]:
+    def patch_shape(self) -> tuple[int, int]:
         """Shape (T, w) of one image's patch tokens."""
 
     @property

@@ -3,7 +3,7 @@
     encoder: {name: "blip:Salesforce/blip-itm-base-coco"}      # a repository of the hub, or blip:FOLDER
 
 An image's feature is the projected class token of the vision model, a text's that of the text model; the temperature
-is that of BLIP's contrastive loss at its start. Needs the extra: pip install 'duplex[blip]'.
+is that of BLIP's contrastive loss at its start. Needs the extra `blip`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
 
-from duplex.encoders.arithmetic import float32_arithmetic
 from duplex.encoders.encoder_source import (
     EncoderSource,
     complete_preprocess,
     existing_weights,
     read_config,
     read_weights,
+    refuse_other_weights,
 )
 from duplex.encoders.families import EncoderFamily
 from duplex.encoders.frozen_encoder import FrozenEncoder
 from duplex.encoders.hub import fetch_from_hub
 from duplex.encoders.prompt_tree import Prompts, PromptTree, check_length, pad_prompts, tree_blocks
-from duplex.errors import DuplexError
-from duplex.system.precision import dtype_of
+from duplex.errors import DuplexError, install_command
+from duplex.system.precision import dtype_of, float32_arithmetic
 
 PREFIX = "blip:"
 TEMPERATURE = 0.07
@@ -42,9 +42,10 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 class BlipFamily(EncoderFamily):
     """`blip:FOLDER` or `blip:OWNER/MODEL` of the hub."""
 
-    usage = "blip:OWNER/NAME or blip:FOLDER (needs pip install 'duplex[blip]')"
+    usage = f"blip:OWNER/NAME or blip:FOLDER (needs {install_command('blip')})"
 
     def find(self, name: str, weights: str | None = None) -> EncoderSource:
+        refuse_other_weights(name, weights)
         place = name.removeprefix(PREFIX)
         folder = Path(place).expanduser()
         is_local = folder.is_dir()
@@ -147,12 +148,11 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise DuplexError("BLIP needs the transformers library: pip install 'duplex[blip]'") from error
+        raise DuplexError(f"BLIP needs the transformers library: {install_command('blip')}") from error
     return transformers
 
 
 def _build(source: EncoderSource) -> Any:
-    """The model with all weights of its file."""
     transformers = _transformers()
     config = transformers.BlipConfig(**source.architecture["blip"])
     model = transformers.BlipForImageTextRetrieval(config)

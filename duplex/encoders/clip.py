@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from duplex.encoders.arithmetic import float32_arithmetic
 from duplex.encoders.clip_text import ClipTextTower
-from duplex.encoders.encoder_source import EncoderSource, first_line
+from duplex.encoders.encoder_source import EncoderSource
 from duplex.encoders.families import CatalogEntry, EncoderFamily, MissingWeights
 from duplex.encoders.frozen_encoder import FrozenEncoder
 from duplex.encoders.hub import weights_on_disk
-from duplex.encoders.open_clip_source import find_source, missing_weights, model_arguments, model_class
-from duplex.encoders.openclip import LOADING_ERRORS, open_clip
+from duplex.encoders.open_clip_source import build_model, find_source, missing_weights
+from duplex.encoders.openclip import open_clip
 from duplex.errors import DuplexError
+from duplex.system.precision import float32_arithmetic
 
 
 class ClipFamily(EncoderFamily):
@@ -34,12 +33,12 @@ class ClipFamily(EncoderFamily):
         return missing_weights(name, weights)
 
     def catalog(self) -> list[CatalogEntry]:
-        return [self._entry(name) for name in open_clip.list_models()]
-
-    def _entry(self, name: str) -> CatalogEntry:
-        tags = tuple(open_clip.list_pretrained_tags_by_model(name))
-        on_disk = tuple(tag for tag in tags if weights_on_disk(open_clip.get_pretrained_cfg(name, tag)))
-        return CatalogEntry(name, int(open_clip.get_model_config(name)["embed_dim"]), tags, on_disk)
+        entries = []
+        for name in open_clip.list_models():
+            tags = tuple(open_clip.list_pretrained_tags_by_model(name))
+            on_disk = tuple(tag for tag in tags if weights_on_disk(open_clip.get_pretrained_cfg(name, tag)))
+            entries.append(CatalogEntry(name, int(open_clip.get_model_config(name)["embed_dim"]), tags, on_disk))
+        return entries
 
 
 class ClipEncoder(FrozenEncoder):
@@ -56,7 +55,6 @@ class ClipEncoder(FrozenEncoder):
             self._text = ClipTextTower(model.to(self.device), self.tokenizer(source), precision=precision)
 
     def build(self, source: EncoderSource) -> Any:
-        """Return open_clip's model with the weights of a source."""
         return build_model(source)
 
     def tokenizer(self, source: EncoderSource) -> Any:
@@ -91,19 +89,3 @@ class ClipEncoder(FrozenEncoder):
 def as_tokens(cells: Tensor) -> Tensor:
     """Return a feature map [B, w, H, W] as tokens [B, H*W, w]; tokens stay as they are."""
     return cells.flatten(2).transpose(1, 2) if cells.ndim == 4 else cells
-
-
-def build_model(source: EncoderSource) -> Any:
-    """Build open_clip's model, frozen, with all weights of a source; raise DuplexError if the file does not fit."""
-    kind, config = model_class(source.architecture), model_arguments(source.architecture)
-    unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
-    if unknown:
-        raise DuplexError(f"{source.name}: {unknown[0]!r} is no key of open_clip's {kind.__name__}")
-    model = kind(**config)
-    try:
-        open_clip.load_checkpoint(model, str(source.weights), weights_only=True)
-    except LOADING_ERRORS as error:
-        raise DuplexError(
-            f"{source.weights} does not hold the weights of {source.name!r}: {first_line(error)}"
-        ) from error
-    return model.eval().requires_grad_(False)

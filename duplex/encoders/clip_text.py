@@ -15,13 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as recompute
 
-from duplex.encoders.arithmetic import float32_arithmetic
 from duplex.encoders.prompt_tree import PAD, Ints, Prompts, PromptTree, check_length, pad_prompts, tree_blocks
-from duplex.encoders.text_attention import attend
-from duplex.encoders.text_layout import AttentionPlan, TreeLayout
-from duplex.encoders.text_parts import TextParts
-from duplex.encoders.text_vocabulary import Vocabulary
+from duplex.encoders.text_attention import AttentionPlan, TreeLayout, attend
+from duplex.encoders.text_parts import TextParts, Vocabulary
 from duplex.errors import DuplexError
+from duplex.system.precision import float32_arithmetic
 
 QUICK = 1.702  # QuickGELU's constant
 
@@ -104,7 +102,7 @@ class ClipTextTower:
         return output
 
     def _layout(self, tree: PromptTree, device: torch.device) -> TreeLayout:
-        """Return a tree's index tensors, built once per tree and device."""
+        """Return the index tensors of a prompt tree, built once per tree and device."""
         layouts = self._layouts.setdefault(tree, {})
         if device not in layouts:
             layouts[device] = TreeLayout.of(tree, len(self.parts.blocks), self.parts.heads, device)
@@ -115,7 +113,7 @@ class ClipTextTower:
         if lexicon.ndim != 2 or lexicon.shape[1] != self.width:
             raise DuplexError(f"token embeddings {tuple(lexicon.shape)} do not fit a text tower of width {self.width}")
         if row >= len(lexicon):
-            raise DuplexError(f"a prompt names row {row} of a lexicon of {len(lexicon)} rows")
+            raise DuplexError(f"a prompt needs row {row} of a lexicon of {len(lexicon)} rows")
 
 
 def encode_separately(
@@ -145,7 +143,11 @@ def encode_separately(
                 x = recompute(block, x, attn_mask=mask, use_reentrant=False)
             else:
                 x = block(x, attn_mask=mask)
-    return parts.finish(_pooled(parts, x, real).to(parts.positions.dtype))
+    if parts.pools_end:
+        pooled = x[torch.arange(len(x), device=x.device), real.sum(1) - 1]
+    else:
+        pooled = x[:, 0] if parts.cls is None and parts.pool == "first" else x[:, -1]
+    return parts.finish(pooled.to(parts.positions.dtype))
 
 
 def _mask(parts: TextParts, real: Tensor, x: Tensor) -> Tensor | None:
@@ -161,13 +163,6 @@ def _mask(parts: TextParts, real: Tensor, x: Tensor) -> Tensor | None:
     hidden = torch.zeros_like(valid, dtype=x.dtype).masked_fill(~valid, float("-inf"))  # [P, L]
     each = hidden[:, None].expand(-1, length, -1).repeat_interleave(parts.heads, 0)
     return each if mask is None else each + mask
-
-
-def _pooled(parts: TextParts, x: Tensor, real: Tensor) -> Tensor:
-    """Return the state [P, width] that becomes the feature."""
-    if parts.pools_end:
-        return x[torch.arange(len(x), device=x.device), real.sum(1) - 1]
-    return x[:, 0] if parts.cls is None and parts.pool == "first" else x[:, -1]
 
 
 def _single(ids: tuple[int, ...], name: str) -> int:

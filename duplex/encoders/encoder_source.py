@@ -14,7 +14,7 @@ from torch import Tensor
 
 from duplex.encoders import EncoderIdentity
 from duplex.encoders.openclip import LOADING_ERRORS, PreprocessCfg, load_state_dict, merge_preprocess_dict
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.system.files import sha256
 
 Config = dict[str, Any]
@@ -41,7 +41,7 @@ class EncoderSource:
             encoder=self.name,
             architecture=config_hash(self.architecture, 16),
             weights=_sha256(self.weights, stat.st_size, stat.st_mtime_ns),
-            preprocessing=stable_json(self.preprocess),
+            preprocessing=stable_json({**self.preprocess, "orientation": "exif"}),  # see `features.image_files`
             precision=precision,
             dim=self.dim,
             torch=_version("torch"),
@@ -75,15 +75,20 @@ def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
         raise DuplexError(f"{path} lacks the key {missing[0]!r}; an encoder cannot be built without it")
 
 
+def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
+    """Raise UsageError for weights of an encoder that comes with its own, whose tag is `own`."""
+    if weights not in (None, own):
+        raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
+
+
 def existing_weights(path: Path) -> Path:
     """Return the path of a weights file; raise DuplexError if there is none."""
     if not path.is_file():
-        raise DuplexError(f"{path} does not exist; the encoder's weights are missing and never made up")
+        raise DuplexError(f"{path} does not exist; the encoder's weights are read from it, never made up")
     return path
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a file of weights as a state dict."""
     try:
         state: dict[str, Tensor] = load_state_dict(str(path))
     except LOADING_ERRORS as error:

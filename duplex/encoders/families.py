@@ -48,7 +48,7 @@ class CatalogEntry:
 
 
 class EncoderFamily(ABC):
-    """Base class of families: finds, loads and lists encoders of one make."""
+    """Base class of encoder families: finds, loads, lists their encoders."""
 
     usage = ""  # forms of names that `catalog` does not list, for `duplex encoders list`
 
@@ -88,7 +88,6 @@ def family_module(encoder: str) -> str:
 
 
 def find_family(encoder: str) -> EncoderFamily:
-    """Return the family of the encoder with this name."""
     return _load(_entry_point(encoder))
 
 

@@ -87,7 +87,7 @@ class FrozenEncoder:
         raise NotImplementedError
 
     @property
-    def patches(self) -> tuple[int, int]:
+    def patch_shape(self) -> tuple[int, int]:
         """Shape (T, w) of one image's patch tokens, found by encoding a blank image."""
         _, count, width = self.encode_patches(self.image_transform(Image.new("RGB", (8, 8)))[None])[1].shape
         return count, width

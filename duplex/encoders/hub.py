@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import requests
 from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
@@ -103,6 +102,8 @@ def _check_reachable(url: str, what: str) -> None:
     """Raise DuplexError unless the server responds to one request; the hub's own client retries for a minute."""
     if _offline():
         raise download_error(what, OSError("no network is used"))
+    import requests
+
     try:
         requests.head(url, timeout=TIMEOUT, allow_redirects=False)
     except (requests.RequestException, ValueError) as error:

@@ -103,7 +103,7 @@ def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
 
 
 def _layouts() -> dict[Any, TowerLayout]:
-    """Layouts by the function that runs the blocks."""
+    """Return the supported layouts; a tower is recognised by the method of its class that runs the blocks."""
     from timm.models import convnext, efficientnet, mobilenetv3, resnet, vision_transformer
 
     from duplex.encoders.openclip import ModifiedResNet, VisionTransformer

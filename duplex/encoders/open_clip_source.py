@@ -1,8 +1,11 @@
-"""open_clip's encoders by name: architecture, preprocessing and weights, from a hub, a folder or a file."""
+"""open_clip's encoders by name: architecture, preprocessing and weights, from a hub, a folder or a file; conversion of
+weights files to folders that load anywhere: `open_clip_config.json` beside safetensors."""
 
 from __future__ import annotations
 
 import copy
+import inspect
+import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,10 @@ from duplex.encoders.encoder_source import (
     EncoderSource,
     complete_preprocess,
     config_hash,
+    first_line,
     read_config,
+    read_weights,
+    refuse_other_weights,
     require_keys,
     stable_json,
 )
@@ -27,8 +33,9 @@ from duplex.encoders.hub import (
     hub_file_on_disk,
     weights_on_disk,
 )
-from duplex.encoders.openclip import open_clip
+from duplex.encoders.openclip import LOADING_ERRORS, open_clip
 from duplex.errors import DuplexError, UsageError
+from duplex.system.files import write_tensors, write_text
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
 CONFIG = "open_clip_config.json"
@@ -39,10 +46,15 @@ SUFFIXES = (".safetensors", ".bin", ".pth")
 def find_source(name: str, weights: str | None = None) -> EncoderSource:
     """Find an encoder by name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip with
     `weights` (a tag to download, or a file). Raise UsageError or DuplexError for what does not exist."""
+    if name.startswith((LOCAL, HUB)):
+        refuse_other_weights(name, weights)
     if name.startswith(LOCAL):
         return _folder_source(Path(name.removeprefix(LOCAL)).expanduser())
     if name.startswith(HUB):
-        return _hub_source(name)
+        owner = name.removeprefix(HUB)
+        config = read_config(fetch_from_hub(owner, (CONFIG,), name), ("model_cfg", "preprocess_cfg"))
+        preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
+        return EncoderSource(name, config["model_cfg"], preprocess, fetch_from_hub(owner, WEIGHTS, name))
     architecture = open_clip.get_model_config(name)
     if architecture is None:
         raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
@@ -58,6 +70,7 @@ def find_source(name: str, weights: str | None = None) -> EncoderSource:
 def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
     """Return what `find_source` would download; None if nothing."""
     if name.startswith(HUB):
+        refuse_other_weights(name, weights)
         owner = name.removeprefix(HUB)
         on_disk = hub_file_on_disk(owner, (CONFIG,)) and hub_file_on_disk(owner, WEIGHTS)
         return None if on_disk else MissingWeights(f"https://huggingface.co/{owner}", None)
@@ -69,15 +82,10 @@ def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
     published = open_clip.get_pretrained_cfg(name, weights)
     if weights_on_disk(published):
         return None
-    return MissingWeights(download_address(published), _weights_size(architecture))
-
-
-def _weights_size(architecture: Config) -> int:
-    """Bytes of an architecture's weights as float32, counted without allocating them."""
-    with torch.device("meta"):
+    with torch.device("meta"):  # counts parameters without allocating them
         model = model_class(architecture)(**model_arguments(architecture))
-    size: int = 4 * sum(parameter.numel() for parameter in model.parameters())
-    return size
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    return MissingWeights(download_address(published), size)
 
 
 def model_class(architecture: Config) -> Any:
@@ -96,6 +104,22 @@ def model_arguments(architecture: Config) -> Config:
     if "hf_model_name" in config["text_cfg"]:
         config["text_cfg"]["hf_model_pretrained"] = False
     return config
+
+
+def build_model(source: EncoderSource) -> Any:
+    """Build open_clip's model, frozen, with all weights of a source; raise DuplexError if the file does not fit."""
+    kind, config = model_class(source.architecture), model_arguments(source.architecture)
+    unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
+    if unknown:
+        raise DuplexError(f"{source.name}: {unknown[0]!r} is no key of open_clip's {kind.__name__}")
+    model = kind(**config)
+    try:
+        open_clip.load_checkpoint(model, str(source.weights), weights_only=True)
+    except LOADING_ERRORS as error:
+        raise DuplexError(
+            f"{source.weights} does not hold the weights of {source.name!r}: {first_line(error)}"
+        ) from error
+    return model.eval().requires_grad_(False)
 
 
 def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
@@ -141,13 +165,6 @@ def _weights_in(folder: Path) -> Path | None:
     return min((path for path in folder.iterdir() if path.suffix in SUFFIXES), key=rank, default=None)
 
 
-def _hub_source(name: str) -> EncoderSource:
-    owner = name.removeprefix(HUB)
-    config = read_config(fetch_from_hub(owner, (CONFIG,), name), ("model_cfg", "preprocess_cfg"))
-    preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
-    return EncoderSource(name, config["model_cfg"], preprocess, fetch_from_hub(owner, WEIGHTS, name))
-
-
 def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
     """A bare file does not name its preprocessing: it is taken from the architecture's published weights where these
     all agree, and an error elsewhere, since a guess could give wrong features."""
@@ -168,3 +185,45 @@ def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
 
 def _tags(name: str) -> str:
     return ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none published"
+
+
+NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in OpenAI's archives
+
+
+def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
+    """Write a weights file as a folder for `local-dir:`, and load it once as a check.
+
+    archive: a weights file, or a TorchScript archive of OpenAI.
+    name: an architecture of open_clip.
+    tag: the published weights whose preprocessing applies; "openai" for a TorchScript archive unless given.
+    """
+    architecture = open_clip.get_model_config(name)
+    if architecture is None or ":" in name:
+        raise UsageError(f"unknown architecture {name!r}; `duplex encoders list` shows the names")
+    if not archive.is_file():
+        raise UsageError(f"{archive} does not exist")
+    scripted = is_torchscript(archive)
+    if tag is None and not scripted:
+        raise UsageError(f"{archive} does not say how images are prepared; name the published weights with --tag")
+    preprocess = preprocess_of(name, architecture, tag or "openai")
+    existing = next((folder / name for name in (WEIGHTS[0], CONFIG) if (folder / name).exists()), None)
+    if existing is not None:
+        raise UsageError(f"{existing} exists and is not overwritten; name a folder without an encoder in it")
+    try:
+        state = torch.jit.load(str(archive), map_location="cpu").state_dict() if scripted else read_weights(archive)
+    except LOADING_ERRORS as error:
+        raise DuplexError(f"{archive} cannot be read as weights: {first_line(error)}") from error
+    tensors = {key: value.detach().contiguous().clone() for key, value in state.items() if key not in NOT_WEIGHTS}
+    write_tensors(folder / WEIGHTS[0], tensors)
+    config = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocess}, indent=2) + "\n"
+    write_text(folder / CONFIG, config)
+    source = find_source(f"{LOCAL}{folder}")
+    try:
+        build_model(source)
+    except DuplexError as error:
+        (folder / CONFIG).unlink()
+        (folder / WEIGHTS[0]).unlink()
+        raise DuplexError(
+            f"{archive} does not hold the weights of {name!r}; name its architecture with --encoder"
+        ) from error
+    return source

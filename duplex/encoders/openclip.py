@@ -1,4 +1,4 @@
-"""All names used of timm, and of open_clip and torchvision below their top level, in one place for new releases."""
+"""Imports from timm and from submodules of open_clip and torchvision, all in one place to check for new releases."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import zipfile
 
 from safetensors import SafetensorError
 
-from duplex.encoders.vision_ops import ensure_torchvision
+from duplex.encoders.vision_ops import import_open_clip
 
-ensure_torchvision()
+import_open_clip()
 
 # ruff: noqa: E402, PLC0414
 import open_clip as open_clip

@@ -2,7 +2,7 @@
 
 A prompt is a sequence of *lexicon rows* (token embeddings, frozen or learned); a node of the tree is one distinct
 prefix, and its depth is the position of its last token. Nodes are numbered depth first, so that a run of consecutive
-nodes has few ancestors beside the run itself (see `text_layout`).
+nodes has few ancestors beside the run itself (see `text_attention`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ PAD = -1
 
 
 def pad_prompts(sequences: Prompts) -> Ints:
-    """Return prompts as an array `[P, L]` of lexicon rows with `PAD` after each prompt's end.
-
-    Raise DuplexError for an empty list, an empty prompt or a negative row.
-    """
+    """Return prompts as an array `[P, L]` of lexicon rows with `PAD` after each prompt's end."""
     if isinstance(sequences, np.ndarray):
         rows = sequences.astype(np.int64, copy=False)
         lengths = (rows != PAD).sum(1)
@@ -101,7 +98,7 @@ class PromptTree:
 
     @cached_property
     def ancestors(self) -> Ints:
-        """[T, L] each node, its parent and so on up to the first token, then -1."""
+        """Table [T, L]: each node, its parent and so on up to the first token, then -1."""
         table = np.full((self.tokens, self.length), -1, np.int64)
         node = np.arange(self.tokens)
         for column in table.T:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duplex.encoders.arithmetic import float32_arithmetic
 from duplex.encoders.clip import as_tokens
 from duplex.encoders.encoder_source import EncoderSource, complete_preprocess, read_weights
 from duplex.encoders.families import EncoderFamily
@@ -21,6 +20,7 @@ from duplex.encoders.frozen_encoder import FrozenEncoder
 from duplex.encoders.hub import fetch_weights
 from duplex.encoders.openclip import timm
 from duplex.errors import DuplexError, UsageError
+from duplex.system.precision import float32_arithmetic
 
 PREFIX = "timm:"
 
@@ -86,7 +86,6 @@ class TimmEncoder(FrozenEncoder):
 
 
 def _build(source: EncoderSource) -> Any:
-    """The model with all weights of its file but the classifier's."""
     model: Any = timm.create_model(source.architecture["timm_model_name"], pretrained=False, num_classes=0)
     classifier = str(model.default_cfg.get("classifier", "fc"))
     state = read_weights(source.weights)

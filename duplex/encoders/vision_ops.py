@@ -1,13 +1,20 @@
-"""Make torchvision importable beside a torch that its compiled library was not built for.
+"""Import torchvision and open_clip fast, and beside a torch that torchvision's compiled library was not built for.
 
 A CPU build of torch beside a CUDA build of torchvision cannot load torchvision's library, and importing torchvision
 then fails at two unregistered operators. Nothing in this package calls them: their schemas suffice.
+
+torchvision and timm import torch's compiler for one function each, which takes two thirds of the time of
+`import open_clip` (2 of 3 seconds); it is left out here until something compiles.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -30,6 +37,42 @@ def ensure_torchvision() -> bool:
         library.define(schema)
     _declared.append(library)
     return True
+
+
+def import_open_clip() -> None:
+    """Import open_clip and timm without torch's compiler, which their towers do not need."""
+    ensure_torchvision()
+    with _compiler_deferred():
+        import open_clip  # noqa: F401
+
+
+@contextmanager
+def _compiler_deferred() -> Iterator[None]:
+    """Replace the two functions that torchvision and timm import of torch's compiler, unless it is loaded.
+
+    timm keeps one function of its NaFlex models out of compiled code; without that, these models should not be
+    compiled with `torch.compile` in this process. Nothing in this package compiles.
+    """
+    names = ("torch._dynamo", "torch._dynamo.utils")
+    if names[0] in sys.modules:
+        yield
+        return
+    compiler, utilities = modules = [ModuleType(name) for name in names]
+    compiler.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
+    utilities.is_compile_supported = _is_compile_supported  # type: ignore[attr-defined]
+    sys.modules.update(zip(names, modules, strict=True))
+    try:
+        yield
+    finally:
+        for name, module in zip(names, modules, strict=True):
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+
+def _is_compile_supported(device_type: str) -> bool:
+    from torch._dynamo.utils import is_compile_supported
+
+    return bool(is_compile_supported(device_type))
 
 
 def _registered() -> bool:

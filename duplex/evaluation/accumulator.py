@@ -19,6 +19,7 @@ from duplex.labels import Bools, Ints
 
 Floats = NDArray[np.float64]
 NO_COLUMN = np.iinfo(np.int64).max
+LARGEST_EXACT = 1 << 53  # float64 has every whole number up to it
 CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
 
 
@@ -43,7 +44,17 @@ class ScoreAccumulator:
         self.target: Ints = np.asarray(target, dtype=np.int64)
         self.seen: Bools = np.asarray(seen, dtype=bool)
         self.k = k
-        _check(self.target, self.seen, k)
+        if self.target.ndim != 1 or self.seen.ndim != 1:
+            shapes = f"{self.target.shape} and {self.seen.shape}"
+            raise UsageError(f"target and seen must have one dimension; their shapes are {shapes}")
+        columns = self.seen.size
+        if not self.target.size or not columns:
+            raise UsageError(f"nothing to evaluate: {self.target.size} images and {columns} columns")
+        low, high = self.target.min(), self.target.max()
+        if low < 0 or high >= columns:
+            raise UsageError(f"target holds {low} to {high}; columns are 0 to {columns - 1}")
+        if k < 1:
+            raise UsageError(f"k is {k}; expected a whole number from 1")
         self.groups = group_columns(self.seen, bucket, feasible_mask)
         images, groups = self.target.size, int(max(self.groups.max(), 1)) + 1
         self._label: Floats = np.full(images, -np.inf)
@@ -61,6 +72,7 @@ class ScoreAccumulator:
         on_device = hasattr(scores, "detach") and scores.device.type != "cpu"
         if not on_device:
             scores = np.asarray(scores.detach().float().numpy() if hasattr(scores, "detach") else scores)
+            refuse_inexact(scores)
         images = np.arange(self.target.size)[slice(None) if rows is None else rows]
         fits = scores.ndim == 2 and len(scores) == images.size and first_column + scores.shape[1] <= self.seen.size
         if not fits or first_column < 0 or not (on_device or scores.dtype.kind in "fiub"):
@@ -99,7 +111,7 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, upto: int | None = None) -> TopCompetitors:
-        """Return the statistics of a complete pass. With `upto`, unseen buckets from `upto` on count as -inf."""
+        """Return the statistics of all scores. Columns of unseen buckets `upto` and above count as -inf."""
         *_, last = self.cumulative(upto)
         return last
 
@@ -131,9 +143,20 @@ class ScoreAccumulator:
         )
 
 
+def refuse_inexact(scores: NDArray[Any]) -> None:
+    """Raise `DuplexError` for whole numbers above 2**53, which float64 rounds: different scores would become equal."""
+    if scores.dtype.kind in "iu" and scores.itemsize == 8 and scores.size:
+        largest = max(abs(int(scores.min())), abs(int(scores.max())))
+        if largest > LARGEST_EXACT:
+            raise DuplexError(
+                f"a score is {largest:,}; whole numbers above 2**53 = {LARGEST_EXACT:,} cannot be ranked exactly; "
+                "subtract a constant, or save them as float64"
+            )
+
+
 @dataclass(frozen=True)
 class TopCompetitors:
-    """Score statistics of `N` images: label scores, the best `k` other scores of seen and of unseen columns."""
+    """Score statistics of `N` images: the label's score and the best `k` other scores of seen and unseen columns."""
 
     target: Ints  # [N]
     is_seen: Bools  # [N] whether the label is a seen composition
@@ -162,14 +185,3 @@ def _merged(best: Floats, column: Ints, other: Floats, other_column: Ints) -> tu
     k = best.shape[1]
     both = np.maximum(best, other) if k == 1 else -np.sort(-np.concatenate([best, other], axis=1), axis=1)[:, :k]
     return both, np.where(first, other_column, column)
-
-
-def _check(target: Ints, seen: Bools, k: int) -> None:
-    if target.ndim != 1 or seen.ndim != 1:
-        raise UsageError(f"target and seen must have one dimension; their shapes are {target.shape} and {seen.shape}")
-    if not target.size or not seen.size:
-        raise UsageError(f"nothing to evaluate: {target.size} images and {seen.size} columns")
-    if target.min() < 0 or target.max() >= seen.size:
-        raise UsageError(f"target holds {target.min()} to {target.max()}; columns are 0 to {seen.size - 1}")
-    if k < 1:
-        raise UsageError(f"k is {k}; expected a whole number from 1")

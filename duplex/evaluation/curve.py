@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from duplex.errors import UsageError
 from duplex.evaluation.accumulator import Floats, TopCompetitors
 from duplex.labels import Bools, Ints
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Margins:
         return cls(d[is_seen], d[~is_seen], is_seen)
 
     def right(self, bias: float = 0.0) -> Bools:
-        """Return whether each image is right at a bias [N]."""
+        """Mask [N] of images classified right at a bias."""
         right = np.empty(self.is_seen.size, dtype=bool)
         right[self.is_seen] = bias < self.seen
         right[~self.is_seen] = bias > self.unseen
@@ -73,23 +76,26 @@ class Curve:
         unseen_from = np.searchsorted(breakpoints, margins.unseen, side="left") + 1
         unseen_from = np.where(margins.unseen == -np.inf, 0, unseen_from)
         never_seen, never_unseen = np.isnan(margins.seen), np.isnan(margins.unseen)
-        return cls(
-            breakpoints, np.where(never_seen, -1, seen_until), np.where(never_unseen, breakpoints.size + 1, unseen_from)
-        )
+        unseen_from = np.where(never_unseen, breakpoints.size + 1, unseen_from)
+        return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
+
+    def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
+        """Return seen and unseen accuracy [P + 1] of some images, each as often as it is listed."""
+        points = self.breakpoints.size
+        return falling(self.seen_until[seen], points), rising(self.unseen_from[unseen], points)
 
     @cached_property
     def seen_accuracy(self) -> Floats:
-        """[P + 1] falling along the curve; NaN if no image is seen."""
+        """Accuracy on seen images [P + 1], falling along the curve; NaN if no image is seen."""
         return falling(self.seen_until, self.breakpoints.size)
 
     @cached_property
     def unseen_accuracy(self) -> Floats:
-        """[P + 1] rising along the curve; NaN if no image is unseen."""
+        """Accuracy on unseen images [P + 1], rising along the curve; NaN if no image is unseen."""
         return rising(self.unseen_from, self.breakpoints.size)
 
     @cached_property
     def harmonic(self) -> Floats:
-        """Harmonic mean of both accuracies [P + 1]."""
         return harmonic_mean(self.seen_accuracy, self.unseen_accuracy)
 
     def bias(self, point: int) -> float:
@@ -114,14 +120,11 @@ class Curve:
             marks = np.searchsorted(travelled, np.linspace(travelled[0], travelled[-1], max(limit - 2, 2)))
             best = 0 if np.isnan(self.harmonic).all() else int(np.nanargmax(self.harmonic))
             points = np.unique(np.r_[marks, best])  # marks begin and end with the curve
-        return pd.DataFrame(
-            {
-                "bias": [self.bias(int(p)) for p in points],
-                "seen": self.seen_accuracy[points],
-                "unseen": self.unseen_accuracy[points],
-                "hm": self.harmonic[points],
-            }
-        )
+        import pandas as pd
+
+        accuracies = {"seen": self.seen_accuracy, "unseen": self.unseen_accuracy, "hm": self.harmonic}
+        columns = {name: values[points] for name, values in accuracies.items()}
+        return pd.DataFrame({"bias": [self.bias(int(p)) for p in points], **columns})
 
 
 def falling(until: Ints, breakpoints: int) -> Floats:

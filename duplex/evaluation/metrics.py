@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import TopCompetitors
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.uncertainty import ROUNDS, Components, Interval, bootstrap, percentiles
+from duplex.labels import GROUPS, Bools, FrequencyGroups, Ints
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NO_PERCENTAGES = {"k", "bias", "images_seen", "images_unseen"}
 
@@ -90,3 +96,28 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None) ->
         return None
     name, predicted = np.asarray(names), competitors.predictions()
     return float(((predicted >= 0) & (name[predicted] == name[competitors.target])).mean())
+
+
+def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
+    """Return one row per group: compositions, training and test images, their shares and accuracies, in percent.
+
+    `train`, `test`: compositions of the images. `right`: column name -> mask [test images] of right predictions; with
+    two, the column `gain` is the second minus the first. An accuracy over no images is NaN.
+    """
+    import pandas as pd
+
+    table = pd.DataFrame({"group": list(GROUPS), "compositions": groups.sizes})
+    for split, images in (("train", train), ("test", test)):
+        counts = np.bincount(groups.of(images), minlength=len(GROUPS))
+        table[f"{split}_images"] = counts
+        table[f"{split}_percent"] = 100 * counts / max(images.size, 1)
+    for run, hits in right.items():
+        if hits.shape != test.shape:
+            raise DuplexError(f"{run} has results for {hits.size} images, the test split has {test.size}")
+        counted = np.bincount(groups.of(test), weights=hits, minlength=len(GROUPS))
+        images = table["test_images"].to_numpy()
+        table[run] = np.divide(100 * counted, images, out=np.full(len(GROUPS), np.nan), where=images > 0)
+    if len(right) == 2:
+        first, second = right
+        table["gain"] = table[second] - table[first]
+    return table

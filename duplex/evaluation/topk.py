@@ -1,10 +1,7 @@
 """Best scores of each group of columns: seen compositions, and one or more buckets of unseen ones.
 
-A bias moves all columns of a group together, so evaluation needs only the best scores of each group. Buckets of unseen
-columns let all feasibility thresholds be tried in one pass.
-
-There are two searches because torch's `argmax` is 20 times slower than NumPy's on a CPU, and importing torch takes
-longer than evaluating a score file.
+Buckets of unseen columns let all feasibility thresholds be tried in one pass. There are two searches because torch's
+`argmax` is many times slower than NumPy's on a CPU, and importing torch takes longer than evaluating a score file.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import numpy as np
 from duplex.errors import DuplexError
 from duplex.features import layout
 from duplex.features.identity import Identity, first_difference, repair_hint
+from duplex.system.files import kind_of_path, refuse_unwritable
 from duplex.system.hdf5 import (
     HDF5_ERRORS,
     InvalidHDF5,
@@ -33,6 +34,7 @@ CHECKED_ROWS = 65_536  # read at a time
 def refuse_foreign(path: Path) -> None:
     """Raise `DuplexError` if `path` exists and is no feature cache, whole or damaged, of any version; likewise if its
     `.partial` exists and is not HDF5. Neither may be overwritten."""
+    refuse_unwritable(path)
     for file, signature in ((path, layout.FORMATS.encode()), (layout.partial_path(path), HDF5_SIGNATURE)):
         head = b""
         if file.is_file():
@@ -52,9 +54,7 @@ def open_cache(path: Path, *, joined: bool = True) -> Iterator[Any]:
     `joined` allows a view of shards, all of which must exist. Raises `DuplexError` for anything else, also for damage
     that appears while the block reads.
     """
-    if not path.is_file():
-        unfinished = " (an unfinished one lies beside it)" if layout.partial_path(path).exists() else ""
-        raise DuplexError(f"{path} does not exist{unfinished}; {repair_hint(path)}")
+    require_cache_file(path)
     try:
         file = h5py.File(path, "r", locking="best-effort")
     except HDF5_ERRORS as error:
@@ -74,6 +74,16 @@ def open_cache(path: Path, *, joined: bool = True) -> Iterator[Any]:
     finally:
         with suppress(*HDF5_ERRORS):
             file.close()
+
+
+def require_cache_file(path: Path) -> None:
+    """Raise `DuplexError` unless `path` is a file or a link to one."""
+    kind = kind_of_path(path)
+    if kind == "missing":
+        unfinished = " (an unfinished one lies beside it)" if layout.partial_path(path).exists() else ""
+        raise DuplexError(f"{path} does not exist{unfinished}; {repair_hint(path)}")
+    if kind != "a file":
+        raise DuplexError(f"{path} is {kind}, not a feature cache; name the cache's file")
 
 
 def read_identity(file: Any) -> Identity:

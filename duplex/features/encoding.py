@@ -13,8 +13,8 @@ from torch import Tensor
 
 from duplex.encoders.image_blocks import block_input_shape, capture_block_input
 from duplex.errors import DuplexError
-from duplex.features.eight_bits import quantize
 from duplex.features.layout import CODES, ENCODED, FIRST_BAD, NOT_FINITE, SCALES, Statuses, scale_shape
+from duplex.features.tokens import quantize
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
@@ -36,7 +36,7 @@ class OutputSpec:
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
         """Return the shape of one image's row in each data set that a cache needs for these outputs."""
-        shapes: dict[str, tuple[int, ...]] = {"patch": encoder.patches} if self.patches else {}
+        shapes: dict[str, tuple[int, ...]] = {"patch": encoder.patch_shape} if self.patches else {}
         if self.block_inputs:
             row = block_input_shape(encoder, self.block_inputs)
             shapes |= {"block_inputs": row} if self.bits == 16 else {CODES: row, SCALES: scale_shape(row)}

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,6 +19,9 @@ from torch import Tensor
 from duplex.errors import DuplexError
 from duplex.features.tokens import DiskTokens
 from duplex.labels import SPLITS, Ints, LabelSpace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Arrays = Mapping[str, np.ndarray | DiskTokens]  # rows of a cache, by input name
 

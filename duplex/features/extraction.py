@@ -1,4 +1,4 @@
-"""Images through a frozen encoder into a cache.
+"""Encode images with a frozen encoder and write their features to a cache.
 
 Rows are encoded in batches that always hold the same rows, so a feature never depends on where an earlier run stopped.
 """
@@ -41,7 +41,7 @@ LISTED_BAD = 5  # bad images that an error lists
 
 @dataclass(frozen=True)
 class ExtractionJob:
-    """One file: its rows, and how to encode them."""
+    """The extraction of one cache file: its rows, the encoder and the options."""
 
     path: Path
     identity: Identity
@@ -88,8 +88,8 @@ class ExtractionReport:
         return [f"{self.path}: {self.rows} rows{resumed}{rate}, {len(self.bad)} bad", *listed]
 
     def to_dict(self) -> dict[str, object]:
-        bad = [asdict(image) for image in self.bad]
-        return {"rows": self.rows, "resumed": self.resumed, "seconds": round(self.seconds, 3), "bad": bad}
+        record = {"rows": self.rows, "resumed": self.resumed, "seconds": round(self.seconds, 3)}
+        return {**record, "bad": [asdict(image) for image in self.bad]}
 
 
 def extract(
@@ -154,7 +154,7 @@ def extract(
 
 
 def _extract_file(job: ExtractionJob) -> ExtractionReport:
-    """Return a finished cache's report, or resume or begin its file."""
+    """Extract one cache file, resuming a partial one; return at once if it is finished."""
     began, path, rows = time.monotonic(), job.path, job.span.rows
     with claim_cache(path):
         statuses = None if job.fresh else finished_statuses(path, job.identity, job.span)
@@ -225,7 +225,7 @@ def _newly_readable(statuses: Statuses, job: ExtractionJob) -> Iterator[int]:
 
 
 def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
-    """Encode every batch that has a pending row, whole."""
+    """Encode every batch with a pending row, including its rows that are done."""
     total = len(job.rows.images)
     pending = [rows for rows in split_rows(total, job.batch_size) if (cache.statuses[slice(*rows)] == PENDING).any()]
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"

@@ -1,7 +1,7 @@
 """Reading any file as an RGB image, or as the reason why it is not one.
 
-Pixels are read as published CLIP features read them: in the stored orientation (EXIF rotation is not applied), the
-first frame of an animation, alpha ignored. The size is read from the header: a decompression bomb is never decoded.
+Pixels are read as viewers show them: turned as the file's EXIF orientation says, the first frame of an animation, alpha
+ignored. The size is read from the header: a decompression bomb is never decoded.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.Image import Transpose
 
 from duplex.data.image_errors import DECODING_ERRORS, machine_fault
 
@@ -21,6 +22,12 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "ICO", "JP
 Image.init()  # once, before decoding workers are forked
 READABLE = tuple(name for name in FORMATS if name in Image.OPEN)  # formats that this Pillow was built with
 MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow's own limit, an error here instead of a warning
+
+ORIENTATION_TAG = 0x0112
+TURNS = {  # by EXIF orientation; 1 is upright
+    **{2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE},
+    **{6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90},
+}
 
 
 class BadImageFile(Exception):
@@ -50,7 +57,7 @@ def read_image(path: Path) -> Image.Image:
 
 
 def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Like `read_image`, of a stream in memory, or of a file without checking first that it is a regular one."""
+    """Decode a stream in memory or a file like `read_image`, without checking that it is a regular file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, and sizes that the next check refuses
@@ -67,7 +74,7 @@ def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.I
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Return an image as 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
+    """Return an image as upright 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
 
     Pillow clips 16-bit grey at 255 when converting to RGB, which makes nearly all of it white; it is scaled first.
     """
@@ -75,7 +82,18 @@ def as_rgb(image: Image.Image) -> Image.Image:
         values = np.asarray(image)
         if values.size and (values.min() < 0 or values.max() > 65535):
             raise BadImageFile("pixel type")
-        return Image.fromarray((values.astype(np.float32) / 257 + 0.5).astype(np.uint8)).convert("RGB")
+        grey = Image.fromarray((values.astype(np.float32) / 257 + 0.5).astype(np.uint8))
+        return _upright(grey.convert("RGB"), image)
     if image.mode == "F":
         raise BadImageFile("pixel type")
-    return image.convert("RGB")
+    return _upright(image.convert("RGB"), image)
+
+
+def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
+    """Return pixels turned by the image's EXIF orientation; metadata that cannot be read turns nothing."""
+    try:
+        orientation = image.getexif().get(ORIENTATION_TAG)
+    except DECODING_ERRORS:
+        return pixels
+    turn = TURNS.get(orientation) if isinstance(orientation, int) else None
+    return pixels if turn is None else pixels.transpose(turn)

@@ -11,7 +11,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import IMPORTED, Identity
 from duplex.features.layout import ENCODED, NOT_FINITE, Span
 from duplex.features.store import PartialCache, claim_cache
-from duplex.system.files import sha256
+from duplex.system.files import kind_of_path, sha256
 
 CHUNK = 65_536  # rows converted at once
 LARGEST = float(np.finfo(np.float16).max)
@@ -53,6 +53,8 @@ def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) ->
 
 
 def _open_array(source: Path) -> np.ndarray:
+    if (kind := kind_of_path(source)) not in ("a file", "missing"):
+        raise UsageError(f"{source} is {kind}; expected a .npy file")
     try:
         values = np.load(source, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:

@@ -3,7 +3,7 @@
 cls                 [N, d] float16: encoder outputs, not normalised
 patch               [N, T, w] float16, optional: patch tokens
 block_inputs        [N, T, w] or [N, C, H, W] float16, optional: what enters the last blocks of the image tower; instead
-                    in eight bits (`features.eight_bits`): block_inputs_int8 of that shape and
+                    in eight bits (`features.tokens`): block_inputs_int8 of that shape and
                     block_inputs_scale [N, T] or [N, H, W] float16
 status              [N] uint8: 0 pending, 1 encoded, 2 + i bad because of REASONS[i]
 
@@ -25,10 +25,9 @@ FORMAT = FORMATS + "2"
 CODES = "block_inputs_int8"
 SCALES = "block_inputs_scale"
 HALF = np.dtype(np.float16)
-BYTE = np.dtype(np.uint8)
 DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed numbers of dimensions, type
     "cls": ((2,), HALF),
-    "status": ((1,), BYTE),
+    "status": ((1,), np.dtype(np.uint8)),
     "patch": ((3,), HALF),
     "block_inputs": ((3, 4), HALF),
     CODES: ((3, 4), np.dtype(np.int8)),

@@ -15,7 +15,7 @@ from duplex.features.checks import open_cache, read_identity, read_span
 from duplex.features.identity import Identity, extract_command, first_difference
 from duplex.features.layout import PENDING, REQUIRED, Span, partial_path
 from duplex.features.store import PartialCache, claim_cache, write_header
-from duplex.system.files import replace_file
+from duplex.system.files import refuse_unwritable, replace_file
 
 CHUNK = 2**26  # bytes copied at once
 RowTypes = dict[str, np.dtype[Any]]  # by data set: type of a whole row, such as 16 x float16
@@ -66,6 +66,7 @@ def find_shards(out: Path) -> list[Path]:
 def join_shards(out: Path, *, copy: bool = False) -> int:
     """Make one cache of all shards of `out` and return its number of rows: a view that reads them where they lie, or
     with `copy` a plain file, byte for byte that of an extraction in one piece."""
+    refuse_unwritable(out)
     paths = find_shards(out)
     identity, spans, types = _read_headers(paths)
     with claim_cache(out):
@@ -96,7 +97,7 @@ def _read_headers(paths: list[Path]) -> tuple[Identity, list[Span], RowTypes]:
 
 
 def row_types(file: Any) -> RowTypes:
-    """Return the type of a row of each data set of an open cache."""
+    """Return each HDF5 data set's row dtype, from an open cache."""
     return {name: np.dtype((file[name].dtype, file[name].shape[1:])) for name in file if name != "identity"}
 
 

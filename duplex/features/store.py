@@ -31,7 +31,7 @@ from duplex.system.lock import sole_writer
 
 @dataclass(frozen=True)
 class Features:
-    """A finished cache in memory."""
+    """The features of a finished feature cache, in memory."""
 
     path: Path
     identity: Identity
@@ -70,7 +70,7 @@ def claim_cache(path: Path) -> Iterator[None]:
 
 
 def write_header(file: Any, identity: Mapping[str, str], span: Span) -> None:
-    """Write format, span and identity, as text of fixed length: the bytes of variable-length text need not repeat."""
+    """Write format, span and identity as HDF5 attributes; fixed-length text, so that equal caches have equal bytes."""
     file.attrs["format"] = np.bytes_(FORMAT)
     for key in ("start", "stop", "total"):
         file.attrs[key] = np.int64(getattr(span, key))
@@ -98,7 +98,7 @@ class PartialCache:
 
     @property
     def done(self) -> int:
-        """How many rows are encoded or bad."""
+        """Number of rows that are encoded or bad."""
         return int((self.statuses != PENDING).sum())
 
     @classmethod
@@ -110,8 +110,8 @@ class PartialCache:
         dim: int,
         token_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> PartialCache:
-        """Create the partial file of the cache at `path`, with all rows pending. `token_shapes` are the data sets beside
-        `cls` and `status`, each with the shape of one image's row."""
+        """Create the partial file of the cache at `path`, with all rows pending. `token_shapes` are the data sets
+        beside `cls` and `status`, each with the shape of one image's row."""
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         row_shapes = {"cls": (dim,), "status": (), **(token_shapes or {})}
@@ -137,7 +137,7 @@ class PartialCache:
         self._uncommitted.append((row, statuses))
 
     def commit(self) -> None:
-        """Bring rows to the disk and only then their statuses, so that no status stands for a lost row."""
+        """Write the rows to disk and only then their statuses, so that no status stands for a lost row."""
         if not self._uncommitted:
             return
         self._sync()
@@ -147,7 +147,7 @@ class PartialCache:
         self._uncommitted.clear()
 
     def finish(self) -> None:
-        """Bring everything to the disk and give the cache its final name."""
+        """Write everything to disk and rename the file to the cache's final name."""
         self.commit()
         self._sync()
         self.close()
@@ -189,7 +189,7 @@ def _open_partial(partial: Path) -> Any:
 
 
 def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Create a contiguous data set whose offset is fixed at once."""
+    """Create a contiguous HDF5 data set and allocate its space, so that its offset is known before rows are written."""
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

@@ -1,7 +1,7 @@
 """Tokens of a cache (patch tokens, or block inputs): in memory where they fit, else read from the disk on demand.
 
 MIT-States at ViT-L/14 is 53,753 x 256 x 1,024 x 2 B = 28 GB. `DiskTokens` stands for such rows in a method's inputs.
-Training reads shuffled blocks and announces the next ones (`duplex.training.prefetch`).
+Training reads shuffled blocks and announces the next ones (`duplex.training.loop`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.features.checks import open_cache
-from duplex.features.eight_bits import dequantize
 from duplex.features.layout import CODES, SCALES, Half
 from duplex.labels import Ints
 
@@ -180,7 +179,7 @@ class DiskTokens:
             out.numpy()[targets] = read_stored(self.files.names, partial(file.read, row=first, count=len(targets)))
         return out.to(self.device, non_blocking=pinned)
 
-    def shuffled(self, generator: torch.Generator) -> Tensor:
+    def shuffled_rows(self, generator: torch.Generator) -> Tensor:
         """Return all row numbers once [n]: blocks of neighbours in random order, mixed within a window of `WINDOW`
         blocks. Only `generator` decides the order."""
         size = max(1, BLOCK // (int(np.prod(self.files.row)) * 2))
@@ -191,3 +190,29 @@ class DiskTokens:
             rows = torch.cat([blocks[number] for number in drawn[start : start + WINDOW]])
             mixed.append(rows[torch.randperm(len(rows), generator=generator)])
         return torch.cat(mixed)
+
+
+LARGEST_CODE = 127
+ROWS = 4096  # dequantised at once
+
+
+def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes q (int8, of the shape of `y`) and scales s (float16) of tokens.
+
+    y: [B, T, w] or [B, C, H, W] float16; s: [B, T] or [B, H, W].
+    """
+    axis = 1 if y.ndim == 4 else 2
+    wide = y.float()
+    s = (wide.abs().amax(axis, keepdim=True) / LARGEST_CODE).half()
+    q = (wide / s.float()).nan_to_num(0, 0, 0).round().clamp(-LARGEST_CODE, LARGEST_CODE)  # 0 / 0: a token of zeros
+    return q.to(torch.int8), s.squeeze(axis)
+
+
+def dequantize(q: NDArray[np.int8], s: Half) -> Half:
+    """Return s q in float16, of the shape of `q`; shapes as in `quantize`."""
+    axis = 1 if q.ndim == 4 else 2
+    y = np.empty(q.shape, np.float16)
+    for start in range(0, len(q), ROWS):
+        rows = slice(start, start + ROWS)
+        y[rows] = q[rows] * np.expand_dims(s[rows], axis).astype(np.float32)
+    return y

@@ -30,10 +30,6 @@ class PairMeans:
     means: Tensor  # x_c [P, d]
     shape: tuple[int, int]  # M, N
 
-    def weights(self, v: float) -> Tensor:
-        """Return `w_c` [P]."""
-        return 1 / (v + 1 / self.counts)
-
 
 @dataclass(frozen=True)
 class AdditiveEffects:
@@ -62,7 +58,8 @@ class NormalEquations:
     """
 
     def __init__(self, seen: PairMeans, v: float, ridge: float) -> None:
-        self.seen, self.w, self.ridge = seen, seen.weights(v), ridge
+        self.seen, self.ridge = seen, ridge
+        self.w = 1 / (v + 1 / seen.counts)  # w_c [P]
         m, n = seen.shape
         self.w_s = self.w.new_zeros(m).index_add_(0, seen.states, self.w)
         self.w_o = self.w.new_zeros(n).index_add_(0, seen.objects, self.w)
@@ -81,7 +78,6 @@ class NormalEquations:
         return self.gather(self.w[:, None] * self.seen.means)
 
     def matrix(self) -> Tensor:
-        """Return the dense `H`."""
         m, n = self.seen.shape
         h = self.w.new_zeros(1 + m + n, 1 + m + n)
         h[0, 0] = self.w.sum()

@@ -65,6 +65,6 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """Apply `score` to a few images at a time; it needs `width` numbers of memory per image."""
+    """Apply `score` to chunks of images; `width` is how many numbers `score` holds in memory per image."""
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])

@@ -37,16 +37,13 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
-        """Compute the statistics of features `z [n, d]` and their compositions `[n]`, without normalising them.
-
-        Raises DuplexError if the lengths differ, a composition is out of range or a feature is not finite.
-        """
+        """Compute the statistics of features `z [n, d]` and their compositions `[n]`, without normalising them."""
         if len(z) != len(compositions):
             raise DuplexError(
                 f"there are {len(z)} features and {len(compositions)} labels; expected one label per feature"
             )
         if len(z) and not 0 <= int(compositions.min()) <= int(compositions.max()) < states * objects:
-            raise DuplexError(f"a composition is not among the {states} x {objects} of these states and objects")
+            raise DuplexError(f"compositions must be from 0 to {states * objects - 1}, for {states} x {objects} labels")
         broken = ~torch.isfinite(z).all(dim=1)
         if broken.any():
             first = int(broken.nonzero()[0])
@@ -85,14 +82,6 @@ class ClassStatistics:
         return Groups(counts, self.sums.new_zeros(size, self.dim).index_add_(0, place, self.sums), self.moment)
 
 
-@dataclass(frozen=True)
-class SharedCovariance:
-    """`Sigma`, and `W` with `W W^T = Sigma^-1`: the within-group covariance of `z W` is the identity."""
-
-    covariance: Tensor  # Sigma [d, d]
-    whitening: Tensor  # W [d, d]
-
-
 def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
     """Return the sample covariance of `z - mean of its group` [d, d] and its degrees of freedom; if no group has two
     images, the covariance about the mean of all images."""
@@ -115,8 +104,9 @@ def oas_shrinkage(covariance: Tensor, free: float) -> float:
     return min(1.0, above / below) if below > 0 else 1.0
 
 
-def shared_covariance(groups: Groups) -> SharedCovariance:
-    """Return `Sigma = (1 - rho) S + rho tr(S)/d I`, finite and positive definite for any number of images.
+def shared_whitening(groups: Groups) -> Tensor:
+    """Return `W` [d, d] with `W W^T = Sigma^-1`, so that the within-group covariance of `z W` is the identity;
+    `Sigma = (1 - rho) S + rho tr(S)/d I` is finite and positive definite for any number of images.
 
     `rho` is OAS (Chen, Wiesel, Eldar and Hero 2010, Eq. 23), which follows from S and the number of images; Ledoit and
     Wolf's would need a second pass over the images.
@@ -130,4 +120,5 @@ def shared_covariance(groups: Groups) -> SharedCovariance:
     rho = oas_shrinkage(sample, free)
     values, vectors = torch.linalg.eigh((1 - rho) * sample + rho * level * eye)
     values = values.clamp(min=1e-9 * level)  # rounding may give a zero eigenvalue a negative sign
-    return SharedCovariance((vectors * values) @ vectors.T, vectors / values.sqrt())
+    whitening: Tensor = vectors / values.sqrt()
+    return whitening

@@ -59,7 +59,7 @@ class Codebook(nn.Module):
         if labels.size * dim <= DENSE:  # leaves torch's generator where drawing all M * N prototypes would leave it
             pass_over(labels.size * dim)
         seen = labels.pairs["train"] if random_seen else labels.pairs["train"][:0]
-        self.register_buffer("_stored", random_rows(len(seen), dim), persistent=False)
+        self.register_buffer("_stored", normalize(torch.randn(len(seen), dim), dim=-1), persistent=False)
         self.register_buffer("_inverse", None, persistent=False)
         self._known, self._slots = seen, np.arange(len(seen))
         if unseen == "compose":
@@ -266,11 +266,6 @@ def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:
 STEP = 1 << 22  # numbers drawn at a time and discarded; a multiple of 16, as torch draws them
 MIX = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # odd multipliers of splitmix64 (Steele et al., 2014), signed
 GOLDEN = -0x61C8864680B583EB  # its increment
-
-
-def random_rows(count: int, dim: int) -> Tensor:
-    """Draw unit vectors [count, dim] from torch's generator."""
-    return normalize(torch.randn(count, dim), dim=-1)
 
 
 def pass_over(count: int) -> None:

@@ -42,10 +42,6 @@ class CompositionGraph(nn.Module):
         self.sizes = states, objects
         self.register_buffer("weights", torch.ones(len(compositions)))
 
-    def start(self, states: Tensor, objects: Tensor) -> NodeFeatures:
-        """Return initial features; those of a composition are the mean of its state's and its object's."""
-        return NodeFeatures(states, objects, mean_pairs(states, objects, self.columns))
-
     def means(self, x: NodeFeatures) -> NodeFeatures:
         """Return `D^-1 (A + I) X`."""
         m, n, w = self.columns.states, self.columns.objects, self.weights[:, None]
@@ -77,7 +73,7 @@ class GraphNetwork(nn.Module):
 
     def forward(self, states: Tensor, objects: Tensor) -> list[NodeFeatures]:
         """Return the features before the first layer and after each."""
-        features = [self.graph.start(states, objects)]
+        features = [NodeFeatures(states, objects, mean_pairs(states, objects, self.graph.columns))]
         for depth in range(len(self.weights)):
             means = self.graph.means(NodeFeatures(*(dropout(rows, self.rate, self.training) for rows in features[-1])))
             features.append(NodeFeatures(*(self._layer(depth, rows) for rows in means)))
@@ -86,16 +82,14 @@ class GraphNetwork(nn.Module):
     def pairs(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
         """Return embeddings of any compositions [C, out], given the `features` that `forward` returned."""
         listed = self.graph.columns.compositions
-        place = self.graph.columns.places(columns.compositions).clamp(max=max(len(listed) - 1, 0))
-        inside = listed[place] == columns.compositions if len(listed) else torch.zeros_like(place, dtype=torch.bool)
+        place = self.graph.columns.places(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
             return features[-1].pairs.index_select(0, place)
         rows = mean_pairs(features[0].states, features[0].objects, columns)
         for depth, nodes in enumerate(features[:-1]):
             rows = self._layer(depth, self.graph.composition_means(nodes, rows, columns))
-        if not len(listed):
-            return rows
-        return torch.where(inside[:, None], features[-1].pairs.index_select(0, place), rows)
+        inside = (listed[place] == columns.compositions)[:, None]
+        return torch.where(inside, features[-1].pairs.index_select(0, place), rows)
 
     def _layer(self, depth: int, rows: Tensor) -> Tensor:
         rows = self.weights[depth](rows)

@@ -20,10 +20,10 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint as recompute
 
 from duplex.encoders import load_encoder
-from duplex.encoders.arithmetic import float32_arithmetic
 from duplex.encoders.image_blocks import LastBlocks, block_input_shape, last_blocks
 from duplex.layers.factors import Bottleneck
 from duplex.options import FinetuneOptions
+from duplex.system.precision import float32_arithmetic
 
 IMAGES = 256  # computed at once without gradients
 
@@ -122,7 +122,6 @@ class FinetunedBlocks(nn.Module):
         return self
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return parameter groups of the optimiser."""
         rate = self.options.learning_rate
         return [{"params": list(self.parameters()), **({} if rate is None else {"lr": rate})}]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from duplex.errors import DuplexError
 from duplex.layers.additive import AdditiveEffects, PairMeans, fit_additive, interaction_variance
-from duplex.layers.class_statistics import ClassStatistics, Groups, shared_covariance
+from duplex.layers.class_statistics import ClassStatistics, Groups, shared_whitening
 from duplex.layers.interactions import Interactions, Kernels, choose_variances, fit_with_interactions
 
 FeatureScorer = Callable[[Tensor], Tensor]  # features z [B, d] -> g_c(z) [B, C]
@@ -46,7 +46,7 @@ class FitSettings:
 
 
 class TensorRecord:
-    """Base of dataclasses of tensors and of other dataclasses of tensors."""
+    """Base of dataclasses whose fields are tensors or such dataclasses."""
 
     def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
         """Return a copy with floating-point tensors in `dtype` and all tensors on `device`."""
@@ -87,7 +87,7 @@ class ClosedForm(TensorRecord):
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; the closed form needs at least one")
         groups = statistics.by_pair()
-        whitening = shared_covariance(groups).whitening
+        whitening = shared_whitening(groups)
         shape = statistics.states, statistics.objects
         seen = PairMeans(statistics.state_of, statistics.object_of, groups.counts, groups.means @ whitening, shape)
         effects, interactions, v, tau = _fit_means(seen, settings, words)
@@ -227,7 +227,7 @@ class GroupPosterior(TensorRecord):
     @classmethod
     def fit(cls, groups: Groups) -> GroupPosterior:
         """Fit statistics grouped by state or by object."""
-        whitening = shared_covariance(groups).whitening
+        whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()
         apart = means - middle  # where float32 loses least; the difference is the same for all groups

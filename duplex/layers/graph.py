@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from duplex.labels import CandidateSet, Ints
+from duplex.layers.codebook import Codebook
 from duplex.layers.composition_index import copy_to_device
 from duplex.layers.factors import Fusion
 
@@ -184,3 +185,33 @@ def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) 
         return rows
     mixed = momentum * rows + (1.0 - momentum) * aggregated
     return normalize(mixed, dim=-1) if renormalise else mixed
+
+
+class RefinedPrototypes(NamedTuple):
+    """Refined prototypes of a batch, not yet written to the codebook."""
+
+    compositions: Ints  # [C]
+    rows: Tensor  # h' [C, d]
+
+
+def refine(
+    nodes: FactorNodes,
+    compositions: Ints,
+    target: CandidateSet,
+    codebook: Codebook,
+    fusion: Fusion | None,
+    messages: tuple[Message, ...],
+    momentum: float,
+    renormalise: bool = True,
+    anchored: bool = False,
+) -> RefinedPrototypes:
+    """Build the local graph of a batch with these compositions [B], aggregate its messages and blend them with the
+    codebook's prototypes, or with its initial ones if `anchored` (Algorithm 1)."""
+    n = len(codebook.labels.objects)
+    candidates = LocalCandidates.of(compositions // n, compositions % n, target, n, nodes.z.device)
+    aggregated, reached = aggregate(nodes, candidates, fusion, messages)
+    anchor = rows = codebook.prototypes(candidates.compositions)
+    if anchored:
+        anchor = codebook.initial_prototypes(candidates.compositions)
+    blended = blend(anchor, aggregated, momentum, renormalise)
+    return RefinedPrototypes(candidates.compositions, torch.where(reached[:, None], blended, rows))

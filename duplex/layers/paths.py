@@ -101,7 +101,7 @@ class Paths(nn.Module):
         self._negatives = labels.pairs["train"] if seen else labels.candidates(world, "train")
         self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
 
-    def features(self, z: Tensor) -> Tensor:
+    def adapt(self, z: Tensor) -> Tensor:
         """Return `z^c`: the cached feature, adapted, of unit length [B, d]."""
         z = unit(z)
         return unit(self.adapter(z)) if self.adapter is not None else z

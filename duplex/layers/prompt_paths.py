@@ -36,7 +36,7 @@ class Prompts(nn.Module):
     """
 
     frozen_rows: Tensor
-    _tower: list[TextTower]
+    tower: TextTower
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Prompts(nn.Module):
         self.labels = labels
         self.paths = ("composition", "state", "object") if paths == "three" else ("composition",)
         self.vocabulary = vocabulary
-        self._tower = [tower]  # in a list, so that the frozen tower is not part of the state
+        self.__dict__["tower"] = tower  # no attribute of a module, so that the frozen tower is not part of the state
         words = tower.embedding(torch.tensor(tower.tokens(template)))  # [K, width]
         names = [tower.tokens(prompt_name(name)) for name in (*labels.states, *labels.objects)]
 
@@ -81,15 +81,10 @@ class Prompts(nn.Module):
         if context == vocabulary:
             first_name = starts[-1] + len(words)
         offsets, tokens = first_name + np.cumsum([0, *lengths[:-1]]), np.arange(max(lengths))
-        self.name_rows = np.where(
-            tokens < np.array(lengths)[:, None], offsets[:, None] + tokens, -1
-        )  # [M + N, longest]
+        # [M + N, longest]
+        self.name_rows = np.where(tokens < np.array(lengths)[:, None], offsets[:, None] + tokens, -1)
         self._tree: tuple[tuple[object, ...], PromptTree] | None = None
         self._encoded: Tensor | None = None  # features of the tree's prompts, if none of them is learned
-
-    @property
-    def tower(self) -> TextTower:
-        return self._tower[0]
 
     def lexicon(self) -> Tensor:
         """Return the lexicon [V, width]."""
@@ -151,6 +146,5 @@ class Prompts(nn.Module):
 
 def word_vectors(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:
     """Return the tower's features of "a photo of <state>" [M, d] and "a photo of <object>" [N, d]."""
-    none = np.empty(0, dtype=np.int64)
-    prototypes = Prompts(labels, tower).encode(none)
-    return prototypes.states, prototypes.objects
+    _, states, objects = Prompts(labels, tower).encode(np.empty(0, dtype=np.int64))
+    return states, objects

@@ -55,6 +55,12 @@ def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str,
         yield "gaussian_factors", logs[0][:, t["state_of"]] + logs[1][:, t["object_of"]]
 
 
+def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any) -> Any:
+    """Return the logarithms of the probabilities of answers [B, C], up to a constant, from float64 scores."""
+    log_p = log_softmax(scores, xp) if "product" in t else xp.log(xp.clip(scores, LEAST, None))
+    return log_p / temperature + t["log_prior"]
+
+
 def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
     """Return a term as the score adds it up: a weighted probability, or a weighted logarithm in a product."""
     term = log_p if "product" in t else xp.exp(log_p)

@@ -36,7 +36,7 @@ class Feasibility:
         self._seen = np.asarray(labels.pairs["train"], dtype=np.int64)
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield the first composition of each block, and the block's values."""
+        """Yield each block's first composition and feasibility values."""
         step = max(1, BLOCK // len(self.labels.objects))  # states
         m, n = self.labels.state_of(self._seen), self.labels.object_of(self._seen)
         by_n = np.argsort(n, kind="stable")

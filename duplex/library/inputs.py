@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from duplex.encoders import load_encoder, resolve_device
 from duplex.encoders.text_tower import TextTower
 from duplex.errors import UsageError
 from duplex.evaluation.glove import read_word_vectors
+from duplex.features.augmentation import Augmentation
 from duplex.features.examples import Arrays, Examples, ViewCache, join
 from duplex.features.identity import IMPORTED
 from duplex.features.store import Features, open_features
@@ -86,16 +87,27 @@ class InputsCache:
 
     def __init__(self) -> None:
         self._dataset = ""
-        self._inputs: dict[InputRequest, RunInputs] = {}
+        self._inputs: InputsByRequest | None = None
 
     def __call__(self, params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest) -> RunInputs:
-        if dataset != self._dataset:
-            self._inputs.clear()  # frees memory before the next data set is loaded
-            self._dataset = dataset
-        views = request.views and params.augmentation(dataset) is not None
+        if self._inputs is None or dataset != self._dataset:
+            self._inputs = None  # frees memory before the next data set is loaded
+            self._dataset, self._inputs = dataset, InputsByRequest(DatasetFiles.of(params, dataset, paths))
+        return self._inputs(request)
+
+
+class InputsByRequest:
+    """The inputs of one data set, read once per request."""
+
+    def __init__(self, source: InputSource) -> None:
+        self.source = source
+        self._inputs: dict[InputRequest, RunInputs] = {}
+
+    def __call__(self, request: InputRequest) -> RunInputs:
+        views = request.views and self.source.augmentation is not None
         key = replace(request, needs=request.needs & {"patch"}, views=views)
         if key not in self._inputs:
-            self._inputs[key] = load_inputs(params, dataset, paths, request)
+            self._inputs[key] = self.source.read(request)
         return self._inputs[key]
 
 
@@ -107,46 +119,100 @@ def make_deterministic() -> None:
 
 
 def load_inputs(
-    params: Params,
-    dataset: str,
-    paths: ArtifactPaths,
-    request: InputRequest = InputRequest(),
+    params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest = InputRequest()
 ) -> RunInputs:
-    """Load the inputs of a run. Raises UsageError if the cache lacks block inputs, DuplexError if it is outdated."""
-    entry, manifest_path = params.dataset(dataset).encoder, paths.manifest(dataset)
-    manifest, labels = read_manifest(manifest_path), LabelSpace.load(paths.labels(dataset))
-    tower, identity = _load_text_tower(entry, params.device, request.precision)
-    expected = {**identity, "manifest": sha256(manifest_path)}
-    if entry.name != IMPORTED:
-        expected["precision"] = entry.precision
-    features = open_features(paths.features(dataset), expect=expected)
-    cache_identity = {key: str(value) for key, value in features.identity.items()}
-    views, augmentation = None, params.augmentation(dataset) if request.views else None
-    if augmentation is not None:
-        shared = {key: features.identity.get(key) for key in SHARED_BY_VIEWS}
-        crops = open_features(paths.views(dataset), expect={**expected, **augmentation.identity, **shared})
-        views = ViewCache(augmentation.count, _read_arrays(crops, dataset, request), crops.bad)
-        cache_identity |= augmentation.identity
-    examples = join(manifest, labels, _read_arrays(features, dataset, request), features.bad, views)
-    encoder = {
+    """Read the inputs of a run on a data set of params.yaml."""
+    return DatasetFiles.of(params, dataset, paths).read(request)
+
+
+class InputSource(Protocol):
+    """A data set from which the inputs of runs are read."""
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """The random crops of training images; None without."""
+
+    def read(self, request: InputRequest) -> RunInputs:
+        """Read what a run needs."""
+
+
+@dataclass(frozen=True)
+class DatasetFiles:
+    """A data set on disk: its files, and the encoder that its features were made with."""
+
+    manifest: Path
+    labels: Path
+    features: Path
+    encoder: EncoderParams
+    device: str = "auto"
+    word_vectors: Path | None = None
+    views: Path | None = None  # cache of random crops of the training images
+    augmentation: Augmentation | None = None  # how those crops were drawn
+
+    @classmethod
+    def of(cls, params: Params, dataset: str, paths: ArtifactPaths) -> DatasetFiles:
+        """Return the files of a data set of params.yaml."""
+        return cls(
+            paths.manifest(dataset),
+            paths.labels(dataset),
+            paths.features(dataset),
+            params.dataset(dataset).encoder,
+            params.device,
+            params.evaluation.word_vectors,
+            paths.views(dataset),
+            params.augmentation(dataset),
+        )
+
+    def read(self, request: InputRequest) -> RunInputs:
+        """Read the inputs of a run. Raises UsageError without its block inputs, DuplexError for an outdated cache."""
+        manifest, labels = read_manifest(self.manifest), LabelSpace.load(self.labels)
+        tower, identity = load_text_tower(self.encoder, self.device, request.precision)
+        expected = {**identity, "manifest": sha256(self.manifest)}
+        if self.encoder.name != IMPORTED:
+            expected["precision"] = self.encoder.precision
+        features = open_features(self.features, expect=expected)
+        cache_identity = {key: str(value) for key, value in features.identity.items()}
+        views = None
+        if request.views and self.augmentation is not None and self.views is not None:
+            shared = {key: features.identity.get(key) for key in SHARED_BY_VIEWS}
+            crops = open_features(self.views, expect={**expected, **self.augmentation.identity, **shared})
+            views = ViewCache(self.augmentation.count, _read_arrays(crops, request), crops.bad)
+            cache_identity |= self.augmentation.identity
+        examples = join(manifest, labels, _read_arrays(features, request), features.bad, views)
+        encoder = encoder_record(self.encoder, identity, cache_identity, request, self.word_vectors)
+        make_blocks = None
+        if request.finetune is not None:
+            encoder |= {key: cache_identity[key] for key in ("block_inputs", "bits") if key in cache_identity}
+            make_blocks = finetuned_blocks_factory(encoder, request.finetune, resolve_device(self.device))
+        bad = len(manifest) - sum(map(len, examples.values()))
+        return RunInputs(
+            manifest, labels, examples, tower, encoder, cache_identity, bad, self.word_vectors, make_blocks
+        )
+
+
+def encoder_record(
+    entry: EncoderParams,
+    identity: Mapping[str, str],
+    cache: Mapping[str, str],
+    request: InputRequest,
+    word_vectors: Path | None,
+) -> dict[str, str]:
+    """Return what a checkpoint keeps of the encoder: its identity, its name and the file of word vectors.
+
+    `cache`: identity of the features, the only one that imported features have.
+    """
+    return {
         **identity,
-        **({"weights": cache_identity["weights"]} if entry.name == IMPORTED else {}),
+        **({"weights": cache["weights"]} if entry.name == IMPORTED else {}),
         "precision": entry.precision,
         "text_precision": request.precision,
         "name": entry.name,
         "tag": entry.weights or "",
+        **({} if word_vectors is None else {WORD_VECTORS: sha256(word_vectors)}),
     }
-    glove, make_blocks = params.evaluation.word_vectors, None
-    if glove is not None:
-        encoder[WORD_VECTORS] = sha256(glove)
-    if request.finetune is not None:
-        encoder |= {key: cache_identity[key] for key in ("block_inputs", "bits") if key in cache_identity}
-        make_blocks = finetuned_blocks_factory(encoder, request.finetune, resolve_device(params.device))
-    bad = len(manifest) - sum(map(len, examples.values()))
-    return RunInputs(manifest, labels, examples, tower, encoder, cache_identity, bad, glove, make_blocks)
 
 
-def _load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[TextTower | None, dict[str, str]]:
+def load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[TextTower | None, dict[str, str]]:
     """Return an encoder's text tower, if it has one, and the encoder's identity."""
     if entry.name == IMPORTED:
         return None, {"encoder": IMPORTED}
@@ -154,7 +220,7 @@ def _load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple
     return encoder.text, encoder.identity.to_dict()
 
 
-def _read_arrays(features: Features, dataset: str, request: InputRequest) -> Arrays:
+def _read_arrays(features: Features, request: InputRequest) -> Arrays:
     """Read what a run needs of a cache; patch tokens only if the cache has them (the method reports their absence)."""
     limit = int(request.memory * 2**30)
     arrays: dict[str, Any] = {"cls": features.cls}
@@ -162,6 +228,7 @@ def _read_arrays(features: Features, dataset: str, request: InputRequest) -> Arr
     if patches is not None:
         arrays["patch"] = patches
     if request.finetune is not None:
+        dataset = features.path.parent.name
         wanted, stored = request.finetune.blocks, int(features.identity.get("block_inputs", 0))
         if wanted > stored:
             raise UsageError(

@@ -11,8 +11,7 @@ are compared with embedded words by cosine at temperature T:
 L_reg makes the attentions of x to y and of y to x similar where both share the module's concept, and different where
 they share the other one: `L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)`. The paper's D is an earth
 mover's distance over attention between all tokens; here D is that distance between the two attention maps of the CLS
-feature, sorted: the mean absolute difference over T tokens. `S = cos_c + a cos_s cos_o`. An image's partner is the next
-one of the batch that qualifies, else one of the same composition, else the image itself. The paper's attention has
+feature, sorted: the mean absolute difference over T tokens. `S = cos_c + a cos_s cos_o`. The paper's attention has
 heads, residuals and a feed-forward part; here it has none.
 """
 
@@ -58,21 +57,19 @@ class ConceptAttention(nn.Module):
         self.value = nn.Linear(token_width, width)
 
     def weights(self, z: Tensor, tokens: Tensor) -> Tensor:
-        """[B, d], [B, T, w] -> a [B, T]"""
+        """Return the attention a [B, T] of features `z` [B, d] to tokens [B, T, w]."""
         q = self.query(z)  # [B, e]
         scores = (tokens @ (q @ self.key.weight)[:, :, None])[..., 0] + (q @ self.key.bias)[:, None]
         return torch.softmax(scores / math.sqrt(self.query.out_features), -1)
 
     def forward(self, z: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, d], [B, T, w] -> unit features v [B, e], weights a [B, T]"""
+        """Return unit features v [B, e] and attention a [B, T] of features `z` [B, d] and tokens [B, T, w]."""
         weights = self.weights(z, tokens)
         return unit(self.value((weights[:, None] @ tokens)[:, 0])), weights
 
 
 class Ade(WordMethod[AdeOptions]):
     """`S = cos_c + a cos_s cos_o` of features that three attention modules read from patch tokens."""
-
-    Options = AdeOptions
 
     def __init__(self, task: TaskContext, options: AdeOptions) -> None:
         super().__init__(task, options, trained_words=False)

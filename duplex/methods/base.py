@@ -15,16 +15,15 @@ A method is a module of this package or of any other distribution (docs/your_met
         method.on_features_changed(train)
         method.after_epoch(epoch)
     scores = method.scorer(candidates)(inputs)              # [B, C]
-
-Methods read no file, so they also work in a notebook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -60,12 +59,12 @@ def inspect_paths(paths: Paths) -> Inspectable:
 
     @torch.no_grad()
     def features(inputs: Inputs) -> Tensor:
-        return paths.features(inputs["cls"])
+        return paths.adapt(inputs["cls"])
 
     @torch.no_grad()
     def factors(inputs: Inputs) -> tuple[Tensor, Tensor]:
         assert paths.factors is not None
-        z_s, z_o = paths.factors(paths.features(inputs["cls"]))
+        z_s, z_o = paths.factors(paths.adapt(inputs["cls"]))
         return z_s, z_o
 
     return Inspectable(features, paths.semantic, factors=None if paths.factors is None else factors)
@@ -100,7 +99,6 @@ class TaskContext:
 
     @property
     def dim(self) -> int:
-        """Width of the CLS feature."""
         return self.inputs["cls"][0]
 
     @property
@@ -117,10 +115,13 @@ class Batch:
     inputs: Inputs
     compositions: Tensor  # [B]
     compositions_np: Ints = None  # type: ignore[assignment]  # the same on the host; copied from the device if missing
+    rows_np: Ints = None  # type: ignore[assignment]  # place of each image among all training images; all if missing
 
     def __post_init__(self) -> None:
         if self.compositions_np is None:
             object.__setattr__(self, "compositions_np", self.compositions.cpu().numpy())
+        if self.rows_np is None:
+            object.__setattr__(self, "rows_np", np.arange(len(self)))
 
     def __len__(self) -> int:
         return len(self.compositions)
@@ -131,14 +132,19 @@ class Batch:
         inputs = {
             name: values[device_rows if isinstance(values, Tensor) else rows] for name, values in self.inputs.items()
         }
-        return Batch(inputs, self.compositions[device_rows], self.compositions_np[host_rows])
+        return Batch(inputs, self.compositions[device_rows], self.compositions_np[host_rows], self.rows_np[host_rows])
 
-    def shuffled(self, order: torch.Generator) -> Tensor:
-        """All rows once, in random order; inputs that stay on disk choose an order in which they can be read fast."""
+    def shuffled_rows(self, order: torch.Generator) -> Tensor:
+        """Return all row numbers in random order; inputs on disk choose an order in which they are read fast."""
         for values in self.inputs.values():
             if not isinstance(values, Tensor):
-                return values.shuffled(order)
+                return values.shuffled_rows(order)
         return torch.randperm(len(self), generator=order)
+
+    @property
+    def rows(self) -> Tensor:
+        """The place [B] of each image among the training images that `start` receives."""
+        return copy_to_device(self.compositions.device, self.rows_np)[0]
 
     @property
     def cls(self) -> Tensor:
@@ -152,14 +158,41 @@ class Method(nn.Module, Generic[OptionsT]):
     A checkpoint holds `state_dict()`: parameters and persistent buffers, nothing of the frozen encoder.
     """
 
-    Options: ClassVar[type[Options]] = Options
+    Options: ClassVar[type[Options]] = Options  # by default the class in brackets: `class MyMethod(Method[MyOptions])`
+    growing: tuple[str, ...] = ()  # buffers of unknown length, from `grow`
     checkpointing = False  # whether to recompute activations in the backward pass; set by training
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for kind in (argument for base in cls.__dict__.get("__orig_bases__", ()) for argument in get_args(base)):
+            if "Options" not in cls.__dict__ and isinstance(kind, type) and issubclass(kind, Options):
+                cls.Options = kind
 
     def __init__(self, task: TaskContext, options: OptionsT) -> None:
         """Register every parameter and buffer, and draw random ones; `start` computes those that need data."""
         super().__init__()
         self.task, self.labels = task, task.labels
         self.options: OptionsT = options
+
+    @property
+    def class_name(self) -> str:
+        """Name of the method's class, for messages."""
+        return type(self).__name__
+
+    def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
+        """Register an empty buffer [0, *shape] to which `start` assigns any number of rows: features to remember.
+
+        name: attribute to which rows of the same `shape` and `dtype` are assigned; a checkpoint stores them all.
+        """
+        self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
+        self.growing = (*self.growing, name)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        for name in self.growing:  # torch compares shapes next: the first dimension alone may differ
+            own, stored = self.get_buffer(name), state_dict.get(prefix + name)
+            if stored is not None:
+                setattr(self, name, own.new_empty(*stored.shape[:1], *own.shape[1:]))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
         """Indices of the states and of the objects of compositions."""
@@ -205,8 +238,8 @@ class Method(nn.Module, Generic[OptionsT]):
         """Update state such as schedules before validation; `epoch` counts from 1."""
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        """Choose settings on validation images after training, such as weights of score terms, and store them in the
-        state. `auc` returns the validation AUC of scores [N, C] over `candidates`, those of the closed world."""
+        """Choose settings on validation images after training, such as weights of score terms, and store them in
+        buffers. `auc` returns the validation AUC of scores [N, C] over `candidates`, those of the closed world."""
 
     # -- inference ------------------------------------------------------------------------------------------------
 

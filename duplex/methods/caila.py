@@ -50,12 +50,12 @@ class ConceptAdapters(nn.Module):
         self.mixture = options.mixture
 
     def images(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features [B, d] -> z^c, z^s, z^o. An adapter adds `a A(z)` to z, so the normalised sum is the mixture."""
+        """Return z^c, z^s, z^o [B, d]. An adapter adds `a A(z)` to z [B, d], so the normalised sum is the mixture."""
         state, object, whole = self.state(z), self.object(z), self.whole(z)
         return unit(state + object + whole if self.mixture else whole), unit(state), unit(object)
 
     def texts(self, t: Prototypes, candidates: CompositionIndex) -> Prototypes:
-        """Text features of the candidates' prompts -> t^c, t^s, t^o."""
+        """Return t^c, t^s, t^o of the text features of the candidates' prompts."""
         whole, states, objects = self.whole(t.compositions), self.state(t.states), self.object(t.objects)
         if self.mixture:
             both = states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects)
@@ -66,7 +66,6 @@ class ConceptAdapters(nn.Module):
 class Caila(TextMethod[CailaOptions]):
     """`L = L_s + L_o + L_c + L_shift`, `S = p(c|x)` of adapted features."""
 
-    Options = CailaOptions
     is_seen: Tensor
 
     def __init__(self, task: TaskContext, options: CailaOptions) -> None:

@@ -51,7 +51,7 @@ class BaseLearner(nn.Module):
             self.scale_second = nn.Linear(word_width, word_width)  # A_2
 
     def forward(self, states: Tensor, beta: Tensor | None) -> Tensor:
-        """[M, w], [B, w] -> [B, M, w]; without `beta` [1, M, w]"""
+        """Return state embeddings [B, M, w] of words [M, w], scaled by `beta` [B, w]; [1, M, w] without `beta`."""
         hidden = self.first(states)[None]
         if beta is not None:
             hidden = self.scale_first(beta)[:, None] * hidden
@@ -61,8 +61,6 @@ class BaseLearner(nn.Module):
 
 class Canet(WordMethod[CanetOptions]):
     """`L = L_c + (L_s + L_o) / 2`, `S = (1 - a) P_c + a P_s P_o`, with states that look different on every object."""
-
-    Options = CanetOptions
 
     def __init__(self, task: TaskContext, options: CanetOptions) -> None:
         super().__init__(task, options, trained_words=True)
@@ -80,7 +78,7 @@ class Canet(WordMethod[CanetOptions]):
         return torch.cat([unit(self.compose(pair)) for pair in pairs])
 
     def cosines(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """d_s [B, M] and d_o [B, N] of unit features [B, d]."""
+        """Return the cosines d_s [B, M] and d_o [B, N] of unit features [B, d]."""
         objects = self.words.objects
         d_o = unit(self.see_o(z)) @ unit(objects).T
         beta = None

@@ -41,9 +41,8 @@ class CdsOptions(ThreePathOptions):
 
 
 class Cds(ThreePaths[CdsOptions]):
-    """Three paths in which specific compositions weigh more."""
+    """Three paths whose factor term is larger for specific compositions."""
 
-    Options = CdsOptions
     more_specific: Tensor
     less_specific: Tensor
 
@@ -80,7 +79,7 @@ class Cds(ThreePaths[CdsOptions]):
 
 
 def diversity(labels: LabelSpace) -> Tensor:
-    """`d(s)` [M]"""
+    """Return each state's specificity by diversity, `d(s)` [M]."""
     seen = torch.as_tensor(labels.state_of(labels.pairs["train"]))
     counts = seen.bincount(minlength=len(labels.states)).to(torch.float64)
     return 1 - (1 + counts).log() / torch.tensor(1.0 + len(labels.objects), dtype=torch.float64).log()

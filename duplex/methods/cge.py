@@ -2,9 +2,8 @@
 
 A graph of states, objects and compositions starts at word vectors; two graph convolutions `H' = relu(D^-1 A H W)` give
 every composition its embedding h_c, of unit length, and an image is scored by a dot product `f(x) . h_c`. The loss is
-a cross-entropy over seen compositions. The graph holds the training candidates of the world;
-`duplex.layers.composition_graph` describes how other compositions are embedded. The paper's trained backbone is the
-cached encoder here, as in its rows with a fixed one.
+a cross-entropy over seen compositions. The graph holds the training candidates of the world. The paper's trained
+backbone is the cached encoder here, as in its rows with a fixed one.
 """
 
 from __future__ import annotations
@@ -56,5 +55,3 @@ class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
 
 class Cge(GraphHead[CgeOptions]):
     """`S = f(x) . h_c`."""
-
-    Options = CgeOptions

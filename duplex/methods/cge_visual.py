@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
-from duplex.labels import CandidateSet, Ints
+from duplex.labels import CandidateSet
 from duplex.layers.codebook import Codebook, Logits
 from duplex.layers.composition_index import CompositionIndex, copy_to_device
 from duplex.layers.factors import Factors, Fusion, unit
-from duplex.layers.graph import FactorNodes, LocalCandidates, Message, aggregate, blend
+from duplex.layers.graph import FactorNodes, Message, RefinedPrototypes, refine
 from duplex.methods.base import Batch, Inputs, TaskContext
 from duplex.methods.cge import CgeOptions, GraphHead
 from duplex.options import Count, Positive, Share
@@ -38,8 +37,6 @@ class CgeVisualOptions(CgeOptions):
 class CgeVisual(GraphHead[CgeVisualOptions]):
     """CGE, a codebook and two factors: `S = p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)`."""
 
-    Options = CgeVisualOptions
-
     def __init__(self, task: TaskContext, options: CgeVisualOptions) -> None:
         super().__init__(task, options)
         labels, dim = task.labels, task.dim
@@ -48,13 +45,13 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         self.fusion = Fusion(dim) if options.graph else None
         self.embed_s, self.embed_o = (nn.Linear(self.words.width, dim) for _ in range(2))
         self.target = CandidateSet.of(labels, task.world, "train")
-        self._pending: tuple[Ints, Tensor] | None = None  # prototypes refined by `losses`, written by `after_batch`
+        self._pending: RefinedPrototypes | None = None  # prototypes refined by `losses`, written by `after_batch`
 
     def start(self, train: Batch) -> None:
         self.codebook.start(unit(train.cls), train.compositions, seen=True)
 
     def posteriors(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Unit features [B, d] -> z^s, z^o [B, d], log p(s|x) [B, M], log p(o|x) [B, N]"""
+        """Return z^s, z^o [B, d], log p(s|x) [B, M] and log p(o|x) [B, N] of unit features [B, d]."""
         z_s, z_o = self.factors(z)
         t_s, t_o = unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects))
         log_s, log_o = ((self.options.scale * f @ t.T).log_softmax(-1) for f, t in ((z_s, t_s), (z_o, t_o)))
@@ -67,23 +64,14 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         losses = {**super().losses(batch, shared), "state": nll_loss(log_s, m), "object": nll_loss(log_o, n)}
         if self.fusion is not None:
             nodes = FactorNodes(z, z_s, z_o, log_s.exp(), log_o.exp(), m, n)
-            compositions, prototypes = self.refine(nodes, batch.compositions_np)
-            positions = (self.target.positions(listed) for listed in (batch.compositions_np, compositions))
+            own, momentum = batch.compositions_np, self.options.momentum
+            self._pending = refine(nodes, own, self.target, self.codebook, self.fusion, MESSAGES, momentum)
+            positions = (self.target.positions(listed) for listed in (own, self._pending.compositions))
             target, refined = copy_to_device(z.device, *positions)
             logits = self.codebook.logits_over(self.target.listed)(z, scale)
-            logits = logits.index_copy(1, refined, scale * z @ prototypes.T)
+            logits = logits.index_copy(1, refined, scale * z @ self._pending.rows.T)
             losses["visual"] = cross_entropy(logits, target)
-            self._pending = compositions, prototypes
         return losses
-
-    def refine(self, nodes: FactorNodes, compositions: Ints) -> tuple[Ints, Tensor]:
-        """The candidates of a batch with these compositions, and their refined prototypes (Algorithm 1)."""
-        n = len(self.labels.objects)
-        candidates = LocalCandidates.of(compositions // n, compositions % n, self.target, n, nodes.z.device)
-        aggregated, reached = aggregate(nodes, candidates, self.fusion, MESSAGES)
-        prototypes = self.codebook.prototypes(candidates.compositions)
-        blended = blend(prototypes, aggregated, self.options.momentum, renormalise=True)
-        return candidates.compositions, torch.where(reached[:, None], blended, prototypes)
 
     def after_batch(self) -> None:
         if self._pending is not None:

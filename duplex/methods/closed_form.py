@@ -6,8 +6,7 @@
     log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z,
 
 where `p_g(c|x)` is the softmax of `g` and the last term has posteriors of states and objects of the same kind. With
-`fusion: sum` probabilities are added, as in the paper. Validation AUC chooses the weights. A checkpoint holds
-sufficient statistics of the features, from which `g` is fitted in seconds.
+`fusion: sum` probabilities are added, as in the paper. Validation AUC chooses the weights.
 """
 
 from __future__ import annotations
@@ -64,14 +63,12 @@ class ClosedFormOptions(PathOptions):
 
     @property
     def uses_text(self) -> bool:
-        """Whether any score term needs prompts."""
         return bool({"semantic", "factors"} & set(self.inference))
 
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
     """`L = L_s + L_o + L_c^t` of the terms switched on; `g` follows from the training images."""
 
-    Options = ClosedFormOptions
     counts: Tensor  # statistics of the training features by training composition
     sums: Tensor
     moment: Tensor
@@ -88,7 +85,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         weights = options.weights or tuple(INITIAL_WEIGHTS[term] for term in options.inference)
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
         self._fitted: ClosedForm | None = None
-        self.register_load_state_dict_post_hook(ClosedFormMethod._forget)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_fitted", None))  # type: ignore
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
@@ -123,14 +120,10 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return self._fitted
 
     def _factor_posteriors(self) -> tuple[GroupPosterior, GroupPosterior] | None:
-        """Posteriors of states and of objects, if the score needs them."""
         if "gaussian_factors" not in self.options.inference:
             return None
         state, object = map(GroupPosterior.fit, (self._statistics().by_state(), self._statistics().by_object()))
         return state.to(torch.float32, self.counts.device), object.to(torch.float32, self.counts.device)
-
-    def _forget(self, _: Any) -> None:
-        self._fitted = None
 
     def _pairs(self) -> Tensor:
         return torch.as_tensor(self.labels.pairs["train"], device=self.counts.device)
@@ -155,7 +148,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
         assert self.paths is not None
         names = self.options.losses
-        losses, _ = self.paths.losses(self.paths.features(batch.cls), batch.compositions, shared, names)
+        losses, _ = self.paths.losses(self.paths.adapt(batch.cls), batch.compositions, shared, names)
         return {name: losses[name] for name in names}
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
@@ -235,7 +228,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
                 log_s, log_o = (posterior(raw).clamp(min=FLOOR) for posterior in posteriors)
                 logs["gaussian_factors"] = log_s[:, states] + log_o[:, objects]
             if self.paths is not None and prototypes is not None:
-                z = self.paths.features(inputs["cls"])
+                z = self.paths.adapt(inputs["cls"])
                 for name, p in self.paths.score_terms(z, prototypes, states, objects, names):
                     logs[name] = p.clamp(min=LEAST).log()
             return [logs[name] for name in names]

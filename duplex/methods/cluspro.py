@@ -41,7 +41,6 @@ class ClusProOptions(ThreePathOptions):
 class ClusPro(ThreePaths[ClusProOptions]):
     """Three paths whose factors are trained towards clusters."""
 
-    Options = ClusProOptions
     states: Tensor
     objects: Tensor
 
@@ -57,7 +56,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
     def start(self, train: Batch) -> None:
         """Set prototypes to factors of training images, evenly chosen among each primitive's."""
         assert self.paths.factors is not None
-        factors = self.paths.factors(self.paths.features(train.cls))
+        factors = self.paths.factors(self.paths.adapt(train.cls))
         for name, z, group in zip(("states", "objects"), factors, self.primitives(train.compositions), strict=True):
             prototypes: Tensor = getattr(self, name)
             prototypes.copy_(initial_clusters(z, group, prototypes))

@@ -31,8 +31,6 @@ class CoCgeOptions(CgeOptions):
 class CoCge(GraphHead[CoCgeOptions]):
     """`S = cos(f(x), h_c) / T`, with margins by feasibility in the open world."""
 
-    Options = CoCgeOptions
-
     def __init__(self, task: TaskContext, options: CoCgeOptions) -> None:
         super().__init__(task, options)
         self.scale = options.scale

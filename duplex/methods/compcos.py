@@ -39,8 +39,6 @@ class CompCosOptions(Options):
 class CompCos(EmbeddingHead[CompCosOptions]):
     """`S = cos(w(x), phi(s, o)) / T`, with margins by feasibility in the open world."""
 
-    Options = CompCosOptions
-
     def __init__(self, task: TaskContext, options: CompCosOptions) -> None:
         super().__init__(task, options, trained_words=options.train_words, scale=options.scale)
         width = options.width

@@ -56,8 +56,6 @@ class DfspOptions(Options):
 class Dfsp(TextMethod[DfspOptions]):
     """A soft prompt whose text features are fused with the image's tokens."""
 
-    Options = DfspOptions
-
     def __init__(self, task: TaskContext, options: DfspOptions) -> None:
         super().__init__(task, options)
         dim, heads = task.dim, options.heads

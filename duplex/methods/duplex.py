@@ -17,8 +17,8 @@ from duplex.labels import CandidateSet, Ints
 from duplex.layers.codebook import Codebook
 from duplex.layers.composition_index import copy_to_device
 from duplex.layers.factors import Fusion, unit
-from duplex.layers.graph import FactorNodes, LocalCandidates, Message, aggregate, blend
-from duplex.layers.paths import FactorPosteriors, PathOptions, Paths
+from duplex.layers.graph import FactorNodes, Message, RefinedPrototypes, refine
+from duplex.layers.paths import PathOptions, Paths
 from duplex.layers.portable import portable_paths, prototype_means
 from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch, Inputs, Inspectable, ScoreBlocks, ScoreTerms, TaskContext
@@ -38,9 +38,7 @@ class DuplexOptions(PathOptions):
     # local graph and write-back (Eq. 12-19)
     graph: bool = True
     messages: tuple[Message, ...] = ("state", "object", "counterfactual")
-    fusion: Literal["learned", "linear", "additive"] = (
-        "learned"  # of counterfactuals: Eq. 11, Eq. 11 without relu, or sums of image features
-    )
+    fusion: Literal["learned", "linear", "additive"] = "learned"  # of counterfactuals: Eq. 11, without relu, or added
     momentum: Share = 0.9  # lambda
     blend: Literal["recursive", "anchored"] = "recursive"  # with the current prototype, or with the initial one
     renormalise: bool = True
@@ -68,22 +66,11 @@ class DuplexOptions(PathOptions):
 
     @property
     def visual(self) -> bool:
-        """Whether the visual prototypes are used."""
         return "visual" in self.losses or "visual" in self.inference
-
-
-@dataclass(frozen=True)
-class Refinement:
-    """Refined prototypes of a batch, not yet written to the codebook."""
-
-    compositions: Ints  # [C]
-    rows: Tensor  # h' [C, d]
 
 
 class Duplex(PathMethod[DuplexOptions]):
     """`L = L_s + L_o + L_c^t + L_c^h`, `S(c|x) = p(c^h|x) + p(c^t|x) + p(s|x) p(o|x)`, of the terms switched on."""
-
-    Options = DuplexOptions
 
     def __init__(self, task: TaskContext, options: DuplexOptions) -> None:
         super().__init__(task, options)
@@ -100,7 +87,7 @@ class Duplex(PathMethod[DuplexOptions]):
         learned = options.graph and options.fusion != "additive"
         self.fusion = Fusion(dim, rectified=options.fusion == "learned") if learned else None
         self.target = CandidateSet.of(task.labels, world, "train")  # C_tgt of training
-        self.pending: Refinement | None = None  # set by `losses`, written to the codebook by `after_batch`
+        self.pending: RefinedPrototypes | None = None  # set by `losses`, written to the codebook by `after_batch`
 
     def start(self, train: Batch) -> None:
         self.codebook.start(unit(train.cls), train.compositions, seen=self.options.seen_rows == "data")
@@ -111,42 +98,29 @@ class Duplex(PathMethod[DuplexOptions]):
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         """Return the losses of a batch, and leave its refined prototypes in `pending` for `after_batch`."""
-        names, z = self.options.losses, self.paths.features(batch.cls)
+        names, z = self.options.losses, self.paths.adapt(batch.cls)
         refines = self.options.graph and self.options.visual
         losses, factors = self.paths.losses(z, batch.compositions, shared, names, with_factors=refines)
         self.pending = None
         if refines and factors is not None:
-            self.pending = self.refine(self.nodes(z, factors, batch.compositions), batch.compositions_np)
+            m, n = self.primitives(batch.compositions)
+            nodes = FactorNodes(z, factors.z_s, factors.z_o, factors.log_s.exp(), factors.log_o.exp(), m, n)
+            o = self.options
+            self.pending = refine(
+                *(nodes, batch.compositions_np, self.target, self.codebook, self.fusion),
+                *(o.messages, o.momentum, o.renormalise, o.blend == "anchored"),
+            )
         if "visual" in names:
             (positions,) = copy_to_device(self.device, self.target.positions(batch.compositions_np))
             losses["visual"] = cross_entropy(self._visual_logits(z, self.pending), positions)
         return {name: losses[name] for name in names}
 
     def after_batch(self) -> None:
-        """Momentum write-back: the refined prototypes become the codebook's."""
         if self.pending is not None:
-            self.codebook.write_back(self.pending.compositions, self.pending.rows)
+            self.codebook.write_back(*self.pending)
             self.pending = None
 
-    def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor) -> FactorNodes:
-        """Return the graph's nodes of a batch; each image's messages are weighted by its posteriors."""
-        n = len(self.labels.objects)
-        p_s, p_o = factors.log_s.exp(), factors.log_o.exp()
-        return FactorNodes(z, factors.z_s, factors.z_o, p_s, p_o, compositions // n, compositions % n)
-
-    def refine(self, nodes: FactorNodes, compositions: Ints) -> Refinement:
-        """Build the local graph of a batch with these compositions [B], aggregate its messages and blend them with the
-        codebook's prototypes (Algorithm 1). The candidates are computed on the host, without waiting for the device."""
-        options, n = self.options, len(self.labels.objects)
-        candidates = LocalCandidates.of(compositions // n, compositions % n, self.target, n, self.device)
-        aggregated, reached = aggregate(nodes, candidates, self.fusion, options.messages)
-        anchor = rows = self.codebook.prototypes(candidates.compositions)
-        if options.blend == "anchored":
-            anchor = self.codebook.initial_prototypes(candidates.compositions)
-        blended = blend(anchor, aggregated, options.momentum, options.renormalise)
-        return Refinement(candidates.compositions, torch.where(reached[:, None], blended, rows))
-
-    def _visual_logits(self, z: Tensor, refinement: Refinement | None) -> Tensor:
+    def _visual_logits(self, z: Tensor, refinement: RefinedPrototypes | None) -> Tensor:
         """`z . h' / tau` over C_tgt [B, C], with the refined prototypes in place, without a copy of the codebook."""
         logits = self.codebook.logits_over(self.target.listed)(z, self.paths.scale)
         if refinement is None:
@@ -157,7 +131,7 @@ class Duplex(PathMethod[DuplexOptions]):
     @torch.no_grad()
     def on_features_changed(self, train: Batch) -> None:
         if self.options.rows == "recomputed":
-            self.codebook.start(self.paths.features(train.cls), train.compositions, seen=True)
+            self.codebook.start(self.paths.adapt(train.cls), train.compositions, seen=True)
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
@@ -169,7 +143,7 @@ class Duplex(PathMethod[DuplexOptions]):
 
         @torch.no_grad()
         def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-            z = self.paths.features(inputs["cls"])
+            z = self.paths.adapt(inputs["cls"])
             if visual is not None:
                 yield "visual", visual(z, self.paths.scale).softmax(-1)
             yield from self.paths.score_terms(z, prototypes, states, objects, names)
@@ -178,7 +152,7 @@ class Duplex(PathMethod[DuplexOptions]):
 
     @torch.no_grad()
     def score_blocks(self, states: int) -> ScoreBlocks | None:
-        """Visual prototypes and factors follow from `M + N` vectors; the prompt of a composition does not."""
+        """None with semantic prototypes: each composition's is a prompt of its own, not made of `M + N` vectors."""
         names, n = self.options.inference, len(self.labels.objects)
         if "semantic" in names:
             return None
@@ -195,7 +169,7 @@ class Duplex(PathMethod[DuplexOptions]):
 
         @torch.no_grad()
         def blocks(inputs: Inputs) -> Iterator[tuple[int, Tensor]]:
-            z = self.paths.features(inputs["cls"])
+            z = self.paths.adapt(inputs["cls"])
             primitives = self.paths.primitive_posteriors(z, prototypes) if "factors" in names else None
             visual_blocks = visual(z) if "visual" in names else iter(())
             for m in range(0, len(self.labels.states), states):

@@ -61,8 +61,6 @@ class GraphPrompts(Prompts):
 class Gipcol(TextMethod[GipcolOptions]):
     """`S = p(c|x)` of prompts whose primitives' vectors pass through a graph network."""
 
-    Options = GipcolOptions
-
     def __init__(self, task: TaskContext, options: GipcolOptions) -> None:
         super().__init__(task, options)
         labels, tower = task.labels, task.tower

@@ -21,10 +21,8 @@ INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose losses compare compositions, by default the seen ones (`train_candidates`).
-
-    A subclass defines `score`, and `prepare` for what all images need.
-    """
+    """Base class of methods whose losses compare compositions, by default the seen ones (`train_candidates`). A
+    subclass defines `score`, and `prepare` for what all images need."""
 
     def __init__(self, task: TaskContext, options: OptionsT) -> None:
         super().__init__(task, options)
@@ -57,9 +55,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
 
 class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
     """Base class of methods that compare features with encoded prompts at CLIP's temperature `tau = 1 / scale`.
-
-    `S = p(c|x)` of the candidates' vectors that `prepare` returns, unless a subclass defines `score`.
-    """
+    `S = p(c|x)` of the candidates' vectors that `prepare` returns, unless a subclass defines `score`."""
 
     def __init__(self, task: TaskContext, options: OptionsT) -> None:
         super().__init__(task, options)
@@ -116,10 +112,8 @@ class Composer(nn.Module):
 
 
 class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
-    """Base class of methods that start from word vectors (`words`), which may be trained further.
-
-    `composer` gives the candidates' embeddings, unless a subclass defines `prepare`.
-    """
+    """Base class of methods that start from word vectors (`words`), which may be trained further. `composer` gives the
+    candidates' embeddings, unless a subclass defines `prepare`."""
 
     composer: Composer
 
@@ -157,7 +151,7 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
         self.register_buffer("margins", None)
 
     def embed_images(self, z: Tensor) -> Tensor:
-        """Features [B, d] -> f(x) [B, e]"""
+        """Return the embeddings f(x) [B, e] of features [B, d]."""
         raise NotImplementedError(f"{type(self).__name__} must define embed_images()")
 
     def logits(self, images: Tensor, compositions: Tensor) -> Tensor:
@@ -166,12 +160,12 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
     @torch.no_grad()
     def feasibility(self, states: Tensor, objects: Tensor) -> Tensor:
-        """`rho` [M * N] from vectors of the primitives [M, w], [N, w]; infinite for seen compositions."""
+        """Return the feasibility rho [M * N] from word vectors [M, w], [N, w]; infinite for seen compositions."""
         rho = feasibility(states.cpu().numpy(), objects.cpu().numpy(), self.labels)
         return torch.as_tensor(rho, dtype=torch.float32)
 
     def initial_margins(self) -> Tensor:
-        """Margins [M * N] that exclude unseen compositions from the loss: above any cosine's logit."""
+        """Return margins [M * N] above any logit, so that unseen compositions are excluded from the loss."""
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:
@@ -191,8 +185,7 @@ def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
     place = torch.arange(count, device=allowed.device)
     after = (place[None] - place[:, None]) % max(count, 1)  # 0 is the image itself
     free = allowed & (after > 0)
-    if not count:
-        return place, free.any(1)
-    distance = after.masked_fill(~free, count)
     has_partner = free.any(1)
-    return torch.where(has_partner, distance.argmin(1), place), has_partner
+    if not count:
+        return place, has_partner
+    return torch.where(has_partner, after.masked_fill(~free, count).argmin(1), place), has_partner

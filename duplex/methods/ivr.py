@@ -52,7 +52,7 @@ class PrimitiveHead(nn.Module):
         self.discard = options.discard
 
     def channel_mask(self, labels: Tensor) -> Tensor:
-        """0 for the share of channels in which V_y and V'_y of the label differ most, else 1 [B, e]."""
+        """Return a mask [B, e]: 0 in the channels where the labels' weights in V and V' differ most, else 1."""
         difference = (self.classify.weight - self.classify_partner.weight).detach().abs()  # [M, e]
         worst = difference.topk(int(self.discard * difference.shape[1]), dim=1).indices
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
@@ -76,8 +76,6 @@ class PrimitiveHead(nn.Module):
 
 class Ivr(WordMethod[IvrOptions]):
     """`S = p(s|x) p(o|x) + d_c` with features that are made invariant to the other primitive."""
-
-    Options = IvrOptions
 
     def __init__(self, task: TaskContext, options: IvrOptions) -> None:
         super().__init__(task, options, trained_words=True)

@@ -31,8 +31,6 @@ class KgSpOptions(Options):
 class KgSp(SeenMethod[KgSpOptions]):
     """`L = L_s + L_o`, `S = p(s|x) p(o|x)`."""
 
-    Options = KgSpOptions
-
     def __init__(self, task: TaskContext, options: KgSpOptions) -> None:
         super().__init__(task, options)
         layers, width, rate = options.layers, options.width, options.dropout

@@ -11,8 +11,7 @@ composes `exp_mu(v_s + v_o)`. Composed vectors replace prompts, `p(c|x) = softma
 LDE's are not normalised.
 
 `source: text` takes prompts of all M*N compositions, as LDE does. `source: images` takes all training images, weighted
-so that every seen composition counts the same, as GDE does with equal weights within a composition. Its weights by
-CLIP's own scores are left out.
+so that every seen composition counts the same, as in GDE without its weights by CLIP's scores.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class LdeOptions(Options):
 class Lde(TextMethod[LdeOptions]):
     """`S = p(c|x)` of compositions put together from ideal words; nothing is trained."""
 
-    Options = LdeOptions
     centre: Tensor
     states: Tensor
     objects: Tensor
@@ -80,7 +78,7 @@ class Lde(TextMethod[LdeOptions]):
             words.copy_(sums / torch.where(masses > 0, masses, 1.0)[:, None])
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:
-        """Vectors [C, d] put together from ideal words."""
+        """Return the candidates' vectors [C, d], composed of ideal words."""
         v = self.states.index_select(0, candidates.states) + self.objects.index_select(0, candidates.objects)
         return self.centre + v if self.options.space == "linear" else exp_map(self.centre, v)
 

@@ -84,7 +84,6 @@ class LogicOptions(ThreePathOptions):
 class LogicZsl(ThreePaths[LogicOptions]):
     """Three paths, trained so that their posteriors satisfy logical rules."""
 
-    Options = LogicOptions
     excludes_s: Tensor
     implies_s: Tensor
     excludes_o: Tensor

@@ -37,6 +37,7 @@ from duplex.methods.base import Batch, Inputs, Inspectable, TaskContext
 from duplex.methods.head import TextMethod
 from duplex.options import Count, NonNegative, Options, Template
 
+Templates = Annotated[tuple[Template, ...], Field(min_length=2)]
 TEMPLATES = (
     "a photo of a",
     "a photo of the",
@@ -51,9 +52,7 @@ TEMPLATES = (
 
 @dataclass(frozen=True)
 class PlidOptions(Options):
-    templates: Annotated[tuple[Template, ...], Field(min_length=2)] = (
-        TEMPLATES  # words before the names in the descriptions
-    )
+    templates: Templates = TEMPLATES  # words before the names in the descriptions
     margin: bool = True  # whether the losses have margins m from the covariance
     mix: Annotated[float, Field(gt=0, lt=1)] = 0.1  # mean of b, the weight of primitives' logits
     primitives: NonNegative = 0.1  # weight w of the primitives' losses
@@ -77,7 +76,7 @@ class Enrichment(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, t: Tensor, described: Tensor) -> Tensor:
-        """`t` [C, d], `described` [C, D, d] -> [C, d]"""
+        """Return enriched features [C, d] of `t` [C, d], given the features of descriptions [C, D, d]."""
         keys, values = self.key(described), self.value(described)
         weights = ((keys @ self.query(t)[:, :, None])[..., 0] / math.sqrt(t.shape[-1])).softmax(-1)  # [C, D]
         return torch.add(t, self.out((weights[:, None] @ values)[:, 0]))
@@ -86,7 +85,6 @@ class Enrichment(nn.Module):
 class Plid(TextMethod[PlidOptions]):
     """`S = softmax((1 - b) l_c + b (l_s + l_o))` of distributions of text features, b at its mean."""
 
-    Options = PlidOptions
     described: Tensor
 
     def __init__(self, task: TaskContext, options: PlidOptions) -> None:
@@ -171,6 +169,6 @@ class Plid(TextMethod[PlidOptions]):
 
 
 def deviations(mean: Tensor, described: Tensor) -> Tensor:
-    """Samples `normalise(mean + d)` minus their mean: [C, d], [C, D, d] -> [C, D, d]."""
+    """Return the samples `normalise(mean + d)` minus their mean [C, D, d], of `mean` [C, d], `described` [C, D, d]."""
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

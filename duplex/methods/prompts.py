@@ -1,8 +1,7 @@
 """Prompts over a frozen text tower, without visual prototypes: CLIP, CoOp, CSP and three paths, by options.
 
 CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context, CSP (Nayak et
-al., 2023) the vocabulary; three paths add state and object prompts with disentangled factors (the paper's c-s-o
-baseline; Troika, Huang et al., 2024, has the same form without its traction).
+al., 2023) the vocabulary; three paths add state and object prompts with disentangled factors.
 """
 
 from __future__ import annotations
@@ -84,15 +83,13 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
 class PromptMethod(PathMethod[PromptOptions]):
     """`L = L_s + L_o + L_c^t`, `S(c|x) = p(c^t|x) + p(s|x) p(o|x)`, of the terms switched on."""
 
-    Options = PromptOptions
-
     def __init__(self, task: TaskContext, options: PromptOptions) -> None:
         super().__init__(task, options)
         self.paths = Paths(task.labels, task.tower, options, task.world)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         names = self.options.losses
-        losses, _ = self.paths.losses(self.paths.features(batch.cls), batch.compositions, shared, names)
+        losses, _ = self.paths.losses(self.paths.adapt(batch.cls), batch.compositions, shared, names)
         return {name: losses[name] for name in names}
 
     @torch.no_grad()
@@ -103,7 +100,7 @@ class PromptMethod(PathMethod[PromptOptions]):
 
         @torch.no_grad()
         def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-            yield from self.paths.score_terms(self.paths.features(inputs["cls"]), prototypes, states, objects, names)
+            yield from self.paths.score_terms(self.paths.adapt(inputs["cls"]), prototypes, states, objects, names)
 
         return terms
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -26,6 +27,9 @@ HINTS = {
     "patch": "needs patch tokens, and this cache has none; set extraction.tokens to patch in params.yaml and run "
     "`duplex extract --dataset NAME` again",
 }
+
+
+_temporary: dict[str, type[Method[Any]]] = {}
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,31 @@ def method_source(kind: str) -> MethodSource:
     return known[kind]
 
 
+@contextmanager
+def report_exits(kind: str) -> Iterator[None]:
+    """Raise `DuplexError`, naming the kind, if a method's code exits inside the block; Ctrl-C stays Ctrl-C."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # `sys.exit` would end the program without a word
+        call = f"{type(error).__name__}({', '.join(map(repr, error.args))})"
+        raise DuplexError(f"method kind {kind!r} raised {call}; its code must not call sys.exit()") from error
+
+
+@contextmanager
+def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
+    """Return a kind that names a class inside the block, even one that no module holds."""
+    kind = f"{method_class.__module__}:{method_class.__qualname__}"
+    find_method.cache_clear()
+    _temporary[kind] = method_class
+    try:
+        yield kind
+    finally:
+        del _temporary[kind]
+        find_method.cache_clear()
+
+
 @lru_cache(maxsize=256)
 def find_method(kind: str) -> type[Method[Any]]:
     """Import the class of a kind. `module:Class` is also looked up in the current folder.
@@ -72,13 +101,16 @@ def find_method(kind: str) -> type[Method[Any]]:
     Raise `BrokenMethod`, naming the provider, if the import fails or the class is no `Method`."""
     from duplex.methods.base import Method
 
+    if kind in _temporary:
+        return _temporary[kind]
     source = method_source(kind)
     module, _, name = source.target.partition(":")
     folder = os.getcwd()
     if ":" in kind and folder not in sys.path:
         sys.path.append(folder)
     try:
-        value: Any = importlib.import_module(module)
+        with report_exits(kind):
+            value: Any = importlib.import_module(module)
         for part in name.split("."):
             value = getattr(value, part)
     except Exception as error:  # importing foreign code may fail in any way

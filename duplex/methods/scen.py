@@ -41,8 +41,6 @@ class ScenOptions(Options):
 class Scen(EmbeddingHead[ScenOptions]):
     """Cosines of fused state and object embeddings with those of compositions."""
 
-    Options = ScenOptions
-
     def __init__(self, task: TaskContext, options: ScenOptions) -> None:
         super().__init__(task, options, trained_words=False, scale=options.scale)
         width, layers, rate = options.width, options.layers, options.dropout

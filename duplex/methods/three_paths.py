@@ -44,21 +44,20 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
 
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
         """Return z^c [B, d], the factors and the three losses of a batch, given the prototypes of `shared`."""
-        z = self.paths.features(batch.cls)
+        z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None
         return z, factors, losses
 
     def terms(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Iterator[Tensor]:
         """Yield the summands of the scores over `candidates` [B, C]; `z` is z^c [B, d]."""
-        for _, term in self.paths.score_terms(z, t, candidates.states, candidates.objects, TERMS):
-            yield term
+        yield from (term for _, term in self.paths.score_terms(z, t, candidates.states, candidates.objects, TERMS))
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
         return self.paths.encode(candidates.compositions_np, TERMS)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
-        z = self.paths.features(inputs["cls"])
+        z = self.paths.adapt(inputs["cls"])
         total = z.new_zeros(len(z), len(candidates.compositions))
         for term in self.terms(z, prepared, candidates):
             total += term

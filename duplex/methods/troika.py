@@ -46,7 +46,7 @@ class TractionLayer(nn.Module):
         self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
 
     def forward(self, h: Tensor, tokens: Tensor) -> Tensor:
-        """[C, d] or [B, C, d], [B, T, w] -> [B, C, d]"""
+        """Return [B, C, d] for prompt features `h` [C, d] or [B, C, d] and patch tokens [B, T, w]."""
         g = h + self.attend(h, tokens)
         return torch.add(g, self.forward_part(g))
 
@@ -61,7 +61,7 @@ class Traction(nn.Module):
         self.strength = nn.Parameter(torch.full((dim,), options.start))  # lambda [d]
 
     def forward(self, t: Tensor, tokens: Tensor) -> Tensor:
-        """Prototypes `t` [C, d], tokens [B, T, w] -> [B, C, d], of unit length"""
+        """Return prototypes `t` [C, d] pulled towards images with tokens [B, T, w]: unit vectors [B, C, d]."""
         h, tokens = t, self.norm(tokens)
         for layer in self.layers:
             h = layer(h, tokens)
@@ -70,8 +70,6 @@ class Traction(nn.Module):
 
 class Troika(ThreePaths[TroikaOptions]):
     """Three paths whose prompts are pulled towards each image."""
-
-    Options = TroikaOptions
 
     def __init__(self, task: TaskContext, options: TroikaOptions) -> None:
         super().__init__(task, options)
@@ -94,7 +92,7 @@ class Troika(ThreePaths[TroikaOptions]):
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         tokens = batch.inputs["patch"] if self.traction is not None else None
-        logits = self.path_logits(self.paths.features(batch.cls), shared, tokens)
+        logits = self.path_logits(self.paths.adapt(batch.cls), shared, tokens)
         return self.cross_entropies(("semantic", "state", "object"), logits, batch.compositions)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
@@ -102,7 +100,7 @@ class Troika(ThreePaths[TroikaOptions]):
             return super().score(inputs, candidates, prepared)
 
         def chunk_scores(cls: Tensor, tokens: Tensor) -> Tensor:
-            c, s, o = self.path_logits(self.paths.features(cls), prepared, tokens)
+            c, s, o = self.path_logits(self.paths.adapt(cls), prepared, tokens)
             return c.softmax(-1) + s.softmax(-1)[:, candidates.states] * o.softmax(-1)[:, candidates.objects]
 
         dim, patches = self.task.dim, self.task.inputs["patch"][0]

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,18 +40,11 @@ class VpCmjlOptions(ThreePathOptions):
     heads: Count = 4  # of the cross-attention
 
 
-class Logits(NamedTuple):
-    """Logits of the three paths."""
-
-    compositions: Tensor  # [B, C]
-    states: Tensor  # [B, M]
-    objects: Tensor  # [B, N]
+Logits = tuple[Tensor, Tensor, Tensor]  # of compositions [B, C], states [B, M] and objects [B, N]
 
 
 class VpCmjl(ThreePaths[VpCmjlOptions]):
-    """Three paths with attention to prompts and trained visual proxies."""
-
-    Options = VpCmjlOptions
+    """Three paths of prompts that images attend to, with trained visual prototypes (*proxies*) of primitives."""
 
     def __init__(self, task: TaskContext, options: VpCmjlOptions) -> None:
         super().__init__(task, options)
@@ -64,28 +56,29 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
             self.read_s, self.read_o = (CrossBlock(dim, dim, heads) for _ in range(2))
 
     def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
-        """l_t of features z^c [B, d]"""
+        """Return the text logits l_t of features z^c [B, d]."""
         (z_s, a_s), (z_o, a_o) = self.read_s.read(z, t.states), self.read_o.read(z, t.objects)
         rows = ((unit(z_s), t.states, a_s), (unit(z_o), t.objects, a_o))
         s, o = (self.paths.logits(f, prototypes) + self.paths.scale * a for f, prototypes, a in rows)
-        return Logits(self.paths.logits(z, t.compositions), s, o)
+        return self.paths.logits(z, t.compositions), s, o
 
     def visual_logits(self, z: Tensor, candidates: CompositionIndex) -> Logits:
-        """l_v of features z^c [B, d]"""
+        """Return the logits l_v by visual proxies of features z^c [B, d]."""
         assert self.paths.factors is not None
         z_s, z_o = self.paths.factors(z)
         states, objects = self.states @ self.from_state.T, self.objects @ self.from_object.T
         w_c = unit(states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects))
         rows = ((z, w_c), (z_s, unit(self.states)), (z_o, unit(self.objects)))
-        return Logits(*(self.paths.logits(f, w) for f, w in rows))
+        c, s, o = (self.paths.logits(f, w) for f, w in rows)
+        return c, s, o
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         if not self.options.proxies:
             _, _, losses = self.path_losses(batch, shared)
             return losses
-        z = self.paths.features(batch.cls)
+        z = self.paths.adapt(batch.cls)
         text, visual = self.text_logits(z, shared), self.visual_logits(z, self.train_candidates)
-        joint = visual.compositions.log_softmax(-1), text.compositions.log_softmax(-1)
+        joint = visual[0].log_softmax(-1), text[0].log_softmax(-1)
         return {
             **self.cross_entropies(("semantic", "state", "object"), text, batch.compositions),
             **self.cross_entropies(("composition_proxy", "state_proxy", "object_proxy"), visual, batch.compositions),

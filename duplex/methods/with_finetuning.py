@@ -1,8 +1,5 @@
-"""Training the end of the image tower together with any method (duplex/layers/finetuned_blocks.py).
-
-The method itself is unchanged: it reads `cls`, which `FinetunedInputs` computes from the cached `block_inputs` by the
-fine-tuned blocks, with gradients in `losses` and without them elsewhere.
-"""
+"""Training of any method together with the image tower's last blocks, which compute the `cls` that the method reads
+from cached `block_inputs`: with gradients in `losses`, without them elsewhere."""
 
 from __future__ import annotations
 
@@ -60,6 +57,10 @@ class WithFinetuning(Method[Options]):
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
         super().__init__(method.task, method.options)
         self.method, self.blocks = method, blocks
+
+    @property
+    def class_name(self) -> str:
+        return self.method.class_name
 
     def _finetuned(self, batch: Batch) -> Batch:
         return replace(batch, inputs=FinetunedInputs(batch.inputs, self.blocks))

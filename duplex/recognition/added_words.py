@@ -25,9 +25,9 @@ from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace, prompt_name
 from duplex.layers import portable
 from duplex.layers.factors import unit
-from duplex.methods.base import Inputs, Scorer, ScoreTerms
-from duplex.recognition.answers import KnownWords
-from duplex.recognition.candidates import Candidates
+from duplex.methods.base import Inputs, ScoreTerms
+from duplex.recognition.answers import KnownFlags
+from duplex.recognition.candidates import Candidates, sum_of
 
 Pair = tuple[str, str]
 COLUMNS = ("state", "object")
@@ -86,7 +86,7 @@ def with_added_compositions(
     terms = portable_terms(more)
     first, count = len(candidates), len(added)
     known = {
-        place: KnownWords(m < len(labels.states), n < len(labels.objects)) for place, (m, n) in enumerate(added, first)
+        place: KnownFlags(m < len(labels.states), n < len(labels.objects)) for place, (m, n) in enumerate(added, first)
     }
     return replace(
         candidates,
@@ -96,7 +96,7 @@ def with_added_compositions(
         object_of=more["object_of"].cpu().numpy(),
         seen=np.r_[candidates.seen, np.zeros(count, dtype=bool)],
         feasible=np.r_[candidates.feasible, np.ones(count, dtype=bool)],
-        scorer=portable_scorer(more),
+        scorer=sum_of(terms),
         terms=terms,
         known=known,
     )
@@ -110,20 +110,6 @@ def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
         yield from portable.score_terms(tensors, inputs["cls"])
 
     return terms
-
-
-def portable_scorer(tensors: Mapping[str, Tensor]) -> Scorer:
-    """Return the function from inputs to scores [B, C], the sums of `portable_terms`."""
-    terms = portable_terms(tensors)
-
-    @torch.no_grad()
-    def scores(inputs: Inputs) -> Tensor:
-        total = torch.zeros(len(inputs["cls"]), len(tensors["state_of"]), device=tensors["state_of"].device)
-        for _, term in terms(inputs):
-            total += term
-        return total
-
-    return scores
 
 
 def _with_rows(

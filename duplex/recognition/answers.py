@@ -10,7 +10,7 @@ DIGITS = 6  # of numbers in JSON; scores are float32
 
 
 @dataclass(frozen=True)
-class KnownWords:
+class KnownFlags:
     """Whether the state and the object of an added composition are labels of the model."""
 
     state: bool
@@ -19,7 +19,7 @@ class KnownWords:
 
 @dataclass(frozen=True)
 class Guess:
-    """One composition: its score, without bias, and its probability among the candidates."""
+    """One composition: its score, and its probability among the candidates."""
 
     state: str
     object: str
@@ -27,7 +27,7 @@ class Guess:
     probability: float
     seen: bool  # it labels training images
     score_terms: Mapping[str, float]  # summands of the score: visual, semantic, ...; empty where the method has none
-    known: KnownWords | None = None  # of an added composition
+    known: KnownFlags | None = None  # of an added composition
 
     @property
     def name(self) -> str:
@@ -52,6 +52,8 @@ class Answer:
     top: tuple[Guess, ...]
     states: Mapping[str, float]  # every state, most likely first; they sum to 1
     objects: Mapping[str, float]
+    known: bool = True  # False: the image resembles no training image; perhaps it shows none of the pairs
+    distance: float | None = None  # from the training images of the nearest pair (training/known_images.py)
 
     @property
     def best(self) -> Guess:
@@ -63,6 +65,8 @@ class Answer:
             "top": [guess.to_dict() for guess in self.top],
             "states": _rounded(self.states, marginals),
             "objects": _rounded(self.objects, marginals),
+            "known": self.known,
+            "distance": None if self.distance is None else round(self.distance, DIGITS),
         }
 
 

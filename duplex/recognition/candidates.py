@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,14 +14,16 @@ from duplex.errors import UsageError
 from duplex.evaluation.accumulator import Floats
 from duplex.labels import Bools, Ints, LabelSpace
 from duplex.methods.base import Inputs, Scorer, ScoreTerms
-from duplex.recognition.answers import Answer, Guess, KnownWords
+from duplex.recognition.answers import Answer, Guess, KnownFlags
+from duplex.training.confidence import Confidence, log_probabilities
+from duplex.training.known_images import KnownImages
 
 BLOCK_SCORES = 2**22  # scores in memory at once, per score term: 16 MiB
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """`C` compositions. The bias is added to the scores of the unseen ones before they are ranked."""
+    """`C` compositions with their scorer, and the temperature and prior by which their probabilities are computed."""
 
     states: tuple[str, ...]
     objects: tuple[str, ...]
@@ -28,11 +31,12 @@ class Candidates:
     object_of: Ints  # [C]
     seen: Bools  # [C]
     feasible: Bools  # [C] within the calibrated feasibility threshold; others are never answers
-    bias: float
+    confidence: Confidence
     scorer: Scorer
     terms: ScoreTerms | None  # summands of the score, where it is a sum
     probabilities: Callable[[Tensor], Tensor]
-    known: Mapping[int, KnownWords]  # by position, of added compositions
+    known: Mapping[int, KnownFlags]  # by position, of added compositions
+    known_images: KnownImages | None = None
 
     @classmethod
     def of(
@@ -40,7 +44,7 @@ class Candidates:
         labels: LabelSpace,
         compositions: Ints,
         feasible: Bools,
-        bias: float,
+        confidence: Confidence,
         scorer: Scorer,
         terms: ScoreTerms | None,
         probabilities: Callable[[Tensor], Tensor],
@@ -49,7 +53,7 @@ class Candidates:
         state_of, object_of = labels.state_of(compositions), labels.object_of(compositions)
         seen = labels.is_seen(compositions)
         names = labels.states, labels.objects
-        return cls(*names, state_of, object_of, seen, feasible, bias, scorer, terms, probabilities, {})
+        return cls(*names, state_of, object_of, seen, feasible, confidence, scorer, terms, probabilities, {})
 
     def __len__(self) -> int:
         return len(self.state_of)
@@ -60,26 +64,32 @@ class Candidates:
         rows = zip(self.state_of.tolist(), self.object_of.tolist(), strict=True)
         return [(self.states[m], self.objects[n]) for m, n in rows]
 
-    def answers(self, inputs: Inputs, top: int, bias: float | None = None) -> Iterator[Answer]:
-        """Yield one answer with `top` compositions per image, in order; `bias` replaces the calibrated one."""
+    def answers(self, inputs: Inputs, top: int) -> Iterator[Answer]:
+        """Yield one answer with `top` compositions per image, in order."""
         if top < 1:
             raise UsageError(f"top is {top}; expected at least 1")
         images, rows = len(inputs["cls"]), max(1, BLOCK_SCORES // len(self))
         for start in range(0, images, rows):
             block = {name: values[start : start + rows] for name, values in inputs.items()}
-            yield from self._block(block, min(top, int(self.feasible.sum())), self.bias if bias is None else bias)
+            yield from self._block(block, min(top, int(self.feasible.sum())))
+
+    def log_posteriors(self, scores: Tensor) -> Tensor:
+        """Return `log q(c|x)` [B, C] of scores, in float64: order, probabilities and marginals all follow from it."""
+        excluded = torch.as_tensor(~self.feasible, device=scores.device)
+        log_p = log_probabilities(self.probabilities, scores.masked_fill(excluded, -torch.inf))
+        prior = torch.from_numpy(self.confidence.log_prior(self.seen, self.feasible)).to(scores.device)
+        return (log_p / self.confidence.temperature + prior).log_softmax(1)
 
     @torch.no_grad()
-    def _block(self, inputs: Inputs, top: int, bias: float) -> Iterator[Answer]:
+    def _block(self, inputs: Inputs, top: int) -> Iterator[Answer]:
         terms = dict(self.terms(inputs)) if self.terms is not None else {}
-        scores = _total(terms) if terms else self.scorer(inputs)
-        excluded = torch.as_tensor(~self.feasible, device=scores.device)
-        shift = torch.as_tensor(np.where(self.seen, 0.0, bias), dtype=torch.float32, device=scores.device)
-        shares = self.probabilities(scores.masked_fill(excluded, -torch.inf))  # [B, C]
-        best = (scores + shift).masked_fill(excluded, -torch.inf).topk(top, dim=1).indices  # [B, T]
+        scores = cast(Tensor, sum(terms.values())) if terms else self.scorer(inputs)
+        log_q = self.log_posteriors(scores)
+        shares, best = log_q.exp(), log_q.topk(top, dim=1).indices  # [B, C], [B, T]
         best_terms = {name: term.gather(1, best).cpu().numpy() for name, term in terms.items()}
         score, share = (values.gather(1, best).cpu().numpy() for values in (scores, shares))
         by_state = _marginals(shares, self.state_of, len(self.states))
+        distances = None if self.known_images is None else self.known_images.distances(inputs["cls"]).tolist()
         by_object = _marginals(shares, self.object_of, len(self.objects))
         for row, positions in enumerate(best.cpu().numpy()):
             guesses = tuple(
@@ -94,15 +104,16 @@ class Candidates:
                 )
                 for rank, position in enumerate(positions)
             )
-            yield Answer(guesses, _ranked(self.states, by_state[row]), _ranked(self.objects, by_object[row]))
+            answer = Answer(guesses, _ranked(self.states, by_state[row]), _ranked(self.objects, by_object[row]))
+            if self.known_images is not None and distances is not None:
+                known = distances[row] <= float(self.known_images.threshold)
+                answer = replace(answer, known=known, distance=distances[row])
+            yield answer
 
 
-def _total(terms: Mapping[str, Tensor]) -> Tensor:
-    """Add up the terms in the order of `Method.scorer`, so that no bit differs."""
-    total = torch.zeros_like(next(iter(terms.values())))
-    for term in terms.values():
-        total += term
-    return total
+def sum_of(terms: ScoreTerms) -> Scorer:
+    """Return the function from inputs to scores [B, C] that adds up the terms, holding one at a time."""
+    return lambda inputs: cast(Tensor, sum(term for _, term in terms(inputs)))
 
 
 def _marginals(shares: Tensor, groups: Ints, count: int) -> Floats:

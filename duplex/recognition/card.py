@@ -63,8 +63,9 @@ From a feature vector, with numpy and safetensors alone: `python recognize.py fe
 ## Files
 
 * `model.safetensors`: tensors of the score terms {", ".join(terms)}: prototypes, temperature, adapter and factors.
-* `config.json`: labels, encoder, and the bias {config["calibration"]["bias"]:.4g} that is added to the scores of unseen
-  compositions; it maximises the validation harmonic mean.
+* `config.json`: labels, encoder, and the temperature {config["confidence"]["temperature"]:.4g} of the probabilities,
+  fitted on validation images. {100 * config["confidence"]["new_share"]:.0f} % of images are expected to
+  show unseen pairs.
 
 ## Training data
 

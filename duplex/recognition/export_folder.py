@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from duplex.errors import DuplexError, UsageError
@@ -21,8 +20,8 @@ from duplex.recognition.onnx_files import EXAMPLE as ONNX_EXAMPLE
 from duplex.recognition.onnx_files import TOWER, TRAINED
 from duplex.recognition.sources import CONFIG, FINETUNED_FORMAT, FORMAT, TENSORS, first_line, read_config
 from duplex.recognition.trained import TrainedModel
-from duplex.system.files import replace_folder
-from duplex.training.checkpoint import digest
+from duplex.system.files import replace_folder, save_tensors
+from duplex.training.checkpoint import digest, seal
 
 README, EXAMPLE, FORMULA = "README.md", "recognize.py", "score_formula.py"
 NAMES = {CONFIG, TENSORS, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, "__pycache__"}
@@ -45,12 +44,14 @@ def export(
         "labels": trained.labels.to_dict(),
         "encoder": dict(trained.backbone.record),
         "calibration": trained.calibration_of(world).to_dict(),
+        "confidence": trained.confidence.to_dict(),
         **({} if options is None else {"finetune": options}),
         "tensors": digest(tensors),
     }
+    config = seal(config)
 
     def fill(folder: Path) -> None:
-        save_file(tensors, folder / TENSORS)
+        save_tensors(folder / TENSORS, tensors)
         (folder / TENSORS).chmod(0o644)  # safetensors writes files that their owner alone may read
         (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         (folder / README).write_text(card(config, tensors, facts), encoding="utf-8")
@@ -65,13 +66,15 @@ def export(
 
 
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
-    """Return the score's tensors, with masks [C] of the seen and of the feasible candidates."""
+    """Return the score's tensors, with masks [C] of the seen and of the feasible candidates and their `log_prior`."""
     tensors = trained.tensors(world)
     if tensors is None:
         raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose another run")
     candidates = trained.candidates(world)
     masks = {"seen": candidates.seen, "feasible": candidates.feasible}
     tensors = {**tensors, **{name: torch.from_numpy(mask.copy()) for name, mask in masks.items()}}
+    tensors |= {} if trained.known_images is None else trained.known_images.tensors()
+    tensors["log_prior"] = torch.from_numpy(candidates.confidence.log_prior(**masks))
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from duplex.data.image_tree import describe_skipped, suffix_of
 from duplex.data.text_files import LINE_END
 from duplex.errors import UsageError
 
@@ -15,41 +18,67 @@ ENDINGS = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".jp2", ".j2k", ".avif"),
 )
+INTERVAL = 2.0  # seconds between lines of progress
 
 
-def list_images(names: Iterable[str], stdin: TextIO) -> list[Path]:
-    """Return each file once, in the order of `names`; of folders, the files with image endings, sorted."""
+def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] = lambda line: None) -> list[Path]:
+    """Return each file once, in the order of `names`; of folders, the files with image endings, sorted.
+
+    log: called with a line of progress while a large folder is listed, and with the number of files left out.
+    """
     paths: dict[Path, None] = {}
+    folders = _Folders(log)
     for name in names:
         count = len(paths)
-        paths.update(dict.fromkeys(_expand(name, stdin)))
+        paths.update(dict.fromkeys(_expand(name, stdin, folders)))
         if len(paths) == count and name == "-":
             raise UsageError("stdin lists no files; expected one path per line")
     if not paths:
         raise UsageError("no files were named")
+    if folders.skipped:
+        total = folders.skipped.total()
+        log(f"{total:,} {'file' if total == 1 else 'files'} skipped: {describe_skipped(folders.skipped)}")
     return list(paths)
 
 
-def _expand(name: str, stdin: TextIO) -> Iterator[Path]:
+class _Folders:
+    """Lists the images in folders, and counts all other files by suffix."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self.skipped: Counter[str] = Counter()
+        self._log = log
+        self._images = 0
+        self._next = time.monotonic() + INTERVAL
+
+    def images(self, folder: Path) -> Iterator[Path]:
+        for root, folders, files in os.walk(folder):
+            folders.sort()
+            for file in sorted(files):
+                if suffix_of(file) in ENDINGS:
+                    self._images += 1
+                    yield Path(root) / file
+                elif not file.startswith("."):
+                    self.skipped[suffix_of(file)] += 1
+            if time.monotonic() > self._next:
+                self._log(f"listing {root}: {self._images:,} images and {self.skipped.total():,} other files so far")
+                self._next = time.monotonic() + INTERVAL
+
+
+def _expand(name: str, stdin: TextIO, folders: _Folders) -> Iterator[Path]:
     path = Path(name)
     if name == "-":
         yield from (Path(line) for line in LINE_END.split(stdin.read()) if line.strip())
     elif path.is_dir():
-        images = list(_in_folder(path))
+        images = list(folders.images(path))
         if not images:
-            raise UsageError(f"{path} holds no images (files ending in .jpg, .png and the like)")
+            skipped = f"; skipped: {describe_skipped(folders.skipped)}" if folders.skipped else ""
+            raise UsageError(f"{path} holds no images (files ending in .jpg, .png and the like){skipped}")
         yield from images
     elif not path.exists() and glob.has_magic(name):
         matches = sorted(glob.glob(name, recursive=True))
         if not matches:
             raise UsageError(f"nothing matches {name}")
         for match in matches:
-            yield from _in_folder(Path(match)) if os.path.isdir(match) else [Path(match)]
+            yield from folders.images(Path(match)) if os.path.isdir(match) else [Path(match)]
     else:
         yield path  # a missing file is reported among the answers, as every unreadable one
-
-
-def _in_folder(folder: Path) -> Iterator[Path]:
-    for root, folders, files in os.walk(folder):
-        folders.sort()
-        yield from (Path(root) / file for file in sorted(files) if Path(file).suffix.lower() in ENDINGS)

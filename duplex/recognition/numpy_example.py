@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from duplex.layers.score_formula import gaussian_terms, path_terms, unit, weighted
+from duplex.layers.score_formula import answer_logits, gaussian_terms, path_terms, unit, weighted
 
 
 def scores(t: Any, features: Any) -> Any:
@@ -23,8 +23,8 @@ def main() -> None:
     t = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     states, objects = config["labels"]["states"], config["labels"]["objects"]
-    ranked = scores(t, np.atleast_2d(np.load(sys.argv[1]))) + config["calibration"]["bias"] * ~t["seen"]
-    for best in np.where(t["feasible"], ranked, -np.inf).argmax(axis=1):
+    totals = scores(t, np.atleast_2d(np.load(sys.argv[1]))).astype(np.float64)
+    for best in answer_logits(t, totals, config["confidence"]["temperature"], np).argmax(axis=1):
         print(states[t["state_of"][best]], objects[t["object_of"][best]])
 
 

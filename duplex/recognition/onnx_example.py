@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.numpy import load_file
+
+from duplex.layers.score_formula import answer_logits
 
 RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
@@ -36,10 +38,10 @@ def main() -> None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tower, trained = (onnxruntime.InferenceSession(folder / name) for name in ("encoder.onnx", "trained.onnx"))
     preprocess = json.loads(config["encoder"]["preprocessing"])
-    batch = np.stack([pixels(Image.open(name), preprocess) for name in sys.argv[1:]])
+    batch = np.stack([pixels(ImageOps.exif_transpose(Image.open(name)), preprocess) for name in sys.argv[1:]])
     (features,) = tower.run(None, {"pixels": batch})
     (scores,) = trained.run(None, {"features": features})
-    ranked = np.where(t["feasible"], scores + config["calibration"]["bias"] * ~t["seen"], -np.inf)
+    ranked = answer_logits(t, scores.astype(np.float64), config["confidence"]["temperature"], np)
     for name, best in zip(sys.argv[1:], ranked.argmax(axis=1), strict=True):
         m, n = t["state_of"][best], t["object_of"][best]
         print(name, config["labels"]["states"][m], config["labels"]["objects"][n])

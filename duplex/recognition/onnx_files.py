@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,9 +15,8 @@ from torch import Tensor, nn
 
 from duplex.encoders import Encoder
 from duplex.encoders.image_blocks import capture_block_input
-from duplex.errors import DuplexError, UsageError
-from duplex.layers import portable
-from duplex.recognition import onnx_example
+from duplex.errors import DuplexError, UsageError, install_command
+from duplex.layers import portable, score_formula
 from duplex.recognition.trained import TrainedModel
 
 TRAINED, TOWER, EXAMPLE = "trained.onnx", "encoder.onnx", "see.py"
@@ -26,7 +24,7 @@ LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
 class OnnxScores(nn.Module):
-    """Features [B, d] -> scores [B, C]."""
+    """Module of the ONNX file of scores: features [B, d] to scores [B, C]."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -38,7 +36,7 @@ class OnnxScores(nn.Module):
 
 
 class OnnxImageTower(nn.Module):
-    """Pixels [B, 3, R, R] uint8 -> features [B, d], rounded as in the cache, or computed by the fine-tuned blocks."""
+    """Module of the ONNX image tower: pixels [B, 3, R, R] uint8 to features [B, d], fine-tuned or as in caches."""
 
     mean: Tensor
     std: Tensor
@@ -76,7 +74,8 @@ def write_tower(folder: Path, model: TrainedModel) -> None:
     blank = torch.zeros(2, 3, preprocess["size"], preprocess["size"], dtype=torch.uint8)
     visual.float().cpu()
     _export(OnnxImageTower(encoder, preprocess, model), blank, folder / TOWER, "pixels", "features")
-    shutil.copyfile(str(onnx_example.__file__), folder / EXAMPLE)
+    example = Path(__file__).with_name("onnx_example.py").read_text(encoding="utf-8")  # importing it needs onnxruntime
+    (folder / EXAMPLE).write_text(example.replace(score_formula.__name__, "score_formula"), encoding="utf-8")
 
 
 def _export(module: nn.Module, example: Tensor, path: Path, input_name: str, output_name: str) -> None:
@@ -84,7 +83,7 @@ def _export(module: nn.Module, example: Tensor, path: Path, input_name: str, out
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UsageError("ONNX files need the extra: pip install 'duplex[onnx]'") from error
+        raise UsageError(f"ONNX files need the extra: {install_command('onnx')}") from error
     try:
         with _quiet_exporter(), torch.no_grad():
             torch.onnx.export(

@@ -8,6 +8,7 @@ for answer in recognizer(["kettle.jpg"], top=3):
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -30,33 +31,43 @@ from duplex.recognition.image_inputs import as_features, as_inputs, encode, enco
 from duplex.recognition.sources import open_trained
 from duplex.recognition.trained import TrainedModel, WordFile
 
-Bias = float | Literal["calibrated"]
 BATCH = 64
 
 
 class Recognizer:
     """A trained model that names the compositions in images. Calls do not change it.
 
-    `added`: compositions to choose from beside the model's own. `exact`: see `load`.
+    `added`: compositions to choose from beside the model's own. `exact`, `new_share`: see `load`.
     """
 
-    def __init__(self, trained: TrainedModel, added: Sequence[Pair] = (), *, exact: bool = True) -> None:
-        self.trained, self.added = trained, tuple(added)
+    def __init__(
+        self, trained: TrainedModel, added: Sequence[Pair] = (), *, exact: bool = False, new_share: float | None = None
+    ) -> None:
+        if new_share is not None and not 0 < new_share < 1:
+            raise UsageError(f"new_share is {new_share}; expected a number between 0 and 1")
+        self.trained, self.added, self.new_share = trained, tuple(added), new_share
         self._batch_multiple = BATCH_MULTIPLE if exact else 1
         self._candidates: dict[World, Candidates] = {}
 
     @classmethod
     def load(
-        cls, where: str | Path, *, device: str = "auto", word_vectors: Path | None = None, exact: bool = True
+        cls,
+        where: str | Path,
+        *,
+        device: str = "auto",
+        word_vectors: Path | None = None,
+        exact: bool = False,
+        new_share: float | None = None,
     ) -> Recognizer:
         """Load a run's folder, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
 
         `word_vectors` is the GloVe-format file that training read, if it read one. `exact` pads small batches to
-        sixteen images, which gives the cache's features to the last bit; without it single images are encoded faster
-        and scores differ from the evaluation's in the fourth digit.
+        sixteen images, which gives the cache's features to the last bit; without it a lone image is encoded up to ten
+        times as fast and scores differ from the evaluation's in the fourth digit. `new_share` is the share of images
+        that are expected to show pairs without training images; by default the model's, 0.1.
         """
         words = None if word_vectors is None else WordFile(word_vectors)
-        return cls(open_trained(where, torch.device(resolve_device(device)), words), exact=exact)
+        return cls(open_trained(where, torch.device(resolve_device(device)), words), exact=exact, new_share=new_share)
 
     @property
     def labels(self) -> LabelSpace:
@@ -79,7 +90,8 @@ class Recognizer:
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
         """Return a recognizer that also chooses from these: `"rusty kettle"` or `("rusty", "kettle")`."""
         pairs = [split_composition(text, self.labels) if isinstance(text, str) else text for text in compositions]
-        return Recognizer(self.trained, [*self.added, *pairs], exact=self._batch_multiple == BATCH_MULTIPLE)
+        exact = self._batch_multiple == BATCH_MULTIPLE
+        return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
 
     # -- answers --------------------------------------------------------------------------------------------------
 
@@ -88,17 +100,16 @@ class Recognizer:
         images: Any,
         top: int = 3,
         world: World | None = None,
-        bias: Bias = "calibrated",
         batch_size: int = BATCH,
     ) -> list[Answer]:
         """Return one answer per image, with the `top` compositions.
 
         `images`: one or a list of paths, PIL images or uint8 arrays [H, W, 3]; or cached features, as an array [B, d]
-        or from `open_features`. `bias` is added to the scores of unseen compositions.
+        or from `open_features`.
         """
         candidates, answers = self.candidates(world), list[Answer]()
         for inputs in self._inputs(images, batch_size):
-            answers += candidates.answers(inputs, top, None if bias == "calibrated" else float(bias))
+            answers += candidates.answers(inputs, top)
         return answers
 
     def stream(
@@ -106,21 +117,20 @@ class Recognizer:
         paths: Sequence[str | Path],
         top: int = 3,
         world: World | None = None,
-        bias: Bias = "calibrated",
         batch_size: int = BATCH,
         num_workers: int | Literal["auto"] = "auto",
     ) -> Iterator[Answer | UnreadableImage]:
         """Yield one answer per file, in order, while `num_workers` processes decode the next files."""
-        candidates, shift = self.candidates(world), None if bias == "calibrated" else float(bias)
+        candidates = self.candidates(world)
         files = [Path(path) for path in paths]
         blocks = encode_files(self.encoder, files, batch_size=batch_size, num_workers=num_workers, **self._encoding)
         for statuses, inputs in blocks:
-            answers = list(candidates.answers(inputs, top, shift))
+            answers = list(candidates.answers(inputs, top))
             for status, answer in zip(statuses.tolist(), answers, strict=True):
                 yield UnreadableImage(status_reason(status)) if status >= FIRST_BAD else answer
 
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
-        """Return scores [B, C] of `candidates(world)`, without bias, as the evaluation computes them."""
+        """Return scores [B, C] of `candidates(world)`, as the evaluation computes them."""
         return torch.cat([self.candidates(world).scorer(inputs) for inputs in self._inputs(images, batch_size)])
 
     def candidates(self, world: World | None = None) -> Candidates:
@@ -130,7 +140,10 @@ class Recognizer:
         world = self.worlds[0] if world is None else world
         require(world, WORLDS, "world")
         if world not in self._candidates:
-            candidates = self.trained.candidates(world)
+            candidates = replace(self.trained.candidates(world), known_images=self.trained.known_images)
+            if self.new_share is not None:
+                confidence = replace(candidates.confidence, new_share=self.new_share)
+                candidates = replace(candidates, confidence=confidence)
             self._candidates[world] = self._with_added(candidates, world) if self.added else candidates
         return self._candidates[world]
 

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 from duplex.errors import DuplexError, UsageError
 from duplex.recognition.trained import ExportedModel, TrainedModel, TrainedRun, WordFile
-from duplex.training.checkpoint import digest
+from duplex.training.checkpoint import digest, seal
 
 HUB = "hf-hub:"
 CHECKPOINT, CONFIG, TENSORS = "checkpoint.safetensors", "config.json", "model.safetensors"
-FORMAT = "duplex-export-2"
-FINETUNED_FORMAT = "duplex-export-2-finetuned"  # another format: a reader must not ignore the fine-tuned blocks
+FORMAT = "duplex-export-3"
+FINETUNED_FORMAT = "duplex-export-3-finetuned"  # another format: a reader must not ignore the fine-tuned blocks
 
 
 def open_trained(where: str | Path, device: torch.device, words: WordFile | None = None) -> TrainedModel:
@@ -49,6 +49,8 @@ def _checkpoint(path: Path) -> Path:
 
 def _open_export(folder: Path, device: torch.device) -> ExportedModel:
     config = read_config(folder / CONFIG)
+    if config != seal(config):
+        raise UsageError(f"{folder / CONFIG} is damaged: its labels or calibration were changed; export the run again")
     try:
         tensors = load_file(folder / TENSORS)
     except (SafetensorError, OSError) as error:
@@ -57,7 +59,7 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
         raise UsageError(f"{folder / TENSORS} is damaged: its tensors are not those that were exported; export again")
     try:
         return ExportedModel(folder, config, tensors, device)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UsageError(f"{folder / CONFIG} is not of this version ({error}); export the run again") from error
 
 

@@ -21,7 +21,7 @@ from duplex.errors import UsageError
 from duplex.evaluation.glove import read_word_vectors
 from duplex.features.encoding import OutputSpec
 from duplex.features.identity import IMPORTED
-from duplex.labels import Bools, LabelSpace, World
+from duplex.labels import Bools, Ints, LabelSpace, World
 from duplex.layers import portable
 from duplex.layers.finetuned_blocks import FinetunedBlocks, finetuned_blocks_factory
 from duplex.layers.prompt_paths import word_vectors
@@ -29,11 +29,13 @@ from duplex.methods.base import Method, PrimitiveVectors, TaskContext
 from duplex.methods.registry import find_method
 from duplex.methods.with_finetuning import FINETUNED_PREFIX, WithFinetuning, with_finetuned_features
 from duplex.options import FinetuneOptions
-from duplex.recognition.added_words import portable_scorer, portable_terms
-from duplex.recognition.candidates import Candidates
+from duplex.recognition.added_words import portable_terms
+from duplex.recognition.candidates import Candidates, sum_of
 from duplex.system.files import sha256
 from duplex.training.calibration import Calibration, feasible_compositions
-from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint
+from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint, read_known_images
+from duplex.training.confidence import Confidence
+from duplex.training.known_images import PREFIX, KnownImages
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,15 @@ class Backbone:
             raise UsageError(f"the model lacks the {missing[0]} of its encoder; train again with this version")
 
     def tower(self, which: str) -> Encoder:
-        """Return the "image" or "text" tower; raise `UsageError` unless it is the encoder of training."""
+        """Return the encoder with its "image" or "text" tower; raise `UsageError` unless it is that of training.
+
+        The text tower brings the image tower along where both have the same precision: the weights are one file.
+        """
         if which not in self._towers:
             name, tag = self.record["name"], self.record["tag"] or None
             precision = self.record["text_precision" if which == "text" else "precision"]
-            encoder = load_encoder(name, tag, towers=which, device=self.device, precision=precision)
+            both = which == "text" and precision == self.record["precision"] and "image" not in self._towers
+            encoder = load_encoder(name, tag, towers="both" if both else which, device=self.device, precision=precision)
             identity = encoder.identity.to_dict()
             for key in ("encoder", "architecture", "weights", "preprocessing"):
                 if self.record.get(key) != identity[key]:
@@ -74,8 +80,12 @@ class Backbone:
                         f"the model was trained on features of {key} {self.record.get(key)!r}; the encoder named "
                         f"{name!r} on this machine has {identity[key]!r}"
                     )
-            self._towers[which] = encoder
+            self._towers |= dict.fromkeys(("image", "text") if both else (which,), encoder)
         return self._towers[which]
+
+    def use(self, encoder: Encoder) -> None:
+        """Take an image tower that is loaded already."""
+        self._towers["image"] = encoder
 
     @property
     def dim(self) -> int:
@@ -95,6 +105,8 @@ class TrainedModel(ABC):
     labels: LabelSpace
     backbone: Backbone
     calibration: Mapping[str, Calibration]
+    confidence: Confidence
+    known_images: KnownImages | None
     needs: frozenset[str]
     finetuned: FinetunedBlocks | None = None
 
@@ -137,7 +149,7 @@ class TrainedRun(TrainedModel):
             raise UsageError(f"{path} was trained on imported features: no encoder can make them from images")
         self.record, self.fingerprint = record, checkpoint.fingerprint
         self.where, self.kind, self.labels = str(path.parent), record.kind, record.labels
-        self.calibration = record.calibration or {}
+        self.calibration, self.confidence = record.calibration or {}, record.confidence
         self.needs = find_method(record.kind).needs(record.options)
         self.backbone = Backbone(record.encoder, str(device))
         self._source = words
@@ -145,7 +157,7 @@ class TrainedRun(TrainedModel):
         tower = self.backbone.tower("text").text if needs_text else None
         shapes: dict[str, tuple[int, ...]] = {"cls": (self.backbone.dim,)}
         if "patch" in self.needs:
-            shapes["patch"] = self.backbone.tower("image").patches
+            shapes["patch"] = self.backbone.tower("image").patch_shape
         blocks = None
         if record.finetune is not None:
             blocks = finetuned_blocks_factory(record.encoder, record.finetune, str(device))
@@ -156,10 +168,11 @@ class TrainedRun(TrainedModel):
         task = TaskContext(self.labels, shapes, tower, vectors, finetuned_blocks=blocks)
         self.method: Method[Any] = load_checkpoint(checkpoint, task, record.encoder).to(device)
         self.finetuned = self.method.blocks if isinstance(self.method, WithFinetuning) else None
+        self.known_images = read_known_images(checkpoint, device)
 
     @cached_property
     def words(self) -> PrimitiveVectors:
-        """Word vectors of training: from the same file, or from the encoder."""
+        """Word vectors as in training, from the same file or the encoder."""
         digest = None if self._source is None else sha256(self._source.path)
         if digest != self.record.encoder.get(WORD_VECTORS):
             fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, to that file"
@@ -169,14 +182,19 @@ class TrainedRun(TrainedModel):
         return PrimitiveVectors(*word_vectors(self.labels, self.backbone.tower("text").text))
 
     def candidates(self, world: World) -> Candidates:
-        compositions, method = self.labels.candidates(world, "test"), self.method
-        bias, feasible = self.calibration_of(world).bias, self._feasible_mask(world)
-        scorer, terms = method.scorer(compositions), method.score_terms(compositions)
-        return Candidates.of(self.labels, compositions, feasible, bias, scorer, terms, method.probabilities)
+        compositions, method = self._compositions(world), self.method
+        feasible = self._feasible_mask(world)
+        terms = method.score_terms(compositions)
+        scorer = method.scorer(compositions) if terms is None else sum_of(terms)  # prompts are encoded once
+        return Candidates.of(self.labels, compositions, feasible, self.confidence, scorer, terms, method.probabilities)
+
+    def _compositions(self, world: World) -> Ints:
+        """Return the world's candidates; in the closed world every pair that labels an image of any split."""
+        return self.labels.candidates(world, "train")
 
     def _feasible_mask(self, world: World) -> Bools:
         """Mask [C] of the world's candidates within the feasibility threshold."""
-        compositions, calibration = self.labels.candidates(world, "test"), self.calibration_of(world)
+        compositions, calibration = self._compositions(world), self.calibration_of(world)
         if calibration.threshold is None:
             return np.ones(len(compositions), dtype=bool)
         words = self.words if calibration.feasibility_source == "words" else None
@@ -184,7 +202,7 @@ class TrainedRun(TrainedModel):
         return np.ones(len(compositions), dtype=bool) if mask is None else mask[compositions]
 
     def tensors(self, world: World) -> dict[str, Tensor] | None:
-        return self.method.portable(self.labels.candidates(world, "test"))
+        return self.method.portable(self._compositions(world))
 
 
 class ExportedModel(TrainedModel):
@@ -195,9 +213,11 @@ class ExportedModel(TrainedModel):
         self.fingerprint = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
         self.labels = LabelSpace.from_dict(config["labels"])
         self.calibration = {config["world"]: Calibration.from_dict(config["calibration"])}
+        self.confidence = Confidence.from_dict(config["confidence"])
         self.needs = frozenset({"cls"})
         self.backbone = Backbone(config["encoder"], str(device))
-        self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        self.known_images = KnownImages.from_tensors(tensors, device)
+        self._tensors = {name: tensor.to(device) for name, tensor in tensors.items() if not name.startswith(PREFIX)}
         if config.get("finetune"):
             self.finetuned = self._load_finetuned(config, device)
 
@@ -214,7 +234,7 @@ class ExportedModel(TrainedModel):
         return blocks.eval()
 
     def candidates(self, world: World) -> Candidates:
-        candidates = portable_candidates(self.labels, self.tensors(world), self.calibration_of(world).bias)
+        candidates = portable_candidates(self.labels, self.tensors(world), self.confidence)
         return self.on_finetuned_features(candidates)
 
     def tensors(self, world: World) -> dict[str, Tensor]:
@@ -222,12 +242,12 @@ class ExportedModel(TrainedModel):
         return self._tensors
 
 
-def portable_candidates(labels: LabelSpace, tensors: Mapping[str, Tensor], bias: float) -> Candidates:
+def portable_candidates(labels: LabelSpace, tensors: Mapping[str, Tensor], confidence: Confidence) -> Candidates:
     """Return candidates whose scores are computed from exported tensors."""
     compositions = labels.composition(_numpy(tensors["state_of"]), _numpy(tensors["object_of"]))
     feasible = _numpy(tensors["feasible"]) if "feasible" in tensors else np.ones(len(compositions), dtype=bool)
-    score = portable_scorer(tensors), portable_terms(tensors), partial(portable.probabilities, tensors)
-    return Candidates.of(labels, compositions, feasible, bias, *score)
+    terms, probabilities = portable_terms(tensors), partial(portable.probabilities, tensors)
+    return Candidates.of(labels, compositions, feasible, confidence, sum_of(terms), terms, probabilities)
 
 
 def _numpy(values: Tensor) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from duplex.errors import DuplexError
 from duplex.labels import GROUPS, SPLITS, WORLDS
+from duplex.report.blocks import MISSING
 from duplex.system.files import os_reason, write_text
 
 Tree = dict[str, Any]
@@ -41,7 +42,9 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
             if name.startswith(TERMS) and all(name in record for record in records):
                 summaries[name] = _summary([record[name] for record in records])
         for grouping, name in GROUPINGS.items():
-            if groups := _groups(records, name):
+            tables = [record.get("groups", {}) for record in records]
+            means = {group: _mean_of([table.get(group, {}) for table in tables], name) for group in GROUPS}
+            if groups := {group: value for group, value in means.items() if value is not None}:
                 summaries[grouping] = groups
         table.setdefault(dataset, {})[method] = summaries
     return table
@@ -65,15 +68,7 @@ def headlines(table: Aggregate) -> Aggregate:
     }
 
 
-def _groups(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
-    """Return `{head: mean accuracy, ..}`: scalars, so that DVC shows them."""
-    tables = [record.get("groups", {}) for record in records]
-    means = {group: _mean_of([table.get(group, {}) for table in tables], name) for group in GROUPS}
-    return {group: value for group, value in means.items() if value is not None}
-
-
 def _mean_of(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Return the mean; None if any record lacks the number."""
     values = [record.get(name) for record in records]
     return None if any(value is None for value in values) else mean(values)
 
@@ -159,12 +154,11 @@ def metrics_table(table: Aggregate) -> list[list[str]]:
         worlds = [world for world in WORLDS if any(world in summaries for summaries in methods.values())]
         for world in worlds:
             for method, summaries in methods.items():
-                rows.append([dataset, world, method, *_cells(summaries.get(world, {}))])
+                summary = summaries.get(world, {})
+                several = summary.get("seeds", 1) > 1
+                errors = {n: f"{summary[f'{n}_se']:.1f}" if several else MISSING for n in HEADLINE if n in summary}
+                cells = [f"{summary[n]:.1f} ± {errors[n]}" if n in errors else MISSING for n in HEADLINE]
+                low, high = summary.get("auc_low"), summary.get("auc_high")
+                interval = MISSING if low is None or high is None else f"{low:.1f}–{high:.1f}"
+                rows.append([dataset, world, method, *cells, interval])
     return rows
-
-
-def _cells(summary: Mapping[str, float]) -> list[str]:
-    errors = {n: f"{summary[f'{n}_se']:.1f}" if summary.get("seeds", 1) > 1 else "–" for n in HEADLINE if n in summary}
-    cells = [f"{summary[n]:.1f} ± {errors[n]}" if n in errors else "–" for n in HEADLINE]
-    ends = [summary.get(f"auc_{end}") for end in ("low", "high")]
-    return [*cells, f"{ends[0]:.1f}–{ends[1]:.1f}" if None not in ends else "–"]

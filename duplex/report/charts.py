@@ -122,7 +122,6 @@ def _axis(values: Sequence[float], start: float, stop: float, from_zero: bool, w
 
 
 def _legend(series: Sequence[Series]) -> tuple[list[str], float]:
-    """Return the legend, wrapped into lines, and its height."""
     out, x, row = [], float(LEFT), 0
     for place, entry in enumerate(series):
         width = 26 + LETTER * len(entry.name)
@@ -136,7 +135,6 @@ def _legend(series: Sequence[Series]) -> tuple[list[str], float]:
 
 
 def _frame(x: Axis, y: Axis, chart: Chart) -> list[str]:
-    """Return grid lines, tick labels and axis titles."""
     out = []
     left = number(x.start - 7)
     for tick in y.ticks:

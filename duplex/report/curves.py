@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from duplex.evaluation.accumulator import Floats
-from duplex.evaluation.curve import Curve, Margins, falling, rising
+from duplex.evaluation.curve import Curve, Margins
 
 POINTS, ROUNDS = 81, 200
 
@@ -50,7 +50,7 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
     for turn in range(rounds):
         seen = rng.integers(0, curves[0].seen_until.size, curves[0].seen_until.size)
         unseen = rng.integers(0, curves[0].unseen_from.size, curves[0].unseen_from.size)
-        drawn[turn] = np.mean([_resampled(curve, seen, unseen, grid) for curve in curves], axis=0)
+        drawn[turn] = np.mean([unseen_at(*curve.resampled(seen, unseen), grid) for curve in curves], axis=0)
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
     return MeanCurve(100 * grid, 100 * centre, 100 * low, 100 * high)
 
@@ -59,8 +59,3 @@ def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
     """Return the unseen accuracy [G] of the last point whose seen accuracy reaches the grid's; 0 if none does."""
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)
-
-
-def _resampled(curve: Curve, seen: np.ndarray, unseen: np.ndarray, grid: Floats) -> Floats:
-    size = curve.breakpoints.size
-    return unseen_at(falling(curve.seen_until[seen], size), rising(curve.unseen_from[unseen], size), grid)

@@ -1,22 +1,26 @@
-"""Figures of the report: seen–unseen curves, training curves, sensitivity to lambda."""
+"""Figures of the report: seen–unseen curves, training curves, sensitivity to lambda, and maps (dots for images; a
+triangle, square or star for each prototype; one hue per class)."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from xml.sax.saxutils import quoteattr
 
 import numpy as np
 import pandas as pd
 
 from duplex.report.aggregate import Tree
 from duplex.report.blocks import Figure
-from duplex.report.charts import Chart, Mark, Series, draw
+from duplex.report.charts import Chart, Mark, Series, draw, number
 from duplex.report.curves import MeanCurve
 from duplex.report.results import DatasetResults
 
 
 def slug(*words: str) -> str:
-    """Join words to a file name."""
+    """Make a file name of words."""
     return "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word) for word in words)
 
 
@@ -59,9 +63,10 @@ def training_figures(data: DatasetResults) -> list[Figure]:
     histories = {method: seeds for method, seeds in histories.items() if seeds}
     if not histories:
         return []
+    plot = partial(_by_epoch, data, histories)
     return [
-        _by_epoch(data, histories, "validation AUC", "validation AUC, %", _auc, "Validation AUC by epoch."),
-        _by_epoch(data, histories, "training loss", "sum of losses", _total_loss, "Training loss, all terms."),
+        plot("validation AUC", "validation AUC, %", lambda h: 100 * h["val_auc"], "Validation AUC by epoch."),
+        plot("training loss", "sum of losses", _total_loss, "Training loss, all terms."),
     ]
 
 
@@ -89,10 +94,6 @@ def _by_epoch(
     return Figure(slug(data.name, title), drawing, f"{caption} {legend}")
 
 
-def _auc(history: pd.DataFrame) -> pd.Series:
-    return 100 * history["val_auc"]
-
-
 def _total_loss(history: pd.DataFrame) -> pd.Series:
     terms = [column for column in history.columns if column.startswith("loss")]
     return pd.Series(history[terms].apply(pd.to_numeric, errors="coerce").sum(axis=1, min_count=1))
@@ -117,3 +118,66 @@ def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]
         chart = Chart(alt, "λ", f"{label}, %", [line], from_zero=False)
         figures.append(Figure(slug(data.name, "lambda", metric), draw(chart), f"{label} by λ; band: standard error."))
     return figures
+
+
+SIDE, MARGIN, GOLDEN = 440, 16, 137.508  # the golden angle keeps neighbouring hues apart
+CAPTIONS = {
+    "prototypes": "Test images (○) of the {n} largest classes with their visual (△) and semantic (□) prototypes.",
+    "before": "The {n} largest classes before training: test images (○) and first visual prototypes (☆).",
+    "after": "The {n} largest classes after training: test images (○) and visual prototypes (☆).",
+    "semantic": "Semantic prototypes of the first {n} pairs, coloured by object.",
+    "visual": "Visual prototypes of the same pairs, coloured by object.",
+    "combined": "Both together, coloured by object.",
+}
+PLACES = {"semantic": "object", "visual": "object", "combined": "object"}  # meaning of the hue; else the pair
+
+
+def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[Figure]:
+    figures = []
+    for name in names:
+        rows = table[table["map"] == name]
+        if len(rows):
+            caption = CAPTIONS[name].format(n=rows["label"].nunique())
+            svg = draw_map(rows, PLACES.get(name, "label"), f"t-SNE map of {data}. {caption}")
+            figures.append(Figure(slug(data, "map", name), svg, caption, small=True))
+    return figures
+
+
+def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
+    """Return the SVG: one `<g>` per class with its name as hover text, prototypes above images."""
+    rows = rows.assign(px=_scaled(rows["x"]), py=SIDE - _scaled(rows["y"]))
+    hues = {name: i * GOLDEN % 360 for i, name in enumerate(sorted(rows[hue_by].unique()))}
+    out = [
+        f'<svg class="chart map" viewBox="0 0 {SIDE} {SIDE}" role="img" aria-label={quoteattr(alt)} '
+        'xmlns="http://www.w3.org/2000/svg">'
+    ]
+    for images in (True, False):
+        part = rows[(rows["kind"] == "image") == images]
+        for label, group in part.groupby("label", sort=True):
+            seen = "seen" if int(group["seen"].iloc[0]) else "unseen"
+            points = zip(group["kind"], group["px"], group["py"], strict=True)
+            if images:  # all dots of a class are one path of round caps
+                dots = "".join(f"M{number(x)} {number(y)}h.01" for _, x, y in points)
+                shapes = f'<path class="cloud" d="{dots}"/>'
+            else:
+                shapes = "".join(_marker(*point) for point in points)
+            hue = number(hues[group[hue_by].iloc[0]])
+            out.append(f'<g style="--hue:{hue}" data-tip={quoteattr(f"{label} ({seen})")}>{shapes}</g>')
+    return "\n".join([*out, "</svg>"])
+
+
+def _scaled(values: pd.Series) -> pd.Series:
+    low, high = values.min(), values.max()
+    return pd.Series(MARGIN + (values - low) / (high - low if high > low else 1.0) * (SIDE - 2 * MARGIN))
+
+
+def _marker(kind: str, x: float, y: float) -> str:
+    if kind in ("semantic", "combined"):
+        size = 9 if kind == "semantic" else 8
+        corner = f'x="{number(x - size / 2)}" y="{number(y - size / 2)}"'
+        return f'<rect class="proto" {corner} width="{size}" height="{size}"/>'
+    corners = [(x, y - 6), (x + 5.5, y + 4.5), (x - 5.5, y + 4.5)]
+    if kind == "star":
+        turns = [(8.0 if i % 2 == 0 else 3.4, math.pi * (i / 5 - 0.5)) for i in range(10)]  # radius, angle
+        corners = [(x + r * math.cos(a), y + r * math.sin(a)) for r, a in turns]
+    return f'<path class="proto" d="M{"L".join(f"{number(a)} {number(b)}" for a, b in corners)}Z"/>'

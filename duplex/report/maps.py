@@ -1,8 +1,7 @@
-"""Two-dimensional t-SNE maps of images and prototypes, as in the paper's figures.
+"""Two-dimensional t-SNE maps of images and prototypes, as in the paper's figures, as rows of one table.
 
-All maps are rows of one table: `map, kind, label, object, seen, x, y`. `prototypes` shows semantic and visual
-prototypes among test images; `before` and `after` show the largest classes with their visual prototypes before
-and after training; `semantic`, `visual` and `combined` show prototypes only, coloured by object.
+`prototypes` shows semantic and visual prototypes among test images; `before` and `after` the largest classes with their
+visual prototypes before and after training; `semantic`, `visual` and `combined` prototypes only, coloured by object.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from duplex.errors import UsageError
+from duplex.errors import UsageError, install_command
 from duplex.labels import Ints, LabelSpace
 
 CLASSES, IMAGES, PROTOTYPES = 20, 40, 300  # largest classes, images of each, pairs of prototype maps
@@ -49,7 +48,8 @@ def draw_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
     for name, parts in _plans(scene):
         vectors = np.concatenate([rows for *_, rows in parts])
         x, y = _tsne(vectors, tick, done).T
-        table = pd.concat([_described(scene, kind, compositions) for kind, compositions, _ in parts], ignore_index=True)
+        rows = [_described(scene.labels, kind, compositions) for kind, compositions, _ in parts]
+        table = pd.concat(rows, ignore_index=True)
         tables.append(table.assign(map=name, x=x, y=y))
         done += EARLY + STEPS
     return pd.concat(tables, ignore_index=True)[COLUMNS]
@@ -79,24 +79,17 @@ def largest_classes(compositions: Ints, classes: int = CLASSES, images: int = IM
     """Return the compositions with the most test images, and rows of up to `images` of each, evenly spaced."""
     names, counts = np.unique(compositions, return_counts=True)
     largest = np.sort(names[np.argsort(-counts, kind="stable")[:classes]])
-    picked = [_evenly(np.flatnonzero(compositions == composition), images) for composition in largest]
+    picked = []
+    for composition in largest:
+        rows = np.flatnonzero(compositions == composition)
+        picked.append(rows[np.unique(np.linspace(0, len(rows) - 1, min(images, len(rows))).astype(np.int64))])
     return largest, np.concatenate(picked) if picked else np.empty(0, dtype=np.int64)
 
 
-def _evenly(rows: Ints, limit: int) -> Ints:
-    return rows[np.unique(np.linspace(0, len(rows) - 1, min(limit, len(rows))).astype(np.int64))]
-
-
-def _described(scene: Scene, kind: str, compositions: Ints) -> pd.DataFrame:
-    objects = scene.labels.object_of(compositions)
-    return pd.DataFrame(
-        {
-            "kind": kind,
-            "label": scene.labels.names(compositions),
-            "object": [scene.labels.objects[n] for n in objects.tolist()],
-            "seen": scene.labels.seen[compositions].astype(int),
-        }
-    )
+def _described(labels: LabelSpace, kind: str, compositions: Ints) -> pd.DataFrame:
+    objects = [labels.objects[n] for n in labels.object_of(compositions).tolist()]
+    columns = {"kind": kind, "label": labels.names(compositions), "object": objects}
+    return pd.DataFrame({**columns, "seen": labels.seen[compositions].astype(int)})
 
 
 def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
@@ -107,7 +100,7 @@ def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
     try:
         import openTSNE
     except ImportError as error:
-        raise UsageError("the maps need openTSNE; run pip install 'duplex[pipeline]'") from error
+        raise UsageError(f"the maps need openTSNE; run {install_command('pipeline')}") from error
 
     fit = openTSNE.TSNE(
         perplexity=min(30.0, (len(vectors) - 1) / 4),

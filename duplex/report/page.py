@@ -20,15 +20,12 @@ STYLES, SCRIPT = ("page.css", "charts.css"), "page.js"
 
 def render_page(report: Report) -> str:
     """Return the HTML page, with styles, script, drawings and images embedded."""
-    package = files("duplex.report")
-    styles = "\n".join(package.joinpath(name).read_text(encoding="utf-8") for name in STYLES)
-    script = package.joinpath(SCRIPT).read_text(encoding="utf-8")
+    *styles, script = (files("duplex.report").joinpath(name).read_text(encoding="utf-8") for name in (*STYLES, SCRIPT))
     template = _environment().get_template("page.html.j2")
-    return template.render(report=report, style=Markup(styles), script=Markup(script))
+    return template.render(report=report, style=Markup("\n".join(styles)), script=Markup(script))
 
 
 def render_markdown(report: Report) -> str:
-    """Return the report as Markdown."""
     return _environment().get_template("report.md.j2").render(report=report)
 
 

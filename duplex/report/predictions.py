@@ -10,7 +10,7 @@ import pandas as pd
 from duplex.evaluation.retrieval import accuracy_by_label, confusions
 from duplex.report import blocks
 from duplex.report.blocks import Block, Line, Note, ReportPart, Table, TableCell, TableRow, Thumb, columns, text_cell
-from duplex.report.texts import Texts
+from duplex.report.prototype_retrieval import Texts
 from duplex.report.thumbnails import Thumbnails
 
 EACH, SHOWN = 4, 10
@@ -84,17 +84,10 @@ def accuracy_tables(predictions: pd.DataFrame, source: str, limit: int = SHOWN) 
     names, label, _, seen = _coded(predictions)
     rows = predictions[predictions["world"] == "closed"]
     labels, images, share = accuracy_by_label(label, rows["right"].to_numpy(dtype=bool))
-    lines = [
-        TableRow(
-            [
-                text_cell(names[c]),
-                text_cell("seen" if c in seen else "unseen"),
-                _count(n, source),
-                TableCell(f"{100 * a:.1f}", 100 * float(a), source),
-            ]
-        )
-        for c, n, a in zip(labels.tolist(), images.tolist(), share.tolist(), strict=True)
-    ]
+    lines = []
+    for c, n, percent in zip(labels.tolist(), images.tolist(), (100 * share).tolist(), strict=True):
+        texts = [text_cell(names[c]), text_cell("seen" if c in seen else "unseen")]
+        lines.append(TableRow([*texts, _count(n, source), TableCell(f"{percent:.1f}", percent, source)]))
     header = columns("pair", "trained on", "test images", "accuracy", texts=2)
     half = min(limit, len(lines) // 2)
     worst = [lines[i] for i in np.lexsort((-images, share))[:half]]

@@ -1,9 +1,10 @@
-"""Features, factors and prototypes of a trained method as arrays, and the test images nearest to its prototypes."""
+"""Features, factors and prototypes of a trained method as arrays; the images nearest to prototypes and the texts
+(semantic prototypes) nearest to images, as in the paper's qualitative figure. The bias on unseen pairs is not used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from duplex.report.tables import pointer
 from duplex.report.thumbnails import Thumbnails
 
 TOP, SHOWN = 4, 4
+TEXTS = 3  # nearest texts of an image
 Array = NDArray[np.float32]
 BLOCK = 4096
 
@@ -59,17 +61,13 @@ def embed(method: Inspectable, examples: Examples) -> EmbeddedImages:
     inputs = examples.inputs
     starts = range(0, len(next(iter(inputs.values()))), BLOCK)
     blocks = [{name: values[start : start + BLOCK] for name, values in inputs.items()} for start in starts]
-    z = None if method.features is None else _concatenate([method.features(block) for block in blocks])
+    z = None if method.features is None else torch.cat([method.features(block) for block in blocks]).cpu().numpy()
     in_text_space = method.text_space_features
-    text_space = z if in_text_space is None else _concatenate([in_text_space(block) for block in blocks])
+    text_space = z if in_text_space is None else torch.cat([in_text_space(block) for block in blocks]).cpu().numpy()
     if method.factors is None:
         return EmbeddedImages(z, text_space, None, None)
     states, objects = zip(*(method.factors(block) for block in blocks), strict=True)
-    return EmbeddedImages(z, text_space, _concatenate(states), _concatenate(objects))
-
-
-def _concatenate(parts: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> Array:
-    return np.concatenate([part.cpu().numpy() for part in parts])
+    return EmbeddedImages(z, text_space, torch.cat(states).cpu().numpy(), torch.cat(objects).cpu().numpy())
 
 
 def prototypes_of(method: Inspectable, compositions: Ints) -> dict[str, Array]:
@@ -100,7 +98,6 @@ class RetrievalContext:
 
     @property
     def compositions(self) -> Ints:
-        """Labels of the test images [n]."""
         return self.test.compositions.cpu().numpy()
 
 
@@ -112,7 +109,11 @@ def prototype_blocks(
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
     numbers: dict[str, Any] = {"precision_at_4": _precisions(context, embedded, present)}
-    return [_precision_table(numbers, file), _prototype_gallery(context, embedded, present)], numbers
+    note = "Share of the four nearest test images that have the prototype's label, mean over the test pairs, percent."
+    titles = {kind: f"{kind} prototypes" for kind in numbers["precision_at_4"]}
+    caption = "Precision among the four nearest images"
+    table = shares_table(caption, "of", numbers, file, "precision_at_4", titles, note)
+    return [table, _prototype_gallery(context, embedded, present)], numbers
 
 
 @dataclass(frozen=True)
@@ -166,12 +167,6 @@ def masks_of(seen: Bools) -> dict[str, Bools]:
     return {name: mask for name, mask in masks.items() if mask.any()}
 
 
-def _precision_table(numbers: dict[str, Any], file: str) -> Table:
-    note = "Share of the four nearest test images that have the prototype's label, mean over the test pairs, percent."
-    titles = {kind: f"{kind} prototypes" for kind in numbers["precision_at_4"]}
-    return shares_table("Precision among the four nearest images", "of", numbers, file, "precision_at_4", titles, note)
-
-
 def shares_table(
     caption: str, heading: str, numbers: Mapping[str, Any], file: str, key: str, titles: Mapping[str, str], note: str
 ) -> Table:
@@ -185,8 +180,10 @@ def shares_table(
 
 
 def _prototype_gallery(context: RetrievalContext, embedded: EmbeddedImages, present: Ints) -> Gallery:
-    groups = []
-    for composition in _most_frequent(context, present):
+    counts = np.bincount(context.compositions, minlength=context.labels.size)[present]
+    order = present[np.argsort(-counts, kind="stable")]
+    seen, half, groups = context.labels.seen[order], SHOWN // 2, []
+    for composition in (*order[seen][:half].tolist(), *order[~seen][:half].tolist()):  # those with the most images
         hits = prototype_hits(context, embedded, composition, TOP)
         strips = [
             Strip(f"nearest to the {kind} prototype", [thumb(context, hit) for hit in nearest_images])
@@ -197,16 +194,46 @@ def _prototype_gallery(context: RetrievalContext, embedded: EmbeddedImages, pres
     return Gallery(groups, "Test images nearest to a pair's prototypes, with their labels and cosines.")
 
 
-def _most_frequent(context: RetrievalContext, present: Ints) -> list[int]:
-    """Return the test compositions with the most images: half of them seen, half unseen."""
-    counts = np.bincount(context.compositions, minlength=context.labels.size)[present]
-    order = present[np.argsort(-counts, kind="stable")]
-    seen = context.labels.seen[order]
-    half = SHOWN // 2
-    return [*order[seen][:half].tolist(), *order[~seen][:half].tolist()]
-
-
 def thumb(context: RetrievalContext, hit: Hit) -> Thumb:
     """Return a retrieved image as a thumbnail with its cosine."""
     alt, lines = f"test image labelled {hit.label}", [Line(f"cosine {hit.cosine:.3f}")]
     return Thumb(context.thumbnails(hit.image), hit.label, alt, hit.right, lines)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Nearest texts of the test images; empty if the method has no semantic prototypes."""
+
+    lines: Mapping[int, Sequence[Line]] = field(default_factory=dict)  # by row of the manifest
+    blocks: Sequence[Block] = ()
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # cited by `blocks`
+
+
+def nearest_texts(context: RetrievalContext, embedded: EmbeddedImages) -> tuple[Ints, Floats] | None:
+    """Return the three nearest compositions of each test image [n, 3] and the cosines, descending."""
+    if context.method.semantic is None or embedded.text_space is None:
+        return None
+    candidates = context.labels.candidates("closed", "test")
+    places, cosines = nearest(embedded.text_space, context.method.semantic(candidates).cpu().numpy(), TEXTS)
+    return candidates[places], cosines
+
+
+def text_blocks(context: RetrievalContext, embedded: EmbeddedImages, file: str) -> Texts:
+    """Return the lines below test images and how often they are right; tables cite the numbers as being in `file`."""
+    nearest_three = nearest_texts(context, embedded)
+    if nearest_three is None:
+        return Texts()
+    compositions, cosines = nearest_three
+    right: Bools = compositions == context.compositions[:, None]
+    names = [context.labels.names(column) for column in compositions.T]
+    lines = {
+        row: [Line(f"{cosines[i, k]:.3f} {names[k][i]}", bool(right[i, k])) for k in range(len(names))]
+        for i, row in enumerate(context.test.rows.tolist())
+    }
+    hits = {"first": right[:, 0], "among_three": np.any(right, axis=1)}
+    masks = masks_of(context.labels.seen[context.compositions])
+    shares = {name: {kind: 100 * float(hit[mask].mean()) for kind, mask in masks.items()} for name, hit in hits.items()}
+    numbers = {"texts": shares}
+    titles = {"first": "the nearest text", "among_three": "one of the nearest three"}
+    note = "Share of test images whose label it is, by cosine of feature and semantic prototype, closed world, percent."
+    return Texts(lines, [shares_table("Image to text", "label is", numbers, file, "texts", titles, note)], numbers)

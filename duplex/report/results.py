@@ -5,31 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Protocol
 
 import pandas as pd
 
+from duplex.config.artifacts import RunPaths
 from duplex.errors import DuplexError
 from duplex.labels import WORLDS
 from duplex.report.aggregate import Tree, read_numbers
 from duplex.report.curves import MeanCurve, margins_of, mean_curve
 from duplex.system.files import os_reason
-
-
-class RunFiles(Protocol):
-    """Paths of the files of one run."""
-
-    @property
-    def metrics(self) -> Path: ...
-    @property
-    def history(self) -> Path: ...
-    @property
-    def timing(self) -> Path: ...
-    @property
-    def evaluation_timing(self) -> Path: ...
-    @property
-    def predictions(self) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -62,14 +48,11 @@ class DatasetResults:
     @cached_property
     def curves(self) -> dict[str, dict[str, MeanCurve]]:
         """World -> method -> mean curve, for methods with predictions."""
-        return {world: self._curves(world) for world in WORLDS}
-
-    def _curves(self, world: str) -> dict[str, MeanCurve]:
-        curves = {}
-        for method, runs in self.runs.items():
+        curves: dict[str, dict[str, MeanCurve]] = {world: {} for world in WORLDS}
+        for world, (method, runs) in product(WORLDS, self.runs.items()):
             margins = [margins_of(run.predictions, world) for run in runs.values() if run.predictions is not None]
             if known := [seed for seed in margins if seed is not None]:
-                curves[self.shown_as.get(method, method)] = mean_curve(known)
+                curves[world][self.shown_as.get(method, method)] = mean_curve(known)
         return curves
 
 
@@ -84,7 +67,7 @@ class Results:
     not_evaluated: Mapping[str, Sequence[str]] = field(default_factory=dict)  # data set -> names of runs
 
 
-def read_run(files: RunFiles) -> RunRecord:
+def read_run(files: RunPaths) -> RunRecord:
     """Read the files of a run; those that do not exist are empty or None."""
     names = ("metrics", "history", "timing", "evaluation_timing", "predictions")
     return RunRecord(
@@ -98,7 +81,6 @@ def read_run(files: RunFiles) -> RunRecord:
 
 
 def read_tree(path: Path, *, names: int = 0) -> Tree | None:
-    """Read numbers in JSON; None if the file does not exist."""
     return read_numbers(path, "dvc repro", names=names)
 
 

@@ -21,7 +21,11 @@ def swap_blocks(context: RetrievalContext, embedded: EmbeddedImages, file: str) 
     if embedded.states is None or embedded.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}
     numbers, gallery = _swap_all(context, embedded.states, embedded.objects, np.unique(context.compositions))
-    return [_swap_table({"swap": numbers}, file), gallery], {"swap": numbers}
+    forms = {"questions": "{}", "first_right": "{:.1f}"}
+    cells = [TableCell(forms[key].format(v), v, pointer(file, "swap", key)) for key, v in numbers.items()]
+    header = columns("swaps", "nearest image right, %", texts=0)[: len(cells)]
+    note = "One swap per test pair: how often the nearest other image shows exactly the state of A and the object of B."
+    return [Table("Swapped factors", header, [TableRow(cells)], note), gallery], {"swap": numbers}
 
 
 def swap_hits(
@@ -59,7 +63,7 @@ def _swap_all(
 
 
 def _sources_of_swap(context: RetrievalContext, wanted: int) -> tuple[int, int, int] | None:
-    """Return the wanted composition and the first test images with its state or its object alone; None without them."""
+    """Return `wanted` and two test images: one shares only its state, one only its object. None if one is missing."""
     compositions, labels = context.compositions, context.labels
     state, object_ = wanted // len(labels.objects), wanted % len(labels.objects)
     has_state, has_object = labels.state_of(compositions) == state, labels.object_of(compositions) == object_
@@ -74,11 +78,3 @@ def _swap_group(context: RetrievalContext, a: int, b: int, wanted: int, thumbs: 
         pair.append(Thumb(context.thumbnails(context.images[row]), name, f"source image {role}", None, [Line(role)]))
     strips = [Strip("sources", pair), Strip("nearest to A's state and B's object", thumbs)]
     return Group(f"→ {context.labels.name(wanted)}", strips)
-
-
-def _swap_table(numbers: dict[str, Any], file: str) -> Table:
-    forms = {"questions": "{}", "first_right": "{:.1f}"}
-    cells = [TableCell(forms[key].format(v), v, pointer(file, "swap", key)) for key, v in numbers["swap"].items()]
-    header = columns("swaps", "nearest image right, %", texts=0)[: len(cells)]
-    note = "One swap per test pair: how often the nearest other image shows exactly the state of A and the object of B."
-    return Table("Swapped factors", header, [TableRow(cells)], note)

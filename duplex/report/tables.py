@@ -314,17 +314,17 @@ def ranked(rows: Sequence[TableRow], columns: Iterable[int]) -> list[TableRow]:
 
 def metric_cells(values: Tree, place: Sequence[str], metrics: Sequence[tuple[str, str]] = METRICS) -> list[TableCell]:
     """Return a cell for each metric (name, title) of a summary; `place` is its file and the keys that lead to it."""
-    return [_metric_cell(values, place, name) for name, _ in metrics]
-
-
-def _metric_cell(values: Tree, place: Sequence[str], name: str) -> TableCell:
-    value, error = values.get(name), values.get(f"{name}_se")
-    if value is None:
-        return TableCell(MISSING)
-    spread = f"± {error:.1f}" if error is not None and values.get("seeds", 1) > 1 else ""
-    ends = [values.get(f"{name}_{end}") for end in ("low", "high")]
-    tip = f"{value:.2f}; 95 % over images: {ends[0]:.1f} to {ends[1]:.1f}" if None not in ends else f"{value:.2f}"
-    return TableCell(f"{value:.1f}", value, pointer(*place, name), spread=spread, tip=tip)
+    cells = []
+    for name, _ in metrics:
+        value, error = values.get(name), values.get(f"{name}_se")
+        if value is None:
+            cells.append(TableCell(MISSING))
+            continue
+        spread = f"± {error:.1f}" if error is not None and values.get("seeds", 1) > 1 else ""
+        ends = [values.get(f"{name}_{end}") for end in ("low", "high")]
+        tip = f"{value:.2f}; 95 % over images: {ends[0]:.1f} to {ends[1]:.1f}" if None not in ends else f"{value:.2f}"
+        cells.append(TableCell(f"{value:.1f}", value, pointer(*place, name), spread=spread, tip=tip))
+    return cells
 
 
 def _interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
@@ -358,3 +358,37 @@ def _reach(tree: Any, keys: Sequence[str]) -> Any:
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
+
+
+def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
+    """Return measured and published HM and AUC of every method run on a published benchmark; None without any."""
+    benchmark = benchmark_of(data)
+    if benchmark is None:
+        return None
+    rows = []
+    here = [name for name, worlds in data.summary.items() if world in worlds]
+    for entry in data_file("quoted.yaml").get(world, ()):
+        named = data_file("quoted.yaml")["names"].get(entry["method"])  # in params.yaml, if it differs
+        ours = next((n for n in here if n == named or (named is None and plain(n) == plain(entry["method"]))), None)
+        if benchmark in entry and ours is not None:
+            values, published = data.summary[ours][world], entry[benchmark]
+            cells = [text_cell(entry["method"]), text_cell(ours)]
+            for name, number in zip(("hm", "auc"), published[2:], strict=True):
+                value, source = values.get(name), pointer(results.metrics_file, data.name, ours, world, name)
+                measured = TableCell(MISSING) if value is None else TableCell(f"{value:.1f}", value, source)
+                cells += [TableCell(f"{number:.1f}", number), measured]
+            names = ("auc", "auc_low", "auc_high")
+            gain, low, high = (None if end is None else end - published[3] for end in map(values.get, names))
+            text = MISSING if low is None or high is None else f"{low:+.1f} to {high:+.1f}"
+            rows.append(TableRow([*cells, TableCell(f"{gain:+.1f}", gain), TableCell(text, low)]))
+    if not rows:
+        return None
+    header = [
+        *columns("method", "name here", "HM published", "HM measured", texts=2),
+        Column("AUC published", tip="20-point sweep, which underestimates AUC by up to 0.8 %"),
+        Column("AUC measured", tip="exact, mean over seeds"),
+        Column("difference", tip="measured AUC minus published AUC"),
+        Column("95 %", tip="interval of the difference over test images; the published number counts as exact"),
+    ]
+    note = f"Published numbers are quoted from {data_file('quoted.yaml')['source']}."
+    return Table(f"{data.name}, {world} world: measured and published", header, rows, note)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.errors import require
 from duplex.runs.dvc_repo import DvcRepo
@@ -31,10 +29,10 @@ def sweep_ablations(
     ablations: Sequence[str] | None,
     jobs: int | None,
     engine: Engine,
-    paths: ArtifactPaths | None = None,
+    paths: ArtifactPaths = ArtifactPaths(),
 ) -> SweepReport:
     """Execute all missing runs of ablations, by default of all; commit those ablations whose runs are all complete."""
-    paths, start, settings = paths or ArtifactPaths(), time.perf_counter(), params.ablation_run
+    start, settings = time.perf_counter(), params.ablation_run
     names = [require(name, params.ablations, "ablation") for name in ablations or params.ablations]
     refuse_duplicates("ablation", names)
     report = SweepReport(len(names) * len(settings.datasets) * len(settings.seeds))
@@ -45,37 +43,22 @@ def sweep_ablations(
     changed = repo.changed(["plan", "inputs", "ablate"]) if repo else {f"ablate@{name}": [] for name in names}
     outdated = [name for name in names if f"ablate@{name}" in changed]
     runs = [RunId(dataset, name, seed) for dataset in settings.datasets for name in outdated for seed in settings.seeds]
-    missing = missing_tasks(make_tasks(params, runs, paths, lambda run: _run_folder(paths, run)))
+    unfinished = paths.ablations / "swept.partial"  # runs until all of their ablation are complete; git ignores it
+
+    def out(run: RunId) -> Path:
+        return ablate.run_paths(unfinished / run.method, run.dataset, run.seed).root
+
+    missing = missing_tasks(make_tasks(params, runs, paths, out))
     report.complete = report.runs - len(missing)
     succeeded = execute(choose_engine(params, runs, jobs, engine, paths), missing, report)
     failed = {task.run.method for task in missing if task.run not in succeeded}
     complete = [name for name in outdated if name not in failed]
     for name in complete:
-        _write_ablation(params, name, paths)
+        ablate.copy_results(params, name, unfinished / name, paths)
     if repo and complete:
         repo.commit(["plan", "inputs", *(f"ablate@{name}" for name in complete)])
         for name in complete:
-            shutil.rmtree(_ablation_folder(paths, name))
+            shutil.rmtree(unfinished / name)
         report.committed = sum(run.method in complete for run in runs)
     report.seconds = time.perf_counter() - start
     return report
-
-
-def _ablation_folder(paths: ArtifactPaths, name: str) -> Path:
-    """Return where an ablation's runs are until all are complete; git and DVC ignore it."""
-    return paths.ablations / "swept.partial" / name
-
-
-def _run_folder(paths: ArtifactPaths, run: RunId) -> Path:
-    return _ablation_folder(paths, run.method) / run.dataset / str(run.seed)
-
-
-def _write_ablation(params: Params, name: str, paths: ArtifactPaths) -> None:
-    """Write the files of `ablate.run` from those of the runs."""
-    metrics: dict[str, dict[str, Any]] = {}
-    for dataset in params.ablation_run.datasets:
-        for seed in params.ablation_run.seeds:
-            files = RunPaths(_run_folder(paths, RunId(dataset, name, seed)))
-            ablate.copy_results(files, paths.ablation_run(name, dataset, seed))
-            metrics.setdefault(dataset, {})[str(seed)] = json.loads(files.metrics.read_text(encoding="utf-8"))
-    ablate.write_metrics(metrics, name, paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
@@ -38,7 +39,7 @@ class DvcRepo:
 
     def commit(self, targets: Iterable[str]) -> None:
         """Record the outputs of stages as they are now."""
-        self._dvc("commit", "--force", "--quiet", *targets)
+        self._dvc("commit", "--force", *targets)  # `--quiet` would hide errors too
 
     def _dvc(self, *words: str, quiet: bool = True) -> str:
         process = subprocess.run(
@@ -50,6 +51,11 @@ class DvcRepo:
             check=False,
         )
         if process.returncode:
+            if holder := re.search(r"\(PID (\d+)\): *(.*)", process.stderr or ""):
+                raise DuplexError(
+                    f"`{holder[2].strip() or 'dvc'}` (process {holder[1]}) is using the files of this pipeline; "
+                    "wait until it ends, or stop it, and run the same command again"
+                )
             errors = [line for line in (process.stderr or "").splitlines() if line.startswith("ERROR:")]
             reason = errors[-1].removeprefix("ERROR:").strip() if errors else f"exit code {process.returncode}"
             raise DuplexError(f"`dvc {words[0]}` failed: {reason}; fix this and run the same command again")

@@ -10,15 +10,14 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from duplex.config.artifacts import ArtifactPaths
-from duplex.config.params import Params
+from duplex.config.params import EncoderParams, Params
 from duplex.encoders import encoder_identity, load_encoder, resolve_device
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.extraction import ExtractionReport, extract
 from duplex.features.layout import partial_path
 from duplex.features.shards import join_shards, shard_path
@@ -28,16 +27,6 @@ from duplex.system.allocator import keep_freed_memory
 from duplex.system.progress import ProgressBar
 
 RETRIES = 5  # per shard
-
-
-@dataclass(frozen=True)
-class EncoderSpec:
-    """Arguments with which an actor loads the encoder."""
-
-    name: str
-    weights: str | None = None
-    device: str = "auto"
-    precision: str = "fp32"
 
 
 class RemoteWorker:
@@ -55,11 +44,11 @@ class RemoteWorker:
 
 
 def shard_extractor(
-    spec: EncoderSpec, images: Sequence[str], options: dict[str, Any]
+    entry: EncoderParams, device: str, images: Sequence[str], options: dict[str, Any]
 ) -> Callable[[tuple[int, int]], ExtractionReport]:
     """Load the encoder; return the function that extracts a shard `(index, number of shards)`."""
-    device = resolve_device(spec.device)
-    encoder = load_encoder(spec.name, spec.weights, towers="image", device=device, precision=spec.precision)
+    device = resolve_device(device)
+    encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
     return lambda shard: extract(images, encoder=encoder, shard=shard, progress=False, **options)
 
 
@@ -69,13 +58,13 @@ def extract_dataset_on_ray(
     """Extract and join all shards of a data set's cache and, without `out`, of its views."""
     paths = ArtifactPaths()
     entry = params.dataset(dataset).encoder
-    spec = EncoderSpec(entry.name, entry.weights, params.device, entry.precision)
     caches = {out or paths.features(dataset): extraction_settings(params, dataset, paths)}
     if out is None and params.augmentation(dataset) is not None:
         caches[paths.views(dataset)] = view_settings(params, dataset, paths)
     reports = []
     for cache, (images, settings) in caches.items():
-        reports += extract_on_ray(images, settings.pop("root"), cache, spec, shards=shards, **settings, **options)
+        settings |= {"shards": shards, "device": params.device}
+        reports += extract_on_ray(images, settings.pop("root"), cache, entry, **settings, **options)
         join_shards(cache)
     write_extraction_summary(out or paths.features(dataset))
     if out is None:
@@ -87,14 +76,15 @@ def extract_on_ray(
     images: Sequence[str],
     root: Path,
     out: Path,
-    spec: EncoderSpec,
+    entry: EncoderParams,
     *,
     shards: int,
+    device: str = "auto",
     progress: bool = True,
     **options: Any,
 ) -> list[ExtractionReport]:
     """Extract all shards of `out`; `options` are those of `extract`."""
-    encoder_identity(spec.name, spec.weights, precision=spec.precision)  # reports a bad encoder before Ray starts
+    encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
     ray = connect()
     options = {"root": root.resolve(), "out": out.resolve(), **options}
     if options.get("num_workers") == "auto":
@@ -103,9 +93,9 @@ def extract_on_ray(
         for path in (shard_path(options["out"], k, shards) for k in range(shards)):
             path.unlink(missing_ok=True)
             partial_path(path).unlink(missing_ok=True)
-    count, resources = _actor_slots(ray, spec.device != "cpu", 1)
+    count, resources = _actor_slots(ray, device != "cpu", 1)
     actor_class = ray.remote(**resources, max_restarts=-1, max_task_retries=RETRIES)(RemoteWorker)
-    create = ray.put(partial(shard_extractor, spec, list(images), options))  # stored once for all actors
+    create = ray.put(partial(shard_extractor, entry, device, list(images), options))  # stored once for all actors
     actors = [actor_class.remote(create) for _ in range(min(shards, count))]
     reports = []
     with ProgressBar("shards", shards if progress else 0) as bar:
@@ -126,7 +116,7 @@ def run_on_ray(tasks: Sequence[RunTask], executor: RunExecutor, jobs: int | None
         try:
             yield ray.get(future)
         except ray.exceptions.RayError as error:
-            yield RunResult(task, 0.0, error=f"its actor died ({_last_line(error)}); run the same command again")
+            yield RunResult(task, error=f"its actor died ({_last_line(error)}); run the same command again")
 
 
 def connect() -> Any:
@@ -134,7 +124,7 @@ def connect() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise UsageError("the Ray engine needs the extra: pip install 'duplex[ray]'") from error
+        raise UsageError(f"the Ray engine needs the extra: {install_command('ray')}") from error
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     return ray

@@ -6,9 +6,7 @@ import hashlib
 import io
 import json
 import os
-import time
 import traceback
-from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +18,8 @@ from duplex.config.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.config.run_key import run_records
 from duplex.errors import DuplexError
-from duplex.stages import evaluate, train
 from duplex.library.inputs import InputsCache
+from duplex.stages import evaluate, train
 from duplex.system.files import sha256, write_text
 
 STAGES = ("train", "evaluate")
@@ -59,13 +57,12 @@ class RunResult:
     """An executed run."""
 
     task: RunTask
-    seconds: float
     output: str = ""  # what it printed to stderr
     error: str | None = None  # why it failed; None: it succeeded
 
 
 def stage_keys(params: Params, dataset: str, method: str, files: dict[str, Any]) -> dict[str, str]:
-    """Return stage -> digest of everything that a run's stages depend on; `files`: from `file_identity`."""
+    """Return stage -> digest of everything that a run's stage depends on; `files`: the result of `file_identity`."""
     records = run_records(params, dataset, method)
     train = {"record": records["train"], "files": files, "torch": torch.__version__}
     evaluate = {**train, "evaluate": records["evaluate"]}
@@ -103,7 +100,7 @@ class RunExecutor:
 
     def execute(self, task: RunTask) -> RunResult:
         """Train (if `task.train`) and evaluate a run. Errors are returned, not raised."""
-        start, output, error = time.perf_counter(), io.StringIO(), None
+        output, error = io.StringIO(), None
         torch.set_num_threads(self.threads)
         with redirect_stderr(output):  # several processes share a terminal: none shows its own progress bar
             try:
@@ -116,7 +113,9 @@ class RunExecutor:
                 first = next(iter(str(failure).splitlines()), "")
                 command = f"duplex train -d {task.run.dataset} -m {task.run.method} -s {task.run.seed}"
                 error = f"{type(failure).__name__}: {first}; `{command}` shows more"
-        return RunResult(task, time.perf_counter() - start, output.getvalue(), error)
+        if error is not None:  # a method's code may have written into them
+            self.inputs = InputsCache()
+        return RunResult(task, output.getvalue(), error)
 
     def _execute(self, task: RunTask) -> None:
         run, files, mark = task.run, RunPaths(task.out), {}
@@ -129,12 +128,6 @@ class RunExecutor:
                 evaluate.run(*arguments)
             mark[stage] = [task.keys[stage], _hashes(task.out, stage)]
             write_text(files.sweep_mark, json.dumps(mark) + "\n")
-
-
-def remove_marks(tasks: Iterable[RunTask]) -> None:
-    """Delete the marks of runs that DVC tracks from now on."""
-    for task in tasks:
-        RunPaths(task.out).sweep_mark.unlink(missing_ok=True)
 
 
 def _hashes(out: Path, stage: str) -> list[str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +19,11 @@ from typing import Literal
 
 import torch
 
-from duplex.config.artifacts import ArtifactPaths
-from duplex.config.params import Params
+from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.config.params import Params, require_method
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.runs.dvc_repo import DvcRepo
-from duplex.runs.local_engine import run_in_processes
 from duplex.runs.run_tasks import (
     STAGES,
     RunExecutor,
@@ -31,10 +32,10 @@ from duplex.runs.run_tasks import (
     RunTask,
     file_identity,
     missing_stages,
-    remove_marks,
     stage_keys,
 )
 from duplex.stages import plan
+from duplex.system.process_pool import BrokenProcessPool, WorkerProcess
 from duplex.system.progress import ProgressBar
 
 Engine = Literal["local", "ray"]
@@ -57,7 +58,7 @@ class SweepReport:
 def grid(
     params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
 ) -> list[RunId]:
-    """Return all combinations, one data set after the other; what is None is taken from `run:`. Raises UsageError."""
+    """Return the runs of all combinations, by data set; None takes the names of `run:`. Raises UsageError."""
     datasets, methods = datasets or params.run.datasets, methods or params.run.methods
     seeds = seeds or params.run.seeds
     for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):
@@ -65,7 +66,7 @@ def grid(
     for name in datasets:
         params.dataset(name)
     for name in methods:
-        params.check_method(name)
+        require_method(name, params.methods)
     return [RunId(dataset, method, seed) for dataset in datasets for method in methods for seed in seeds]
 
 
@@ -77,13 +78,13 @@ def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
 
 
 def sweep(
-    params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths | None = None
+    params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths = ArtifactPaths()
 ) -> SweepReport:
     """Execute all runs that are missing, in `jobs` processes, and commit them to DVC."""
-    paths = paths or ArtifactPaths()
     start, report = time.perf_counter(), SweepReport(len(runs))
     repo = DvcRepo.at(paths.root.parent)
-    tracked = [run for run in runs if repo and _in_pipeline(params, run)]
+    in_pipeline = set(grid(params, None, None, None))
+    tracked = [run for run in runs if repo and run in in_pipeline]
     changed = _changed_stages(repo, params, tracked, paths) if repo and tracked else {}
     to_repro = {run: [stage for stage in STAGES if run.stage(stage) in changed] for run in tracked}
     tasks = make_tasks(params, runs, paths, lambda run: paths.run(run.dataset, run.method, run.seed).root)
@@ -95,7 +96,8 @@ def sweep(
     to_commit = [task for task in tasks if to_repro.get(task.run) and task.run not in failed]
     if repo and to_commit:
         repo.commit(commit_targets(to_commit, changed))
-        remove_marks(to_commit)
+        for task in to_commit:
+            RunPaths(task.out).sweep_mark.unlink(missing_ok=True)
         report.committed = len(to_commit)
     report.seconds = time.perf_counter() - start
     return report
@@ -164,16 +166,44 @@ def choose_engine(
         from duplex.runs.ray_engine import run_on_ray
 
         return partial(run_on_ray, executor=executor, jobs=jobs, cpus=threads)
-    gpus = _gpus() if resolve_device(params.device) == "cuda" else []
-    return partial(
-        run_in_processes, executor=executor, jobs=jobs or len(gpus) or max(1, _cores() // threads), gpus=gpus
-    )
+    gpus: list[str] = []
+    if resolve_device(params.device) == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return partial(run_in_processes, executor=executor, jobs=jobs or len(gpus) or max(1, cores // threads), gpus=gpus)
 
 
-def _in_pipeline(params: Params, run: RunId) -> bool:
-    """Return whether the run is a stage of dvc.yaml."""
-    settings = params.run
-    return run.dataset in settings.datasets and run.method in settings.methods and run.seed in settings.seeds
+def run_in_processes(
+    tasks: Sequence[RunTask], executor: RunExecutor, jobs: int, gpus: Sequence[str]
+) -> Iterator[RunResult]:
+    """Execute `tasks` in `jobs` processes, each with the next of `gpus`; yield results as they are ready.
+
+    A process that dies fails its current run only.
+    """
+    create = partial(getattr, executor, "execute")
+    workers = []
+    for n in range(min(jobs, len(tasks))):
+        gpu = {"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} if gpus else {}
+        workers.append(WorkerProcess(create, {"OMP_WAIT_POLICY": "passive", **gpu}))  # waiting threads sleep
+    waiting, idle = deque(tasks), list(workers)
+    busy: dict[Future[RunResult], tuple[WorkerProcess, RunTask]] = {}
+    try:
+        while waiting or busy:
+            while waiting and idle:
+                worker, task = idle.pop(), waiting.popleft()
+                busy[worker.submit(task)] = worker, task
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                worker, task = busy.pop(future)
+                try:
+                    yield future.result()
+                except BrokenProcessPool:
+                    reason = f"its process {worker.describe_end()}, perhaps out of memory; try fewer --jobs"
+                    yield RunResult(task, error=reason)
+                idle.append(worker)
+    finally:
+        for worker in workers:
+            worker.kill()  # files are replaced whole, so a process may be killed at any moment
 
 
 def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths: ArtifactPaths) -> dict[str, object]:
@@ -196,14 +226,3 @@ def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths:
                 "the files as they are"
             )
     return changed
-
-
-def _cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _gpus() -> list[str]:
-    """Return the GPUs as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]

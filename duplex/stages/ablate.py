@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,9 @@ from duplex.report.aggregate import aggregate, read_metrics, write_json
 from duplex.stages import evaluate, train
 from duplex.stages.plan import check_options, write_records
 
-RESULTS = ("metrics", "predictions")  # files of a run that tables and comparisons read
 
-
-def plan(params: Params, paths: ArtifactPaths | None = None) -> None:
+def plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write what the stages depend on: `plan/table.json` and `plan/rows/ABLATION.json`."""
-    paths = paths or ArtifactPaths()
     datasets, seeds = params.ablation_run.datasets, list(params.ablation_run.seeds)
     records: dict[str, Record] = {
         f"rows/{name}.json": {
@@ -41,36 +39,36 @@ def plan(params: Params, paths: ArtifactPaths | None = None) -> None:
     write_records(records, folder)
 
 
-def run(params: Params, name: str, paths: ArtifactPaths | None = None) -> None:
+def run(params: Params, name: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Train and evaluate an ablation on every data set and seed of `ablation_run`; keep metrics and predictions."""
-    paths = paths or ArtifactPaths()
     require(name, params.ablations, "ablation")
+    with tempfile.TemporaryDirectory() as scratch:
+        for dataset, seed in product(params.ablation_run.datasets, params.ablation_run.seeds):
+            out = run_paths(Path(scratch), dataset, seed)
+            train.run(params, dataset, name, seed, paths, out)
+            evaluate.run(params, dataset, name, seed, paths, out)
+        copy_results(params, name, Path(scratch), paths)
+
+
+def run_paths(folder: Path, dataset: str, seed: int) -> RunPaths:
+    """Return the files of one run in the folder of an ablation's runs."""
+    return RunPaths(folder / dataset / str(seed))
+
+
+def copy_results(params: Params, name: str, folder: Path, paths: ArtifactPaths) -> None:
+    """Copy metrics and predictions of an ablation's runs from a folder; write `{data set: {seed: metrics}}`."""
     metrics: dict[str, dict[str, Any]] = {}
-    for dataset in params.ablation_run.datasets:
-        for seed in params.ablation_run.seeds:
-            with tempfile.TemporaryDirectory() as scratch:
-                out = RunPaths(Path(scratch))
-                train.run(params, dataset, name, seed, paths, out)
-                metrics.setdefault(dataset, {})[str(seed)] = evaluate.run(params, dataset, name, seed, paths, out)
-                copy_results(out, paths.ablation_run(name, dataset, seed))
-    write_metrics(metrics, name, paths)
-
-
-def copy_results(source: RunPaths, target: RunPaths) -> None:
-    """Copy the files of a run that tables and comparisons read."""
-    target.root.mkdir(parents=True, exist_ok=True)
-    for name in RESULTS:
-        shutil.copyfile(getattr(source, name), getattr(target, name))
-
-
-def write_metrics(metrics: Mapping[str, Mapping[str, Any]], name: str, paths: ArtifactPaths) -> None:
-    """Write `{data set: {seed: metrics}}` of an ablation."""
+    for dataset, seed in product(params.ablation_run.datasets, params.ablation_run.seeds):
+        source, target = run_paths(folder, dataset, seed), paths.ablation_run(name, dataset, seed)
+        target.root.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source.metrics, target.metrics)
+        shutil.copyfile(source.predictions, target.predictions)
+        metrics.setdefault(dataset, {})[str(seed)] = json.loads(source.metrics.read_text(encoding="utf-8"))
     write_json(metrics, paths.ablation(name))
 
 
-def write_inputs(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
+def write_inputs(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write one small file that identifies the labels and features that all runs of a data set read."""
-    paths = paths or ArtifactPaths()
     features = open_features(paths.features(dataset))
     record = {
         "features": features.identity,
@@ -82,9 +80,8 @@ def write_inputs(params: Params, dataset: str, paths: ArtifactPaths | None = Non
     write_json(record, paths.ablations / "inputs" / f"{dataset}.json")
 
 
-def tabulate(params: Params, paths: ArtifactPaths | None = None) -> None:
+def tabulate(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write `{data set: {ablation: {world: means}}}` of all ablations."""
-    paths = paths or ArtifactPaths()
     metrics = {name: read_metrics(paths.ablation(name), "make ablations") for name in params.ablations}
     runs = {
         (dataset, name): list(by_dataset[dataset].values())

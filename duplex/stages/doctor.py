@@ -17,10 +17,11 @@ from duplex.config.params import DatasetParams, Params, load_params
 from duplex.data.dataset_source import is_on_disk
 from duplex.data.mirrors import BENCHMARKS
 from duplex.encoders import missing_weights
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, install_command
 from duplex.features.identity import IMPORTED
 from duplex.features.layout import partial_path
 from duplex.features.store import open_features
+from duplex.system.precision import dtype_of, float32_arithmetic
 from duplex.system.version import __version__
 
 LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
@@ -29,6 +30,7 @@ EXTRAS = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
 LOW_DISK = 2e9  # bytes
+FASTER = 1.3  # speed over that of fp32 from which a number format is worth its error
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def _versions() -> Iterator[DoctorFinding]:
     yield DoctorFinding("packages", ", ".join(f"{name} {_version(name) or 'missing'}" for name in LIBRARIES))
     for extra, names in EXTRAS.items():
         missing = [name for name in names if _version(name) is None]
-        status = f"{', '.join(missing)} missing; pip install 'duplex[{extra}]'" if missing else "installed"
+        status = f"{', '.join(missing)} missing; {install_command(extra)}" if missing else "installed"
         yield DoctorFinding("extra", f"{extra}: {status}")
 
 
@@ -81,31 +83,34 @@ def _device() -> Iterator[DoctorFinding]:
         yield DoctorFinding("device", f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB")
     else:
         yield DoctorFinding("device", f"CPU, {torch.get_num_threads()} threads")
-    fp32 = _seconds(device, torch.float32)
-    speedup = fp32 / _seconds(device, torch.bfloat16)
-    advice = "use encoder precision bf16" if speedup > 1.3 else "stay with fp32"
-    yield DoctorFinding("formats", f"bf16 matrix products are {speedup:.1f} times as fast as fp32 ({advice})")
-    if device == "cuda":
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = not before
-        other = _seconds(device, torch.float32)
-        torch.backends.cuda.matmul.allow_tf32 = before
-        speedup = other / fp32 if before else fp32 / other
-        yield DoctorFinding("formats", f"tf32 matrix products are {speedup:.1f} times as fast as fp32")
+    size = 768 if device == "cuda" else 256  # bf16 without the processor's instructions is a thousand times slower
+    fp32 = _seconds(device, "fp32", size)
+    for precision in ("bf16", "tf32") if device == "cuda" else ("bf16",):
+        yield DoctorFinding("formats", _speed_message(precision, fp32 / _seconds(device, precision, size)))
 
 
-def _seconds(device: str, dtype: torch.dtype, size: int = 768) -> float:
-    """Return the shortest time of eight matrix products."""
-    a = torch.randn(size, size, device=device).to(dtype)
-    return min(timeit.repeat(lambda: (a @ a).sum().item(), number=1, repeat=8))
+def _speed_message(precision: str, speedup: float) -> str:
+    if speedup < FASTER:
+        slower = "slower than" if speedup < 1 / FASTER else "about as fast as"
+        return f"{precision} is {slower} fp32 here; stay with fp32"
+    return f"{precision} matrix products are {speedup:.1f} times as fast as fp32; use encoder precision {precision}"
+
+
+def _seconds(device: str, precision: str, size: int, budget: float = 0.5) -> float:
+    """Return the shortest time of up to 20 products of square matrices, of fewer once `budget` seconds are over."""
+    a, times = torch.randn(size, size, device=device).to(dtype_of(precision)), list[float]()
+    with float32_arithmetic(precision):
+        while len(times) < 2 or (len(times) < 20 and sum(times) < budget):
+            times.append(timeit.timeit(lambda: (a @ a).sum().item(), number=1))
+    return min(times)
 
 
 def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
-    """Check weights, images and caches. Only of data sets in `run.datasets` is a missing file a problem."""
+    """Check weights, images and caches. A missing file is a problem only in data sets of `run.datasets`."""
     entry, required = params.datasets[name], name in params.run.datasets
     yield from _weights(name, entry, required)
     root, is_imported = entry.source.root, entry.encoder.name == IMPORTED
-    if is_on_disk(entry.source.options()):
+    if is_on_disk(entry.source):
         yield DoctorFinding(name, f"images in {root}: on disk")
     elif entry.source.kind == "shapes":
         yield DoctorFinding(name, f"images in {root}: drawn when needed")
@@ -127,14 +132,12 @@ def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[Doctor
     encoder = " ".join(filter(None, (entry.encoder.name, entry.encoder.weights)))
     try:
         missing = missing_weights(entry.encoder.name, entry.encoder.weights)
+        status = f"weights {'on disk' if missing is None else 'not on disk'}"
+        advice = "downloaded when first needed; without a network, copy them to a folder and use local-dir:FOLDER"
+        remedy = advice if missing else ""
     except DuplexError as error:
-        yield DoctorFinding(
-            name, f"encoder {encoder}: {error}", "correct its encoder in params.yaml" if required else ""
-        )
-        return
-    status = "on disk" if missing is None else "not on disk"
-    remedy = "downloaded when first needed; without a network, copy them to a folder and use local-dir:FOLDER"
-    yield DoctorFinding(name, f"encoder {encoder}: weights {status}", remedy if missing and required else "")
+        status, remedy = str(error), "correct its encoder in params.yaml"
+    yield DoctorFinding(name, f"encoder {encoder}: {status}", remedy if required else "")
 
 
 def _cache(name: str, path: Path, command: str) -> DoctorFinding:

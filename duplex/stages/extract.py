@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from duplex.data.image_tree import ImageTree
 from duplex.data.manifest import read_manifest
 from duplex.encoders import Encoder, load_encoder
 from duplex.errors import UsageError
-from duplex.features.checks import open_cache
+from duplex.features.checks import open_cache, require_cache_file
 from duplex.features.extraction import ExtractionReport
 from duplex.features.extraction import extract as encode
 from duplex.features.identity import IMPORTED, Identity, cache_identity
@@ -28,13 +29,12 @@ from duplex.system.files import sha256, write_text
 
 
 def extract(
-    params: Params, dataset: str, paths: ArtifactPaths | None = None, *, out: Path | None = None, **options: Any
+    params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, out: Path | None = None, **options: Any
 ) -> ExtractionReport:
     """Encode a data set's images into its feature cache; return counts and the images that could not be read.
 
     `options`: further arguments of `features.extraction.extract`, such as `shard`, `limit` or `fresh`.
     """
-    paths = paths or ArtifactPaths()
     images, settings = extraction_settings(params, dataset, paths)
     entry = params.dataset(dataset).encoder
     if entry.name == IMPORTED:
@@ -52,13 +52,12 @@ def extract(
 
 
 def extract_views(
-    params: Params, dataset: str, paths: ArtifactPaths | None = None, **options: Any
+    params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), **options: Any
 ) -> ExtractionReport | None:
     """Encode random crops of a data set's training images, if params.yaml asks for some; else return None.
 
     Writes `views.json`, with the number of views, in both cases: the stage needs an output.
     """
-    paths = paths or ArtifactPaths()
     report = None
     if params.augmentation(dataset) is not None:
         images, settings = view_settings(params, dataset, paths)
@@ -82,10 +81,11 @@ def extract_with_views(params: Params, dataset: str, **options: Any) -> list[Ext
 def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
     """Encode a random sample of a cache's rows again and return how they differ.
 
-    `dataset`: by default the one in whose place the cache lies.
+    `dataset`: by default the data set whose own cache or views `path` is.
     """
     paths = ArtifactPaths()
     places = {place(name).resolve(): name for name in params.datasets for place in (paths.features, paths.views)}
+    require_cache_file(path)
     dataset = dataset or places.get(path.resolve())
     if dataset is None:
         raise UsageError(f"{path} is not the cache of a data set in params.yaml; name the data set with --dataset")
@@ -97,7 +97,7 @@ def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int
 
 
 def view_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """Return a data set's training images and the arguments with which their views are extracted."""
+    """Return a data set's training images and the keyword arguments for extracting their views."""
     images, settings = extraction_settings(params, dataset, paths)
     is_training = read_manifest(paths.manifest(dataset))["split"] == "train"
     training = [image for image, wanted in zip(images, is_training, strict=True) if wanted]
@@ -112,11 +112,11 @@ def write_view_count(params: Params, dataset: str, paths: ArtifactPaths) -> None
 
 
 def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """Return a data set's images, after checking that they are there, and the arguments of their extraction."""
+    """Return a data set's image paths and the keyword arguments for extracting them; draw images that are missing."""
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
     manifest = read_manifest(manifest_path)
-    ensure_images(entry.source.options(), manifest)
+    ensure_images(entry.source, manifest)
     if entry.source.root.is_dir():
         tree = ImageTree(entry.source.root)
         for image in manifest["image"]:
@@ -162,13 +162,13 @@ def _copy_other_split(
     out: Path,
     settings: Mapping[str, Any],
 ) -> None:
-    """Copy the cache of a data set that differs in its split alone, if there is one; the order of stages is free."""
+    """Copy the cache of a data set with the same images and another split, if there is one."""
     source = params.dataset(dataset).source
     stored = {key: settings[key] for key in ("tokens", "block_inputs", "bits")}
     wanted = cache_identity(encoder, settings["manifest_sha256"], **stored)
     for name, entry in params.datasets.items():
         manifest, cache = paths.manifest(name), paths.features(name)
-        same_images = entry.source.model_copy(update={"resplit": source.resplit}) == source
+        same_images = replace(entry.source, resplit=source.resplit) == source
         if name == dataset or not same_images or not manifest.exists() or not cache.exists():
             continue
         expected = cache_identity(encoder, sha256(manifest), **stored)

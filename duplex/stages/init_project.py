@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from duplex.errors import DuplexError, UsageError
+from duplex.config.params import shipped_project
+from duplex.errors import DuplexError, UsageError, install_command
+from duplex.system.files import report_write_errors
 from duplex.system.version import __version__
 
-PACKAGED = Path(__file__).parents[1] / "project"  # in a wheel (setup.py)
-CLONE = Path(__file__).parents[2]  # in a clone
 ABLATIONS = tuple(f"ablations/{name}" for name in ("dvc.yaml", ".dvcignore", ".dvc/config", ".dvc/.gitignore"))
 COPIED = ("params.yaml", "dvc.yaml", ".dvcignore", *ABLATIONS)
 DVC_FILES = (".dvc/config", ".dvc/.gitignore", ".dvc/plots/by_series.json")
@@ -55,24 +57,44 @@ def init(folder: Path) -> list[str]:
     if taken := [name for name in files if (folder / name).exists()]:
         raise UsageError(f"{folder / taken[0]} exists; choose an empty folder")
     if find_spec("dvc") is None:
-        raise DuplexError("DVC, which runs the pipeline, is not installed; pip install 'duplex[pipeline]'")
+        raise DuplexError(f"DVC, which runs the pipeline, is not installed; {install_command('pipeline')}")
     inside = _inside_git(folder)
-    write(folder, files)
     steps = [f"{len(files)} files in {folder}"]
-    if not inside:
-        _run(["git", "init", "--quiet"], folder)
-        steps.append("git init")
-    if not (folder / ".dvc").is_dir():
-        options = [] if (folder / ".git").exists() else ["--subdir"]
-        _run([sys.executable, "-m", "dvc", "init", "--quiet", *options], folder)
-        write(folder, {name: _text(name) for name in DVC_FILES})
-        steps.append("dvc init")
+    with _removed_on_failure(folder):
+        write(folder, files)
+        if not inside:
+            _run(["git", "init", "--quiet"], folder)
+            steps.append("git init")
+        if not (folder / ".dvc").is_dir():
+            options = [] if (folder / ".git").exists() else ["--subdir"]
+            _run([sys.executable, "-m", "dvc", "init", "--quiet", *options], folder)
+            write(folder, {name: _text(name) for name in DVC_FILES})
+            steps.append("dvc init")
     return steps
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    """Remove everything that the block added to `folder` if it fails; report its `OSError` as `DuplexError`."""
+    existed = folder.is_dir()
+    before = set(folder.rglob("*"))
+    try:
+        with report_write_errors(folder):
+            yield
+    except BaseException:
+        added = set(folder.rglob("*")) - before
+        for path in sorted(added, reverse=True):  # the files of a folder before the folder
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        if not existed:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def contents(name: str) -> dict[str, str]:
     """Return path -> text of a project's files."""
-    stages = sorted(path.name for path in (_source() / "pipeline").glob("*.py"))
+    stages = sorted(path.name for path in (shipped_project() / "pipeline").glob("*.py"))
     return {
         "README.md": README.format(name=name, version=__version__),
         ".gitignore": GITIGNORE,
@@ -86,15 +108,8 @@ def write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def _source() -> Path:
-    for folder in (PACKAGED, CLONE):
-        if (folder / "dvc.yaml").is_file():
-            return folder
-    raise DuplexError("this installation of duplex has no pipeline; install it from its wheel")
-
-
 def _text(name: str) -> str:
-    return (_source() / name).read_text(encoding="utf-8")
+    return (shipped_project() / name).read_text(encoding="utf-8")
 
 
 def _inside_git(folder: Path) -> bool:

@@ -35,9 +35,8 @@ def run_with_prototypes(params: Params, dataset: str, paths: ArtifactPaths) -> t
     return None
 
 
-def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
+def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write `files.json` (file -> sha256) and `featured.json` (the featured run and the files that its map uses)."""
-    paths = paths or ArtifactPaths()
     folder = paths.manifest(dataset).parent
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(IGNORED))
     out = paths.inventory(dataset)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pandas as pd
+import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.labels import Ints
+from duplex.library.run_training import start_method
 from duplex.report.maps import COLUMNS, EARLY, STEPS, Prototypes, Scene, draw_maps, map_count
 from duplex.report.prototype_retrieval import embed
 from duplex.stages.featured_run import FeaturedRun, load_featured_run
@@ -19,9 +21,8 @@ from duplex.system.files import write_text
 from duplex.system.progress import ProgressBar
 
 
-def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
+def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write maps.csv; without rows if no method of `run:` has visual prototypes."""
-    paths = paths or ArtifactPaths()
     chosen, out = run_with_prototypes(params, dataset, paths), paths.maps(dataset)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:
@@ -34,7 +35,11 @@ def run(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> Non
 def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
     """Return test images and prototypes as arrays, and the visual prototypes from before training."""
     method, labels, test = run.method.inspectable(), run.inputs.labels, run.inputs.examples["test"]
-    start = None if method.visual is None else run.at_start(kind, seed).inspectable().visual
+    start = None
+    if method.visual is not None:
+        cpu = torch.device("cpu")
+        untrained = start_method(kind, run.method.options, run.method.task, run.inputs, seed, cpu).eval()
+        start = untrained.inspectable().visual
     raw = normalize(test.cls, dim=-1).numpy()
     trained = embed(method, test).z
     return Scene(
@@ -49,7 +54,4 @@ def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
 
 
 def _rows(prototypes: Callable[[Ints], Tensor] | None) -> Prototypes | None:
-    if prototypes is None:
-        return None
-
-    return lambda compositions: prototypes(compositions).numpy()
+    return None if prototypes is None else lambda compositions: prototypes(compositions).numpy()

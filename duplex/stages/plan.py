@@ -18,9 +18,8 @@ from duplex.methods.registry import BrokenMethod
 from duplex.system.files import replace_folder, write_text
 
 
-def run(params: Params, paths: ArtifactPaths | None = None) -> None:
+def run(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write `plan/report.json`, `plan/DATASET/STAGE.json` and `plan/DATASET/METHOD/{train,evaluate}.json`."""
-    paths = paths or ArtifactPaths()
     records = {"report.json": report_record(params)}
     for dataset in params.run.datasets:
         for stage, record in dataset_records(params, dataset).items():

@@ -13,10 +13,9 @@ from duplex.data.stats import statistics
 from duplex.system.files import write_text
 
 
-def prepare(params: Params, dataset: str, paths: ArtifactPaths | None = None) -> None:
+def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write `manifest.csv`, `labels.json` and `statistics.json`; print what was left out of the data."""
-    paths = paths or ArtifactPaths()
-    source = params.dataset(dataset).source.options()
+    source = params.dataset(dataset).source
     data = load_source(source)
     for note, count in data.notes.items():
         print(f"{dataset}: {note}: {count:,}", file=sys.stderr)

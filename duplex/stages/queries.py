@@ -13,6 +13,7 @@ from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.encoders import load_encoder
 from duplex.errors import DuplexError, UsageError
+from duplex.features.encoding import OutputSpec
 from duplex.features.image_files import BadImageFile, read_image
 from duplex.labels import LabelSpace, prompt_name
 from duplex.recognition.image_inputs import encode
@@ -25,9 +26,8 @@ from duplex.stages.inventory import featured_run
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
     """Load the given run; by default the one that the report features."""
     params.dataset(dataset)
-    default = featured_run(params, dataset, ArtifactPaths())
-    method = default[0] if method is None else method
-    return load_featured_run(params, dataset, method, default[1] if seed is None else seed, ArtifactPaths())
+    best = featured_run(params, dataset, ArtifactPaths())
+    return load_featured_run(params, dataset, method or best[0], best[1] if seed is None else seed, ArtifactPaths())
 
 
 def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
@@ -38,14 +38,13 @@ def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
 
 def find_pair(labels: LabelSpace, text: str) -> int:
     """Return the composition that a text names; every state may go with every object, seen or not."""
-    wanted, size = prompt_name(text), len(labels.objects)
-    for m, state in enumerate(map(prompt_name, labels.states)):
-        if wanted.startswith(state + " "):
-            rest = wanted.removeprefix(state + " ")
-            for n, name in enumerate(map(prompt_name, labels.objects)):
-                if rest == name:
-                    return m * size + n
-    names = [prompt_name(name) for name in (*labels.states, *labels.objects)]
+    wanted = prompt_name(text)
+    states, objects = (list(map(prompt_name, names)) for names in (labels.states, labels.objects))
+    for m, state in enumerate(states):
+        for n, thing in enumerate(objects):
+            if wanted == f"{state} {thing}":
+                return m * len(objects) + n
+    names = [*states, *objects]
     similar = dict.fromkeys(name for word in wanted.split() for name in difflib.get_close_matches(word, names, 2))
     hint = f"; similar names: {', '.join(similar)}" if similar else ""
     raise UsageError(f"{text!r} is not a state and an object of the data set{hint}; see its labels.json")
@@ -57,12 +56,13 @@ def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, 
     factors = context.method.factors
     if factors is None:
         raise UsageError("this method has no state and object factors to swap; choose another with --method")
-    opened = [_read(path) for path in images]
-    entry = params.dataset(dataset).encoder
+    test, identity, entry = context.test.inputs, source.inputs.encoder, params.dataset(dataset).encoder
+    block_inputs = int(identity["block_inputs"]) if "block_inputs" in test else 0
+    outputs = OutputSpec("patch" in test, block_inputs, int(identity.get("bits", 16)))
     encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
-    pixels = torch.stack([encoder.image_transform(image) for image in opened])
+    pixels = torch.stack([encoder.image_transform(_read(path)) for path in images])
     with torch.inference_mode():
-        z_s, z_o = factors(encode(encoder, pixels, outputs=source.output_spec))
+        z_s, z_o = factors(encode(encoder, pixels, outputs=outputs))
     embedded = embed(context.method, context.test)
     return swap_hits(context, embedded, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
 

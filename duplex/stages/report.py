@@ -14,17 +14,18 @@ from duplex.features.checks import open_cache, read_identity
 from duplex.report.aggregate import Aggregate, Tree, aggregate, headlines, write_json
 from duplex.report.blocks import ReportPart
 from duplex.report.page import write_report
-from duplex.report.page_sections import build_report
-from duplex.report.provenance import find_provenance
+from duplex.report.page_sections import build_report, find_provenance
 from duplex.report.results import DatasetResults, Results, read_run, read_tree
 from duplex.stages.report_images import image_parts
 from duplex.system.files import replace_file
 from duplex.system.progress import ProgressBar
 
 
-def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
-    """Aggregate the metrics of every run that params.yaml names, write the report and return the page's path."""
-    paths = paths or ArtifactPaths()
+def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
+    """Aggregate the metrics of every run that params.yaml names, write the report and return the page's path.
+
+    `write_metrics`: write `artifacts/metrics.json` too, which git tracks, as the pipeline's stage does.
+    """
     names = params.run
     runs: dict[tuple[str, str], list[Tree]] = {}
     not_evaluated: dict[str, list[str]] = {}
@@ -34,7 +35,8 @@ def run(params: Params, paths: ArtifactPaths | None = None) -> Path:
         not_evaluated |= {dataset: missing} if missing else {}
     summary = aggregate(runs)
     write_json(summary, paths.summary)
-    write_json(headlines(summary), paths.metrics)
+    if write_metrics:
+        write_json(headlines(summary), paths.metrics)
     results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
     with ProgressBar("report", len(names.datasets)) as bar:
         parts: dict[str, list[ReportPart]] = {}
@@ -106,28 +108,24 @@ def _identity(path: Path) -> dict[str, str]:
 
 def curve_table(results: Results) -> pd.DataFrame:
     """Return the mean seen–unseen curves with their intervals, percent, for `dvc plots` to draw by `series`."""
-    parts = [
-        pd.DataFrame({"seen": c.seen, "unseen": c.unseen, "low": c.low, "high": c.high}).assign(
-            series=f"{data.name} {method} {world}"
-        )
+    rows = [
+        (f"{data.name} {method} {world}", *values)
         for data in results.datasets
-        for world in data.curves
-        for method, c in data.curves[world].items()
+        for world, curves in data.curves.items()
+        for method, c in curves.items()
+        for values in zip(c.seen, c.unseen, c.low, c.high, strict=True)
     ]
-    columns = ["series", "seen", "unseen", "low", "high"]
-    return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
+    return pd.DataFrame(rows, columns=["series", "seen", "unseen", "low", "high"])
 
 
 def training_table(results: Results) -> pd.DataFrame:
     """Return the validation AUC by epoch of every run that trained, percent."""
-    parts = [
-        pd.DataFrame({"epoch": run.history["epoch"], "val_auc": 100 * run.history["val_auc"]}).assign(
-            series=f"{data.name} {method} seed {seed}"
-        )
+    rows = [
+        (f"{data.name} {method} seed {seed}", epoch, 100 * auc)
         for data in results.datasets
         for method, runs in data.runs.items()
         for seed, run in runs.items()
         if run.history is not None and len(run.history) > 1
+        for epoch, auc in zip(run.history["epoch"], run.history["val_auc"], strict=True)
     ]
-    columns = ["series", "epoch", "val_auc"]
-    return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
+    return pd.DataFrame(rows, columns=["series", "epoch", "val_auc"])

@@ -10,12 +10,11 @@ from duplex.config.params import Params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
 from duplex.report.blocks import Block, Note, ReportPart
+from duplex.report.figures import map_figures
 from duplex.report.predictions import predicted_parts
-from duplex.report.prototype_retrieval import embed, prototype_blocks
+from duplex.report.prototype_retrieval import Texts, embed, prototype_blocks, text_blocks
 from duplex.report.results import read_maps, read_predictions
-from duplex.report.scatter import map_figures
 from duplex.report.swaps import swap_blocks
-from duplex.report.texts import Texts, text_blocks
 from duplex.report.thumbnails import missing_images_note, thumbnails_under
 from duplex.stages.featured_run import load_featured_run
 from duplex.stages.inventory import featured_run
@@ -37,19 +36,16 @@ def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> ImagePart
     root = params.dataset(dataset).source.root
     manifest = paths.manifest(dataset)
     if not manifest.exists():
-        return ImageParts(
-            [ReportPart("Examples", [Note(f"{manifest} does not exist.", f"dvc repro prepare@{dataset}")])], {}
-        )
+        note = Note(f"{manifest} does not exist.", f"dvc repro prepare@{dataset}")
+        return ImageParts([ReportPart("Examples", [note])], {})
     missing = missing_images_note(root, read_manifest(manifest)["image"].tolist(), dataset)
     retrieved = _retrieved(params, dataset, chosen, paths, missing)
     predictions = read_predictions(files.predictions)
-    parts = []
+    parts = [ReportPart("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
     if predictions is not None:
-        note = Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}.")
+        notes = [Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}."), *missing]
         source, thumbnails = files.predictions.as_posix(), thumbnails_under(root)
-        parts = predicted_parts(predictions, source, thumbnails, [note, *missing], retrieved.texts)
-    else:
-        parts = [ReportPart("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
+        parts = predicted_parts(predictions, source, thumbnails, notes, retrieved.texts)
     return ImageParts([*parts, *retrieved.parts, _maps(dataset, paths.maps(dataset))], retrieved.numbers)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.data.manifest import read_manifest
-from duplex.data.text_files import read_text
+from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.features.store import Features, open_features
 from duplex.features.tokens import read_tokens
@@ -23,8 +22,6 @@ from duplex.methods.with_finetuning import WithFinetuning
 from duplex.recognition.label_margins import LabelMargins, Way, margins
 from duplex.stages.trained_runs import best_run
 from duplex.system.files import sha256
-
-REQUIRED = ["image", "state", "object"]  # columns of a corrected list
 
 
 def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = None) -> pd.DataFrame:
@@ -100,23 +97,19 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
 
 
 def relabelled_manifest(params: Params, dataset: str, edited: Path) -> pd.DataFrame:
-    """Return the manifest with the labels of `edited`, a CSV file; columns beyond image, state, object are ignored."""
+    """Return the manifest with the labels of a table; its columns beyond image, state and object are ignored."""
     params.dataset(dataset)
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
     try:
-        table = pd.read_csv(io.StringIO(read_text(edited)), dtype=str, keep_default_na=False)
-    except (DuplexError, ValueError) as error:
-        raise UsageError(f"{edited} cannot be read as CSV ({error})") from error
-    if missing := [name for name in REQUIRED if name not in table]:
-        raise UsageError(f"{edited} has no column {missing[0]!r}; it needs {', '.join(REQUIRED)}")
+        table = read_table(edited)
+    except DuplexError as error:
+        raise UsageError(str(error)) from None
     if unknown := sorted(set(table["image"]) - set(manifest["image"])):
         raise UsageError(f"{edited} lists {unknown[0]!r}, which is not an image of {dataset}")
     if table["image"].duplicated().any():
         raise UsageError(f"{edited} lists {table['image'][table['image'].duplicated()].iloc[0]!r} twice")
-    if (empty := table[(table["state"].str.strip() == "") | (table["object"].str.strip() == "")]).size:
-        raise UsageError(f"{edited} has no state or no object for {empty['image'].iloc[0]!r}")
     corrected = table.set_index("image")
     out = manifest.copy()
     for name in ("state", "object"):
-        out[name] = out["image"].map(corrected[name].str.strip()).fillna(out[name])
+        out[name] = out["image"].map(corrected[name]).fillna(out[name])
     return out

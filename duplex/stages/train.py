@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from typing import Any
 
-import pandas as pd
 import torch
 
 from duplex.config.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.config.run_key import run_records
 from duplex.encoders import resolve_device
-from duplex.features.examples import Examples
-from duplex.methods.base import Batch, Method, TaskContext
-from duplex.methods.registry import find_method, make_method, method_source
-from duplex.options import Options
-from duplex.library.inputs import InputRequest, LoadInputs, RunInputs, load_inputs, make_deterministic
-from duplex.system.files import write_text
+from duplex.library.inputs import LoadInputs, RunInputs, load_inputs, make_deterministic
+from duplex.library.run_training import MethodSpec, train_method
+from duplex.methods.registry import report_exits
 from duplex.system.lock import sole_writer
 from duplex.system.threads import threads
-from duplex.training.calibration import Calibration, calibrate
-from duplex.training.checkpoint import WORD_VECTORS, Record, save_checkpoint
-from duplex.training.loop import ResumePoint, TrainingResult, train
-from duplex.training.scoring import tune, validation_auc
+from duplex.training.checkpoint import WORD_VECTORS
+from duplex.training.loop import ResumePoint, TrainingResult
 
 
 def run(
@@ -33,7 +25,7 @@ def run(
     dataset: str,
     method: str,
     seed: int,
-    paths: ArtifactPaths | None = None,
+    paths: ArtifactPaths = ArtifactPaths(),
     out: RunPaths | None = None,
     load: LoadInputs = load_inputs,
 ) -> TrainingResult:
@@ -41,68 +33,19 @@ def run(
 
     Interrupted training continues after its last whole epoch. `out`: where to write, by default the run's own folder.
     """
-    paths = paths or ArtifactPaths()
     out = out or paths.run(dataset, method, seed)
     make_deterministic()
-    entry, options, settings = params.entry(method), params.method(method, dataset), params.training(dataset, method)
-    finetune = params.finetune(method, dataset)
+    spec = MethodSpec.of(params, dataset, method)
     device = torch.device(resolve_device(params.device))
-    needs = find_method(entry.kind).needs(options)
-    with threads(settings.threads):
-        inputs = load(params, dataset, paths, InputRequest(needs, settings.precision, finetune, settings.memory, True))
+    with threads(spec.training.threads), report_exits(spec.kind):
+        inputs = load(params, dataset, paths, spec.request)
         with sole_writer(out.checkpoint, "training"):
-            model = start_method(entry.kind, options, inputs.task(entry.trained_for), inputs, seed, device)
-            images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
             key = _resume_key(params, dataset, method, seed, inputs, device)
             resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
-            result = train(model, images, settings, seed, lambda m: validation_auc(m, val, inputs.labels), resume)
-            tune(model, val, inputs.labels)
-            record = Record(
-                kind=entry.kind,
-                provider=method_source(entry.kind).provider,
-                options=options,
-                labels=inputs.labels,
-                encoder=inputs.encoder,
-                seed=seed,
-                epoch=result.best_epoch,
-                val_auc=validation_auc(model, val, inputs.labels),
-                world=entry.trained_for,
-                calibration=_calibrate(params, method, model, inputs, val),
-                inspectable=model.inspectable().names,
-                finetune=finetune,
-            )
-            save_checkpoint(out.checkpoint, model, record)
-            write_text(out.history, pd.DataFrame(result.history).to_csv(index=False, lineterminator="\n"))
-            write_text(out.timing, json.dumps(result.timing, indent=2) + "\n")
+            trained = train_method(spec, inputs, seed, device, params.evaluation, resume)
+            trained.save(out.root)
             out.unfinished_training.unlink(missing_ok=True)
-            return result
-
-
-def start_method(
-    kind: str, options: Options, task: TaskContext, inputs: RunInputs, seed: int, device: torch.device
-) -> Method[Any]:
-    """Return an untrained method, initialised from the training images."""
-    torch.manual_seed(seed)
-    method = make_method(kind, options, task).to(device)
-    images = inputs.examples["train"].to(device)
-    method.start(Batch(images.inputs, images.compositions))
-    return method
-
-
-def _calibrate(
-    params: Params, name: str, model: Method[Any], inputs: RunInputs, val: Examples
-) -> dict[str, Calibration]:
-    """Choose bias and feasibility threshold on validation data, for every world of the method."""
-    thresholds, feasibility = params.evaluation.thresholds, params.evaluation.feasibility
-    worlds = params.entry(name).worlds
-    if feasibility == "likelihood" and "open" in worlds and model.likelihood() is None:
-        print(f"{name} has no likelihood of compositions; feasibility is by words", file=sys.stderr)
-    return {
-        world: calibrate(
-            model, val, inputs.labels, world, inputs.words if world == "open" else None, thresholds, feasibility
-        )
-        for world in worlds
-    }
+            return trained.result
 
 
 def _resume_key(params: Params, dataset: str, method: str, seed: int, inputs: RunInputs, device: torch.device) -> str:

@@ -32,13 +32,13 @@ class SavedRun:
 
 
 def best_run(
-    world: str | None = None, paths: ArtifactPaths | None = None, *, dataset: str = "*", hint: str = "name one"
+    world: str | None = None, paths: ArtifactPaths = ArtifactPaths(), *, dataset: str = "*", hint: str = "name one"
 ) -> SavedRun:
     """Return the run with the best validation AUC among those calibrated for `world`; of equals the first by name.
 
     Without `world`, runs for the closed world come before others. `hint` ends the error message: how to name a run.
     """
-    root = (paths or ArtifactPaths()).root
+    root = paths.root
     candidates: list[tuple[bool, SavedRun]] = []
     for checkpoint in sorted(root.glob(f"{dataset}/*/*/checkpoint.safetensors")):
         try:
@@ -53,9 +53,9 @@ def best_run(
     return max(candidates, key=lambda candidate: (candidate[0], candidate[1].val_auc))[1]
 
 
-def dataset_of_run(run: Path, paths: ArtifactPaths | None = None) -> str | None:
+def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | None:
     """Return the data set of a run by its path, or None outside of the artifacts."""
-    root = (paths or ArtifactPaths()).root.resolve()
+    root = paths.root.resolve()
     folder = run.resolve()
     return folder.relative_to(root).parts[0] if root in folder.parents else None
 
@@ -71,13 +71,12 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
 
 
 def training_images(
-    params: Params, dataset: str, paths: ArtifactPaths | None = None, *, check: Callable[[Features], None]
+    params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, check: Callable[[Features], None]
 ) -> Neighbours:
     """Return the readable training images of a data set with their cached features.
 
     `check` is called with the features and raises if they do not belong to the model.
     """
-    paths = paths or ArtifactPaths()
     manifest = read_manifest(paths.manifest(dataset))
     features = open_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     check(features)

@@ -25,7 +25,7 @@ class Outline:
 
 
 def _closed(corners: object) -> Points:
-    """[P, 2] the closed polygon through `corners`, sampled evenly."""
+    """Return the closed polygon through `corners`, sampled evenly [P, 2]."""
     points = np.asarray(corners, dtype=np.float64)
     pieces = []
     for start, end in zip(points, np.roll(points, -1, axis=0), strict=True):

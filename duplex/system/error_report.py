@@ -21,6 +21,7 @@ from duplex.system.files import os_reason
 
 DEBUG = "DUPLEX_DEBUG"
 BROKEN_PIPE_EXIT = 128 + signal.SIGPIPE  # as shells report it
+NO_MEMORY = "not enough memory; close other programs, or use a smaller batch_size"
 STOPPED = "stopped; the same command resumes the work"
 
 
@@ -29,7 +30,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def run_command(work: Callable[[], object]) -> None:
-    """Call `work()` and report its errors; exits with their code."""
+    """Call `work()`; for an error, print one line and exit with its code."""
     keep_freed_memory()
     with report_errors():
         work()
@@ -54,16 +55,20 @@ def report_errors() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(BROKEN_PIPE_EXIT)
     except MemoryError:
-        _exit("not enough memory; close other programs, or use a smaller batch_size", 1)
+        _exit(NO_MEMORY, 1)
     except RecursionError:
         _exit("the input is nested too deeply to be read", 1)
     except OSError as error:
         file = f"{error.filename}: " if error.filename is not None else ""
         _exit(f"{file}{os_reason(error)}; fix that and run the same command again", 1)
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's: recognised without importing it
-            raise
-        _exit("the GPU's memory is full; use a smaller batch_size or set device to cpu", 1)
+        if type(error).__name__ == "OutOfMemoryError":  # torch's: recognised without importing it
+            _exit("the GPU's memory is full; use a smaller batch_size or set device to cpu", 1)
+        if "can't allocate memory" in str(error):  # torch's on a CPU
+            _exit(NO_MEMORY, 1)
+        if str(error).startswith("Symlink loop from "):  # pathlib's before Python 3.13
+            _exit(f"{str(error).removeprefix('Symlink loop from ')} is a link to itself; remove it", 1)
+        raise
 
 
 def _exit(message: str, code: int) -> None:

@@ -31,9 +31,9 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
     replaced by the file: its target, which may be DVC's cache, is never written to. `sync=False` is for many small
     files that can be written again: a power cut may leave them empty. Raises `DuplexError` for any `OSError`.
     """
-    scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
     with report_write_errors(path):
         refuse_unwritable(path)
+        scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
         scratch.write_bytes(b"")
@@ -88,17 +88,22 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file."""
+    """Write a safetensors file, whole or not at all."""
+    with replace_file(path) as scratch:
+        save_tensors(scratch, tensors, metadata)
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file in place. Raises `OSError` for system errors, which safetensors itself does not."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with replace_file(path) as scratch:
-        try:
-            save_file(tensors, scratch, metadata)
-        except SafetensorError as error:
-            if match := re.search(r"os error (\d+)", str(error)):
-                raise OSError(int(match[1]), os.strerror(int(match[1])), str(path)) from error
-            raise
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        if match := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(match[1]), os.strerror(int(match[1])), str(path)) from error
+        raise
 
 
 @contextmanager
@@ -113,7 +118,7 @@ def report_write_errors(path: Path) -> Iterator[None]:
 
 
 def os_reason(error: OSError) -> str:
-    """Return the system's message in lower case, without number and file name."""
+    """Return an error's reason in lower case, without errno and file name."""
     if error.errno in FULL:
         return "the disk is full"
     if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
@@ -123,13 +128,22 @@ def os_reason(error: OSError) -> str:
 
 def refuse_unwritable(path: Path) -> None:
     """Raise `DuplexError` if `path` is a folder, a device or a pipe: none is replaced by a file."""
-    try:
-        mode = os.lstat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-        kind = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+    if not path.is_symlink() and (kind := kind_of_path(path)) not in ("a file", "missing"):
         raise DuplexError(f"{path} is {kind}, not a file that can be replaced; choose another place")
+
+
+def kind_of_path(path: Path) -> str:
+    """Return what lies at `path`, links followed: "a file", "a folder", "a device or a pipe", "missing", "a broken
+    link" or "a link to itself"."""
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return "a broken link" if path.is_symlink() else "missing"
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return "a link to itself"
+    return "a file" if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
 
 
 def sha256(path: Path) -> str:

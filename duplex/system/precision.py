@@ -1,7 +1,9 @@
-"""Precisions that a frozen encoder can run in."""
+"""Precisions that a frozen encoder can run in; TF32 on GPUs only where it was asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, get_args
 
 from duplex.errors import require
@@ -19,3 +21,19 @@ def dtype_of(precision: str) -> torch.dtype:
 
     types = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     return types[require(precision, PRECISIONS, "precision")]
+
+
+@contextmanager
+def float32_arithmetic(precision: str) -> Iterator[None]:
+    """Allow TF32 in convolutions and matrix products inside the block if `precision` is "tf32", and forbid it
+    otherwise: it changes features by about a thousandth, and torch's default allows it in convolutions. A backward
+    pass must run inside the block, too. No effect without a GPU."""
+    import torch
+
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before

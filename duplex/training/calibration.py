@@ -7,6 +7,8 @@ One of these sources is used; where both exist, the choices by the other are kep
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -25,6 +27,7 @@ from duplex.training.scoring import ScoringTask, assess, choose_feasible
 
 FeasibilitySource = Literal["words", "likelihood"]
 FEASIBILITY_SOURCES: tuple[FeasibilitySource, ...] = get_args(FeasibilitySource)
+LARGEST_BIAS = 1e6  # beyond it float32 scores of about 1 vanish beside the bias
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,20 @@ class Calibration:
     feasibility_source: FeasibilitySource = "words"
     alternative: Calibration | None = None  # by the other source, if there are two
 
+    def __post_init__(self) -> None:
+        for name in ("bias", "threshold", "val_auc_all_feasible", "val_auc_at_threshold"):
+            value = getattr(self, name)
+            if value is None and name != "bias":
+                continue
+            limit = LARGEST_BIAS if name == "bias" else sys.float_info.max
+            if not isinstance(value, float) or not abs(value) <= limit:
+                raise ValueError(f"calibration.{name} is {value!r}; expected a number from {-limit:g} to {limit:g}")
+        if self.feasibility_source not in FEASIBILITY_SOURCES:
+            known = " or ".join(FEASIBILITY_SOURCES)
+            raise ValueError(f"calibration.feasibility_source is {self.feasibility_source!r}; expected {known}")
+        if self.alternative is not None and self.alternative.alternative is not None:
+            raise ValueError("calibration.alternative has a nested alternative; expected none")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults."""
         changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
@@ -45,9 +62,13 @@ class Calibration:
         return values if self.alternative is None else {**values, "alternative": self.alternative.to_dict()}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Calibration:
-        alternative = values.get("alternative")
-        return cls(**{**values, "alternative": None if alternative is None else cls.from_dict(alternative)})
+    def from_dict(cls, record: Mapping[str, Any]) -> Calibration:
+        """Read from JSON of unknown origin; raise `ValueError` or `TypeError` for values that are no calibration."""
+        values: dict[str, Any] = {
+            name: float(value) if type(value) is int else value for name, value in dict(record).items()
+        }
+        other = values.pop("alternative", None)
+        return cls(**values, alternative=None if other is None else cls.from_dict(other))
 
 
 def calibrate(
@@ -120,4 +141,10 @@ def feasible_compositions(
 def best_bias(margins: Margins) -> float:
     """Return the bias that maximises the harmonic mean."""
     curve = Curve.of(margins)
-    return curve.bias(int(np.argmax(curve.harmonic)))
+    bias = curve.bias(int(np.argmax(curve.harmonic)))
+    if not abs(bias) <= LARGEST_BIAS:
+        raise DuplexError(
+            f"the scores are so large that the best bias is {bias:.3g}; expected at most {LARGEST_BIAS:,.0f} in size: "
+            "scale the method's scores"
+        )
+    return bias

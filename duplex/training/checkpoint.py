@@ -1,16 +1,16 @@
 """Checkpoints: one safetensors file with the method's tensors and, under the metadata key `duplex`, a JSON record.
 
-The record holds `format`, `tensors` (sha256 of names, types, shapes and values) and the fields of `Record`: enough to
-predict with, on the encoder that it names. Nothing is pickled. A file of another format is refused.
+The record holds `format`, `tensors` (sha256 of names, types, shapes and values), the fields of `Record` (enough to
+predict with, on the encoder that it names) and `checksum` (sha256 of all these). Nothing is pickled. A file of another
+format or with another checksum is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,9 +24,11 @@ from duplex.methods.base import Method, TaskContext
 from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, Options
 from duplex.system.files import write_tensors
-from duplex.training.calibration import FEASIBILITY_SOURCES, Calibration
+from duplex.training.calibration import Calibration
+from duplex.training.confidence import NEUTRAL, Confidence
+from duplex.training.known_images import FIELDS, PREFIX, KnownImages
 
-FORMAT = 4
+FORMAT = 5
 PLAUSIBLE = 100_000  # larger whole numbers among the options must be backed by tensors of that size
 COMPARED = {  # fields of an encoder's identity that change features or prompts, and their names in messages
     "encoder": "encoder",
@@ -56,6 +58,8 @@ class Record:
     calibration: Mapping[str, Calibration] | None = None  # by world
     inspectable: tuple[str, ...] = ()  # fields of the method's `Inspectable` that are set
     finetune: FinetuneOptions | None = None  # of the image tower's last blocks
+    confidence: Confidence = NEUTRAL
+    known_images: KnownImages | None = field(default=None, compare=False, repr=False)  # stored among the tensors
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -64,6 +68,8 @@ class Record:
             "labels": self.labels.to_dict(),
             "calibration": {world: choices.to_dict() for world, choices in (self.calibration or {}).items()},
             "finetune": None if self.finetune is None else self.finetune.to_dict(),
+            "confidence": self.confidence.to_dict(),
+            "known_images": self.known_images is not None,
         }
 
     @classmethod
@@ -79,9 +85,12 @@ class Record:
             epoch=_of(int, meta["epoch"]),
             val_auc=_of(float, meta["val_auc"]),
             world=_one_of(WORLDS, meta["world"]),
-            calibration={_one_of(WORLDS, world): _calibration(values) for world, values in meta["calibration"].items()},
+            calibration={
+                _one_of(WORLDS, world): Calibration.from_dict(values) for world, values in meta["calibration"].items()
+            },
             inspectable=tuple(_of(str, name) for name in _of(list, meta["inspectable"])),
             finetune=FinetuneOptions.from_dict(meta["finetune"]) if meta.get("finetune") else None,
+            confidence=Confidence.from_dict({key: _of(float, value) for key, value in meta["confidence"].items()}),
         )
 
 
@@ -100,22 +109,11 @@ def _one_of(allowed: tuple[Value, ...], value: Any) -> Value:
     return checked
 
 
-def _calibration(values: Mapping[str, Any], nested: bool = True) -> Calibration:
-    """Check the choices of one world and, if present, those of the alternative source of feasibility."""
-    numbers = dict(values)
-    other = numbers.pop("alternative", None) if nested else None
-    source = _one_of(FEASIBILITY_SOURCES, numbers.pop("feasibility_source", "words"))
-    numbers = {key: _of(float, value) for key, value in numbers.items()}
-    if not all(map(math.isfinite, numbers.values())):
-        raise ValueError(f"calibration {numbers} is not finite")
-    alternative = None if other is None else _calibration(other, nested=False)
-    return Calibration(**numbers, feasibility_source=source, alternative=alternative)
-
-
 def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
     """Write a checkpoint atomically; equal runs give equal bytes."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
-    meta = {"format": FORMAT, "tensors": digest(tensors), **record.to_dict()}
+    tensors |= {} if record.known_images is None else record.known_images.tensors()
+    meta = seal({"format": FORMAT, "tensors": digest(tensors), **record.to_dict()})
     write_tensors(path, tensors, {"duplex": json.dumps(meta, ensure_ascii=False, sort_keys=True)})
 
 
@@ -129,6 +127,12 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return sha256.hexdigest()
 
 
+def seal(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON record with its `checksum`: the sha256 of all other fields."""
+    fields = {key: value for key, value in record.items() if key != "checksum"}
+    return {**fields, "checksum": hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()}
+
+
 @dataclass(frozen=True)
 class CheckpointHeader:
     """The metadata of a checkpoint file, read once."""
@@ -140,7 +144,7 @@ class CheckpointHeader:
     @property
     def fingerprint(self) -> str:
         """The sha256 of all metadata, including the digest of the tensors."""
-        return hashlib.sha256(json.dumps(self.metadata, sort_keys=True).encode()).hexdigest()
+        return str(self.metadata["checksum"])
 
 
 def read_checkpoint(path: Path) -> CheckpointHeader:
@@ -156,15 +160,42 @@ def read_checkpoint(path: Path) -> CheckpointHeader:
         raise DuplexError(f"{path} is not a checkpoint of duplex ({error})") from error
     if meta.get("format") != FORMAT:
         raise DuplexError(f"{path} has format {meta.get('format')}, this version reads format {FORMAT}; train again")
+    if meta != seal(meta):
+        raise DuplexError(f"{path} is damaged: its labels, options or calibration were changed; train again")
     try:
         return CheckpointHeader(path, meta, Record.from_dict(meta))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DuplexError(f"{path} is not a valid checkpoint ({error}); train again") from error
 
 
+def read_known_images(header: CheckpointHeader, device: torch.device) -> KnownImages | None:
+    """Return how a checkpoint tells known images from others; None if it does not."""
+    if not header.metadata.get("known_images"):
+        return None
+    with safe_open(header.path, "pt") as file:
+        return KnownImages.from_tensors({PREFIX + name: file.get_tensor(PREFIX + name) for name in FIELDS}, device)
+
+
 def read_record(path: Path) -> Record:
     """Read a checkpoint's record without its tensors."""
     return read_checkpoint(path).record
+
+
+def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
+    """Raise `DuplexError` unless labels and the features' encoder are those of training; `place` names the run."""
+    for key, name in COMPARED.items():
+        if record.encoder.get(key) != encoder.get(key):
+            raise DuplexError(
+                f"{place} was trained on features of {name} {record.encoder.get(key)!r}, not {encoder.get(key)!r}; "
+                "train again, or name that encoder in params.yaml"
+            )
+    if record.encoder.get(WORD_VECTORS) != encoder.get(WORD_VECTORS):
+        raise DuplexError(
+            f"{place} was trained with other word vectors than evaluation.word_vectors in params.yaml names; "
+            "train again, or name the same file"
+        )
+    if record.labels != labels:
+        raise DuplexError(f"{place} was trained on other labels than those of the data set; train again")
 
 
 def load_checkpoint(checkpoint: Path | CheckpointHeader, task: TaskContext, encoder: Mapping[str, str]) -> Method[Any]:
@@ -175,43 +206,28 @@ def load_checkpoint(checkpoint: Path | CheckpointHeader, task: TaskContext, enco
     """
     header = read_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path, meta, record = header.path, header.metadata, header.record
-    for key, name in COMPARED.items():
-        if record.encoder.get(key) != encoder.get(key):
-            raise DuplexError(
-                f"{path} was trained on features of {name} {record.encoder.get(key)!r}, not {encoder.get(key)!r}; "
-                "train again, or name that encoder in params.yaml"
-            )
-    if record.encoder.get(WORD_VECTORS) != encoder.get(WORD_VECTORS):
-        raise DuplexError(
-            f"{path} was trained with other word vectors than evaluation.word_vectors in params.yaml names; "
-            "train again, or name the same file"
-        )
-    if record.labels != task.labels:
-        raise DuplexError(f"{path} was trained on other labels than those of the data set; train again")
+    check_inputs(path, record, task.labels, encoder)
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    _check_sizes(path, record.options, tensors)
+    limit = max(PLAUSIBLE, sum(tensor.numel() for tensor in tensors.values()))
+    for name, value in record.options.to_dict().items():  # refused before the method fills the memory
+        if isinstance(value, int) and value > limit:
+            raise DuplexError(f"{path} is damaged: {name} is {value:,}, and no tensor is that large; train again")
     method = make_method(record.kind, record.options, replace(task, world=record.world))
     if digest(tensors) != meta.get("tensors"):
         raise DuplexError(f"{path} is damaged: its tensors do not match their checksum; train again")
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
     _check_fit(path, tensors, method)
     method.load_state_dict(tensors)
     return method.eval()
-
-
-def _check_sizes(path: Path, options: Options, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse sizes among the options that no tensor of the file can have, before they fill the memory."""
-    limit = max(PLAUSIBLE, sum(tensor.numel() for tensor in tensors.values()))
-    for name, value in options.to_dict().items():
-        if isinstance(value, int) and value > limit:
-            raise DuplexError(f"{path} is damaged: {name} is {value:,}, and no tensor is that large; train again")
 
 
 def _check_fit(path: Path, tensors: Mapping[str, Tensor], method: Method[Any]) -> None:
     """Compare names, types and shapes with a fresh method's; growing tensors may differ in their first dimension."""
     advice = "another version of the method wrote it; train again"
     expected = method.state_dict()
-    grows = {f"{place}.{name}" for place, part in method.named_modules() for name in getattr(part, "growing", ())}
+    parts = dict(method.named_modules())
+    grows = {f"{place}.{name}".lstrip(".") for place, part in parts.items() for name in getattr(part, "growing", ())}
     odd = sorted(set(tensors) ^ set(expected))
     if odd:
         verb = "lacks" if odd[0] in expected else "has an unknown"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duplex.encoders.arithmetic import float32_arithmetic
 from duplex.errors import DuplexError
 from duplex.features.examples import Examples
 from duplex.methods.base import Batch, Method
 from duplex.options import TrainingOptions
+from duplex.system.precision import float32_arithmetic
 from duplex.system.progress import ProgressBar
 from duplex.system.threads import threads
-from duplex.training.prefetch import prefetch
+from duplex.training.method_checks import checked, checked_losses, read_only
 from duplex.training.resume import TrainingState
 
 READ_EVERY = 8  # steps between reads of the losses from the device
@@ -92,7 +93,8 @@ def _train(
             trained += 1
             state.schedule.step()
             state.epoch += 1
-            method.eval().on_features_changed(images)
+            with read_only(f"{method.class_name}.on_features_changed()", images.inputs):
+                method.eval().on_features_changed(images)
             method.after_epoch(state.epoch)
             _keep_best(state, _validated(state, validate, settings), losses)
             show(0, losses)
@@ -104,7 +106,7 @@ def _train(
     timing = {  # kept out of the metrics because it varies
         "seconds_per_epoch": seconds / trained if trained else 0.0,
         "peak_bytes": torch.cuda.max_memory_allocated() if cuda else _peak_resident(),
-        **method.summary(),
+        **checked(f"{method.class_name}.summary()", method.summary(), dict),
     }
     return TrainingResult(state.best_epoch, state.best_auc, state.history, timing)
 
@@ -134,7 +136,8 @@ def _begin(
 
 def make_optimiser(method: AnyMethod, settings: TrainingOptions) -> torch.optim.Optimizer:
     """Build the optimiser of the method's parameter groups; without any it has one unused parameter."""
-    groups = method.groups() or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
+    groups = checked(f"{method.class_name}.groups()", method.groups(), list)
+    groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimiser]
     optimiser: torch.optim.Optimizer = kind(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     return optimiser
@@ -168,7 +171,7 @@ def _epoch(
     state.method.train()
     size = settings.batch_size * settings.accumulate
     losses = Losses(state.epoch + 1, settings)
-    for step, (batch, rows) in enumerate(prefetch(images, images.shuffled(state.order).split(size)), start=1):
+    for step, (batch, rows) in enumerate(prefetch(images, images.shuffled_rows(state.order).split(size)), start=1):
         losses.add(step, len(rows), optimiser_step(state.method, batch, rows, settings, state.optimiser))
         if step % READ_EVERY == 0:
             losses.read()
@@ -204,18 +207,15 @@ class Losses:
             for name in names:
                 value = next(values)
                 if not math.isfinite(value):
-                    raise self._divergence(name, value, step)
+                    rate, precision = self._settings.learning_rate, self._settings.precision
+                    hint = "" if precision == "fp32" else f" or set precision to fp32 (it is {precision})"
+                    raise DuplexError(
+                        f"loss {name} became {value} in epoch {self._epoch}, step {step}; "
+                        f"lower training.learning_rate (it is {rate:g}){hint}"
+                    )
                 self._sums[name] = self._sums.get(name, 0.0) + value * images
                 self.means[f"loss_{name}"] = self._sums[name] / self._images
         self._waiting.clear()
-
-    def _divergence(self, name: str, value: float, step: int) -> DuplexError:
-        rate, precision = self._settings.learning_rate, self._settings.precision
-        hint = "" if precision == "fp32" else f" or set precision to fp32 (it is {precision})"
-        return DuplexError(
-            f"loss {name} became {value} in epoch {self._epoch}, step {step}; "
-            f"lower training.learning_rate (it is {rate:g}){hint}"
-        )
 
 
 def optimiser_step(
@@ -227,7 +227,7 @@ def optimiser_step(
     are computed once; their gradients are summed and propagated once. Nothing in a step waits for the device.
     """
     optimiser.zero_grad(set_to_none=True)
-    shared = method.shared()
+    shared = checked(f"{method.class_name}.shared()", method.shared(), tuple)
     leaves = [
         value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in shared
     ]
@@ -236,7 +236,7 @@ def optimiser_step(
     for batch_rows in rows.split(settings.batch_size):
         share = len(batch_rows) / len(rows)
         losses = method.losses(images[batch_rows], inputs)
-        values = torch.stack(list(losses.values()))
+        values = checked_losses(f"{method.class_name}.losses()", losses)
         values.backward(torch.full_like(values, share))
         method.after_batch()
         for name, value in zip(losses, (share * values.detach()).unbind(), strict=True):
@@ -285,3 +285,28 @@ def _peak_resident() -> int:
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+STEPS = 2  # steps whose rows are read ahead
+
+
+def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield, for each optimiser step, a batch and the rows of it that the step uses.
+
+    `steps` yields the rows [b] of `images` per step. With all inputs in memory the batch is `images`; with inputs on
+    disk it holds the step's rows only.
+    """
+    on_disk: list[Any] = [values for values in images.inputs.values() if not isinstance(values, Tensor)]
+    if not on_disk:
+        for rows in steps:
+            yield images, rows
+        return
+    waiting: deque[Tensor] = deque()
+    for rows in steps:
+        for values in on_disk:
+            values.expect(rows)
+        waiting.append(rows)
+        if len(waiting) > STEPS:
+            yield images[waiting[0]], torch.arange(len(waiting.popleft()))
+    for rows in waiting:
+        yield images[rows], torch.arange(len(rows))

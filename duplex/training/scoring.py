@@ -27,6 +27,7 @@ from duplex.evaluation.uncertainty import Components
 from duplex.features.examples import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Inputs, Method, ScoreBlocks, Scorer
+from duplex.training.method_checks import checked_scores, read_only
 
 BLOCK_SCORES = 2**24  # scores in memory at once: 64 MiB of float32
 BLOCK_COLUMNS = 2**17  # columns of a block where one image has more than BLOCK_SCORES
@@ -39,19 +40,23 @@ class ScoringTask:
     candidates: CandidateSet
     scorer: Scorer
     score_blocks: ScoreBlocks | None = None  # by columns too, if one image has more than BLOCK_SCORES
+    name: str = "the method"  # of the method's class, for messages
 
     @classmethod
     def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> ScoringTask:
         """Build the task; `candidates` are sorted compositions. The method is set to evaluation mode."""
         method.eval()
-        size = method.labels.size
+        size, name = method.labels.size, method.class_name
         if not isinstance(candidates, CandidateSet):
             candidates = CandidateSet(size, None if len(candidates) == size else candidates)
         if candidates.listed is None and size > BLOCK_SCORES:
             blocks = method.score_blocks(max(1, BLOCK_COLUMNS // len(method.labels.objects)))
             if blocks is not None:  # the scorer is built only where blocks by columns do not serve
-                return cls(candidates, lambda inputs: method.scorer(candidates.compositions)(inputs), blocks)  # noqa: PLW0108
-        return cls(candidates, method.scorer(candidates.compositions))
+                return cls(candidates, lambda inputs: method.scorer(candidates.compositions)(inputs), blocks, name)  # noqa: PLW0108
+        scorer = method.scorer(candidates.compositions)
+        if not callable(scorer):
+            raise DuplexError(f"{name}.scorer() returned {type(scorer).__name__}; expected a function of inputs")
+        return cls(candidates, scorer, name=name)
 
     @property
     def compositions(self) -> Ints:
@@ -61,7 +66,10 @@ class ScoringTask:
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """Yield `(rows, float32 scores [b, C])`, so that images x compositions are never in memory at once."""
         for rows, part in _cut(inputs, BLOCK_SCORES // len(self.candidates)):
-            yield rows, self.scorer(part)
+            place = f"the function of {self.name}.scorer()"
+            with read_only(place, part):
+                scores = self.scorer(part)
+            yield rows, checked_scores(place, scores, rows.stop - rows.start, len(self.candidates))
 
     def column_blocks(self, inputs: Inputs) -> Iterator[tuple[slice, int, Tensor]]:
         """Yield `(rows, first column, float32 scores [b, w])`, cut by columns too where `score_blocks` is set."""
@@ -69,7 +77,10 @@ class ScoringTask:
             yield from ((rows, 0, scores) for rows, scores in self.blocks(inputs))
             return
         for rows, part in _cut(inputs, BLOCK_SCORES // BLOCK_COLUMNS):
-            yield from ((rows, first, scores) for first, scores in self.score_blocks(part))
+            place = f"the function of {self.name}.score_blocks()"
+            with read_only(place, part):
+                for first, scores in self.score_blocks(part):
+                    yield rows, first, checked_scores(place, scores, rows.stop - rows.start)
 
 
 class TopCandidates:
@@ -197,9 +208,13 @@ def assess_sums(
     if score_terms is None:
         return statistics
     target = np.searchsorted(candidates, examples.compositions.cpu().numpy())
-    seen = labels.is_seen(candidates)
+    seen, place = labels.is_seen(candidates), f"the function of {method.class_name}.score_terms()"
     for rows, part in _cut(examples.inputs, BLOCK_SCORES // (8 * len(candidates))):  # room for all terms and a sum
-        terms = {name: scores for name, scores in score_terms(part) if scores.any()}  # no term of weight 0
+        with read_only(place, part):
+            terms = dict(score_terms(part))
+        shape = rows.stop - rows.start, len(candidates)
+        terms = {name: checked_scores(place, scores, *shape) for name, scores in terms.items()}
+        terms = {name: scores for name, scores in terms.items() if scores.any()}  # no term of weight 0
         if len(terms) < 2:
             break
         for size in range(1, len(terms)):
@@ -218,8 +233,8 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
     def auc(scores: Tensor) -> float:
         return Components.of(Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())).auc or 0.0
 
-    method.eval()
-    method.tune(examples.inputs, candidates, auc)
+    with read_only(f"{method.class_name}.tune()", examples.inputs):
+        method.eval().tune(examples.inputs, candidates, auc)
 
 
 def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:

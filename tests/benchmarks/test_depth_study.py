@@ -7,12 +7,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from benchmarks import depth_study
 from benchmarks.depth_study import ADAPTERS, FROZEN, METHODS, Cell, Study, cells, claim, markdown, table, work
 from duplex.config.params import load_params
-from duplex.data.shapes import render_images, shapes_manifest
+from tests.projects import draw_project
 from tests.subprocesses import ROOT
 
 STUDY = Study("shapes", Path("nowhere"), (3e-4, 1e-3), (100, 101), (0, 1), None, None, ROOT / "params.yaml")
@@ -35,7 +34,7 @@ def test_every_cell_has_valid_options() -> None:
 
 
 def test_the_closed_form_trains_only_with_finetuned_blocks() -> None:
-    frozen, moved = (Cell("closed_form", depth, "trained") for depth in (0, 2))
+    frozen, moved = (Cell("closed_form", depth, "full") for depth in (0, 2))
     assert STUDY.bench(frozen).params.method(frozen.name).losses == ()
     asked = STUDY.bench(moved).params.method(moved.name)
     assert asked.losses and dict(zip(asked.inference, asked.weights, strict=True)) == {
@@ -46,8 +45,8 @@ def test_the_closed_form_trains_only_with_finetuned_blocks() -> None:
 
 
 def test_patterns_select_cells() -> None:
-    names = [cell.name for cell in cells(["cso", "duplex"], [0, 2], ["tail", "lora"], ["cso_*", "*_lora_2"])]
-    assert names == ["cso_0", "cso_tail_2", "cso_lora_2", "duplex_lora_2"]
+    names = [cell.name for cell in cells(["cso", "duplex"], [0, 2], ["bottleneck", "lora"], ["cso_*", "*_lora_2"])]
+    assert names == ["cso_0", "cso_bottleneck_2", "cso_lora_2", "duplex_lora_2"]
 
 
 def test_the_tuned_rate_is_that_of_finetune_if_there_is_one() -> None:
@@ -86,32 +85,20 @@ def test_only_one_process_claims_a_cell_until_it_ends(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_small_study_from_images_to_the_table(tmp_path: Path) -> None:
     """Runs of one epoch; the second time nothing is trained, and missing cells are listed."""
-    manifest = shapes_manifest(scale=0.05)
-    render_images(manifest, tmp_path / "pictures")
-    manifest.to_csv(tmp_path / "pictures.csv", index=False)
-    record = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
-    record["device"], record["evaluation"]["bootstrap"] = "cpu", 20
-    record["run"]["datasets"] = ["own"]
-    record["datasets"]["own"] = {
-        "source": {"kind": "table", "root": str(tmp_path / "pictures"), "table": str(tmp_path / "pictures.csv")},
-        "encoder": {"name": "tiny"},
-        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 1},
-    }
-    with (tmp_path / "params.yaml").open("w") as file:
-        YAML().dump(record, file)
+    draw_project(tmp_path, scale=0.05, epochs=1)
     study = Study("own", tmp_path / "study", (1e-3,), (100,), (0,), "cso", None, tmp_path / "params.yaml")
-    wanted = cells(["cso", "closed_form"], [0, 1], ["trained"], [])
+    wanted = cells(["cso", "closed_form"], [0, 1], ["full"], [])
     work(study, wanted)
     before = {path: path.stat().st_mtime_ns for path in (study.folder / "runs").rglob("checkpoint.safetensors")}
     work(study, wanted)
     assert before == {path: path.stat().st_mtime_ns for path in (study.folder / "runs").rglob("checkpoint.safetensors")}
-    found = table(study, [*wanted, Cell("static", 1, "trained")])
-    assert list(found["rows"]) == [cell.name for cell in wanted] and found["missing"] == ["static_trained_1"]
-    flat, deep = found["rows"]["cso_0"], found["rows"]["cso_trained_1"]
+    found = table(study, [*wanted, Cell("static", 1, "full")])
+    assert list(found["rows"]) == [cell.name for cell in wanted] and found["missing"] == ["static_full_1"]
+    flat, deep = found["rows"]["cso_0"], found["rows"]["cso_full_1"]
     assert flat["cache_bytes"] < deep["cache_bytes"] and flat["parameters"] < deep["parameters"]
     assert "gain" not in flat and deep["gain"].keys() == {"closed", "open"}
     gained = deep["closed"]["auc"] - flat["closed"]["auc"]
     assert deep["gain"]["closed"]["auc"] == pytest.approx(gained)
     lines = markdown(found).splitlines()
-    assert len({line.count("|") for line in lines[:6]}) == 1 and lines[-1] == "Not finished: static_trained_1"
+    assert len({line.count("|") for line in lines[:6]}) == 1 and lines[-1] == "Not finished: static_full_1"
     assert FROZEN.keys() == {"closed_form"} and found["rows"]["closed_form_0"]["parameters"] == 0

@@ -18,9 +18,10 @@ def bench(tmp_path):
     return Bench(load_params(ROOT / "params.yaml"), "shapes", tmp_path)
 
 
-def predictions(run: RunPaths, gain: float, worlds=("closed", "open")) -> RunPaths:
-    random = np.random.default_rng(0)
-    table = pd.DataFrame({"row": range(40), "seen": [1, 0] * 20, "margin": random.normal(size=40)})
+def predictions(run: RunPaths, gain: float, worlds=("closed", "open"), images=40, seed=0) -> RunPaths:
+    """Write random margins, those of seen pairs raised by `gain`."""
+    random = np.random.default_rng(seed)
+    table = pd.DataFrame({"row": range(images), "seen": [1, 0] * (images // 2), "margin": random.normal(size=images)})
     table.loc[table["seen"] == 1, "margin"] += gain
     run.root.mkdir(parents=True)
     pd.concat([table.assign(world=world) for world in worlds]).to_csv(run.predictions, index=False)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from functools import partial
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from benchmarks import splits
@@ -14,7 +12,8 @@ from benchmarks.methods import Bench, margins
 from benchmarks.splits import difference, markdown, measured, run_all, table
 from duplex.config.artifacts import RunPaths
 from duplex.config.params import load_params
-from duplex.evaluation.seeds import compare_splits
+from duplex.evaluation.uncertainty import compare_splits
+from tests.benchmarks.test_methods import predictions
 from tests.subprocesses import ROOT
 
 GAINS = {"clip": 0.0, "duplex": 0.4, "duplex_open": 0.2, "dual": 1.0}
@@ -52,11 +51,7 @@ def done(monkeypatch, params) -> list[tuple[str, str, int]]:
 
 
 def write(out: RunPaths, gain: float, number: int, worlds, parameters: int) -> None:
-    out.root.mkdir(parents=True)
-    random = np.random.default_rng(number)
-    rows = pd.DataFrame({"row": range(60), "seen": [1, 0] * 30, "margin": random.normal(size=60)})
-    rows.loc[rows["seen"] == 1, "margin"] += gain
-    pd.concat([rows.assign(world=world) for world in worlds]).to_csv(out.predictions, index=False)
+    predictions(out, gain, worlds, images=60, seed=number)
     metrics = {world: {"seen": 1.0, "unseen": 2.0, "hm": 1.5, "auc": 10 * gain + number} for world in worlds}
     out.metrics.write_text(json.dumps(metrics))
     out.timing.write_text(json.dumps({"parameters": parameters}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,12 +16,12 @@ from duplex.cli.params_file import add_dataset
 from duplex.config.artifacts import ArtifactPaths
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.seeds import compare_splits
-from duplex.evaluation.uncertainty import compare
+from duplex.evaluation.uncertainty import Difference, compare, compare_splits
 from duplex.stages.evaluate import _write
 
 SHIPPED = Path(__file__).parents[2] / "params.yaml"
 IMAGES = 120
+SPLITS = ("shapes-split1", "shapes-split2")
 
 
 @pytest.fixture
@@ -63,16 +64,21 @@ def run(*words: str, methods: tuple[str, str] = ("static", "duplex")) -> str:
     return done.stdout
 
 
-def test_a_report_equals_the_comparison_of_the_margins(margins):
-    report = json.loads(run("--json"))
-    seen = is_seen()
-    a, b = (Margins(one[seen], one[~seen], seen) for one in (margins["static"], margins["duplex"]))
-    expected = compare(a, b)
-    assert list(report["difference"]) == ["seen", "unseen", "hm", "auc"]
+def check_differences(report: dict[str, Any], expected: dict[str, Difference]) -> None:
+    assert list(report["difference"]) == list(expected)
     for name, gain in expected.items():
         assert report["difference"][name]["value"] == pytest.approx(100 * gain.value)
         assert report["difference"][name]["interval"] == pytest.approx([100 * end for end in gain.interval])
         assert report["difference"][name]["p"] == pytest.approx(gain.p)
+
+
+def test_a_report_equals_the_comparison_of_the_margins(margins):
+    report = json.loads(run("--json"))
+    seen = is_seen()
+    a, b = (Margins(margin[seen], margin[~seen], seen) for margin in (margins["static"], margins["duplex"]))
+    expected = compare(a, b)
+    assert list(report["difference"]) == ["seen", "unseen", "hm", "auc"]
+    check_differences(report, expected)
     assert report["difference"]["auc"]["value"] > 0 and report["difference"]["seen"]["value"] < 0
     assert (report["first"], report["second"], report["images_seen"]) == ("static", "duplex", IMAGES // 2)
 
@@ -121,19 +127,19 @@ def test_missing_runs_and_unknown_names_are_reported_in_one_line(margins, words,
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_runs_with_different_images_are_refused(margins):
-    for change in ({"label": "NA 2"}, {"seen": 1}, {"row": np.arange(IMAGES) + 1}):
-        save("duplex", predictions(margins["duplex"]).assign(**change))
-        with pytest.raises(DuplexError, match="have different images"):
-            run()
-    save("duplex", predictions(margins["duplex"])[:-1])
-    with pytest.raises(DuplexError, match="have different images"):
-        run()
-
-
-def test_a_file_without_margins_is_refused(margins):
-    save("duplex", predictions(margins["duplex"]).drop(columns="margin"))
-    with pytest.raises(DuplexError, match="has no column 'margin'"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.assign(label="NA 2"), "have different images"),
+        (lambda table: table.assign(seen=1), "have different images"),
+        (lambda table: table.assign(row=np.arange(IMAGES) + 1), "have different images"),
+        (lambda table: table[:-1], "have different images"),
+        (lambda table: table.drop(columns="margin"), "has no column 'margin'"),
+    ],
+)
+def test_files_that_cannot_be_compared_are_refused(margins, change, message):
+    save("duplex", change(predictions(margins["duplex"])))
+    with pytest.raises(DuplexError, match=message):
         run()
 
 
@@ -147,8 +153,7 @@ def test_margins_that_differ_in_the_ninth_digit_are_no_ties(margins):
 @pytest.fixture
 def splits(margins) -> list[list[list[Margins]]]:
     """Margins [methods][splits][seeds], saved as predictions of two re-splits with two seeds."""
-    names = ["shapes-split1", "shapes-split2"]
-    for number, name in enumerate(names, 1):
+    for number, name in enumerate(SPLITS, 1):
         source = {"kind": "shapes", "root": "data/shapes", "resplit": number}
         training = {"learning_rate": 0.001, "batch_size": 64, "epochs": 1}
         add_dataset(name, {"source": source, "encoder": {"name": "tiny"}, "training": training}, run=False)
@@ -156,7 +161,7 @@ def splits(margins) -> list[list[list[Margins]]]:
     rng = np.random.default_rng(1)
     for gain, method in ((0.0, "static"), (0.4, "duplex")):
         found.append([])
-        for images, name in zip((60, 90), names, strict=True):
+        for images, name in zip((60, 90), SPLITS, strict=True):
             seen = is_seen(images)
             runs = [(rng.normal(size=images) + np.where(seen, gain, -gain)).round(2) for _ in range(2)]
             for seed, margin in enumerate(runs):
@@ -168,26 +173,21 @@ def splits(margins) -> list[list[list[Margins]]]:
 def test_a_report_over_splits_equals_the_comparison_of_the_margins(splits):
     report = json.loads(run("--splits", "2", "--json"))
     expected = compare_splits(*splits)
-    for name, gain in expected.difference.items():
-        assert report["difference"][name]["value"] == pytest.approx(100 * gain.value)
-        assert report["difference"][name]["interval"] == pytest.approx([100 * end for end in gain.interval])
-        assert report["deviation"][name] == pytest.approx(100 * expected.deviation[name])
-    assert [(one["dataset"], one["seeds"]) for one in report["splits"]] == [
-        ("shapes-split1", [0, 1]),
-        ("shapes-split2", [0, 1]),
-    ]
+    check_differences(report, expected.difference)
+    assert report["deviation"] == pytest.approx({name: 100 * value for name, value in expected.deviation.items()})
+    assert {split["dataset"]: split["seeds"] for split in report["splits"]} == {name: [0, 1] for name in SPLITS}
     assert report["splits"][1]["difference"] == pytest.approx(
         {name: 100 * gain for name, gain in expected.by_split[1].items()}
     )
-    one = json.loads(run("--splits", "2", "--seed", "1", "--json"))
-    assert [split["seeds"] for split in one["splits"]] == [[1], [1]]
+    report = json.loads(run("--splits", "2", "--seed", "1", "--json"))
+    assert [split["seeds"] for split in report["splits"]] == [[1], [1]]
 
 
 def test_text_over_splits_lists_each_split_and_the_deviation(splits):
     lines = run("--splits", "2").splitlines()
     assert lines[0] == "duplex - static: shapes, closed world, mean of 2 splits, seeds 0, 1"
     assert [line.split()[0] for line in lines[1:]] == [
-        "S", "U", "HM", "AUC", "shapes-split1", "shapes-split2", "deviation",
+        "S", "U", "HM", "AUC", *SPLITS, "deviation",
     ]  # fmt: skip
     assert all(line.count("AUC") == 1 for line in lines[5:])
 

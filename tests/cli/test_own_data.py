@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,7 +156,7 @@ def test_split_adds_data_sets_that_load_and_changes_nothing_else(project: Path, 
     assert params.run.datasets == ("shapes", "mine-split1", "mine-split2")
     base, second = params.dataset("mine"), params.dataset("mine-split2")
     assert second.model_copy(update={"source": base.source}) == base
-    assert second.source == base.source.model_copy(update={"resplit": 2})
+    assert second.source == replace(base.source, resplit=2)
     removed, added = changed_lines(before)
     assert len(removed) == 1 and "datasets: [" in removed[0] and len([line for line in added if line]) == 9
     assert json.loads(command("data", "stats", "mine-split1", "--json").out)["test"]["unseen"] == 2

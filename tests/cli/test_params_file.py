@@ -145,14 +145,6 @@ def test_remove_deletes_the_options_of_methods_for_the_data_set(project: Path, e
     assert text.count("#") - Path("params.yaml").read_text().count("#") <= 2  # above the entry, and beside the options
 
 
-def test_the_shipped_data_set_can_be_replaced(project: Path) -> None:
-    """Options of methods for `shapes` do not prevent its removal."""
-    Path("params.yaml").write_text(Path("params.yaml").read_text().replace("datasets: [shapes]", "datasets: [cgqa]"))
-    assert "shapes" in load_params().methods["dual_finetuned"].per_dataset
-    remove_dataset("shapes")
-    assert load_params().methods["dual_finetuned"].per_dataset == {} and "shapes" not in load_params().datasets
-
-
 def test_stages_of_one_data_set_are_removed_from_the_lock(project: Path) -> None:
     """Names that begin like another data set's stay, and DVC can read what is left."""
     for name in ("dvc.yaml", "params.yaml"):

@@ -68,7 +68,7 @@ def test_init_inside_a_git_repository_uses_that_repository(tmp_path):
 
 @pytest.mark.parametrize(
     ("blocked", "message"),
-    [("dvc", "pip install 'duplex[pipeline]'"), ("git", "git, which DVC needs, is not installed")],
+    [("dvc", "pip install 'duplex-czsl[pipeline]'"), ("git", "git, which DVC needs, is not installed")],
 )
 def test_missing_programs_are_reported_before_anything_is_written(tmp_path, blocked, message):
     hidden = "import sys; sys.modules['dvc'] = None; " if blocked == "dvc" else ""

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from duplex.cli import app
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import UsageError
 from duplex.evaluation import scores as module
 from duplex.evaluation.accumulator import ScoreAccumulator
 from duplex.evaluation.metrics import measure
@@ -69,15 +69,12 @@ def test_compression_number_types_and_names_of_labels_are_accepted(tmp_path: Pat
     assert again["state_accuracy"] == found["state_accuracy"] and again["top"] == found["top"]
 
 
-def test_k_and_live(tmp_path: Path, arrays: dict[str, Any]) -> None:
-    live = np.arange(20) < 15
-    path = save(tmp_path / "a.npz", arrays | {"feasible_mask": live})
+def test_k_and_a_feasible_mask_are_used(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    mask = np.arange(20) < 15
+    path = save(tmp_path / "a.npz", arrays | {"feasible_mask": mask})
     found = run(path, "--json", "--k", 2, "--k", 1, "--rounds", 0)
-    expected = measure(
-        ScoreAccumulator(arrays["target"], arrays["seen"], feasible_mask=live, k=2).add(arrays["scores"]).competitors(),
-        2,
-        rounds=0,
-    )
+    accumulator = ScoreAccumulator(arrays["target"], arrays["seen"], feasible_mask=mask, k=2)
+    expected = measure(accumulator.add(arrays["scores"]).competitors(), 2, rounds=0)
     assert found["k"] == 2 and found["auc"] == 100 * expected.auc and list(found["top"]) == ["1"]
     assert found["seen_interval"] is None
 
@@ -118,19 +115,11 @@ INVALID = {
     "no scores": (lambda a: {"logits": a["scores"]}, "has no 'scores', 'target', 'seen'; it holds ['logits']"),
     "empty": (lambda a: {}, "it holds nothing"),
     "no images": (lambda a: a | {"scores": a["scores"][:0], "target": a["target"][:0]}, "'scores' must be numbers"),
-    "flat": (lambda a: a | {"scores": a["scores"].ravel()}, "'scores' must be numbers"),
     "text": (lambda a: a | {"scores": a["scores"].astype("S8")}, "'scores' must be numbers"),
     "complex": (lambda a: a | {"scores": a["scores"] * 1j}, "'scores' must be numbers"),
     "short target": (lambda a: a | {"target": a["target"][1:]}, "'target' has the shape (199,)"),
-    "far target": (lambda a: a | {"target": a["target"] + 5}, "columns are 0 to 19"),
-    "negative target": (lambda a: a | {"target": a["target"] - 1}, "'target' holds -1"),
-    "half target": (lambda a: a | {"target": a["target"] + 0.5}, "whole numbers"),
     "nan target": (lambda a: a | {"target": a["target"] * np.nan}, "whole numbers"),
-    "long seen": (lambda a: a | {"seen": np.ones(21, bool)}, "'seen' has the shape (21,)"),
-    "strange seen": (lambda a: a | {"seen": np.arange(20)}, "true or false"),
     "strange mask": (lambda a: a | {"feasible_mask": np.full(20, np.nan)}, "true or false"),
-    "zero k": (lambda a: a | {"k": 0}, "'k' must be"),
-    "fractional k": (lambda a: a | {"k": 1.5}, "'k' must be"),
     "short state": (lambda a: a | {"state": np.arange(3)}, "'state' has the shape (3,)"),
     "nan": (lambda a: a | {"scores": np.where(a["scores"] > 2.5, np.nan, a["scores"])}, "contain NaN"),
 }
@@ -159,17 +148,10 @@ class Trap:
 
 def test_unreadable_and_unsafe_files_are_refused(tmp_path: Path, arrays: dict[str, Any]) -> None:
     for name in ("bad.npz", "bad.h5"):
-        (tmp_path / name).write_bytes(b"not what the name says")
-        refused("cannot be read as", tmp_path / name)
-        (tmp_path / name).write_bytes(b"")
-        refused("cannot be read as", tmp_path / name)
-        whole = save(tmp_path / f"whole-{name}", arrays).read_bytes()
-        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-        refused("cannot be read as", tmp_path / name)
-    refused("is not a file", tmp_path / "none.npz")
-    refused("is not a file", tmp_path)
-    (tmp_path / "a.csv").write_text("1,2")
-    refused("neither an .npz nor an .h5", tmp_path / "a.csv")
+        whole = save(tmp_path / name, arrays).read_bytes()
+        for content in (b"not what the name says", b"", whole[: len(whole) // 2]):
+            (tmp_path / name).write_bytes(content)
+            refused("cannot be read as", tmp_path / name)
     with (tmp_path / "single.npz").open("wb") as file:
         np.save(file, arrays["scores"])
     refused("single array", tmp_path / "single.npz")
@@ -198,7 +180,6 @@ def test_invalid_options_are_refused(tmp_path: Path, arrays: dict[str, Any]) -> 
     refused("choose a smaller --k", path, "--k", 10**9)
     other = save(tmp_path / "b.npz", arrays | {"target": arrays["target"][::-1]})
     refused("differ in 'target'", path, other)
-    assert issubclass(UsageError, DuplexError) and UsageError.exit_code == 2
 
 
 def test_infeasible_labels_are_announced(tmp_path: Path, arrays: dict[str, Any]) -> None:

@@ -94,12 +94,9 @@ def test_an_ablation_is_a_method_with_changed_options():
     [
         ("momentum: 0.9", "momentun: 0.9", ["methods.duplex.momentun", "unknown key", "momentum"]),
         ("momentum: 0.9", "momentum: '0.9'", ["methods.duplex.momentum", "0.9"]),
-        ("momentum: 0.9", "momentum: 1.9", ["params.yaml: methods.duplex: momentum is 1.9"]),
-        ("momentum: 0.9", "momentum: .nan", ["methods.duplex", "momentum"]),
+        ("momentum: 0.9", "momentum: 1.9", ["params.yaml: methods.duplex.momentum: ", "(it is 1.9)"]),
         ("epochs: 20", "epoch: 20", ["datasets.ut-zappos.training.epoch", "unknown key", "epochs"]),
-        ("epochs: 20", "epochs: 1.5", ["datasets.ut-zappos.training.epochs", "1.5"]),
-        ("epochs: 20", "epochs: 0", ["datasets.ut-zappos.training: epochs is 0; expected 1 or more"]),
-        ("epochs: 20", "epochs: true", ["datasets.ut-zappos.training.epochs"]),
+        ("epochs: 20", "epochs: 0", ["datasets.ut-zappos.training: epochs is 0; expected 1–1000000"]),
         ("epochs: 20", "epochs: '12'", ["datasets.ut-zappos.training.epochs", "'12'"]),
         ("epochs: 20", "epochs: 20, checkpointing: 1", ["datasets.ut-zappos.training.checkpointing"]),
         (
@@ -107,7 +104,6 @@ def test_an_ablation_is_a_method_with_changed_options():
             "adapter_scale: .nan",
             ["duplex.adapter_scale: input should be a finite number (it is nan)"],
         ),
-        ("momentum: 0.9", "adapter_scale: .inf", ["methods.duplex.adapter_scale", "finite"]),
         ("{kind: prompts}", "{kind: promts}", ["unknown kind of method 'promts'", "duplex", "prompts"]),
         ("{kind: prompts}", "{kind: 3}", ["methods.cso.kind is 3"]),
         ("world: closed", "world: wide", ["methods.duplex.world is 'wide'", "closed, open, both"]),
@@ -120,20 +116,15 @@ def test_an_ablation_is_a_method_with_changed_options():
         ("momentum: 0.9", "training: {epoch: 3}", ["methods.duplex.training.epoch", "unknown key", "epochs"]),
         ("momentum: 0.9", "training: 3", ["methods.duplex.training is 3"]),
         ("momentum: 0.9", "per_dataset: {shape: {}}", ["duplex.per_dataset.shape", "unknown data set", "shapes"]),
-        ("momentum: 0.9", "per_dataset: {cgqa: {momentum: 2}}", ["methods.duplex: momentum is 2"]),
         ("momentum: 0.9", "per_dataset: {cgqa: {training: {epochs: 0}}}", ["methods.duplex.training: epochs is 0"]),
         ("epochs: 20", "epochs: yes", ["datasets.ut-zappos.training.epochs"]),
         ("learning_rate: 1e-4", "learning_rate: .inf", ["learning_rate"]),
         ("datasets: [shapes]", "datasets: [shape]", ["run.datasets", "'shape'", "shapes"]),
-        ("datasets: [shapes]", "datasets: []", ["run.datasets"]),
         ("datasets: [shapes]", "datasets: shapes", ["run.datasets"]),
         ("seeds: [0, 1]", "seeds: [0, 0]", ["run.seeds", "twice"]),
         ("  ut-zappos:\n", "  2024-05-01:\n", ["the key 2024-05-01 is not a word; write it in quotes"]),
-        ("  ut-zappos:\n", "  [a, b]:\n", ["is not a word"]),
         ("seeds: [0, 1]", "seeds: [-1]", ["run.seeds"]),
         ("seeds: [0, 1]", "seeds: [9223372036854775808]", ["run.seeds"]),
-        ("seeds: [0, 1]", "seeds: [99999999999999999999999]", ["run.seeds"]),
-        ("seeds: [0, 1, 2,", "seeds: [9223372036854775808,", ["ablation_run.seeds"]),
         ("root: data/shapes, seed: 7", "root: data/shapes, seed: 9223372036854775808", ["datasets.shapes.source.seed"]),
         ("clip, csp", "clip, cps", ["run.methods", "'cps'", "csp"]),
         ("device: auto", "device: tpu", ["device", "cuda", "'tpu'"]),
@@ -141,17 +132,14 @@ def test_an_ablation_is_a_method_with_changed_options():
         ("device: auto", "device: auto\nfoo: 1", ["foo", "unknown key"]),
         ("{kind: shapes,", "{kind: shape,", ["datasets.shapes.source.kind", "standard"]),
         ("static: {extends: duplex", "static: {extends: duplicate", ["ablations.static.extends", "duplex"]),
-        ("static: {extends: duplex,", "static: {extends: [duplex],", ["ablations.static.extends", "duplex"]),
         (
             "static: {extends: duplex, graph: false}",
             "static: {extends: cso, graph: true}",
             ["static.graph", "unknown key"],
         ),
         ("static: {", "csp: {", ["csp", "both a method and an ablation"]),
-        ("  shapes:\n", "  maps: {}\n  shapes:\n", ["datasets.maps"]),
-        ("  ut-zappos:\n", "  plots:\n", ["datasets.plots", "another name"]),
+        ("  ut-zappos:\n", "  plots:\n", ["datasets.plots", "reserved"]),
         ("num_workers: auto", "num_workers: -1", ["extraction.num_workers", "auto", "-1"]),
-        ("num_workers: auto", "num_workers: some", ["extraction.num_workers", "auto", "'some'"]),
         ("num_workers: auto", "num_workers: true", ["extraction.num_workers", "auto", "True"]),
         ("max_bad: 0.01", "max_bad: 2", ["extraction.max_bad"]),
         ("worlds: [closed, open]", "worlds: [closed, half]", ["evaluation.worlds"]),
@@ -162,7 +150,6 @@ def test_an_ablation_is_a_method_with_changed_options():
             ["evaluation.worlds", "duplex_open is for the open world alone"],
         ),
         ("k: [1, 3]", "k: []", ["evaluation.k"]),
-        ("k: [1, 3]", "k: [1, 1]", ["evaluation.k", "twice"]),
         ("word_vectors: null", "word_vectors: none.txt", ["evaluation.word_vectors", "none.txt is not a file"]),
         ("  static: {", "  ../../x: {", ["ablations", "'../../x'"]),
         ("  duplex_additive: #", "  a/b: #", ["methods", "'a/b'"]),
@@ -198,11 +185,9 @@ def test_the_largest_seed_and_whole_numbers_as_fractions_are_valid(tmp_path):
     assert training.learning_rate == 1
 
 
-def test_a_folder_instead_of_the_file_is_reported(tmp_path):
-    with pytest.raises(UsageError, match="cannot be read"):
-        load_params(tmp_path)
-
-
-def test_a_missing_file_is_reported_with_the_folder_to_run_in(tmp_path):
-    with pytest.raises(UsageError, match="run from the project's folder"):
-        load_params(tmp_path / "params.yaml")
+@pytest.mark.parametrize(
+    ("name", "words"), [("", "is a folder; expected a file"), ("params.yaml", "run from the project's folder")]
+)
+def test_a_folder_and_a_missing_file_are_reported(tmp_path, name, words):
+    with pytest.raises(UsageError, match=words):
+        load_params(tmp_path / name)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import torch
 
-from duplex.data.czsl_layout import METADATA
-from duplex.data.pair_lists import FOLDER
+from duplex.data.czsl_layout import FOLDER, METADATA
 from duplex.data.shapes import draw
 
 STATES, OBJECTS = ("red", "striped", "hollow", "green"), ("circle", "star", "heart", "moon")
@@ -24,15 +24,10 @@ Row = tuple[str, str, str, str]
 def rows() -> list[Row]:
     """(picture of shapes, state, object, split): every seen pair shows in all three splits."""
     made = []
-    for state in STATES:
-        for kind in OBJECTS:
-            for number in range(PER_PAIR):
-                split = {2: "val", 3: "test"}.get(number, "train")
-                if (state, kind) in VAL_UNSEEN:
-                    split = "val"
-                if (state, kind) in TEST_UNSEEN:
-                    split = "test"
-                made.append((f"{state}_{kind}/{number:04d}.png", state, kind, split))
+    unseen = dict.fromkeys(VAL_UNSEEN, "val") | dict.fromkeys(TEST_UNSEEN, "test")
+    for state, kind, number in product(STATES, OBJECTS, range(PER_PAIR)):
+        split = unseen.get((state, kind)) or {2: "val", 3: "test"}.get(number, "train")
+        made.append((f"{state}_{kind}/{number:04d}.png", state, kind, split))
     return made
 
 

@@ -12,15 +12,18 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from duplex.data.benchmark_counts import PUBLISHED_COUNTS, published_differences
 from duplex.data.check import DataIssue, check_dataset, verify_image
+from duplex.data.czsl_layout import read_pair_lists
 from duplex.data.dataset import LabelledImages, labels_of
 from duplex.data.dataset_source import load_source
-from duplex.data.pair_lists import read_pair_lists
 from duplex.data.source_options import SourceOptions
-from duplex.data.stats import statistics, statistics_text
+from duplex.data.stats import PUBLISHED_COUNTS, published_differences, statistics, statistics_text
 from duplex.labels import LabelSpace
 from tests.data.makers import make_standard, make_table
+
+
+def frame(rows: list[tuple[str, str, str, str]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["image", "state", "object", "split"])
 
 
 def found(dataset: LabelledImages, root: Path) -> dict[str, DataIssue]:
@@ -63,7 +66,7 @@ def test_check_finds_missing_unreadable_duplicate_unlisted_and_leaking_images(tm
 
 def test_check_finds_pairs_without_images_and_primitives_only_in_test(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    manifest = pd.DataFrame([("a.png", "red", "car", "train")], columns=["image", "state", "object", "split"])
+    manifest = frame([("a.png", "red", "car", "train")])
     lists = {"train": [("red", "car")], "val": [("red", "car"), ("red", "dog")], "test": [("old", "dog")]}
     findings = found(LabelledImages(manifest, LabelSpace.from_pairs(lists)), tmp_path)
     assert findings["val pairs without images"].examples == ("red car", "red dog")
@@ -74,16 +77,14 @@ def test_check_finds_pairs_without_images_and_primitives_only_in_test(tmp_path: 
 
 def test_labels_with_equal_prompts_are_a_problem(tmp_path: Path) -> None:
     pairs = [("Red", "caf\u00e9"), ("red", "cafe\u0301"), ("old", "bar")]
-    rows = [(f"{i}.png", state, thing, "train") for i, (state, thing) in enumerate(pairs)]
-    manifest = pd.DataFrame(rows, columns=["image", "state", "object", "split"])
+    manifest = frame([(f"{i}.png", state, thing, "train") for i, (state, thing) in enumerate(pairs)])
     findings = found(LabelledImages(manifest, labels_of(manifest)), tmp_path)
     assert findings["states read like another in a prompt"].examples == ("Red", "red")
     assert findings["objects read like another in a prompt"].count == 2
 
 
 def test_examples_are_the_first_few(tmp_path: Path) -> None:
-    rows = [(f"{i}.png", "red", "car", "train") for i in range(1234)]
-    manifest = pd.DataFrame(rows, columns=["image", "state", "object", "split"])
+    manifest = frame([(f"{i}.png", "red", "car", "train") for i in range(1234)])
     finding = found(LabelledImages(manifest, labels_of(manifest)), tmp_path)["images are missing"]
     assert str(finding) == "1,234 images are missing: 0.png, 1.png, 2.png, 3.png, 4.png, ..."
 
@@ -123,7 +124,7 @@ def test_statistics_row_and_shares() -> None:
     counts = [40, 30, 8, 8, 4, 2, 2, 2, 2, 2]
     rows = [(f"{i}/{j}", f"s{i}", "o", "train") for i, count in enumerate(counts) for j in range(count)]
     rows += [("v", "s0", "o", "val"), ("w", "s0", "p", "val"), ("t", "s9", "o", "test"), ("u", "s9", "p", "test")]
-    manifest = pd.DataFrame(rows, columns=["image", "state", "object", "split"])
+    manifest = frame(rows)
     counted = statistics(labels_of(manifest), manifest)
     assert counted.to_dict() == {
         "states": 10,

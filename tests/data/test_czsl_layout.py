@@ -13,10 +13,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duplex.data.czsl_layout import METADATA, load_czsl
+from duplex.data.czsl_layout import METADATA, load_czsl, read_pair_lists
 from duplex.data.dataset_source import load_source
 from duplex.data.manifest import read_manifest, write_manifest
-from duplex.data.pair_lists import read_pair_lists
 from duplex.data.source_options import SourceOptions
 from duplex.data.stats import statistics
 from duplex.errors import DuplexError
@@ -86,21 +85,13 @@ def test_paths_that_leave_the_root_are_refused(tmp_path: Path, image: str, key: 
         load_czsl(tmp_path)
 
 
-@pytest.mark.parametrize("what", ["file", "folder", "images"])
-def test_links_that_leave_the_root_are_refused(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("link", ["images", "images/folder", "images/folder/x.jpg"])
+def test_links_that_leave_the_root_are_refused(tmp_path: Path, link: str) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
-    (outside / "folder").mkdir(parents=True)
-    (outside / "folder/x.jpg").touch()
-    root.mkdir()
-    if what == "images":
-        (root / "images").symlink_to(outside)
-    else:
-        (root / "images").mkdir()
-        if what == "folder":
-            (root / "images/folder").symlink_to(outside / "folder")
-        else:
-            (root / "images/folder").mkdir()
-            (root / "images/folder/x.jpg").symlink_to(outside / "folder/x.jpg")
+    (outside / "images/folder").mkdir(parents=True)
+    (outside / "images/folder/x.jpg").touch()
+    (root / link).parent.mkdir(parents=True)
+    (root / link).symlink_to(outside / link)
     small(root, [record("folder/x.jpg")])
     with pytest.raises(DuplexError, match="leaves the data root"):
         load_czsl(root)

@@ -1,4 +1,4 @@
-"""Tables and folder trees of one's own."""
+"""Sources of every kind: drawn images, tables and folder trees."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duplex.data.dataset_source import detect_source, load_source
-from duplex.data.folder import read_folder
+from duplex.data.dataset_source import detect_source, ensure_images, load_source, read_folder
+from duplex.data.manifest import read_manifest, write_manifest
+from duplex.data.shapes import shapes_manifest
 from duplex.data.source_options import SourceOptions, SplitOptions
+from duplex.data.stats import statistics
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
 from tests.data.makers import make_folder, make_table, rows
@@ -41,7 +43,7 @@ def test_tables_load_with_and_without_a_split(tmp_path: Path, suffix: str, split
 def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_table(tmp_path, ".parquet", split=True)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install 'duplex\[parquet\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'duplex-czsl\[parquet\]'"):
         read_table(path)
 
 
@@ -50,15 +52,10 @@ def test_folders_load_and_the_split_follows_the_seed(tmp_path: Path, form: str) 
     count = make_folder(tmp_path, form)
     one, same, other = (load_source(SourceOptions("folder", tmp_path, split=SplitOptions(seed=s))) for s in (1, 1, 2))
     assert len(one.manifest) == count and one.made_split
-    assert (len(one.labels.states), len(one.labels.objects)) == (4, 4)
+    assert sorted(zip(one.manifest["state"], one.manifest["object"], strict=True)) == sorted(
+        (state, thing) for _, state, thing, _ in rows()
+    )
     assert one.manifest.equals(same.manifest) and not one.manifest.equals(other.manifest)
-
-
-def test_both_folder_forms_give_the_same_data(tmp_path: Path) -> None:
-    for form in ("nested", "flat"):
-        make_folder(tmp_path / form, form)
-    nested, flat = (read_folder(tmp_path / form) for form in ("nested", "flat"))
-    assert nested[["state", "object"]].equals(flat[["state", "object"]])
 
 
 @pytest.mark.parametrize(
@@ -214,3 +211,31 @@ def test_images_that_are_links_out_of_the_root_are_refused(tmp_path: Path) -> No
     path.write_text(GOOD)
     with pytest.raises(DuplexError, match="leaves the data root"):
         load_source(SourceOptions("table", tmp_path / "root", path))
+
+
+def test_shapes_load_without_images_and_are_drawn_on_demand(tmp_path: Path) -> None:
+    source = SourceOptions("shapes", tmp_path / "shapes", seed=3)
+    dataset = load_source(source)
+    assert dataset.manifest.equals(shapes_manifest(3)) and not (tmp_path / "shapes").exists()
+    assert statistics(dataset.labels, dataset.manifest).splits["train"].seen == len(dataset.labels.pairs["train"])
+    ensure_images(source, dataset.manifest.head(3))
+    assert len(list((tmp_path / "shapes").rglob("*.png"))) == 3
+
+
+def test_a_source_needs_its_folder_and_a_table_source_its_table(tmp_path: Path) -> None:
+    for kind in ("standard", "table", "folder"):
+        with pytest.raises(UsageError, match="is not a folder"):
+            load_source(SourceOptions(kind, tmp_path / "none"))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="needs `table`"):
+        load_source(SourceOptions("table", tmp_path))
+
+
+def test_labels_with_commas_and_quotes_survive_the_manifest(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    pairs = ('"""a"", b","c;d"', "NA,1")
+    lines = [f"{split} {i}.jpg,{pairs[i]},{split}" for split in ("train", "val", "test") for i in range(2)]
+    table.write_text("image,state,object,split\n" + "\n".join(lines))
+    dataset = load_source(SourceOptions("table", tmp_path, table))
+    assert dataset.labels.states == ('"a", b', "NA") and dataset.labels.objects == ("1", "c;d")
+    write_manifest(dataset.manifest, tmp_path / "manifest.csv")
+    assert read_manifest(tmp_path / "manifest.csv").equals(dataset.manifest)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duplex.data.pair_lists import read_pair_list, read_pair_lists
+from duplex.data.czsl_layout import read_pair_list, read_pair_lists
 from duplex.errors import DuplexError
 
 ANY_FILE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

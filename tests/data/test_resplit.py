@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
-from duplex.config.params import load_params
-from duplex.data.dataset import LabelledImages, from_rows
+from duplex.data.dataset import LabelledImages, from_rows, resplit, shares, split_name
 from duplex.data.dataset_source import load_source
-from duplex.data.resplit import resplit, shares, split_name
 from duplex.data.source_options import SourceOptions, SplitOptions
 from duplex.errors import DuplexError, UsageError
 from tests.data.makers import make_folder, make_standard, make_table
-from tests.data.test_split import frame_of
+from tests.data.test_split import LARGE, frame_of
 
 GRIDS = st.dictionaries(st.tuples(st.integers(0, 6), st.integers(0, 6)), st.integers(2, 9), min_size=9, max_size=49)
 
@@ -51,20 +49,12 @@ def test_resplits_keep_shares_and_primitives(grid: dict[tuple[int, int], int], n
     short = again.notes.get("unseen pairs fewer than in the data set's own split", 0)
     assert held + short == sum(len(before[split] - before["train"]) for split in ("val", "test"))
     assert resplit(data, number).manifest.equals(again.manifest)
-    assert {tuple(pair) for pair in pairs["train"]} == {
-        (again.labels.states[m], again.labels.objects[n])
-        for m, n in zip(
-            again.labels.state_of(again.labels.pairs["train"]),
-            again.labels.object_of(again.labels.pairs["train"]),
-            strict=True,
-        )
-    }
+    divided = (divmod(c, len(again.labels.objects)) for c in again.labels.pairs["train"].tolist())
+    assert pairs["train"] == {(again.labels.states[m], again.labels.objects[n]) for m, n in divided}
 
 
 def test_numbers_are_different_splits_with_the_shares_of_the_first() -> None:
-    data = from_rows(
-        frame_of({(s, o): 20 for s in range(10) for o in range(10)}), SplitOptions(3, 0.1, 0.2, 0.15, 0.25), "here"
-    )
+    data = from_rows(frame_of(LARGE), SplitOptions(3, 0.1, 0.2, 0.15, 0.25), "here")
     drawn = [resplit(data, number) for number in (1, 2, 3)]
     unseen = [frozenset(parts(one)["test"] - parts(one)["train"]) for one in (data, *drawn)]
     assert len(set(unseen)) == 4 and {len(one) for one in unseen} == {20}
@@ -100,23 +90,10 @@ def test_a_split_without_unseen_pairs_or_seen_images_is_refused() -> None:
             resplit(data, 1)
 
 
-def test_params_take_whole_numbers_from_one(tmp_path) -> None:
+def test_params_take_whole_numbers_from_one() -> None:
     assert split_name("shapes", 3) == "shapes-split3"
-    text = "shapes: {source: {kind: shapes, root: x, resplit: NUMBER}, encoder: {name: tiny}, "
-    text += "training: {learning_rate: 0.1, batch_size: 2, epochs: 1}}"
-    head = "run: {datasets: [shapes], methods: [cso], seeds: [0]}\nablation_run: {datasets: [shapes], seeds: [0]}\n"
-    head += "extraction: {}\nevaluation: {}\nmethods: {cso: {kind: prompts}}\ndatasets:\n  "
-    path = tmp_path / "params.yaml"
-    path.write_text(head + text.replace("NUMBER", "3"))
-    assert load_params(path).dataset("shapes").source.resplit == 3
-    for wrong in ("0", "-1", "1.5", "yes"):
-        path.write_text(head + text.replace("NUMBER", wrong))
-        with pytest.raises(UsageError, match=r"datasets.shapes.source.resplit"):
-            load_params(path)
-
-
-def test_the_drawn_benchmark_keeps_its_counts() -> None:
-    data = load_source(SourceOptions("shapes", Path("nowhere")))
-    again = resplit(data, 1)
-    for split in ("val", "test"):
-        assert len(parts(again)[split] - parts(again)["train"]) == len(parts(data)[split] - parts(data)["train"])
+    source = TypeAdapter(SourceOptions)
+    assert source.validate_json('{"kind": "shapes", "root": "x", "resplit": 3}').resplit == 3
+    for wrong in ("0", "-1", "1.5", "true"):
+        with pytest.raises(ValidationError, match="resplit"):
+            source.validate_json(f'{{"kind": "shapes", "root": "x", "resplit": {wrong}}}')

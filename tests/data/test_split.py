@@ -58,16 +58,6 @@ def test_splits_keep_every_primitive_in_training(
     assert again.split.tolist() == frame["split"].iloc[order].tolist()
 
 
-def test_shares_hold_on_an_ordinary_data_set_and_seeds_differ() -> None:
-    frame = frame_of({(s, o): 20 for s in range(10) for o in range(10)})
-    made = make_split(frame, SplitOptions(seed=1))
-    counts = frame.assign(split=made.split).groupby("split").size()
-    assert made.short == 0
-    assert counts["val"] == pytest.approx(15 * 20 + 0.1 * 70 * 20, abs=3)
-    assert counts["test"] == pytest.approx(15 * 20 + 0.2 * 70 * 20, abs=3)
-    assert made.split.tolist() != make_split(frame, SplitOptions(seed=2)).split.tolist()
-
-
 def test_data_without_pairs_to_hold_out_is_refused() -> None:
     with pytest.raises(DuplexError, match="held out"):
         make_split(frame_of({(0, 0): 5, (1, 1): 5, (2, 2): 5}), SplitOptions())
@@ -91,6 +81,7 @@ LARGE = {(s, o): 20 for s in range(10) for o in range(10)}
 
 def test_shares_apply_to_their_own_split() -> None:
     frame, unseen = parts(frame_of(LARGE), SplitOptions(0, 0.05, 0.25, 0.3, 0.1))
+    assert make_split(frame_of(LARGE), SplitOptions(0, 0.05, 0.25, 0.3, 0.1)).short == 0
     assert (len(unseen["val"]), len(unseen["test"])) == (5, 25)
     held = unseen["val"] | unseen["test"]
     seen = frame[[pair not in held for pair in zip(frame["state"], frame["object"], strict=True)]]
@@ -132,15 +123,15 @@ def test_held_out_pairs_equal_a_naive_search(grid, wanted, random) -> None:
     assert _hold_out(pairs, wanted) == held
 
 
-def test_fractions_of_images_are_carried_to_the_next_pair() -> None:
-    """Of pairs of 8 images a quarter is 2: the first pair gives one more to val, and as many to test."""
-    sizes = [((f"s{i}", "o"), 8) for i in range(5)]
-    given = _divide(sizes, SplitOptions(0, 0.1, 0.1, 0.25, 0.25))
-    assert list(given.values()) == [(3, 3), (2, 2), (2, 2), (2, 2), (2, 2)]
-
-
-def test_large_pairs_do_not_make_up_for_small_ones() -> None:
-    """Ten pairs of one image give none; a pair of eight then gives its own share and what one image adds."""
-    sizes = [((f"s{i}", "o"), 1 if i < 10 else 8) for i in range(11)]
-    given = list(_divide(sizes, SplitOptions(0, 0.1, 0.1, 0.4, 0.4)).values())
-    assert given == [(0, 0)] * 10 + [(4, 3)]  # int(1 + 0.4 * 8), and what is left but for one
+@pytest.mark.parametrize(
+    ("images", "share", "expected"),
+    [
+        ([8] * 5, 0.25, [(3, 3), (2, 2), (2, 2), (2, 2), (2, 2)]),  # the first pair gives one more to each
+        ([1] * 10 + [8], 0.4, [(0, 0)] * 10 + [(4, 3)]),  # int(1 + 0.4 * 8), and what is left but for one
+    ],
+)
+def test_fractions_are_carried_to_the_next_pair_but_large_pairs_do_not_make_up_for_small_ones(
+    images: list[int], share: float, expected: list[tuple[int, int]]
+) -> None:
+    sizes = [((f"s{i}", "o"), count) for i, count in enumerate(images)]
+    assert list(_divide(sizes, SplitOptions(0, 0.1, 0.1, share, share)).values()) == expected

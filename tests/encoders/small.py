@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
-from duplex.encoders.vision_ops import ensure_torchvision
-
-ensure_torchvision()
-
-import open_clip  # noqa: E402
+from duplex.encoders.openclip import open_clip
 
 ARCHITECTURE = {
     "embed_dim": 16,
@@ -21,6 +19,10 @@ ARCHITECTURE = {
     "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
 }
 PREPROCESS = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "interpolation": "bicubic", "resize_mode": "shortest"}
+
+
+def noise_image(width: int, height: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 def write_folder(folder: Path, seed: int = 0, **preprocess: object) -> str:

@@ -5,46 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from duplex.encoders import encoder_identity, load_encoder
-from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.errors import DuplexError
 from duplex.layers.prompt_paths import Prompts
 from duplex.methods.base import Batch, TaskContext
-from duplex.methods.prompts import PromptMethod
+from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.testing import small_labels
+from tests.encoders.small import noise_image
 
-ensure_torchvision()
 transformers = pytest.importorskip("transformers")
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "a",
-    "photo",
-    "of",
-    "red",
-    "blue",
-    "striped",
-    "hollow",
-    "circle",
-    "star",
-    "heart",
-]
-TEXT = {
-    "vocab_size": len(WORDS),
-    "hidden_size": 16,
-    "encoder_hidden_size": 16,
-    "intermediate_size": 24,
-    "projection_dim": 8,
-}
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+WORDS += ["a", "photo", "of", "red", "blue", "striped", "hollow", "circle", "star", "heart"]
+TEXT = {"vocab_size": len(WORDS), "hidden_size": 16, "encoder_hidden_size": 16}
+TEXT |= {"intermediate_size": 24, "projection_dim": 8}
 TEXT |= {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 12}
 TEXT |= {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3, "pad_token_id": 0}
 VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -79,10 +57,7 @@ def encoder(folder):
 
 
 def test_features_are_projected_class_tokens(encoder, model):
-    pictures = [
-        Image.fromarray(np.random.default_rng(k).integers(0, 256, (50, 70, 3), dtype=np.uint8)) for k in range(2)
-    ]
-    pixels = torch.stack([encoder.image_transform(picture) for picture in pictures])
+    pixels = torch.stack([encoder.image_transform(noise_image(70, 50, seed)) for seed in range(2)])
     assert pixels.shape == (2, 3, 32, 32)
     with torch.no_grad():
         tokens = model.vision_model(pixel_values=(pixels.float() / 255 - 0.5) / 0.25).last_hidden_state
@@ -90,7 +65,7 @@ def test_features_are_projected_class_tokens(encoder, model):
     features, patches = encoder.encode_patches(pixels)
     torch.testing.assert_close(features, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(patches, tokens[:, 1:], rtol=1e-5, atol=1e-6)
-    assert patches.shape == (2, *encoder.patches)
+    assert patches.shape == (2, *encoder.patch_shape)
     assert torch.equal(encoder.encode_images(pixels), features)
 
 
@@ -115,7 +90,7 @@ def test_prompts_equal_the_models_own_texts(encoder, model):
 def test_a_method_trains_over_it(encoder):
     """Gradients reach learned prompts through the frozen text model, whose own weights stay."""
     labels = small_labels()
-    method = PromptMethod(TaskContext(labels, {"cls": (encoder.dim,)}, encoder.text), PromptMethod.Options(width=6))
+    method = PromptMethod(TaskContext(labels, {"cls": (encoder.dim,)}, encoder.text), PromptOptions(width=6))
     own = torch.as_tensor(labels.pairs["train"])
     for recomputed in (False, True):
         method.checkpointing = recomputed

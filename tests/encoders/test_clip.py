@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -5,15 +6,14 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from safetensors.torch import save_file
 
 from duplex.encoders import load_encoder
-from duplex.encoders.clip import build_model
 from duplex.encoders.frozen_encoder import ImageTransform
-from duplex.encoders.open_clip_source import find_source
+from duplex.encoders.open_clip_source import build_model, find_source
 from duplex.encoders.openclip import PreprocessCfg, image_transform_v2, open_clip
 from duplex.errors import DuplexError, UsageError
-from tests.encoders.small import write_folder
+from tests.encoders.small import noise_image, write_folder
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +21,12 @@ def name(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_folder(tmp_path_factory.mktemp("encoder"))
 
 
-def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 90), st.integers(1, 90), st.sampled_from(["shortest", "longest", "squash"]))
 @example(1, 64, "longest")
 def test_pixels_are_open_clips(width: int, height: int, mode: str) -> None:
     config = PreprocessCfg(size=32, resize_mode=mode, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
-    picture = noise(width, height)
+    picture = noise_image(width, height)
     try:
         wanted = image_transform_v2(config, is_train=False)(picture)
     except ValueError:  # 1 x 64, whose longest side is to be 32: a side of no pixels
@@ -44,24 +40,23 @@ def test_pixels_are_open_clips(width: int, height: int, mode: str) -> None:
 
 def test_a_very_long_picture_is_its_middle() -> None:
     transform = ImageTransform(vars(PreprocessCfg(size=8)))
-    strip = noise(2_000, 2)
+    strip = noise_image(2_000, 2)
     whole = image_transform_v2(PreprocessCfg(size=8, mean=(0,) * 3, std=(1,) * 3), is_train=False)
     for picture in (strip, strip.rotate(90, expand=True)):
         assert (transform(picture).float() / 255 - whole(picture)).abs().max() < 0.02
-    assert transform(noise(20_000, 1)).shape == (3, 8, 8)
+    assert transform(noise_image(20_000, 1)).shape == (3, 8, 8)
 
 
 def test_features_are_open_clips(name: str) -> None:
     encoder = load_encoder(name, towers="image")
     model = build_model(find_source(name))
     pixels = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
-    prepared = (pixels.float() / 255 - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)) / torch.tensor(
-        [0.2, 0.3, 0.4]
-    ).view(3, 1, 1)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ([0.5, 0.4, 0.3], [0.2, 0.3, 0.4]))
+    prepared = (pixels.float() / 255 - mean) / std
     assert torch.equal(encoder.encode_images(pixels), model.encode_image(prepared))
     features, patches = encoder.encode_patches(pixels)
     assert torch.allclose(features, model.encode_image(prepared), atol=1e-5)
-    assert patches.shape[1:] == encoder.patches == (4, 32)
+    assert patches.shape[1:] == encoder.patch_shape == (4, 32)
     assert not encoder.visual.training and not any(p.requires_grad for p in encoder.visual.parameters())
 
 
@@ -97,14 +92,10 @@ def test_unknown_options_name_the_known(name: str) -> None:
 @pytest.mark.slow
 def test_real_architectures(architecture: str, tmp_path: Path) -> None:
     """A ResNet, a plain ViT, a timm tower and one that gives its tokens too, through a file of random weights."""
-    import json
-
-    from safetensors.torch import save_file
-
     config = open_clip.get_model_config(architecture)
     model = open_clip.create_model(architecture, pretrained_text=False)
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, tmp_path / "open_clip_model.safetensors")
     encoder = load_encoder(f"local-dir:{tmp_path}", towers="image")
-    pixels = encoder.image_transform(noise(50, 40))[None]
+    pixels = encoder.image_transform(noise_image(50, 40))[None]
     assert encoder.encode_images(pixels).shape == (1, encoder.dim)

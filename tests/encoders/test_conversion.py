@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from duplex.encoders import load_encoder
-from duplex.encoders.conversion import convert_weights, open_clip
+from duplex.encoders.open_clip_source import convert_weights, open_clip
 from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import ARCHITECTURE
 
@@ -13,28 +13,22 @@ Archive = tuple[Path, torch.nn.Module]
 
 
 class Scripted(torch.nn.Module):
-    """What OpenAI published: a scripted module, in half precision, with three numbers beside the weights."""
+    """The form of OpenAI's files: a scripted module, in half precision, with three numbers beside the weights."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        for name, child in model.named_children():
-            self.add_module(name, torch.nn.Module())
-            _copy(child, getattr(self, name))
-        for name, value in model.named_parameters(recurse=False):
-            self.register_parameter(name, value)
-        for name in ("input_resolution", "context_length", "vocab_size"):
-            self.register_buffer(name, torch.tensor(7))
+        numbers = dict.fromkeys(("input_resolution", "context_length", "vocab_size"), torch.tensor(7))
+        for name, value in {**dict(model.named_parameters()), **numbers}.items():
+            *folders, leaf = name.split(".")
+            module: torch.nn.Module = self
+            for folder in folders:
+                if not hasattr(module, folder):
+                    module.add_module(folder, torch.nn.Module())
+                module = getattr(module, folder)
+            module.register_buffer(leaf, value.detach())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x
-
-
-def _copy(module: torch.nn.Module, into: torch.nn.Module) -> None:
-    for name, value in module.named_parameters(recurse=False):
-        into.register_parameter(name, value)
-    for name, child in module.named_children():
-        into.add_module(name, torch.nn.Module())
-        _copy(child, getattr(into, name))
 
 
 @pytest.fixture

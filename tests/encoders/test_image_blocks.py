@@ -10,45 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders import PACKAGED, load_encoder
-from duplex.encoders.arithmetic import float32_arithmetic
 from duplex.encoders.image_blocks import block_input_shape, capture_block_input, last_blocks
-from duplex.encoders.openclip import ModifiedResNet, VisionTransformer
+from duplex.encoders.openclip import ModifiedResNet, VisionTransformer, open_clip
+from duplex.encoders.timm_encoder import timm
 from duplex.errors import UsageError
 from duplex.layers.finetuned_blocks import FinetunedBlocks, LowRank
 from duplex.options import FinetuneOptions
+from duplex.system.precision import float32_arithmetic
 
+TimmModel = open_clip.timm_model.TimmModel
 ADAPTERS = ("bottleneck", "lora", "full")
 
 
-def clip_resnet() -> nn.Module:
-    return ModifiedResNet((1, 1, 1, 1), 16, 8, 32, 8)
-
-
-def clip_vit() -> nn.Module:
-    return VisionTransformer(32, 8, 32, 3, 4, 4.0, output_dim=16)
-
-
-def in_clip(name: str, pool: str, size: int) -> nn.Module:
-    from open_clip.timm_model import TimmModel
-
-    return TimmModel(name, 16, size, pool=pool)
-
-
-def alone(name: str) -> nn.Module:
-    import timm
-
-    return timm.create_model(name, num_classes=0)
-
-
 TOWERS = {
-    "OpenAI ViT": (clip_vit, 32),
-    "OpenAI ResNet": (clip_resnet, 32),
-    "timm ViT in CLIP": (lambda: in_clip("test_vit", "token", 160), 160),
-    "timm ViT": (lambda: alone("test_vit"), 160),
-    "ConvNeXt": (lambda: in_clip("test_convnext", "avg", 32), 32),
-    "ResNet": (lambda: alone("test_resnet"), 32),
-    "EfficientNet": (lambda: alone("test_efficientnet"), 32),
-    "MobileNetV3": (lambda: alone("mobilenetv3_small_050"), 32),
+    "OpenAI ViT": (lambda: VisionTransformer(32, 8, 32, 3, 4, 4.0, output_dim=16), 32),
+    "OpenAI ResNet": (lambda: ModifiedResNet((1, 1, 1, 1), 16, 8, 32, 8), 32),
+    "timm ViT in CLIP": (lambda: TimmModel("test_vit", 16, 160, pool="token"), 160),
+    "timm ViT": (lambda: timm.create_model("test_vit", num_classes=0), 160),
+    "ConvNeXt": (lambda: TimmModel("test_convnext", 16, 32, pool="avg"), 32),
+    "ResNet": (lambda: timm.create_model("test_resnet", num_classes=0), 32),
+    "EfficientNet": (lambda: timm.create_model("test_efficientnet", num_classes=0), 32),
+    "MobileNetV3": (lambda: timm.create_model("mobilenetv3_small_050", num_classes=0), 32),
     "packaged": (lambda: load_encoder(PACKAGED, towers="image").visual, 48),
 }
 
@@ -83,6 +65,11 @@ def perturb(blocks: FinetunedBlocks) -> FinetunedBlocks:
         for weight in blocks.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
     return blocks.eval()
+
+
+def test_block_input_shapes_of_the_packaged_encoder() -> None:
+    encoder = load_encoder(PACKAGED, towers="image")
+    assert [block_input_shape(encoder, count) for count in (1, 2)] == [(192, 3, 3), (48, 6, 6)]
 
 
 @pytest.mark.parametrize("name", TOWERS)
@@ -230,8 +217,3 @@ def test_towers_that_cannot_be_cut_are_refused() -> None:
         last_blocks(SimpleNamespace(name="odd", visual=nn.Linear(2, 2)), 1)
     with pytest.raises(UsageError, match="'text' has no blocks"), capture_block_input(SimpleNamespace(name="text"), 1):
         pass
-
-
-def test_block_input_shapes_of_the_packaged_encoder() -> None:
-    encoder = load_encoder(PACKAGED, towers="image")
-    assert [block_input_shape(encoder, count) for count in (1, 2)] == [(192, 3, 3), (48, 6, 6)]

@@ -26,6 +26,8 @@ def test_nodes_are_the_distinct_prefixes(sequences: list[list[int]]) -> None:
     assert unpadded(tree.sequences()) == sequences
     assert (tree.parents < np.arange(tree.tokens)).all()
     assert tree.length == max(map(len, sequences))
+    array = PromptTree.of(pad_prompts(sequences).astype(np.int32))
+    assert (tree.rows == array.rows).all() and (tree.ends == array.ends).all()
 
 
 @given(prompts)
@@ -52,21 +54,6 @@ def test_blocks_keep_shared_prefixes_together() -> None:
     rng = np.random.default_rng(0)
     pairs = rng.permutation([[0, 1, 2 + s, 20 + o, 50] for s in range(8) for o in range(25)])
     assert sum(tree.tokens for _, tree in tree_blocks(pairs, 25)) == 8 * (2 + 1 + 25 + 25)
-
-
-def test_an_array_is_the_same_as_lists() -> None:
-    sequences = [[0, 1, 2], [0, 1], [0, 3, 4, 5]]
-    lists, array = PromptTree.of(sequences), PromptTree.of(pad_prompts(sequences).astype(np.int32))
-    assert (lists.rows == array.rows).all()
-    assert (lists.ends == array.ends).all()
-
-
-def test_an_open_world_shares_its_states() -> None:
-    states, objects = 30, 40
-    rows = [[0, 1, 2 + s, 2 + states + o, 100] for s in range(states) for o in range(objects)]
-    tree = PromptTree.of(rows)
-    assert tree.tokens == 2 + states + 2 * states * objects
-    assert np.bincount(tree.depths).tolist() == [1, 1, 30, 1200, 1200]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from duplex.encoders.clip_text import ClipTextTower
+from duplex.encoders.openclip import open_clip
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.errors import DuplexError
-from tests.encoders.towers import CONTEXT, END, START, VOCABULARY, FakeTokenizer, small_model, text_ids
-
-import open_clip  # isort: skip  # after `towers`, which lets torchvision import
+from tests.encoders.towers import END, START, FakeTokenizer, small_model, text_ids
 
 SIZES = {"context_length", "vocab_size", "width", "heads", "layers"}
 ELSEWHERE = {"hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode"}
@@ -56,52 +55,32 @@ def test_equals_encode_text(name: str, kind: dict[str, Any]) -> None:
         assert (features - expected).abs().max() <= 1e-12
 
 
-def test_causal_and_other_towers_are_both_among_them() -> None:
-    shares = [ClipTextTower(small_model(**kind)).shares_prefixes for _, kind in KINDS]
-    assert any(shares)
-    assert not all(shares)
+OPTIONS = [
+    ({"ls_init_value": 0.1}, True),
+    ({"proj_bias": True}, True),
+    ({"proj_type": "none"}, True),
+    ({"norm_kwargs": {"eps": 1e-3}}, True),
+    ({"act_kwargs": {"approximate": "tanh"}}, True),
+    ({"mlp_ratio": 2.5}, True),
+    ({"pool_type": "last"}, False),
+    ({"pool_type": "first"}, False),
+    ({"no_causal_mask": True}, False),
+    ({"no_causal_mask": True, "pool_type": "first"}, False),
+    ({"qk_norm": True}, False),
+    ({"scale_attn": True, "scale_fc": True}, False),
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        {"ls_init_value": 0.1},
-        {"proj_bias": True},
-        {"proj_type": "none"},
-        {"norm_kwargs": {"eps": 1e-3}},
-        {"act_kwargs": {"approximate": "tanh"}},
-        {"mlp_ratio": 2.5},
-    ],
-    ids=str,
-)
-def test_options_that_no_causal_architecture_uses_are_exact_too(text: dict[str, Any]) -> None:
-    sequences, _ = prompts_for(text)
-    model = small_model(text, custom=True)
-    tower = ClipTextTower(model)
-    assert tower.shares_prefixes
-    features = tower.encode(PromptTree.of(sequences), tower.vocabulary.table)
-    assert (features - model.encode_text(text_ids(sequences))).abs().max() <= 1e-12
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        {"pool_type": "last"},
-        {"pool_type": "first"},
-        {"no_causal_mask": True},
-        {"no_causal_mask": True, "pool_type": "first"},
-        {"qk_norm": True},
-        {"scale_attn": True, "scale_fc": True},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("text", "shares_prefixes"), OPTIONS, ids=str)
 @pytest.mark.parametrize("padding", [0, 3])
-def test_towers_without_shared_prefixes_encode_prompts_one_by_one(text: dict[str, Any], padding: int) -> None:
-    """The end token's place, the padding's and the whole context count as in the model itself."""
+def test_options_that_no_published_architecture_uses_are_exact(
+    text: dict[str, Any], shares_prefixes: bool, padding: int
+) -> None:
+    """Without shared prefixes the place of the end token, the padding and the whole context count."""
     sequences, _ = prompts_for(text)
     model = small_model(text, custom=True)
     tower = ClipTextTower(model, FakeTokenizer([START], [END], padding))
-    assert not tower.shares_prefixes
+    assert tower.shares_prefixes == shares_prefixes
     lexicon = tower.vocabulary.table.clone().requires_grad_()
     features = tower.encode(PromptTree.of(sequences), lexicon)
     assert (features - model.encode_text(text_ids(sequences, padding))).abs().max() <= 1e-12
@@ -126,13 +105,3 @@ def test_a_text_tower_of_another_library_is_refused() -> None:
     model.text = HFTextEncoder()
     with pytest.raises(DuplexError, match=r"HFTextEncoder does not take token embeddings.*ViT-B-32"):
         ClipTextTower(model)
-
-
-def test_positions_are_sliced_and_never_interpolated() -> None:
-    model = small_model()
-    tower = ClipTextTower(model)
-    short, whole = [[START, 5, END]], [[START, *[5] * (CONTEXT - 2), END]]
-    for sequences in (short, whole):
-        features = tower.encode(PromptTree.of(sequences), tower.vocabulary.table)
-        assert (features - model.encode_text(text_ids(sequences))).abs().max() <= 1e-12
-    assert len(tower.vocabulary.table) == VOCABULARY

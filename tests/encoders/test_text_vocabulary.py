@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from duplex.encoders.clip_text import ClipTextTower
-from duplex.encoders.text_vocabulary import Vocabulary
+from duplex.encoders.openclip import open_clip
+from duplex.encoders.text_parts import Vocabulary
 from duplex.errors import DuplexError
 from tests.encoders.towers import END, START, FakeTokenizer, small_model
-
-import open_clip  # isort: skip  # after `towers`, which lets torchvision import
 
 CLIP_VOCABULARY = 49408
 
@@ -53,25 +52,17 @@ def test_start_and_end_come_from_the_tokenizer() -> None:
     tower = ClipTextTower(small_model(), FakeTokenizer([START], [END], 0))
     assert (tower.start, tower.end) == (START, END)
     assert tower.tokens("7 8") == [7, 8]
-
-
-def test_a_tokenizer_without_a_start_token() -> None:
-    tower = ClipTextTower(small_model({"no_causal_mask": True, "pool_type": "last"}), FakeTokenizer([], [1], 1))
-    assert tower.tokens("7 8") == [7, 8]
+    headless = ClipTextTower(small_model({"no_causal_mask": True, "pool_type": "last"}), FakeTokenizer([], [1], 1))
+    assert headless.tokens("7 8") == [7, 8]
     with pytest.raises(DuplexError, match="no single start token"):
-        _ = tower.start
+        _ = headless.start
 
 
 def test_the_scale_and_sizes_are_the_models() -> None:
-    model = small_model()
-    tower = ClipTextTower(model)
-    assert tower.logit_scale == pytest.approx(model.logit_scale.item())
-    assert (tower.width, tower.dim, tower.context_length) == (16, 8, 12)
-
-
-def test_the_scale_is_a_logarithm() -> None:
-    """open_clip stores ln(1/τ): what multiplies cosines is its exponential."""
+    """The scale is ln(1/τ), as open_clip stores it."""
     model = small_model()
     with torch.no_grad():
         model.logit_scale.fill_(4.6052)
-    assert ClipTextTower(model).logit_scale == pytest.approx(4.6052)
+    tower = ClipTextTower(model)
+    assert tower.logit_scale == pytest.approx(4.6052)
+    assert (tower.width, tower.dim, tower.context_length) == (16, 8, 12)

@@ -54,8 +54,19 @@ def test_operators_are_declared_where_the_library_lacks_them_and_nowhere_else() 
     assert done.stdout.split() == ["repeats", "nothing_is_declared", "declared"], done.stderr
 
 
+def test_open_clip_and_timm_are_imported_without_the_compiler_which_works_afterwards() -> None:
+    done = run(
+        "-c",
+        "import sys, duplex.encoders.openclip; before = 'torch._dynamo' in sys.modules or 'sympy' in sys.modules\n"
+        "import torch, torch._dynamo; from torch._dynamo.utils import is_compile_supported\n"
+        "double = torch.compile(lambda x: 2 * x, backend='eager')\n"
+        "print(before, torch._dynamo.__file__ is not None, double(torch.ones(1)).item())",
+    )
+    assert done.stdout.split() == ["False", "True", "2.0"], done.stderr
+
+
 @pytest.mark.slow
-def test_worker_processes_prepare_pictures(tmp_path) -> None:
+def test_worker_processes_prepare_images(tmp_path) -> None:
     """Forked ones, and ones that start from nothing."""
     script = tmp_path / "run.py"
     script.write_text(
@@ -64,15 +75,15 @@ def test_worker_processes_prepare_pictures(tmp_path) -> None:
         from PIL import Image
         from torch.utils.data import DataLoader
         from duplex.encoders.frozen_encoder import ImageTransform
-        from duplex.features.decoding import Pictures
+        from duplex.features.decoding import ImageRows
         from pathlib import Path
         if __name__ == "__main__":
             Image.new("RGB", (9, 9), "red").save({str(tmp_path / "a.png")!r})
             transform = ImageTransform(dict(size=8, mode="RGB", mean=(0,)*3, std=(1,)*3, interpolation="bicubic",
                                               resize_mode="shortest", fill_color=0))
-            pictures = Pictures(["a.png"], Path({str(tmp_path)!r}), transform)
+            images = ImageRows(["a.png"], Path({str(tmp_path)!r}), transform)
             for method in ("fork", "spawn"):
-                for pixels, marks in DataLoader(pictures, num_workers=1, multiprocessing_context=method):
+                for pixels, marks in DataLoader(images, num_workers=1, multiprocessing_context=method):
                     print(method, tuple(pixels.shape), pixels[0, 0, 0, 0].item(), marks.tolist())
     """)
     )

@@ -7,12 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duplex.encoders.vision_ops import ensure_torchvision
-
-ensure_torchvision()
-
-from open_clip.coca_model import CoCa  # noqa: E402
-from open_clip.model import CLIP, CustomTextCLIP  # noqa: E402
+from duplex.encoders.openclip import CLIP, open_clip
 
 VISION = {"image_size": 8, "layers": 1, "width": 16, "patch_size": 8, "head_width": 8}
 VOCABULARY, CONTEXT = 64, 12
@@ -45,9 +40,10 @@ def small_model(
     model: nn.Module
     if coca:
         decoder = {"context_length": CONTEXT, "width": 16, "heads": 2, "layers": 1}
-        model = CoCa(8, multimodal_cfg=decoder, text_cfg=config, vision_cfg=VISION | {"attentional_pool": True})
+        vision = VISION | {"attentional_pool": True}
+        model = open_clip.CoCa(8, multimodal_cfg=decoder, text_cfg=config, vision_cfg=vision)
     else:
-        model = (CustomTextCLIP if custom else CLIP)(8, VISION, config, quick_gelu=quick_gelu)
+        model = (open_clip.CustomTextCLIP if custom else CLIP)(8, VISION, config, quick_gelu=quick_gelu)
     model = model.double().eval()
     with torch.no_grad():
         for weight in model.parameters():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import UsageError
 from duplex.evaluation.accumulator import ScoreAccumulator, TopCompetitors
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.metrics import Metrics, measure
@@ -30,12 +30,7 @@ def assert_equals_naive(p: Problem, k: int = 1) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    levels=st.sampled_from([0, 2, 3, 6]),
-    k=st.integers(1, 4),
-    feasible=st.sampled_from([1.0, 0.7]),
-)
+@given(st.integers(0, 10**6), st.sampled_from([0, 2, 3, 6]), st.integers(1, 4), st.sampled_from([1.0, 0.7]))
 def test_metrics_equal_trying_every_bias(seed: int, levels: int, k: int, feasible: float) -> None:
     rng = np.random.default_rng(seed)
     assert_equals_naive(problem(rng, int(rng.integers(1, 14)), int(rng.integers(1, 9)), levels, feasible), k)
@@ -88,22 +83,6 @@ def test_undefined_numbers_are_none() -> None:
     assert found.to_dict()["hm"] is None
 
 
-def test_constant_scores_are_never_right() -> None:
-    p = problem(np.random.default_rng(1))
-    found = measure(ScoreAccumulator(p.target, p.seen).add(np.zeros_like(p.scores)).competitors(), rounds=10)
-    assert (found.seen, found.unseen, found.hm, found.auc, found.tied) == (0, 0, 0, 0, 1)
-
-
-@pytest.mark.parametrize("place", [(0, 0), (5, 3), (11, 8)])
-@pytest.mark.parametrize("k", [1, 3])
-def test_nan_is_refused(place: tuple[int, int], k: int) -> None:
-    p = problem(np.random.default_rng(2))
-    p.scores[place] = np.nan
-    p.target[0] = 0
-    with pytest.raises(DuplexError, match=f"image {place[0]} contain NaN"):
-        competitors_of(p, k)
-
-
 def test_scores_of_infeasible_columns_do_not_matter() -> None:
     p = problem(np.random.default_rng(2))
     p.feasible[4] = False
@@ -121,9 +100,8 @@ def test_order_of_columns_and_shifts_of_rows_do_not_matter(seed: int, levels: in
     order = rng.permutation(p.seen.size)
     moved = Problem(p.scores[:, order], np.argsort(order)[p.target], p.seen[order], p.feasible[order])
     assert metrics_of(moved, k) == expected
-    shifted = Problem(
-        p.scores + rng.integers(-8, 8, (p.target.size, 1)), p.target, p.seen, p.feasible
-    )  # float64: exact
+    exact = p.scores.astype(np.float64) + rng.integers(-8, 8, (p.target.size, 1))
+    shifted = Problem(exact, p.target, p.seen, p.feasible)
     assert metrics_of(shifted, k).auc == (None if expected.auc is None else pytest.approx(expected.auc, abs=1e-12))
 
 
@@ -170,31 +148,6 @@ def test_a_group_without_images_is_nan_without_a_warning(missing: str) -> None:
     assert np.isnan(absent).all() and not np.isnan(here).any()
 
 
-def test_a_thinned_table_keeps_its_ends_and_the_best_point() -> None:
-    p = problem(np.random.default_rng(6), images=3000, columns=12)
-    curve = Curve.of(Margins.of(competitors_of(p)))
-    full, thin = curve.table(limit=None), curve.table(limit=100)
-    assert len(full) > 300 and 50 < len(thin) <= 103
-    assert thin["hm"].max() == full["hm"].max()
-    assert thin.iloc[[0, -1]].to_numpy().tolist() == full.iloc[[0, -1]].to_numpy().tolist()
-    gaps = np.hypot(np.diff(thin["seen"]), np.diff(thin["unseen"]))
-    assert gaps.max() < 0.05
-
-
-def test_a_k_beyond_the_accumulators_is_refused() -> None:
-    with pytest.raises(UsageError, match="k is 3; expected 1 to 2"):
-        Margins.of(competitors_of(problem(np.random.default_rng(0)), k=2), k=3)
-
-
-def test_state_and_object_accuracy() -> None:
-    scores = np.array([[3.0, 1, 2, 0], [0, 3, 1, 2], [1, 1, 1, 1]], dtype=np.float32)  # columns (0,0) (0,1) (1,0) (1,1)
-    competitors = ScoreAccumulator([0, 3, 1], [True, True, True, False]).add(scores).competitors()
-    assert competitors.predictions().tolist() == [0, 1, 0]
-    assert competitors.predictions(bias=5.0).tolist() == [3, 3, 3]
-    found = measure(competitors, states=[0, 0, 1, 1], objects=[0, 1, 0, 1], rounds=0)
-    assert found.state_accuracy == pytest.approx(2 / 3) and found.object_accuracy == pytest.approx(2 / 3)
-
-
 def test_biases_are_midpoints_and_lie_beyond_the_ends() -> None:
     def turning(*turns: float) -> Curve:
         return Curve.of(Margins(np.array(turns), np.array([np.nan]), np.arange(len(turns) + 1) < len(turns)))
@@ -218,18 +171,14 @@ def test_a_table_keeps_to_its_limit_and_has_its_ends_and_best_point(limit: int) 
     for place in (0, int(full["hm"].argmax()), 47):
         assert full.iloc[place].tolist() in found.to_numpy().tolist()
     assert len(curve.table()) == 48
-
-
-def test_a_long_table_is_thinned_to_500_rows() -> None:
-    curve = Curve.of(Margins(np.arange(400.0), np.arange(400.0) + 0.5, np.arange(800) < 400))
-    assert 480 < len(curve.table()) <= 500
     one_sided = Curve.of(Margins(np.arange(900.0), np.array([]), np.ones(900, bool))).table()
-    assert len(one_sided) <= 500 and one_sided["unseen"].isna().all() and one_sided["seen"].iloc[0] == 1.0
+    assert 480 < len(one_sided) <= 500 and one_sided["unseen"].isna().all() and one_sided["seen"].iloc[0] == 1.0
 
 
 def test_a_label_with_k_equal_competitors_is_never_right() -> None:
     scores = np.array([[4.0, 4, 4, 1], [4, 4, 3, 1]])
     competitors = ScoreAccumulator([0, 0], [True, True, True, False], k=2).add(scores).competitors()
     assert np.isnan(Margins.of(competitors, 2).seen[0]) and Margins.of(competitors, 2).seen[1] == 3.0
-    with pytest.raises(UsageError, match="k is 0; expected 1 to 2"):
-        Margins.of(competitors, 0)
+    for k in (0, 3):
+        with pytest.raises(UsageError, match=f"k is {k}; expected 1 to 2"):
+            Margins.of(competitors, k)

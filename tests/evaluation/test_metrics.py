@@ -1,14 +1,16 @@
-"""Metrics as they are written, and their intervals."""
+"""Metrics as they are written, their intervals, and accuracies of frequency groups."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import ScoreAccumulator
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.metrics import Metrics, measure
+from duplex.evaluation.metrics import Metrics, group_table, measure
 from duplex.evaluation.uncertainty import bootstrap
+from duplex.labels import GROUPS, FrequencyGroups, frequency_groups
 from tests.evaluation.twins import problem
 
 
@@ -28,6 +30,7 @@ def test_state_accuracy_counts_column_0_but_not_a_missing_prediction() -> None:
     assert rivals.predictions().tolist() == [0, 0, -1]
     found = measure(rivals, states=["a", "b", "c"], objects=["x", "x", "y"], rounds=0)
     assert (found.state_accuracy, found.object_accuracy) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert rivals.predictions(bias=5.0).tolist() == [2, 2, -1]
 
 
 @pytest.mark.parametrize(("label", "tied"), [(5.0, 0.0), (3.0, 1.0), (2.0, 0.0), (-np.inf, 0.0)])
@@ -46,3 +49,36 @@ def test_intervals_are_percentiles_of_the_bootstrap() -> None:
     for column, interval in enumerate((found.seen_interval, found.unseen_interval, found.hm_interval)):
         assert interval == pytest.approx(tuple(np.percentile(draws[:, column], [2.5, 97.5])))
     assert found.images_seen + found.images_unseen == 80
+    without = measure(rivals, rounds=0)
+    assert without.seen_interval is None is without.hm_interval and without.auc_interval == found.auc_interval
+
+
+TRAIN = np.repeat(np.arange(10), [9, 8, 7, 6, 5, 1, 1, 1, 1, 1])  # ten seen compositions of twelve
+
+
+def test_counts_shares_and_accuracy() -> None:
+    test = np.array([0, 0, 1, 2, 10, 11, 11, 11])
+    without = np.array([1, 0, 0, 1, 0, 0, 0, 1], bool)
+    with_graph = np.array([1, 1, 0, 1, 1, 0, 0, 1], bool)
+    table = group_table(frequency_groups(TRAIN, 12), TRAIN, test, {"without": without, "with": with_graph})
+    assert table["group"].tolist() == list(GROUPS)
+    assert table["compositions"].tolist() == [2, 3, 5, 2]
+    assert table["train_images"].tolist() == [17, 18, 5, 0]
+    assert table["train_percent"].tolist() == [42.5, 45, 12.5, 0]
+    assert table["test_images"].tolist() == [3, 1, 0, 4]
+    np.testing.assert_allclose(table["without"], [100 / 3, 100, np.nan, 25])
+    np.testing.assert_allclose(table["with"], [200 / 3, 100, np.nan, 50])
+    np.testing.assert_allclose(table["gain"], [100 / 3, 0, np.nan, 25])
+    assert "gain" not in group_table(frequency_groups(TRAIN, 12), TRAIN, test, {"one": without})
+
+
+def test_results_of_other_images_are_refused() -> None:
+    with pytest.raises(DuplexError, match="3 images, the test split has 2"):
+        group_table(frequency_groups(TRAIN, 12), TRAIN, np.array([0, 1]), {"run": np.ones(3, bool)})
+
+
+def test_one_image_is_all_of_them() -> None:
+    one = np.array([0])
+    table = group_table(FrequencyGroups(2, one, one), one, one, {"run": np.array([True])})
+    assert table["train_percent"].tolist() == [100.0, 0.0, 0.0, 0.0]
+    assert table["run"].tolist()[0] == 100.0 and table["run"].isna().tolist() == [False, True, True, True]

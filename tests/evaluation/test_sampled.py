@@ -32,6 +32,11 @@ def blocks(scores: np.ndarray, step: int) -> BlockSource:
     return each
 
 
+def metrics(scores: np.ndarray, target: list[int], seen: int) -> Metrics:
+    """Metrics of scores whose first `seen` columns are seen, image by image."""
+    return sampled_metrics(blocks(scores, 1), np.array(target), np.arange(scores.shape[1]) < seen)
+
+
 def run(p: Problem, k: int = 1, step: int = 37) -> Metrics:
     return sampled_metrics(blocks(p.scores, step), p.target, p.seen, p.feasible, k)
 
@@ -86,43 +91,35 @@ def test_metrics_of_a_missing_group_are_none() -> None:
     assert (poor.unseen, poor.auc) == (0, 0)
 
 
-def test_nan_and_too_few_columns_are_refused() -> None:
-    p = problem(np.random.default_rng(0), 20, 10)
-    with pytest.raises(UsageError, match="at least 9 seen columns"):
-        run(p, k=9)
-    seen = np.arange(10) < 3
-    assert sampled_metrics(blocks(p.scores, 7), p.target, seen, k=3).k == 3
-    with pytest.raises(UsageError, match="needs at least 4 seen columns; there are 3"):
-        sampled_metrics(blocks(p.scores, 7), p.target, seen, k=4)
-    p.scores[9, 3] = np.nan
-    with pytest.raises(DuplexError, match="image 9 contain NaN"):
-        run(p, step=4)
-
-
 def test_float64_scores_keep_their_precision() -> None:
     """The label leads by less than single precision resolves."""
     close = np.array([[1.0, 1.0 + 1e-12, 0.0], [0.0, 1.0, 1.0 + 1e-12]])
-    found = sampled_metrics(blocks(close, 1), np.array([1, 2]), np.array([True, True, False]))
+    found = metrics(close, [1, 2], 2)
     assert (found.seen, found.unseen) == (1.0, 1.0)
     whole = np.array([[16_777_217, 16_777_216, 0]])  # equal in single precision, and the first of equals is taken
-    assert sampled_metrics(blocks(whole, 1), np.array([1]), np.array([True, True, False])).seen in (0.0, 1.0)
-    assert sampled_metrics(blocks(whole, 1), np.array([1]), np.array([True, True, False])) == sampled_metrics(
-        blocks(whole.astype(np.float32), 1), np.array([1]), np.array([True, True, False])
-    )
+    assert metrics(whole, [1], 2).seen in (0.0, 1.0)
+    assert metrics(whole, [1], 2) == metrics(whole.astype(np.float32), [1], 2)
 
 
 def test_the_bias_maximises_the_harmonic_mean_up_to_1000() -> None:
     scores = np.array([[5000.0, 0.0, 0.0], [0.0, 0.0, 0.5]])
-    found = sampled_metrics(blocks(scores, 1), np.array([0, 2]), np.array([True, True, False]))
+    found = metrics(scores, [0, 2], 2)
     assert (found.seen, found.unseen, found.hm, found.k) == (1.0, 1.0, 1.0, 1)
     assert found.bias == 1000.0
     earlier = np.array([[500.0, 0.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.0, 2.0]])
-    found = sampled_metrics(blocks(earlier, 1), np.array([0, 2, 2]), np.array([True, True, False]))
+    found = metrics(earlier, [0, 2, 2], 2)
     assert (found.hm, found.bias) == (pytest.approx(2 / 3), pytest.approx(-0.5001))
     tied = np.array([[5000.0, 0.0, 0.0], [2000.0, 0.0, 0.5]])
-    assert sampled_metrics(blocks(tied, 1), np.array([0, 2]), np.array([True, True, False])).unseen == 0.0
-    lone = sampled_metrics(blocks(np.array([[9.0, 0.0], [3.0, 0.0]]), 1), np.array([0, 1]), np.array([True, False]))
+    assert metrics(tied, [0, 2], 2).unseen == 0.0
+    lone = metrics(np.array([[9.0, 0.0], [3.0, 0.0]]), [0, 1], 1)
     assert lone.images_seen == lone.images_unseen == 1
+
+
+def test_too_few_seen_columns_are_refused() -> None:
+    p, seen = problem(np.random.default_rng(0), 20, 10), np.arange(10) < 3
+    assert sampled_metrics(blocks(p.scores, 7), p.target, seen, k=3).k == 3
+    with pytest.raises(UsageError, match="needs at least 4 seen columns; there are 3"):
+        sampled_metrics(blocks(p.scores, 7), p.target, seen, k=4)
 
 
 def test_nan_is_reported_with_the_number_of_the_image() -> None:

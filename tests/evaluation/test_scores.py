@@ -36,7 +36,11 @@ def save(path: Path, **changes: Any) -> Path:
 
 
 def read(path: Path, **changes: Any) -> ScoreFile:
-    with open_scores(save(path, **changes)) as found:
+    return read_again(save(path, **changes))
+
+
+def read_again(path: Path) -> ScoreFile:
+    with open_scores(path) as found:
         return found
 
 
@@ -76,12 +80,9 @@ def test_allowed_entries_are_read(tmp_path: Path, kind: str, name: str, values: 
     assert (found if isinstance(wanted, tuple) else found.tolist()) == wanted
 
 
-def test_text_of_fixed_length_is_read_from_hdf5(tmp_path: Path) -> None:
+def test_only_text_of_fixed_length_is_read_from_hdf5(tmp_path: Path) -> None:
     found = read(tmp_path / "s.h5", state=np.char.encode(["a", "b", "ä", "b"], "utf-8")).states
     assert found is not None and found.tolist() == [b"a", b"b", "ä".encode(), b"b"]
-
-
-def test_text_of_variable_length_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'state' must be numbers or text of fixed length; store text as np\.char"):
         read(tmp_path / "s.h5", state=["a", "b", "a", "b"])
 
@@ -146,11 +147,6 @@ def test_files_with_holes_are_refused(tmp_path: Path, kind: str) -> None:
         read_again(tmp_path / f"s.{kind}")
 
 
-def read_again(path: Path) -> None:
-    with open_scores(path):
-        pass
-
-
 def test_missing_files_and_unknown_suffixes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "s.csv").write_text("1,2")
     (tmp_path / "s.npz").mkdir()
@@ -159,16 +155,12 @@ def test_missing_files_and_unknown_suffixes_are_refused(tmp_path: Path) -> None:
             read_again(tmp_path / name)
 
 
+NO_OBJECTS = "it holds Python objects, which are not loaded for safety; save plain arrays"
+
+
 @pytest.mark.parametrize(
     ("error", "says"),
-    [
-        (ValueError("first line\nsecond line"), "first line"),
-        (EOFError(), "EOFError"),
-        (
-            ValueError("allow_pickle=False"),
-            "it holds Python objects, which are not loaded for safety; save plain arrays",
-        ),
-    ],
+    [(ValueError("one\ntwo"), "one"), (EOFError(), "EOFError"), (ValueError("allow_pickle=False"), NO_OBJECTS)],
 )
 def test_a_read_error_shows_its_first_line(tmp_path: Path, error: Exception, says: str) -> None:
     class Broken:

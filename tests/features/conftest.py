@@ -1,5 +1,5 @@
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,14 +46,11 @@ def stop_at_third_batch(monkeypatch) -> Callable[[], AbstractContextManager[None
     """A context in which extractions are asked to stop at their third batch."""
 
     @contextmanager
-    def requests() -> Iterator[SimpleNamespace]:
-        asked = iter(range(1000))
-        yield SimpleNamespace(is_set=lambda: next(asked) >= 4)  # asked twice per batch
-
-    @contextmanager
     def call() -> Iterator[None]:
+        asked = iter(range(1000))
+        stop = SimpleNamespace(is_set=lambda: next(asked) >= 4)  # asked twice per batch
         with monkeypatch.context() as patched:
-            patched.setattr(extraction, "stop_requests", requests)
+            patched.setattr(extraction, "stop_requests", lambda: nullcontext(stop))
             yield
 
     return call

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -15,12 +14,10 @@ from hypothesis.extra import numpy as arrays
 
 from duplex.encoders import PACKAGED, load_encoder
 from duplex.encoders.image_blocks import last_blocks
-from duplex.errors import DuplexError, UsageError
-from duplex.features.eight_bits import dequantize, quantize
+from duplex.errors import DuplexError
 from duplex.features.inspection import inspect, verify
-from duplex.features.shards import join_shards
 from duplex.features.store import open_features
-from duplex.features.tokens import DiskTokens, read_tokens
+from duplex.features.tokens import DiskTokens, dequantize, quantize, read_tokens
 
 NUMBERS = st.floats(-1000, 1000, width=16) | st.floats(-(2.0**-20), 2.0**-20, width=16)  # with scales of zero
 TOKENS = arrays.arrays(np.float16, st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5)), elements=NUMBERS)
@@ -74,7 +71,7 @@ def test_the_last_block_returns_the_cached_features_from_its_cached_input(run, e
     cosine = torch.cosine_similarity(again, torch.from_numpy(open_features(path).cls))
     assert cosine.min() > 0.99999  # float16 in between
     assert inspect(path)["block_inputs"] == [5, 32] and inspect(plain)["block_inputs"] is None
-    assert inspect(path)["patch"] == list(encoder.patches) and "bits" not in inspect(path)["identity"]
+    assert inspect(path)["patch"] == list(encoder.patch_shape) and "bits" not in inspect(path)["identity"]
 
 
 def test_a_cache_in_eight_bits_has_half_the_bytes_and_the_same_features(run, tmp_path: Path) -> None:
@@ -102,52 +99,9 @@ def test_rows_from_the_disk_equal_those_in_memory(run, bits: int, tower: str) ->
     assert torch.equal(streamed.at(np.arange(5, 20))[2:9], torch.from_numpy(values)[7:14])
 
 
-@both_bits
-def test_an_interrupted_extraction_resumes_to_the_same_bytes(run, tmp_path: Path, stop_at_third_batch, bits) -> None:
-    whole = run(tmp_path / "whole.h5", block_inputs=1, bits=bits).path
-    with stop_at_third_batch(), pytest.raises(DuplexError, match=r"stopped with 24 of 40 rows"):
-        run(block_inputs=1, bits=bits)
-    assert run(block_inputs=1, bits=bits).resumed == 24
-    assert (tmp_path / "features.h5").read_bytes() == whole.read_bytes()
-
-
-@both_bits
-@pytest.mark.parametrize("copy", [False, True])
-def test_joined_shards_equal_the_whole_cache(run, tmp_path: Path, copy: bool, bits: int) -> None:
-    options = {"block_inputs": 1, "bits": bits, "tokens": "patch"}
-    whole = run(tmp_path / "whole.h5", **options).path
-    for k in range(2):
-        run(tmp_path / "parts.h5", shard=(k, 2), **options)
-    join_shards(tmp_path / "parts.h5", copy=copy)
-    for limit in (0, 2**31):
-        tokens: Any = read_tokens(tmp_path / "parts.h5", "block_inputs", limit)
-        assert np.array_equal(np.asarray(tokens[:]), np.asarray(read_tokens(whole, "block_inputs")))
-    assert not copy or (tmp_path / "parts.h5").read_bytes() == whole.read_bytes()
-
-
-def test_shards_with_other_block_inputs_are_not_joined(run, tmp_path: Path) -> None:
-    for k in range(2):
-        run(tmp_path / "other.h5", shard=(k, 2), block_inputs=1 + k)
-    with pytest.raises(DuplexError, match="another number of block inputs"):
-        join_shards(tmp_path / "other.h5")
-
-
-@pytest.mark.parametrize(
-    ("change", "difference"),
-    [({"block_inputs": 2}, "number of block inputs"), ({"block_inputs": 1, "bits": 8}, "number of bits")],
-)
-def test_another_choice_is_extracted_again(run, capsys, change: dict[str, int], difference: str) -> None:
-    run(block_inputs=1)
-    assert run(block_inputs=1).resumed == 40
-    assert run(**change).resumed == 0
-    assert f"another {difference}; extracting again" in capsys.readouterr().err
-
-
 def test_bits_matter_only_with_block_inputs(run, tmp_path: Path) -> None:
     plain = run(tmp_path / "plain.h5").path.read_bytes()
     assert run(tmp_path / "other.h5", bits=8).path.read_bytes() == plain
-    with pytest.raises(UsageError, match="unknown bits '4'; known: 8, 16"):
-        run(block_inputs=1, bits=4)
 
 
 def test_verify_measures_the_error_and_detects_rows_of_another_image(run, encoder, images, tmp_path: Path) -> None:
@@ -163,12 +117,6 @@ def test_verify_measures_the_error_and_detects_rows_of_another_image(run, encode
         with pytest.raises(DuplexError, match=r"row 7 is not 00007\.jpg"):
             verify(path, *options, sample=40)
     assert 0 < errors[16] < 0.001 < errors[8] < 0.02
-
-
-def test_more_block_inputs_than_blocks_are_refused(run, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has 2 blocks"):
-        run(block_inputs=3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["pictures"]
 
 
 def narrow_scales(file: h5py.File) -> None:

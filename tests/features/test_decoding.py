@@ -74,15 +74,12 @@ def test_batches_have_their_rows_and_a_bad_image_is_black(names: list[str], tmp_
         assert pixels.shape == (6, 3, *SIZE) and not pixels[5].any()
 
 
-def test_an_image_that_fails_once_for_the_machine_is_read_again(names, tmp_path, disk) -> None:
+def test_an_image_that_fails_for_the_machine_is_read_again_once(names, tmp_path, disk) -> None:
     plain = torch.cat([pixels for _, pixels, _ in blocks_of(ImageRows(names, tmp_path, transform))])
     disk.fails.extend([names[1], names[5]])
     found = blocks_of(ImageRows(names, tmp_path, transform))
     assert torch.equal(torch.cat([pixels for _, pixels, _ in found]), plain)
     assert torch.cat([marks for *_, marks in found]).tolist() == [ENCODED] * 6
-
-
-def test_an_image_that_fails_twice_for_the_machine_is_an_error(names, tmp_path, disk) -> None:
     disk.fails.extend([names[5], names[5]])
     with pytest.raises(MachineFault, match=names[5]):
         blocks_of(ImageRows(names, tmp_path, transform))

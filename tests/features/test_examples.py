@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError
-from duplex.features.examples import Examples, join
-from duplex.features.views import SplitViews, ViewCache
+from duplex.features.examples import Examples, SplitViews, ViewCache, join
 from duplex.labels import SPLITS, LabelSpace
 
 ROWS = 12
@@ -38,9 +37,8 @@ def test_a_split_has_its_readable_rows_in_the_order_of_the_manifest() -> None:
         rows = [row for row in range(ROWS) if PLACES[row] == split and not BAD[row]]
         assert examples.rows.tolist() == rows and len(examples) == len(rows) > 0
         pairs = MANIFEST.iloc[rows]
-        assert (
-            examples.compositions.tolist() == LABELS.index(pairs["state"].tolist(), pairs["object"].tolist()).tolist()
-        )
+        expected = LABELS.index(pairs["state"].tolist(), pairs["object"].tolist())
+        assert examples.compositions.tolist() == expected.tolist()
         assert examples.cls.dtype == torch.float32 and examples.inputs["patch"].dtype == torch.float16
         assert np.array_equal(examples.cls.numpy(), INPUTS["cls"][rows].astype(np.float32))
         assert np.array_equal(examples.inputs["patch"].numpy(), INPUTS["patch"][rows])

@@ -15,6 +15,7 @@ import torch
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extraction as extraction_module
+from duplex.features.augmentation import Augmentation
 from duplex.features.extraction import BadImage, ExtractionReport, extract
 from duplex.features.image_files import read_image
 from duplex.features.layout import ENCODED, PENDING, Span, partial_path
@@ -22,6 +23,8 @@ from duplex.features.shards import join_shards
 from duplex.features.store import PartialCache, open_features
 from tests.features.conftest import Wrapped
 from tests.features.test_store import opened_in
+
+TWICE = Augmentation(2, flip=True)
 
 
 def naive(images, root: Path, encoder) -> np.ndarray:
@@ -37,11 +40,10 @@ def test_features_are_those_of_a_plain_loop(run, images, encoder, tmp_path: Path
     assert (report.rows, report.resumed, report.bad) == (40, 0, [])
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_number_of_workers_changes_nothing(run, tmp_path: Path, workers: int) -> None:
-    run()
-    run(tmp_path / "other.h5", num_workers=workers)
-    assert (tmp_path / "other.h5").read_bytes() == (tmp_path / "features.h5").read_bytes()
+@pytest.mark.parametrize(("workers", "options"), [(1, {}), (2, {}), (2, {"augmentation": TWICE})])
+def test_the_number_of_workers_changes_nothing(run, tmp_path: Path, workers: int, options) -> None:
+    plain = run(**options).path.read_bytes()
+    assert run(tmp_path / "other.h5", num_workers=workers, **options).path.read_bytes() == plain
 
 
 def test_a_finished_cache_is_left_alone_unless_fresh(run, tmp_path: Path) -> None:
@@ -52,19 +54,31 @@ def test_a_finished_cache_is_left_alone_unless_fresh(run, tmp_path: Path) -> Non
     assert run(fresh=True).resumed == 0
 
 
-@pytest.mark.parametrize("change", [{"manifest_sha256": "n" * 64}, {"limit": 9}, {"tokens": "patch"}])
-def test_a_cache_of_another_identity_is_extracted_again(run, change, capsys: pytest.CaptureFixture[str]) -> None:
-    run()
-    assert run(**change).resumed == 0
-    assert "extracting again" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("first", "second", "difference"),
+    [
+        ({}, {"manifest_sha256": "n" * 64}, "manifest"),
+        ({}, {"limit": 9}, "limit"),
+        ({}, {"tokens": "patch"}, "token choice"),
+        ({"block_inputs": 1}, {"block_inputs": 2}, "number of block inputs"),
+        ({"block_inputs": 1}, {"block_inputs": 1, "bits": 8}, "number of bits"),
+        ({"augmentation": TWICE}, {"augmentation": Augmentation(3, flip=True)}, "number of views"),
+    ],
+)
+def test_a_cache_of_another_identity_is_extracted_again(run, capsys, first, second, difference: str) -> None:
+    report = run(**first)
+    assert run(**first).resumed == report.rows
+    assert run(**second).resumed == 0
+    assert f"another {difference}; extracting again" in capsys.readouterr().err
 
 
-def test_patch_tokens_are_stored_beside_the_features(run, encoder) -> None:
-    path = run(tokens="patch").path
-    with h5py.File(path) as file:
-        assert file["patch"].shape == (40, *encoder.patches) and file["patch"].dtype == np.float16
-        assert np.abs(file["patch"][39]).sum() > 0
-    assert open_features(path).cls.shape == (40, 16)
+@pytest.mark.parametrize("options", [{}, {"block_inputs": 1}, {"block_inputs": 1, "bits": 8}, {"augmentation": TWICE}])
+def test_an_interrupted_extraction_resumes_to_the_same_bytes(run, tmp_path: Path, stop_at_third_batch, options) -> None:
+    whole = run(tmp_path / "whole.h5", **options)
+    with stop_at_third_batch(), pytest.raises(DuplexError, match=rf"stopped with 24 of {whole.rows} rows"):
+        run(**options)
+    report = run(**options)
+    assert report.resumed == 24 and report.path.read_bytes() == whole.path.read_bytes()
 
 
 def test_bad_images_keep_their_rows(run, images, tmp_path: Path) -> None:
@@ -74,7 +88,7 @@ def test_bad_images_keep_their_rows(run, images, tmp_path: Path) -> None:
     report = run(fresh=True, max_bad=0.05)
     features = open_features(report.path)
     assert [(bad.row, bad.reason) for bad in report.bad] == [(3, "missing"), (30, "empty")]
-    assert features.reasons == ["missing", "empty"] and np.flatnonzero(features.bad).tolist() == [3, 30]
+    assert np.flatnonzero(features.bad).tolist() == [3, 30]
     assert not features.cls[features.bad].any()
     assert np.array_equal(features.cls[~features.bad], good[~features.bad])
 
@@ -130,8 +144,9 @@ def test_exactly_the_allowed_share_of_bad_images_passes_and_five_are_listed(run,
     for image in images[20:25]:
         (tmp_path / "pictures" / image).unlink()
     assert len(run(max_bad=0.125).bad) == 5
-    with pytest.raises(DuplexError, match=rf"allows: .*{images[24]} \(missing\); fix them"):
+    with pytest.raises(DuplexError, match=rf"allows: .*{images[24]} \(missing\); fix them") as refused:
         run(max_bad=0.124)
+    assert opened_in(tmp_path) == [] and refused.traceback  # which keeps the failed frames alive
 
 
 def test_features_that_are_not_finite_are_bad_and_not_encoded_again(run, encoder) -> None:
@@ -149,21 +164,6 @@ def test_features_that_are_not_finite_are_bad_and_not_encoded_again(run, encoder
     content, count = report.path.read_bytes(), len(calls)
     again = run(encoder=Wrapped(encoder, overflow), max_bad=1.0)
     assert len(calls) == count and again.resumed == 40 and again.path.read_bytes() == content
-
-
-def test_patch_tokens_that_are_not_finite_make_the_row_bad(run, encoder) -> None:
-    def overflow(pixels):
-        features, patches = (part.clone() for part in encoder.encode_patches(pixels))
-        patches[1, 0, 0] = float("inf")
-        return features, patches
-
-    wrapped = Wrapped(encoder, encoder.encode_images)
-    wrapped.encode_patches = overflow
-    report = run(encoder=wrapped, max_bad=1.0, tokens="patch")
-    assert [bad.row for bad in report.bad] == [1, 9, 17, 25, 33]
-    with h5py.File(report.path) as file:
-        assert np.isfinite(file["patch"][...]).all() and not file["cls"][1].any() and not file["patch"][1].any()
-        assert file["cls"][0].any() and file["patch"][0].any()
 
 
 def test_a_resumed_run_with_another_batch_size_keeps_finished_rows(run, stop_at_third_batch) -> None:
@@ -249,13 +249,6 @@ def test_a_finished_file_is_checked_before_it_is_trusted(run, tmp_path, capsys, 
     assert message in err and "makes it again" not in err and err.endswith("; extracting again\n")
 
 
-def test_no_file_stays_open_after_a_failure(run, images, tmp_path: Path) -> None:
-    (tmp_path / "pictures" / images[0]).unlink()
-    with pytest.raises(DuplexError) as refused:
-        run(max_bad=0.0)
-    assert opened_in(tmp_path) == [] and refused.traceback  # which keeps the failed frames alive
-
-
 def test_an_unfinished_file_that_cannot_be_opened_is_reported(run, tmp_path: Path, monkeypatch) -> None:
     partial_path(tmp_path / "features.h5").write_bytes(b"\x89HDF")
     real = h5py.File
@@ -299,11 +292,14 @@ def test_a_foreign_file_is_not_overwritten(run, tmp_path: Path, name: str) -> No
         ({"shard": (0, 9)}, "too few for 9 shards"),
         ({"images": []}, "no image"),
         ({"tokens": "all"}, "known: none, patch"),
+        ({"block_inputs": 1, "bits": 4}, "unknown bits '4'; known: 8, 16"),
+        ({"block_inputs": 3}, "has 2 blocks"),
     ],
 )
-def test_invalid_options_are_refused(run, options, message: str) -> None:
+def test_invalid_options_are_refused(run, tmp_path: Path, options, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         run(**options)
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 
 def test_a_missing_or_misplaced_folder_is_reported_at_once(run, encoder, tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ def test_an_identity_has_only_keys_of_options_that_were_set() -> None:
         **ENCODER,
         **{"manifest": "m", "tokens": "patch", "limit": "0", "block_inputs": "2"},
     }
+    assert cache_identity(ENCODER, "m", block_inputs=2, bits=8)["bits"] == "8"
+    assert "bits" not in cache_identity(ENCODER, "m", bits=8), "without block inputs there is nothing to store in them"
 
 
 @pytest.mark.parametrize("key", [*DISPLAY_NAMES, "something"])
@@ -37,10 +39,9 @@ def test_every_expected_value_must_be_equal(key: str, value: str | None) -> None
     changed = {**stored, key: value} if value is not None else {k: v for k, v in stored.items() if k != key}
     with pytest.raises(DuplexError) as refused:
         check_identity(changed, stored, CACHE)
-    says = (
-        f"{CACHE} was made with another {DISPLAY_NAMES.get(key, key)} ({value or 'none'}, not a); {repair_hint(CACHE)}"
-    )
-    assert str(refused.value) == says
+    name = DISPLAY_NAMES.get(key, key)
+    message = f"{CACHE} was made with another {name} ({value or 'none'}, not a); {repair_hint(CACHE)}"
+    assert str(refused.value) == message
 
 
 def test_unexpected_keys_are_allowed_except_views_and_limit() -> None:
@@ -72,29 +73,10 @@ def test_long_values_are_abbreviated() -> None:
 
 def test_the_first_difference_is_found_on_either_side() -> None:
     assert first_difference(ENCODER, dict(ENCODER)) is None
-    assert (
-        first_difference({"a": "1", "dim": "3"}, {"a": "1"})
-        == "feature width"
-        == first_difference({}, {"dim": "3", "e": "1"})
-    )
+    for one, other in (({"a": "1", "dim": "3"}, {"a": "1"}), ({}, {"dim": "3", "e": "1"})):
+        assert first_difference(one, other) == "feature width"
     assert first_difference({"torch": "1"}, {"torch": "2"}) == "torch version"
     assert first_difference({"limit": "1"}, {}) == "limit"
-
-
-def test_the_hint_names_the_data_set_if_the_path_shows_it() -> None:
-    assert repair_hint(CACHE) == "`duplex extract --dataset shoes` makes it again"
-    for place in ("features.h5", "artifacts/shoes/other.h5"):
-        assert repair_hint(Path(place)) == f"`duplex extract --dataset NAME --out {place}` makes it again"
-
-
-def test_the_hint_for_a_shard_extracts_it_and_for_imported_features_imports_them() -> None:
-    shard = CACHE.with_name("features.shard-1-of-3.h5")
-    assert repair_hint(shard) == "`duplex extract --dataset shoes --shard 1/3` makes it again"
-    elsewhere = Path("other.shard-0-of-2.h5")
-    assert repair_hint(elsewhere) == "`duplex extract --dataset NAME --out other.h5 --shard 0/2` makes it again"
-    stored = {"encoder": IMPORTED, "manifest": "m"}
-    with pytest.raises(DuplexError, match="; `duplex cache import FILE --dataset shoes` makes it again"):
-        check_identity(stored, {"manifest": "n"}, CACHE)
 
 
 def test_a_key_expected_to_be_absent_is_refused_if_present() -> None:
@@ -103,7 +85,17 @@ def test_a_key_expected_to_be_absent_is_refused_if_present() -> None:
         check_identity({**ENCODER, "block_inputs": "2"}, {"block_inputs": None}, CACHE)
 
 
-def test_bits_are_recorded_if_they_are_not_sixteen() -> None:
-    assert "bits" not in cache_identity(ENCODER, "m", block_inputs=2)
-    assert cache_identity(ENCODER, "m", block_inputs=2, bits=8)["bits"] == "8"
-    assert "bits" not in cache_identity(ENCODER, "m", bits=8), "without block inputs there is nothing to store in them"
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("artifacts/shoes/features.h5", "shoes"),
+        ("features.h5", "NAME --out features.h5"),
+        ("artifacts/shoes/other.h5", "NAME --out artifacts/shoes/other.h5"),
+        ("artifacts/shoes/features.shard-1-of-3.h5", "shoes --shard 1/3"),
+        ("other.shard-0-of-2.h5", "NAME --out other.h5 --shard 0/2"),
+    ],
+)
+def test_the_hint_extracts_the_cache_or_shard_again_or_imports_it(path: str, options: str) -> None:
+    assert repair_hint(Path(path)) == f"`duplex extract --dataset {options}` makes it again"
+    with pytest.raises(DuplexError, match="; `duplex cache import FILE --dataset shoes` makes it again"):
+        check_identity({"encoder": IMPORTED, "manifest": "m"}, {"manifest": "n"}, CACHE)

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from benchmarks.measure import begin_peak, memory
-from duplex.features.image_files import MAX_PIXELS, BadImageFile, decode_image, read_image
+from duplex.features.image_files import MAX_PIXELS, BadImageFile, as_rgb, decode_image, read_image
 from duplex.features.layout import REASONS
 from duplex.features.store import open_features
 from tests.subprocesses import ENVIRONMENT, ROOT
@@ -92,9 +92,28 @@ def test_an_image_is_read_as_its_first_frame_in_rgb(kind: str, tmp_path: Path) -
     (tmp_path / "a.jpg").write_bytes(GOOD[kind]())
     picture = read_image(tmp_path / "a.jpg")
     with Image.open(tmp_path / "a.jpg") as plain:
-        assert picture.mode == "RGB" and picture.size == plain.size
+        assert picture.mode == "RGB" and picture.size == ImageOps.exif_transpose(plain).size
         if kind != "16 bit":
-            assert np.array_equal(np.asarray(picture), np.asarray(plain.convert("RGB")))
+            assert np.array_equal(np.asarray(picture), np.asarray(ImageOps.exif_transpose(plain.convert("RGB"))))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_an_image_is_turned_as_its_orientation_says(tmp_path: Path, format: str, orientation: int) -> None:
+    stored, exif = Image.new("RGB", (32, 16)), Image.Exif()
+    stored.paste((255, 255, 255), (0, 0, 8, 8))
+    exif[0x0112] = orientation
+    stored.save(tmp_path / "a", format, exif=exif)
+    with Image.open(tmp_path / "a") as plain:
+        shown = ImageOps.exif_transpose(plain)
+        assert np.array_equal(np.asarray(read_image(tmp_path / "a")), np.asarray(shown))
+        assert np.array_equal(np.asarray(as_rgb(plain)), np.asarray(shown))
+        assert shown.size == ((32, 16) if orientation < 5 else (16, 32))
+
+
+def test_damaged_metadata_turns_nothing(tmp_path: Path) -> None:
+    noise().save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert read_image(tmp_path / "a.jpg").size == noise().size
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -111,14 +130,12 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
     assert np.asarray(read_image(tmp_path / "a.png"))[0].tolist() == [[v] * 3 for v in (0, 10, 200, 255)]
 
 
-def test_a_path_that_is_no_regular_file_has_a_reason(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_read_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
-    for name, reason in {
-        "absent.jpg": "missing",
-        "pipe.jpg": "unreadable",
-        ".": "unreadable",
-        "a\0b": "unreadable",
-    }.items():
+    (tmp_path / "a.png").write_bytes(saved(noise(), "PNG"))
+    monkeypatch.setattr(os, "access", lambda path, how: how != os.R_OK or path.name != "a.png")
+    unreadable = dict.fromkeys(("pipe.jpg", ".", "a\0b", "a.png"), "unreadable")
+    for name, reason in {"absent.jpg": "missing", **unreadable}.items():
         with pytest.raises(BadImageFile) as bad:
             read_image(tmp_path / name)
         assert bad.value.reason == reason
@@ -138,13 +155,6 @@ def test_warnings_of_pillow_are_not_shown(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         with pytest.raises(BadImageFile, match="too large"):
             read_image(tmp_path / "a.png")
-
-
-def test_an_image_without_read_permission_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.png").write_bytes(saved(noise(), "PNG"))
-    monkeypatch.setattr(os, "access", lambda path, how: how != os.R_OK)
-    with pytest.raises(BadImageFile, match="unreadable"):
-        read_image(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 65_535), (-1, 65_535), (0, 65_536), (-9, 70_000)])

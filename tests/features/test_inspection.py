@@ -1,3 +1,5 @@
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,46 +9,51 @@ import pytest
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features import inspection
-from duplex.features.checks import open_cache
 from duplex.features.decoding import ImageRows
 from duplex.features.inspection import inspect, verify
-from duplex.features.layout import ENCODED, PENDING, Span, status_of_reason
-from duplex.features.store import PartialCache
+from duplex.features.layout import ENCODED, PENDING, status_of_reason
 from tests.features.pictures import write_pictures
+from tests.features.test_store import write_cache
 
 
-def test_a_sound_cache_verifies_and_other_images_do_not(run, images, encoder, tmp_path: Path) -> None:
+@pytest.fixture
+def checked(images, encoder, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """`verify` of all rows of a cache of the forty images."""
+    options = {"encoder": encoder, "images": images, "root": tmp_path / "pictures", "manifest_sha256": "m" * 64}
+    return partial(verify, **options, sample=40)
+
+
+def test_a_sound_cache_verifies_and_other_images_do_not(run, images, checked, tmp_path: Path) -> None:
     (tmp_path / "pictures" / images[4]).write_bytes(b"")
     path = run(max_bad=1.0).path
-    found = verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
+    found = checked(path)
     assert found["checked"] == 40 and found["worst_cosine"] > 0.9999
     write_pictures(tmp_path / "pictures", 40, seed=1)
     with pytest.raises(DuplexError, match=r"row 0 is not 00000.jpg"):
-        verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
+        checked(path)
 
 
-def test_an_image_that_became_bad_is_reported(run, images, encoder, tmp_path: Path) -> None:
+def test_an_image_that_became_bad_or_was_repaired_is_reported(run, images, checked, tmp_path: Path) -> None:
+    image = tmp_path / "pictures" / images[7]
+    content = image.read_bytes()
     path = run().path
-    (tmp_path / "pictures" / images[0]).write_bytes(b"")
-    with pytest.raises(DuplexError, match=r"00000.jpg \(row 0\) is empty, in the cache readable"):
-        verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
+    image.write_bytes(b"")
+    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is empty, in the cache readable"):
+        checked(path)
+    path = run(max_bad=1.0, fresh=True).path
+    assert checked(path)["checked"] == 40
+    image.write_bytes(content)
+    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is readable, in the cache empty"):
+        checked(path)
+
+
+def test_another_manifest_or_one_of_fewer_images_is_refused(run, images, checked, tmp_path: Path) -> None:
+    path = run().path
     with pytest.raises(DuplexError, match="another manifest"):
-        verify(path, encoder, images, tmp_path / "pictures", "n" * 64)
-    with open_cache(path) as file:
-        assert not file["cls"].is_virtual
-
-
-def test_the_first_rows_alone_verify_as_well(run, images, encoder, tmp_path: Path) -> None:
-    path = run(limit=9).path
-    assert verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)["checked"] == 9
-
-
-def written(path: Path, values: np.ndarray, marks: np.ndarray) -> Path:
-    rows, dim = values.shape
-    cache = PartialCache.create(path, {"dim": str(dim), "encoder": "e"}, Span(0, rows, rows), dim)
-    cache.write(0, marks.astype(np.uint8), cls=values)
-    cache.finish()
-    return path
+        checked(path, manifest_sha256="n" * 64)
+    with pytest.raises(UsageError, match="has 40 rows and the manifest 39"):
+        checked(path, images=images[:-1])
+    assert checked(run(tmp_path / "few.h5", limit=9).path)["checked"] == 9
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 99])
@@ -58,7 +65,7 @@ def test_inspect_counts_rows_of_every_kind(tmp_path: Path, monkeypatch, chunk) -
     values[11], values[12], values[14] = values[8], np.nan, 0
     marks = np.full(15, ENCODED)
     marks[11:] = [*map(status_of_reason, ("empty", "damaged", "empty")), PENDING]
-    found = inspect(written(tmp_path / "f.h5", values, marks))
+    found = inspect(write_cache(tmp_path / "f.h5", values, marks))
     norms = np.linalg.norm(values[[0, 1, 4, 5, 6, 7, 8, 9, 10]].astype(np.float32), axis=1)
     assert found["bad"] == {"damaged": 1, "empty": 2} and found["pending"] == 1
     assert (found["rows"], found["of"], found["dim"]) == (15, 15, 4)
@@ -70,70 +77,50 @@ def test_inspect_counts_rows_of_every_kind(tmp_path: Path, monkeypatch, chunk) -
 
 
 def test_a_cache_without_a_single_feature_has_no_norms(tmp_path: Path) -> None:
-    found = inspect(written(tmp_path / "f.h5", np.zeros((3, 2), np.float16), np.full(3, status_of_reason("empty"))))
+    found = inspect(write_cache(tmp_path / "f.h5", np.zeros((3, 2), np.float16), np.full(3, status_of_reason("empty"))))
     assert (found["norm"], found["zero_rows"], found["duplicate_rows"]) == ({}, 0, 0)
 
 
-def test_the_sample_has_that_many_rows_and_follows_its_seed(run, images, encoder, tmp_path: Path, monkeypatch) -> None:
+def test_the_sample_has_that_many_rows_and_follows_its_seed(run, checked, monkeypatch) -> None:
     path, read = run().path, []
     seen = ImageRows.read
     monkeypatch.setattr(ImageRows, "read", lambda self, row: (read.append(row), seen(self, row))[1])
-    where = path, encoder, images, tmp_path / "pictures", "m" * 64
     drawn = []
-    choices: list[dict[str, Any]] = [{"sample": 5, "seed": seed} for seed in (1, 1, 2)] + [{}, {"seed": 0}]
-    for options in choices:
+    for seed in (1, 1, 2):
         read.clear()
-        found = verify(*where, **options)
+        found = checked(path, sample=5, seed=seed)
         assert found == {"path": str(path), "checked": len(read), "worst_cosine": pytest.approx(1, abs=1e-5)}
         assert read == sorted(set(read))
         drawn.append(list(read))
     assert drawn[0] == drawn[1] != drawn[2] and len(drawn[0]) == 5
-    assert drawn[3] == drawn[4] and len(drawn[3]) == 32
 
 
-def test_rows_of_a_shard_are_compared_with_its_own_images(run, images, encoder, tmp_path: Path) -> None:
+def test_rows_of_a_shard_are_compared_with_its_own_images(run, images, checked) -> None:
     path = run(shard=(1, 2)).path
-    where = path, encoder, images, tmp_path / "pictures", "m" * 64
-    assert verify(*where, sample=40)["checked"] == 24
+    assert checked(path)["checked"] == 24
     with h5py.File(path, "r+") as file:
         file["cls"][2] = file["cls"][3]
     with pytest.raises(DuplexError, match=rf"row 2 is not {images[18]} \(cosine"):
-        verify(*where, sample=40)
-
-
-def test_an_image_that_was_repaired_is_reported(run, images, encoder, tmp_path: Path) -> None:
-    kept = (tmp_path / "pictures" / images[7]).read_bytes()
-    (tmp_path / "pictures" / images[7]).unlink()
-    path = run(max_bad=1.0).path
-    assert verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)["checked"] == 40
-    (tmp_path / "pictures" / images[7]).write_bytes(kept)
-    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is readable, in the cache missing"):
-        verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
-
-
-def test_a_manifest_of_fewer_images_is_refused(run, images, encoder, tmp_path: Path) -> None:
-    path = run().path
-    with pytest.raises(UsageError, match="has 40 rows and the manifest 39"):
-        verify(path, encoder, images[:-1], tmp_path / "pictures", "m" * 64)
+        checked(path)
 
 
 @pytest.mark.parametrize(
     "change", [lambda row: 0 * row, lambda row: -row, lambda row: row[::-1], lambda row: row * np.float16(np.nan)]
 )
-def test_a_changed_row_does_not_verify(run, images, encoder, tmp_path: Path, change) -> None:
+def test_a_changed_row_does_not_verify(run, checked, change) -> None:
     path = run().path
     with h5py.File(path, "r+") as file:
         file["cls"][39] = change(file["cls"][39]) * np.float16(0.01)
     with pytest.raises(DuplexError, match=r"row 39 is not 00039\.jpg"):
-        verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
+        checked(path)
 
 
-def test_the_worst_cosine_of_all_rows_is_returned(run, images, encoder, tmp_path: Path) -> None:
+def test_the_worst_cosine_of_all_rows_is_returned(run, checked) -> None:
     path = run().path
     with h5py.File(path, "r+") as file:
         row = file["cls"][5].astype(np.float32)
         across = np.random.default_rng(0).standard_normal(16)
         across -= row * (across @ row) / (row @ row)
         file["cls"][5] = row + 0.03 * across * np.linalg.norm(row) / np.linalg.norm(across)  # tan = 0.03
-    found = verify(path, encoder, images, tmp_path / "pictures", "m" * 64, sample=40)
+    found = checked(path)
     assert found["worst_cosine"] == pytest.approx((1 + 0.03**2) ** -0.5, abs=3e-5)

@@ -1,3 +1,4 @@
+from itertools import product
 from pathlib import Path
 
 import h5py
@@ -7,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.shards import join_shards, plan_shard, shard_path
+from duplex.features.augmentation import Augmentation
+from duplex.features.layout import PENDING, partial_path
+from duplex.features.shards import copy_matching_cache, join_shards, plan_shard, shard_path
 from duplex.features.store import PartialCache, open_features
+from duplex.features.tokens import read_tokens
 from tests.features.test_store import opened_in
 
 
@@ -21,21 +25,36 @@ def test_shards_cover_every_row_once_and_start_at_batches(total: int, batch: int
     assert all(span.start % batch == 0 and span.rows > 0 for span in spans)
 
 
-@pytest.mark.parametrize("tokens", ["none", "patch"])
-def test_joined_shards_are_the_cache_in_one_piece(run, tmp_path: Path, tokens: str) -> None:
-    whole = run(tmp_path / "whole" / "features.h5", tokens=tokens).path
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tokens": "patch"},
+        {"block_inputs": 1},
+        {"block_inputs": 1, "bits": 8, "tokens": "patch"},
+        {"augmentation": Augmentation(2, flip=True)},
+    ],
+)
+def test_joined_shards_are_the_cache_in_one_piece(run, tmp_path: Path, monkeypatch, options) -> None:
+    whole = run(tmp_path / "whole" / "features.h5", **options)
     out = tmp_path / "parts" / "features.h5"
     for k in (2, 0, 1):
-        run(out, shard=(k, 3), tokens=tokens)
-    assert run(out, shard=(1, 3), tokens=tokens).resumed == 16
-    assert join_shards(out, copy=True) == 40
-    assert out.read_bytes() == whole.read_bytes()
-    out.unlink()
+        run(out, shard=(k, 3), **options)
+    assert run(out, shard=(1, 3), **options).resumed > 0
+    for chunk in (1, 2**26):
+        monkeypatch.setattr("duplex.features.shards.CHUNK", chunk)
+        assert join_shards(out, copy=True) == whole.rows
+        assert out.read_bytes() == whole.path.read_bytes()
+        out.unlink()
     join_shards(out)
     (tmp_path / "parts").rename(tmp_path / "moved")
-    joined, plain = open_features(tmp_path / "moved" / "features.h5"), open_features(whole)
+    out = tmp_path / "moved" / "features.h5"
+    joined, plain = open_features(out), open_features(whole.path)
     assert np.array_equal(joined.cls, plain.cls) and joined.identity == plain.identity and not joined.bad.any()
-    with h5py.File(tmp_path / "moved" / "features.h5") as file:
+    for name, limit in product(("patch", "block_inputs"), (0, 2**31)):
+        tokens, expected = (read_tokens(path, name, limit) for path in (out, whole.path))
+        assert tokens is expected is None or np.array_equal(np.asarray(tokens[:]), np.asarray(expected[:]))
+    with h5py.File(out) as file:
         assert file["cls"].is_virtual
 
 
@@ -68,16 +87,6 @@ def test_shards_that_do_not_fit_each_other_are_not_joined(run, tmp_path: Path) -
     run(out, shard=(0, 3))
     with pytest.raises(DuplexError, match=r"shards k-of-n with n in \[2, 3\]"):
         join_shards(out)
-
-
-@pytest.mark.parametrize("copy_chunk", [1, 2**26])
-def test_copies_do_not_depend_on_the_chunk(run, tmp_path: Path, monkeypatch, copy_chunk: int) -> None:
-    whole = run(tmp_path / "whole.h5", tokens="patch").path
-    for k in range(2):
-        run(tmp_path / "parts.h5", shard=(k, 2), tokens="patch")
-    monkeypatch.setattr("duplex.features.shards.CHUNK", copy_chunk)
-    join_shards(tmp_path / "parts.h5", copy=True)
-    assert (tmp_path / "parts.h5").read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -140,3 +149,40 @@ def test_joining_overwrites_no_foreign_file_and_leaves_none_open(run, tmp_path: 
     with pytest.raises(DuplexError) as refused:
         join_shards(tmp_path / "features.h5", copy=True)
     assert refused.traceback and opened_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("tokens", ["none", "patch"])
+def test_a_copy_equals_an_extraction_byte_for_byte(run, tmp_path: Path, images, tokens: str) -> None:
+    (tmp_path / "pictures" / images[3]).write_bytes(b"no image")
+    base = run(tmp_path / "base.h5", tokens=tokens, max_bad=0.1).path
+    expected = open_features(base).identity
+    assert copy_matching_cache(base, expected, tmp_path / "copy.h5", {**expected, "manifest": "n" * 64})
+    whole = run(tmp_path / "whole.h5", tokens=tokens, max_bad=0.1, manifest_sha256="n" * 64).path
+    assert (tmp_path / "copy.h5").read_bytes() == whole.read_bytes()
+    assert np.flatnonzero(open_features(tmp_path / "copy.h5").bad).tolist() == [3]
+
+
+def test_only_a_finished_cache_of_the_same_identity_is_copied(run, tmp_path: Path) -> None:
+    base, shard = run(tmp_path / "base.h5").path, run(tmp_path / "features.h5", shard=(0, 2)).path
+    identity, copy = open_features(base).identity, tmp_path / "copy.h5"
+    for key in ("manifest", "weights", "preprocessing", "torch"):
+        assert not copy_matching_cache(base, {**identity, key: "other"}, copy, identity)
+    (tmp_path / "broken.h5").write_bytes(base.read_bytes()[:3000])
+    with h5py.File(base, "r+") as file:
+        file["status"][7] = PENDING
+    for source in (shard, tmp_path / "broken.h5", tmp_path / "absent.h5", base):
+        assert not copy_matching_cache(source, identity, copy, identity)
+    assert not copy.exists()
+
+
+def test_a_copy_overwrites_no_file_and_no_broken_link(run, tmp_path: Path) -> None:
+    base, out = run(tmp_path / "base.h5").path, tmp_path / "copy.h5"
+    identity = open_features(base).identity
+    for place in (partial_path(out), out):
+        place.write_text("foreign")
+        assert not copy_matching_cache(base, identity, out, identity)
+        assert place.read_text() == "foreign"
+        place.unlink()
+    out.symlink_to("nowhere")
+    with pytest.raises(DuplexError, match="is not a feature cache, so it is not overwritten"):
+        copy_matching_cache(base, identity, out, identity)

@@ -11,40 +11,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.features import cache_files, tokens
-from duplex.features.layout import ENCODED, Span
+from duplex.features import tokens
+from duplex.features.layout import Span
 from duplex.features.shards import join_shards, shard_path
-from duplex.features.store import PartialCache
 from duplex.features.tokens import DiskTokens, read_tokens
-from duplex.labels import CandidateSet
 from duplex.methods.base import Batch
-from duplex.training.prefetch import STEPS, prefetch
-from duplex.training.scoring import ScoringTask
-from tests.features.test_store import opened_in
+from duplex.training.loop import STEPS, prefetch
+from tests.features.test_store import opened_in, write_cache
 
-IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
 ROWS, SHAPE = 40, (5, 4)
 TOKENS = np.random.default_rng(0).normal(size=(ROWS, *SHAPE)).astype(np.float16)
 
 
 def write(path: Path, span: Span) -> Path:
-    cache = PartialCache.create(path, IDENTITY, span, 3, {"patch": SHAPE})
-    cls = np.ones((span.rows, 3), np.float16)
-    cache.write(0, np.full(span.rows, ENCODED, np.uint8), cls=cls, patch=TOKENS[span.start : span.stop])
-    cache.finish()
-    return path
+    return write_cache(path, np.ones((span.rows, 3)), span=span, patch=TOKENS[span.start : span.stop])
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return write(tmp_path / "features.h5", Span(0, ROWS, ROWS))
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of three rows, windows of two blocks."""
-    monkeypatch.setattr(tokens, "BLOCK", 3 * 2 * SHAPE[0] * SHAPE[1])
-    monkeypatch.setattr(tokens, "WINDOW", 2)
 
 
 def test_only_tokens_above_the_limit_stay_on_the_disk(cache):
@@ -88,9 +73,11 @@ def test_any_rows_of_joined_shards_equal_those_in_memory(tmp_path_factory, place
     assert torch.equal(DiskTokens.open(folder / "whole.h5")[rows], torch.from_numpy(TOKENS)[rows])
 
 
-def test_the_shuffled_order_has_every_row_once_and_follows_the_seed(cache, small_blocks):
+def test_the_shuffled_order_has_every_row_once_and_follows_the_seed(cache, monkeypatch):
+    monkeypatch.setattr(tokens, "BLOCK", 3 * 2 * SHAPE[0] * SHAPE[1])  # three rows
+    monkeypatch.setattr(tokens, "WINDOW", 2)
     streamed = DiskTokens.open(cache)
-    orders = [streamed.shuffled(torch.Generator().manual_seed(seed)).tolist() for seed in (1, 1, 2)]
+    orders = [streamed.shuffled_rows(torch.Generator().manual_seed(seed)).tolist() for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == list(range(ROWS))
     window = orders[0][:6]  # the rows of two blocks of neighbours
@@ -104,7 +91,7 @@ def batch_of(tokens_of) -> Batch:
 
 def test_prefetched_steps_have_the_requested_rows(cache):
     held, streamed = batch_of(torch.from_numpy(TOKENS)), batch_of(DiskTokens.open(cache))
-    steps = list(streamed.shuffled(torch.Generator().manual_seed(3)).split(7))
+    steps = list(streamed.shuffled_rows(torch.Generator().manual_seed(3)).split(7))
     for chosen, (images, own), (apart, theirs) in zip(
         steps, prefetch(streamed, steps), prefetch(held, steps), strict=True
     ):
@@ -129,8 +116,8 @@ def calls(monkeypatch) -> list[tuple[str, int, int]]:
         words.append(("now", place, views[0].nbytes))
         return preadv(descriptor, views, place)
 
-    monkeypatch.setattr(cache_files.os, "posix_fadvise", soon)
-    monkeypatch.setattr(cache_files.os, "preadv", now)
+    monkeypatch.setattr(tokens.os, "posix_fadvise", soon)
+    monkeypatch.setattr(tokens.os, "preadv", now)
     return words
 
 
@@ -148,7 +135,7 @@ def test_rows_of_a_few_steps_are_announced_before_they_are_read(cache, calls):
 
 def test_the_announced_bytes_are_those_read_of_every_shard(tmp_path, calls, monkeypatch):
     streamed = DiskTokens.open(joined(tmp_path, 7, 20))
-    monkeypatch.setattr(cache_files, "WINDOW", 100)  # a row of 40 bytes: three neighbours take two words
+    monkeypatch.setattr(tokens, "ANNOUNCED", 100)  # a row of 40 bytes: three neighbours take two words
     rows = torch.tensor([39, 6, 7, 8, 9, 19, 20])
     streamed.expect(rows)
     streamed[rows]
@@ -167,9 +154,9 @@ def refused(*_: object) -> None:
 @pytest.mark.parametrize("word", [None, refused])
 def test_rows_are_read_without_announcements_if_the_system_accepts_none(cache, monkeypatch, word):
     if word is None:
-        monkeypatch.delattr(cache_files.os, "posix_fadvise")
+        monkeypatch.delattr(tokens.os, "posix_fadvise")
     else:
-        monkeypatch.setattr(cache_files.os, "posix_fadvise", word)
+        monkeypatch.setattr(tokens.os, "posix_fadvise", word)
     streamed = DiskTokens.open(cache)
     streamed.expect(torch.tensor([1, 2]))
     assert torch.equal(streamed[torch.tensor([1, 2])], torch.from_numpy(TOKENS)[1:3])
@@ -183,47 +170,11 @@ def test_a_read_error_reaches_the_training_loop(cache):
         list(prefetch(batch_of(streamed), [torch.arange(ROWS)]))
 
 
-def test_scores_come_in_blocks_within_the_budget(cache, monkeypatch):
-    """Evaluation never reads more of the disk than the scores it may hold."""
-    monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 6 * SHAPE[0] * SHAPE[1])
-    field = ScoringTask(CandidateSet(2, None), lambda inputs: inputs["patch"].float().sum((1, 2))[:, None].repeat(1, 2))
-    found = list(field.blocks(batch_of(DiskTokens.open(cache)).inputs))
-    assert max(len(scores) for _, scores in found) == 6
-    whole = torch.cat([scores for _, scores in found])
-    torch.testing.assert_close(whole[:, 0], torch.from_numpy(TOKENS).float().sum((1, 2)))
-
-
 def test_short_reads_are_continued(cache, monkeypatch):
-    preadv = cache_files.os.preadv
-    monkeypatch.setattr(
-        cache_files.os, "preadv", lambda descriptor, views, place: preadv(descriptor, [views[0][:7]], place)
-    )
+    preadv = tokens.os.preadv
+    monkeypatch.setattr(tokens.os, "preadv", lambda descriptor, views, place: preadv(descriptor, [views[0][:7]], place))
     rows = torch.tensor([3, 4, 5, 30])
     assert torch.equal(DiskTokens.open(cache)[rows], torch.from_numpy(TOKENS)[rows])
-
-
-def of_size(cache: Path, rows: int, numbers: int) -> DiskTokens:
-    """As if each of so many rows held so many numbers."""
-    streamed = DiskTokens.open(cache).at(np.arange(rows) % ROWS)
-    streamed.files.row = (numbers,)
-    return streamed
-
-
-def runs(order: list[int], size: int) -> int:
-    """How many of the blocks that begin at multiples of `size` lie side by side and in order."""
-    found = [order[place : place + size] for place in range(0, len(order), size)]
-    return sum(one == list(range(one[0], one[0] + len(one))) and one[0] % size == 0 for one in found)
-
-
-def test_blocks_have_four_mebibytes_and_sixty_four_of_them_are_mixed(cache):
-    """Rows of a mebibyte: 65 blocks of four. All but the last one are mixed with one another."""
-    order = of_size(cache, 260, 2**19).shuffled(torch.Generator().manual_seed(0)).tolist()
-    assert sorted(order) == list(range(260))
-    apart = set(order[-4:])
-    assert apart == set(range(min(apart), min(apart) + 4)) and min(apart) % 4 == 0
-    assert runs(order[:-4], 4) < 8
-    drawn = [row // 4 for row in order[:256]]
-    assert len(set(drawn)) == 64
 
 
 def test_files_close_with_the_last_object_that_reads_them(cache, tmp_path):

@@ -15,7 +15,7 @@ from duplex.data.check import verify_image
 from duplex.data.image_errors import MachineFault
 from duplex.errors import DuplexError
 from duplex.features.image_files import read_image
-from duplex.features.layout import NOT_FINITE, REASONS, status_of_reason
+from duplex.features.layout import NOT_FINITE, REASONS
 from duplex.features.store import open_features
 from tests.features.damage import DAMAGE, LAYOUT
 from tests.hostile.conftest import CACHE, Command
@@ -124,7 +124,7 @@ def test_a_sparse_file_is_not_read(pics: Path, command: Command) -> None:
 def test_a_row_without_finite_features_is_encoded_once(pics: Path, command: Command) -> None:
     assert command("extract", "-d", "pics").code == 0
     with h5py.File(CACHE, "r+") as file:
-        file["status"][3] = status_of_reason(NOT_FINITE)
+        file["status"][3] = NOT_FINITE
         file["cls"][3] = 0
     before = Path(CACHE).read_bytes()
     answer = command("extract", "-d", "pics")

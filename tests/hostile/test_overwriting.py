@@ -20,21 +20,9 @@ from tests.encoders.small import write_folder
 from tests.hostile.conftest import CACHE, Command
 
 
-def text(path: Path) -> None:
-    path.write_text("precious")
-
-
 def other_hdf5(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file["precious"] = np.arange(3)
-
-
-def empty(path: Path) -> None:
-    path.touch()
-
-
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
 
 
 def link_to_text(path: Path) -> None:
@@ -42,11 +30,21 @@ def link_to_text(path: Path) -> None:
     path.symlink_to("target")
 
 
-def dangling(path: Path) -> None:
-    path.symlink_to("nowhere")
-
-
-THINGS: list[Callable[[Path], None]] = [text, other_hdf5, empty, pipe, link_to_text, dangling]
+THINGS: dict[str, Callable[[Path], object]] = {
+    "text": lambda path: path.write_text("precious"),
+    "HDF5": other_hdf5,
+    "empty": Path.touch,
+    "pipe": os.mkfifo,
+    "link": link_to_text,
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+}
+WRITING_CACHES = [
+    ["extract", "-d", "pics", "--out"],
+    ["extract", "-d", "pics", "--fresh", "--out"],
+    ["cache", "import", "f.npy", "-d", "pics", "--out"],
+    ["cache", "join", "--copy"],
+    ["cache", "join"],
+]
 
 
 def state(path: Path) -> object:
@@ -55,33 +53,23 @@ def state(path: Path) -> object:
 
 
 @pytest.mark.parametrize("thing", THINGS)
-@pytest.mark.parametrize("fresh", [[], ["--fresh"]])
-def test_extract_does_not_replace_other_files(pics: Path, command: Command, thing, fresh: list[str]) -> None:
-    thing(pics / "mine")
-    before = state(pics / "mine")
-    assert command("extract", "-d", "pics", "--out", "mine", *fresh).refused("mine")
-    assert state(pics / "mine") == before
-
-
-@pytest.mark.parametrize("thing", THINGS)
-def test_import_and_join_do_not_replace_other_files(pics: Path, command: Command, thing) -> None:
+def test_caches_do_not_replace_other_files(pics: Path, command: Command, thing: str) -> None:
     np.save("f.npy", np.ones((12, 4), np.float32))
     for k in range(2):
         assert command("extract", "-d", "pics", "--shard", f"{k}/2", "--out", "mine").code == 0
-    thing(pics / "mine")
+    THINGS[thing](pics / "mine")
     before = state(pics / "mine")
-    assert command("cache", "import", "f.npy", "-d", "pics", "--out", "mine").refused("mine")
-    assert command("cache", "join", "mine").refused("mine")
-    assert command("cache", "join", "mine", "--copy").refused("mine")
-    assert state(pics / "mine") == before
+    for words in WRITING_CACHES:
+        assert command(*words, "mine").refused("mine"), words
+        assert state(pics / "mine") == before, words
 
 
 @pytest.mark.parametrize("place", ["artifacts/pics/manifest.csv", "params.yaml", "pictures/00000.jpg", "/dev/null"])
 def test_caches_are_not_written_over_other_files_of_a_project(pics: Path, command: Command, place: str) -> None:
     before = state(Path(place))
     np.save("f.npy", np.ones((12, 4), np.float32))
-    assert command("extract", "-d", "pics", "--out", place, "--fresh").refused(place)
-    assert command("cache", "import", "f.npy", "-d", "pics", "--out", place).refused(place)
+    for words in WRITING_CACHES[1:3]:
+        assert command(*words, place).refused(place)
     assert state(Path(place)) == before
 
 
@@ -139,10 +127,10 @@ def fake_model(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return pics
 
 
-@pytest.mark.parametrize("thing", [text, other_hdf5, pipe, link_to_text, dangling])
+@pytest.mark.parametrize("thing", [thing for thing in THINGS if thing != "empty"])
 @pytest.mark.parametrize("form", ["table", "csv", "jsonl"])
-def test_predict_does_not_replace_other_files(fake_model: Path, command: Command, thing, form: str) -> None:
-    thing(fake_model / "mine")
+def test_predict_does_not_replace_other_files(fake_model: Path, command: Command, thing: str, form: str) -> None:
+    THINGS[thing](fake_model / "mine")
     before = state(fake_model / "mine")
     words = ["predict", "pictures/00000.jpg", "--model", "m", "--format", form, "--out"]
     for place in ("mine", "params.yaml", "pictures/00000.jpg", "/dev/null"):
@@ -159,7 +147,7 @@ def test_predict_replaces_its_own_files(fake_model: Path, command: Command, form
     assert "00001.jpg" in Path("mine").read_text() and "00000.jpg" not in Path("mine").read_text()
 
 
-@pytest.mark.parametrize("config", ['{"format": "duplex-export-2"}', '{"architectures": ["another model"]}', "{"])
+@pytest.mark.parametrize("config", ['{"format": "duplex-export-3"}', '{"architectures": ["another model"]}', "{"])
 def test_export_does_not_replace_other_folders(tmp_path: Path, config: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.json").write_text(config)
@@ -182,7 +170,7 @@ def test_exports_and_empty_folders_are_replaced(tmp_path: Path, monkeypatch: pyt
 
 
 def fill(folder: Path, text: str) -> None:
-    (folder / "config.json").write_text('{"format": "duplex-export-2"}')
+    (folder / "config.json").write_text('{"format": "duplex-export-3"}')
     (folder / "README.md").write_text(text)
 
 

@@ -16,6 +16,7 @@ from duplex.data.manifest import write_manifest
 from duplex.data.mirrors import BENCHMARKS, BenchmarkArchive
 from duplex.data.shapes import shapes_manifest
 from duplex.errors import DuplexError
+from duplex.labels import LabelSpace
 from duplex.recognition.added_words import read_compositions
 from duplex.report.aggregate import aggregate, metrics_table
 from duplex.report.results import read_predictions, read_run, read_tree
@@ -88,36 +89,21 @@ LABELS = {"states": ["red"], "objects": ["star", "moon"], "pairs": {"train": [0]
 @pytest.mark.parametrize(
     "record",
     [
-        [],
+        "[" * 10**5,
         {},
         {**LABELS, "states": "red"},
-        {**LABELS, "states": [1]},
         {**LABELS, "objects": {"star": 0}},
-        {**LABELS, "pairs": [0]},
-        {**LABELS, "pairs": {"train": [0.5]}},
         {**LABELS, "pairs": {"train": ["0"]}},
         {**LABELS, "pairs": {"train": [10**30]}},
         {**LABELS, "pairs": {"train": [-1]}},
         {**LABELS, "pairs": {"train": [2]}},
         {**LABELS, "pairs": {"train": [1, 0]}},
-        {**LABELS, "pairs": {"holdout": [0]}},
-        {**LABELS, "states": [f"s{i}" for i in range(40_000)], "objects": [f"o{i}" for i in range(40_000)]},
     ],
     ids=lambda record: str(record)[:60],
 )
 def test_invalid_label_files_are_refused(tmp_path: Path, record: object) -> None:
-    from duplex.labels import LabelSpace
-
-    (tmp_path / "labels.json").write_text(json.dumps(record))
-    with pytest.raises(DuplexError):
-        LabelSpace.load(tmp_path / "labels.json")
-
-
-def test_deeply_nested_labels_are_refused(tmp_path: Path) -> None:
-    from duplex.labels import LabelSpace
-
-    (tmp_path / "labels.json").write_text("[" * 10**5)
-    with pytest.raises(DuplexError, match="is not a label file"):
+    (tmp_path / "labels.json").write_text(record if isinstance(record, str) else json.dumps(record))
+    with pytest.raises(DuplexError, match="is not a label file" if isinstance(record, str) else ""):
         LabelSpace.load(tmp_path / "labels.json")
 
 
@@ -203,7 +189,9 @@ def test_the_report_names_missing_runs(project: Path, command: Command) -> None:
     write_metrics()
     shutil.rmtree("artifacts/shapes/duplex/1")
     shutil.rmtree("artifacts/shapes/csp")
+    Path("artifacts/metrics.json").write_text("committed")
     assert command("report").code == 0
+    assert Path("artifacts/metrics.json").read_text() == "committed"
     page = Path("artifacts/report/report.md").read_text()
     assert "Not evaluated and not included: csp seed 0, csp seed 1, duplex seed 1." in page
     found = json.loads(Path("artifacts/summary.json").read_text())["shapes"]

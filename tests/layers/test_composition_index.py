@@ -1,4 +1,4 @@
-"""Perceptrons, tables of words and lists of compositions, each by loops."""
+"""Copies of index arrays, and lists of compositions by loops."""
 
 from __future__ import annotations
 
@@ -7,36 +7,8 @@ import pytest
 import torch
 
 from duplex.layers.composition_index import CompositionIndex, copy_to_device, mean_over
-from duplex.layers.factors import Mlp
-from duplex.methods.head import Composer, WordTable
-from tests.methods.field import close, linear, mlp, unit
-from tests.methods.world import features
+from tests.methods.field import close
 from tests.pretended import Pretended
-
-
-@pytest.mark.parametrize("layers", [0, 1, 3])
-def test_a_perceptron_has_the_given_number_of_hidden_layers(layers):
-    made, z = Mlp(8, 6, 4, layers, 0.5).double().eval(), features(3, 0)
-    assert len(made) == 4 * layers + 1
-    close(made(z).detach(), torch.stack([mlp(made, row).detach() for row in z]))
-
-
-@pytest.mark.parametrize("trained", [True, False])
-def test_word_tables_start_at_the_normalised_vectors(trained):
-    states, objects = features(4, 1), features(3, 2)
-    table = WordTable(states, objects, trained=trained)
-    assert table.width == 8 and len(list(table.parameters())) == (2 if trained else 0)
-    assert set(table.state_dict()) == {"states", "objects"}
-    for found, given in ((table.states, states), (table.objects, objects)):
-        torch.testing.assert_close(found.detach(), (given / given.norm(dim=1, keepdim=True)).float())
-
-
-def test_a_composer_maps_the_concatenated_words():
-    composer, words = Composer(8, 5).double(), WordTable(features(4, 1), features(3, 2), trained=False).double()
-    assert sum(weight.numel() for weight in composer.parameters()) == 5 * (8 + 8) + 5  # W and one b
-    candidates = CompositionIndex(np.array([2, 9, 11]), 3)
-    for row, m, n in zip(composer(words, candidates).detach(), candidates.states, candidates.objects, strict=True):
-        close(row, unit(linear(composer.state, words.states[m]) + linear(composer.object, words.objects[n])))
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 5)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.layers.class_statistics import ClassStatistics, oas_shrinkage, shared_covariance
+from duplex.layers.class_statistics import ClassStatistics, oas_shrinkage, shared_whitening
 from tests.layers import twin_closed_form as twin
 from tests.layers.test_gaussian_prototypes import close, world
 
@@ -30,20 +30,18 @@ def test_an_isotropic_sample_is_shrunk_to_the_identity() -> None:
 def test_whitening_gives_an_identity_covariance(images: int) -> None:
     """The covariance is about each pair's mean if any pair has two images, else about the mean of all."""
     z, own, m, n = world(images=images, pairs=min(images, 8))
-    found = shared_covariance(ClassStatistics.of(z, own, m, n).by_pair())
-    close(found.covariance, twin.covariance(z.numpy(), own.numpy()))
-    close(found.whitening.T @ found.covariance @ found.whitening, np.eye(5), 1e-7)
+    whitening = shared_whitening(ClassStatistics.of(z, own, m, n).by_pair())
+    close(whitening.T @ torch.from_numpy(twin.covariance(z.numpy(), own.numpy())) @ whitening, np.eye(5), 1e-7)
 
 
 @pytest.mark.parametrize("images", [1, 20])
 def test_identical_images_get_the_largest_variance_of_unit_features(images: int) -> None:
     z, own, m, n = world(images=images, pairs=1)
-    found = shared_covariance(ClassStatistics.of(z[:1].expand(images, -1), own, m, n).by_pair())
-    close(found.covariance, np.eye(5) / 5)
-    close(found.whitening.T @ found.whitening, 5 * np.eye(5))
+    whitening = shared_whitening(ClassStatistics.of(z[:1].expand(images, -1), own, m, n).by_pair())
+    close(whitening.T @ whitening, 5 * np.eye(5))
 
 
 def test_the_covariance_scales_with_the_square_of_the_features() -> None:
     z, own, m, n = world(images=100)
-    plain, short = (shared_covariance(ClassStatistics.of(x, own, m, n).by_pair()).covariance for x in (z, z / 1000))
-    close(short * 1e6, plain, 1e-7)
+    plain, short = (shared_whitening(ClassStatistics.of(x, own, m, n).by_pair()) for x in (z, z / 1000))
+    close(short @ short.T / 1e6, plain @ plain.T, 1e-7)

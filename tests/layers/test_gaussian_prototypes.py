@@ -35,6 +35,12 @@ def fitted(*args, options: FitSettings = FitSettings(), **kwargs) -> ClosedForm:
     return ClosedForm.fit(ClassStatistics.of(z, own, m, n), options)
 
 
+def seen_means(z: torch.Tensor, own: torch.Tensor, m: int, n: int) -> PairMeans:
+    statistics = ClassStatistics.of(z, own, m, n)
+    groups = statistics.by_pair()
+    return PairMeans(statistics.state_of, statistics.object_of, groups.counts, groups.means, (m, n))
+
+
 def every(model: ClosedForm) -> torch.Tensor:
     return torch.arange(model.shape[0] * model.shape[1])
 
@@ -152,7 +158,7 @@ def test_labels_that_do_not_fit_are_refused() -> None:
     with pytest.raises(DuplexError, match="60 features and 59 labels"):
         ClassStatistics.of(z, own[1:], m, n)
     for beyond in (m * n, -1):
-        with pytest.raises(DuplexError, match="not among the 4 x 3"):
+        with pytest.raises(DuplexError, match="from 0 to 11, for 4 x 3"):
             ClassStatistics.of(z, torch.cat([own[1:], torch.tensor([beyond])]), m, n)
     for last in (0, m * n - 1):
         assert ClassStatistics.of(z[:1], torch.tensor([last]), m, n).pairs.tolist() == [last]
@@ -165,10 +171,7 @@ def test_labels_that_do_not_fit_are_refused() -> None:
 @given(st.integers(0, 10**6), st.floats(0.01, 10), st.floats(0.01, 5))
 def test_effects_equal_the_twins(seed: int, v: float, ridge: float) -> None:
     z, own, m, n = world(seed)
-    statistics = ClassStatistics.of(z, own, m, n)
-    groups = statistics.by_pair()
-    seen = PairMeans(statistics.state_of, statistics.object_of, groups.counts, groups.means, (m, n))
-    found = additive.fit_additive(seen, v, ridge)
+    found = additive.fit_additive(seen_means(z, own, m, n), v, ridge)
     close(
         torch.cat([found.mean[None], found.state, found.object]),
         twin.effects(z.numpy(), own.numpy(), m, n, v, ridge),
@@ -178,13 +181,11 @@ def test_effects_equal_the_twins(seed: int, v: float, ridge: float) -> None:
 
 def test_the_likelihood_is_the_dense_gaussians() -> None:
     z, own, m, n = world()
-    statistics = ClassStatistics.of(z, own, m, n)
-    groups = statistics.by_pair()
-    seen = PairMeans(statistics.state_of, statistics.object_of, groups.counts, groups.means, (m, n))
+    seen = seen_means(z, own, m, n)
 
     def dense(v: float) -> float:
-        pairs = statistics.pairs.tolist()
-        return float(twin.log_likelihood(groups.means.numpy(), pairs, groups.counts.numpy(), m, n, v, 0.1))
+        pairs = own.unique().tolist()
+        return float(twin.log_likelihood(seen.means.numpy(), pairs, seen.counts.numpy(), m, n, v, 0.1))
 
     difference = [additive.log_likelihood(seen, v, 0.1) - dense(v) for v in (0.001, 0.1, 3.0)]
     assert max(difference) - min(difference) < 1e-8
@@ -193,9 +194,8 @@ def test_the_likelihood_is_the_dense_gaussians() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_chosen_variance_is_a_maximum_to_an_eighth_of_a_decade(seed: int) -> None:
     z, own, m, n = world(seed, images=int(30 + 200 * seed))
-    statistics = ClassStatistics.of(z, own, m, n)
-    groups = statistics.by_pair()
-    seen = PairMeans(statistics.state_of, statistics.object_of, groups.counts, groups.means * 3**seed, (m, n))
+    seen = seen_means(z, own, m, n)
+    seen = replace(seen, means=seen.means * 3**seed)
     v = additive.interaction_variance(seen, 0.1)
     height = additive.log_likelihood(seen, v, 0.1)
     for step in (0.125, 0.25, 0.5, 1.0):

@@ -13,7 +13,7 @@ from duplex.layers.additive import PairMeans
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings
 from duplex.layers.interactions import JointEquations, Kernels
-from tests.layers.test_gaussian_prototypes import THIN, every, world
+from tests.layers.test_gaussian_prototypes import THIN, every, seen_means, world
 
 V, TAU, RIDGE = 0.05, 0.3, 0.1
 
@@ -24,10 +24,7 @@ def words(m: int, n: int, seed: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def seen_pairs(m: int = 5, n: int = 4, pairs: int = 13) -> PairMeans:
-    z, own, m, n = world(m=m, n=n, images=80, pairs=pairs)
-    statistics = ClassStatistics.of(z, own, m, n)
-    groups = statistics.by_pair()
-    return PairMeans(statistics.state_of, statistics.object_of, groups.counts, groups.means, (m, n))
+    return seen_means(*world(m=m, n=n, images=80, pairs=pairs))
 
 
 def kernel(embedded: torch.Tensor) -> np.ndarray:

@@ -14,36 +14,11 @@ from tests.methods.world import DIM, features, small_labels, small_method
 LABELS = small_labels()
 
 
-def test_prototype_means_are_those_of_the_given_pairs():
-    """A state or object without pairs gets the mean of all."""
-    compositions = np.array([0, 1, 3, 5])  # states 0, 0, 1, 1 with objects 0, 1, 0, 2
-    rows = features(4, 0)
-    found = portable.prototype_means(rows, LABELS, compositions)
-    whole = rows.mean(0)
-    close(found["mean.all"], whole)
-    close(found["mean.states"], torch.stack([rows[:2].mean(0), rows[2:].mean(0), whole, whole]))
-    close(found["mean.objects"], torch.stack([rows[[0, 2]].mean(0), rows[1], rows[3]]))
-
-
 def test_negative_scores_have_probability_zero():
     scores = torch.tensor([[1.0, 3.0, -torch.inf], [0.0, 0.0, 0.0], [-1.0, 0.5, 0.0]])
     close(portable.normalised_mixture(scores), [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     close(portable.probabilities({}, scores), portable.normalised_mixture(scores))
     close(portable.probabilities({"product": torch.ones(())}, scores), scores.softmax(-1))
-
-
-@pytest.mark.parametrize("adapter", ["none", "feature"])
-def test_tensors_give_the_score_of_the_paths(adapter):
-    method, z = small_method(PromptOptions(width=5, adapter=adapter, adapter_scale=0.7)).eval(), features(4, 1)
-    tensors = method.portable(np.arange(3))
-    zc = method.paths.features(z).detach()
-    assert ("adapter.scale" in tensors) == (adapter == "feature")
-    assert float(tensors["scale"]) == pytest.approx(method.paths.scale)
-    p_s, p_o = (
-        p.detach() for p in method.paths.primitive_posteriors(zc, method.paths.encode(np.arange(3), ("factors",)))
-    )
-    close(dict(portable.score_terms(tensors, z))["factors"], p_s[:, [0, 0, 0]] * p_o[:, [0, 1, 2]])
-    assert tensors["state_of"].tolist() == [0, 0, 0] and tensors["object_of"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("vocabulary", ["learned", "fixed"])

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from duplex.labels import World
 from duplex.methods.base import Batch, PrimitiveVectors, TaskContext
-from duplex.methods.prompts import PromptMethod
 from tests.methods.world import DIM, features, small_labels, small_task
 
 WORD, TOKENS, TOKEN = 6, 5, 7
@@ -55,17 +54,6 @@ def scores(method: Any, columns: Any, images: Batch) -> Tensor:
     return method.eval().scorer(np.asarray(columns))(images.inputs)
 
 
-def assert_three_paths(method: Any) -> None:
-    """Its losses and scores are those of the three paths with the same weights."""
-    plain, images = build(PromptMethod, width=5), batch(4)
-    plain.load_state_dict(method.state_dict())
-    ours, theirs = (one.losses(images, one.shared()) for one in (method, plain))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        close(value.item(), theirs[name].item())
-    torch.testing.assert_close(scores(method, range(M * N), images).float(), scores(plain, range(M * N), images))
-
-
 def close(a: Any, b: Any) -> None:
     a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (a, b))
     torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
@@ -84,6 +72,18 @@ def linear(layer: Any, x: Tensor) -> Tensor:
     return torch.tensor([a + b for a, b in zip(rows, bias, strict=True)], dtype=torch.float64)
 
 
+def normed(layer: Any, x: Tensor) -> Tensor:
+    mean = sum(x.tolist()) / len(x)
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in x.tolist()) / len(x) + layer.eps)
+    return (x - mean) / deviation * layer.weight.detach() + layer.bias.detach()
+
+
+def composed(method: Any, c: int) -> Tensor:
+    """The embedding of a composition by the method's `composer`, from its words."""
+    state = linear(method.composer.state, method.words.states[c // N])
+    return unit(state + linear(method.composer.object, method.words.objects[c % N]))
+
+
 def mlp(layers: Any, x: Tensor) -> Tensor:
     """Linear maps with layer norm and relu between them, one vector at a time."""
     for layer in layers:
@@ -91,9 +91,7 @@ def mlp(layers: Any, x: Tensor) -> Tensor:
         if kind == "Linear":
             x = linear(layer, x)
         elif kind == "LayerNorm":
-            mean = sum(x.tolist()) / len(x)
-            deviation = math.sqrt(sum((v - mean) ** 2 for v in x.tolist()) / len(x) + layer.eps)
-            x = (x - mean) / deviation * layer.weight.detach() + layer.bias.detach()
+            x = normed(layer, x)
         elif kind == "ReLU":
             x = torch.tensor([max(v, 0.0) for v in x.tolist()], dtype=torch.float64)
     return x

@@ -8,7 +8,21 @@ from typing import Any
 import torch
 
 from duplex.methods.ade import Ade
-from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, softmax, unit
+from tests.methods.field import (
+    SEEN,
+    M,
+    N,
+    batch,
+    build,
+    close,
+    composed,
+    cross_entropy,
+    dot,
+    linear,
+    scores,
+    softmax,
+    unit,
+)
 
 ROW: dict[str, Any] = {"width": 5, "scale": 6.0, "regulariser": 0.4, "product": 0.7}
 
@@ -39,16 +53,12 @@ def test_losses_and_scores_by_loops():
     states = [unit(linear(method.embed_s, method.words.states[m])) for m in range(M)]
     objects = [unit(linear(method.embed_o, method.words.objects[n])) for n in range(N)]
 
-    def pair(c):
-        first = linear(method.composer.state, method.words.states[c // N])
-        return unit(first + linear(method.composer.object, method.words.objects[c % N]))
-
     v_c = [attended(method.attend_c, *row)[0] for row in zip(z, tokens, strict=True)]
     losses = method.losses(images, method.shared())
     m, n = [c // N for c in own], [c % N for c in own]
     close(
         losses["composition"].item(),
-        cross_entropy([[6.0 * dot(v, pair(c)) for c in SEEN] for v in v_c], map(SEEN.index, own)),
+        cross_entropy([[6.0 * dot(v, composed(method, c)) for c in SEEN] for v in v_c], map(SEEN.index, own)),
     )
     y_s = [partner_by_hand(i, m, n) for i in range(6)]
     y_o = [partner_by_hand(i, n, m) for i in range(6)]
@@ -68,7 +78,7 @@ def test_losses_and_scores_by_loops():
     v_s = [attended(method.attend_s, *row)[0] for row in zip(z, tokens, strict=True)]
     v_o = [attended(method.attend_o, *row)[0] for row in zip(z, tokens, strict=True)]
     expected = [
-        [dot(c, pair(k)) + 0.7 * dot(s, states[k // N]) * dot(o, objects[k % N]) for k in candidates]
+        [dot(c, composed(method, k)) + 0.7 * dot(s, states[k // N]) * dot(o, objects[k % N]) for k in candidates]
         for c, s, o in zip(v_c, v_s, v_o, strict=True)
     ]
     close(scores(method, candidates, images), expected)

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from duplex.methods.base import Batch, Inspectable, Method
+from duplex.methods.head import EmbeddingHead, SeenMethod, WordTable
 from tests.methods.field import batch, task
+from tests.methods.world import features
 
 
 class DiskInputs:
@@ -21,7 +23,7 @@ class DiskInputs:
     def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
         return self.values[rows]
 
-    def shuffled(self, order: torch.Generator) -> torch.Tensor:
+    def shuffled_rows(self, order: torch.Generator) -> torch.Tensor:
         return torch.arange(len(self.values)).flip(0)
 
 
@@ -50,8 +52,8 @@ def test_inputs_on_disk_are_indexed_and_choose_the_order():
     plain, rows = batch(6), torch.tensor([1, 5])
     on_disk = Batch({"cls": plain.cls, "patch": DiskInputs(plain.inputs["patch"])}, plain.compositions)  # type: ignore[dict-item]
     assert torch.equal(on_disk[rows].inputs["patch"], plain.inputs["patch"][rows])
-    assert on_disk.shuffled(torch.Generator()).tolist() == [5, 4, 3, 2, 1, 0]
-    order = plain.shuffled(torch.Generator().manual_seed(1))
+    assert on_disk.shuffled_rows(torch.Generator()).tolist() == [5, 4, 3, 2, 1, 0]
+    order = plain.shuffled_rows(torch.Generator().manual_seed(1))
     assert torch.equal(order, torch.randperm(6, generator=torch.Generator().manual_seed(1)))
 
 
@@ -70,6 +72,26 @@ def test_the_defaults_train_all_parameters_and_offer_nothing_else():
     for name, arguments in (("losses", (batch(2), ())), ("scorer", ([0],))):
         with pytest.raises(NotImplementedError, match=rf"Plain must define {name}\(\)"):
             getattr(plain, name)(*arguments)
+
+
+@pytest.mark.parametrize("name", ["embed_images", "score"])
+def test_a_function_that_a_base_class_lacks_is_named(name):
+    class Bare(EmbeddingHead):
+        score = SeenMethod.score
+
+    head = Bare(task(), Bare.Options(), trained_words=False)
+    with pytest.raises(NotImplementedError, match=rf"Bare must define {name}\(\)"):
+        getattr(head, name)(*[None] * (3 if name == "score" else 1))
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_word_tables_start_at_the_normalised_vectors(trained):
+    states, objects = features(4, 1), features(3, 2)
+    table = WordTable(states, objects, trained=trained)
+    assert table.width == 8 and len(list(table.parameters())) == (2 if trained else 0)
+    assert set(table.state_dict()) == {"states", "objects"}
+    for rows, vectors in ((table.states, states), (table.objects, objects)):
+        torch.testing.assert_close(rows.detach(), (vectors / vectors.norm(dim=1, keepdim=True)).float())
 
 
 def test_a_task_has_the_width_and_the_tower_of_its_encoder():

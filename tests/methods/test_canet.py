@@ -7,11 +7,22 @@ import torch
 
 from duplex.methods import canet
 from duplex.methods.canet import Canet
-from tests.methods.field import SEEN, WORD, M, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
-
-
-def normed(layer, x):
-    return mlp([layer], x)
+from tests.methods.field import (
+    SEEN,
+    WORD,
+    M,
+    N,
+    batch,
+    build,
+    close,
+    cross_entropy,
+    dot,
+    linear,
+    mlp,
+    normed,
+    scores,
+    unit,
+)
 
 
 def cosines(method, z):

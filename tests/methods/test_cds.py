@@ -36,7 +36,7 @@ def test_losses_and_scores_by_loops():
     losses = method.losses(images, t)
     close(losses["specificity"].item(), sum(terms) / len(terms))
     candidates = [10, 3, 0]
-    z = method.paths.features(images.cls)
+    z = method.paths.adapt(images.cls)
     encoded = method.paths.prompts.encode(torch.tensor(candidates).numpy())
     f = method.paths.factor_posteriors(z, encoded)
     expected = []

@@ -68,14 +68,6 @@ def test_losses_and_scores_by_a_dense_matrix(world, layers):
     close(scores(method, candidates, images), [[dot(x, h[c]) for c in candidates] for x in images_of])
 
 
-def test_without_layers_scores_are_linear_in_the_image():
-    method, images = build(Cge, layers=0, image_layers=0), batch(5)
-    W, b = method.head[0].weight, method.head[0].bias
-    words = [unit(method.words.states[c // N] + method.words.objects[c % N]) for c in SEEN]
-    z = torch.stack([unit(row) for row in images.cls])
-    close(scores(method, SEEN, images), (z @ W.T + b) @ torch.stack(words).T)
-
-
 def test_a_score_does_not_depend_on_the_other_candidates():
     method, images = build(Cge, **ROW), batch(3)
     alone = torch.cat([scores(method, [c], images) for c in range(M * N)], dim=1)

@@ -211,15 +211,6 @@ def test_weights_stay_below_64():
     assert not calls and alone.weights.tolist() == [0.25]
 
 
-def test_a_method_without_losses_trains_nothing():
-    method = begun(width=5)
-    (group,) = method.groups()
-    assert {id(part) for part in group["params"]} == {id(part) for part in method.parameters()} != set()
-    assert begun(width=5, losses=()).groups() == []
-    assert method.summary()["codebook_rows"] == len(LABELS.pairs["train"])
-    assert len(method.shared().compositions) == len(LABELS.pairs["train"]) and begun(**ALONE).shared() == ()
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -264,19 +255,3 @@ def test_terms_and_exported_tensors_sum_to_the_score(row, world):
     shares = method.probabilities(expected)
     torch.testing.assert_close(shares.sum(1), torch.ones(5, dtype=torch.float64))
     torch.testing.assert_close(portable.probabilities(tensors, expected), shares)
-
-
-def test_exported_effects_compose_the_prototypes_of_further_pairs():
-    words = torch.randn(len(LABELS.states), 6).double(), torch.randn(len(LABELS.objects), 6).double()
-    shape = len(LABELS.states), len(LABELS.objects)
-    fitted = ClosedForm.fit(
-        ClassStatistics.of(unit(TRAIN.cls), TRAIN.compositions, *shape), FitSettings(interactions=0.1), words
-    )
-    unseen = torch.as_tensor(np.setdiff1d(np.arange(LABELS.size), LABELS.pairs["train"]))
-    tensors = portable.portable_closed_form(fitted, unseen[:1], None)
-    states, objects = unseen // shape[1], unseen % shape[1]
-    rows = portable.composed_prototypes(tensors, states, objects)
-    torch.testing.assert_close(rows, fitted.prototypes(unseen) - fitted.additive.mean)
-    none = torch.full_like(states, -1)
-    torch.testing.assert_close(portable.composed_prototypes(tensors, none, objects), fitted.additive.object[objects])
-    assert not portable.composed_prototypes(tensors, none, none).any()

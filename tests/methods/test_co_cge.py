@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from duplex.layers.word_feasibility import feasibility
-from duplex.methods.cge import Cge
 from duplex.methods.co_cge import CoCge
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, mlp, scores, unit
 from tests.methods.test_cge import ROW, dense
@@ -37,11 +36,3 @@ def test_losses_and_scores_by_a_dense_matrix(world, epoch):
     close(method.losses(images, method.shared())["composition"].item(), cross_entropy(rows, own))
     candidates = [5, 0, 11]
     close(scores(method, candidates, images), [[9.0 * dot(x, h[c]) for c in candidates] for x in f])
-
-
-def test_in_the_closed_world_scores_are_cosines_of_cge_embeddings():
-    plain, cosine, images = build(Cge, **ROW), build(CoCge, scale=3.0, **ROW), batch(4)
-    cosine.load_state_dict(plain.state_dict())
-    rows = plain.prepare(cosine.train_candidates)
-    expected = 3.0 * torch.nn.functional.cosine_similarity(plain.embed_images(images.cls)[:, None], rows[None], dim=-1)
-    close(scores(cosine, SEEN, images), expected)

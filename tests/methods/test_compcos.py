@@ -10,15 +10,13 @@ import torch
 
 from duplex.layers.word_feasibility import feasibility
 from duplex.methods.compcos import CompCos
-from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
+from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, composed, cross_entropy, dot, mlp, scores, unit
 
 ROW: dict[str, Any] = {"width": 5, "layers": 1, "scale": 7.0}
 
 
 def cosine(method, z, c):
-    state, thing = method.words.states[c // N], method.words.objects[c % N]
-    pair = linear(method.composer.state, state) + linear(method.composer.object, thing)
-    return dot(unit(mlp(method.head, unit(z))), unit(pair))
+    return dot(unit(mlp(method.head, unit(z))), composed(method, c))
 
 
 @pytest.mark.parametrize("world", ["closed", "open"])
@@ -45,20 +43,6 @@ def test_the_first_epoch_excludes_unseen_compositions():
         aside.losses(images, aside.shared())["composition"].item(),
         closed.losses(images, closed.shared())["composition"].item(),
     )
-
-
-def test_margins_change_the_loss_only_in_the_open_world():
-    images = batch(6)
-    losses = {}
-    for margin in (0.0, 0.4):
-        method = build(CompCos, "open", margin=margin, **ROW)
-        before = method.losses(images, method.shared())["composition"]
-        method.after_epoch(15)
-        losses[margin] = before.item(), method.losses(images, method.shared())["composition"].item()
-    assert losses[0.0][0] == losses[0.4][0] < losses[0.4][1] != losses[0.0][1]
-    closed = build(CompCos, **ROW)
-    assert "margins" not in dict(closed.named_buffers())
-    closed.after_epoch(15)
 
 
 def test_words_are_trained_only_if_train_words_is_set():

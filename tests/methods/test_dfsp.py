@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from duplex.errors import UsageError
-from duplex.methods.dfsp import Dfsp
+from duplex.methods.dfsp import Dfsp, DfspOptions
 from duplex.methods.prompts import PromptMethod
 from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, task, unit
 from tests.methods.test_troika import attend_by_hand, normed
@@ -87,8 +87,8 @@ def test_before_training_it_equals_its_soft_prompt(fusion):
 
 
 def test_without_fusion_no_patch_tokens_are_needed():
-    assert "patch" not in Dfsp.needs(Dfsp.Options(fusion="none"))
-    assert "patch" in Dfsp.needs(Dfsp.Options(fusion="t2i"))
+    assert "patch" not in Dfsp.needs(DfspOptions(fusion="none"))
+    assert "patch" in Dfsp.needs(DfspOptions(fusion="t2i"))
     with pytest.raises(UsageError, match="heads is 3"):
-        Dfsp(task(), Dfsp.Options(heads=3))
-    assert Dfsp(task(), Dfsp.Options(heads=3, fusion="none")).options.heads == 3
+        Dfsp(task(), DfspOptions(heads=3))
+    assert Dfsp(task(), DfspOptions(heads=3, fusion="none")).options.heads == 3

@@ -174,7 +174,7 @@ def test_rows_recomputed_are_the_means_of_the_present_features():
         method = small_method(Options(width=5, graph=False, rows=rows)).eval()
         before = every_row(method)
         method.on_features_changed(batch_of(z, own))
-        present = method.paths.features(z).detach()
+        present = method.paths.adapt(z).detach()
         for c in own.unique().tolist():
             expected = twin.unit(present[own == c].mean(0)) if rows == "recomputed" else before[c]
             torch.testing.assert_close(every_row(method)[c], expected)

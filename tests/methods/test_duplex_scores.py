@@ -42,10 +42,11 @@ def test_score_blocks_are_offered_for_terms_without_prompts_of_pairs():
     assert refined(unseen_rows="random", inference=("visual",)).score_blocks(2) is not None
 
 
+@pytest.mark.parametrize("row", [{}, {"disentangler": "residual", "adapter": "none"}], ids=str)
 @pytest.mark.parametrize("terms", [("visual", "semantic", "factors"), ("semantic",), ("visual",)], ids=str)
 @pytest.mark.parametrize("columns", [LABELS.candidates("closed", "test"), EVERY, EVERY[::-1].copy(), EVERY[:-1]])
-def test_terms_and_exported_tensors_sum_to_the_score(terms, columns):
-    method, z = refined(inference=terms), features(4, 3)
+def test_terms_and_exported_tensors_sum_to_the_score(row, terms, columns):
+    method, z = refined(inference=terms, **row), features(4, 3)
     expected, found = scores_of(method, columns, z), dict(method.score_terms(columns)({"cls": z}))
     assert found.keys() == set(terms)
     assert not any(part.requires_grad for part in found.values())
@@ -75,15 +76,6 @@ def test_inspectable_features_are_those_of_the_scores():
     assert not shown.fuse(z_s, z_o).requires_grad
     assert refined(fusion="additive").inspectable().fuse is None
     assert refined(graph=False).inspectable().fuse is None
-
-
-def test_a_method_without_losses_trains_nothing():
-    method = small_method(Options(width=5))
-    (group,) = method.groups()
-    assert {id(part) for part in group["params"]} == {id(part) for part in method.parameters()}
-    assert method.summary()["parameters"] == sum(part.numel() for part in method.parameters())
-    assert method.summary()["codebook_rows"] == LABELS.size
-    assert small_method(Options(width=5, losses=())).groups() == []
 
 
 @pytest.mark.parametrize(

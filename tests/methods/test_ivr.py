@@ -9,7 +9,21 @@ from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from duplex.methods.head import next_allowed_partner
 from duplex.methods.ivr import Ivr
-from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, softmax, unit
+from tests.methods.field import (
+    SEEN,
+    N,
+    batch,
+    build,
+    close,
+    composed,
+    cross_entropy,
+    dot,
+    linear,
+    mlp,
+    scores,
+    softmax,
+    unit,
+)
 
 ROW: dict[str, Any] = {"width": 6, "scale": 5.0, "discard": 0.34, "again": 0.7, "penalty": 0.5}
 
@@ -54,8 +68,7 @@ def test_losses_and_scores_by_loops():
     f = [mlp(method.embed, unit(z)) for z in images.cls]
 
     def cosine(i, c):
-        state = linear(method.composer.state, method.words.states[c // N])
-        return dot(unit(f[i]), unit(state + linear(method.composer.object, method.words.objects[c % N])))
+        return dot(unit(f[i]), composed(method, c))
 
     states, objects = [c // N for c in own], [c % N for c in own]
     losses = method.losses(images, method.shared())

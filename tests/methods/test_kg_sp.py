@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from duplex.methods.kg_sp import KgSp
 from tests.methods.field import N, batch, build, close, cross_entropy, mlp, scores, softmax, unit
 
@@ -20,13 +18,3 @@ def test_losses_and_scores_by_loops():
         [softmax(s)[c // N] * softmax(o)[c % N] for c in candidates] for s, o in zip(states, objects, strict=True)
     ]
     close(scores(method, candidates, images), expected)
-
-
-def test_state_and_object_classifiers_are_independent():
-    """The state's loss has no gradient for the object's classifier, and odds of objects do not depend on the state."""
-    method, images = build(KgSp, width=5), batch(4)
-    method.losses(images, ())["state"].backward()
-    assert all(p.grad is None for p in method.objects.parameters())
-    grid = scores(method, range(12), images).reshape(4, 4, 3)
-    odds = grid[:, :, :1] / grid
-    torch.testing.assert_close(odds, odds[:, :1].expand_as(odds))

@@ -112,16 +112,3 @@ def test_exp_and_log_maps_are_inverse():
     close(exp_map(mu, log_map(mu, u)), u)
     close(log_map(mu, mu[None]), torch.zeros(1, DIM, dtype=torch.float64))
     close(log_map(mu, u[:3]).mean(0), torch.zeros(DIM, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("space", ["linear", "sphere"])
-def test_only_ratios_of_weights_matter(space):
-    u, compositions = units(features(6, 4)), torch.tensor([0, 0, 1, 5, 7, 9])
-    weights = torch.tensor([0.3, 0.2, 0.4, 0.1, 0.5, 0.6], dtype=torch.float64)
-    found = []
-    for scale in (1.0, 10.0):
-        method = build(Lde, space=space)
-        method.decompose(u, compositions, scale * weights)
-        found.append(torch.cat([method.centre[None], method.states, method.objects]))
-    close(found[0], found[1])
-    assert found[0].norm(dim=1).min() > 1e-3

@@ -33,7 +33,7 @@ def rules_by_hand(written):
 def test_losses_by_loops(written):
     method, images = build(LogicZsl, width=5, rules_weight=0.6, rules_written=written), batch(4)
     t = method.shared()
-    z = method.paths.features(images.cls)
+    z = method.paths.adapt(images.cls)
     f = method.paths.factor_posteriors(z, t)
     formed = related = 0.0
     for i in range(4):

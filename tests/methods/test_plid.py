@@ -10,7 +10,7 @@ import torch
 from duplex.layers.prompt_paths import Prompts
 from duplex.methods.plid import Plid
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, unit
-from tests.methods.world import DIM, features, small_tower
+from tests.methods.world import DIM, small_tower
 
 ROW: dict[str, Any] = {"width": 5, "templates": ("a photo of", "this is", "one more"), "mix": 0.2, "primitives": 0.3}
 
@@ -110,34 +110,9 @@ def test_the_bound_exceeds_the_loss_of_sampled_classes():
     assert bound >= sampled
 
 
-def test_margins_are_zero_for_the_own_class_and_positive_for_others():
-    method = build(Plid, **ROW)
-    z, y = torch.nn.functional.normalize(torch.randn(2, DIM, dtype=torch.float64), dim=-1), torch.tensor([0, 3])
-    close(method.margins(z, torch.zeros(4, 3, DIM, dtype=torch.float64), y), torch.zeros(2, 4))
-    samples = torch.randn(4, 3, DIM, dtype=torch.float64)
-    wide = method.margins(z, samples - samples.mean(1, keepdim=True), y)
-    assert wide[0, 0].abs() < 1e-8 and wide[1, 3].abs() < 1e-8
-    assert (wide[0, 1:] > 0).all()
-
-
-def test_classes_with_equal_deviations_have_no_margin():
-    method = build(Plid, **ROW)
-    z, y = torch.nn.functional.normalize(torch.randn(2, DIM, dtype=torch.float64), dim=-1), torch.tensor([0, 3])
-    one = torch.randn(1, 3, DIM, dtype=torch.float64)
-    same = (one - one.mean(1, keepdim=True)).expand(4, 3, DIM)
-    assert method.margins(z, same, y).abs().max() < 1e-8
-
-
 def test_the_weight_of_primitives_is_drawn_with_its_mean():
     method, like = build(Plid, **ROW).train(), torch.zeros(1, dtype=torch.float64)
     torch.manual_seed(5)
     drawn = torch.stack([method.draw_mix(like) for _ in range(4000)])
     assert drawn.min() >= 0 and drawn.max() < 1
     assert abs(drawn.mean() - 0.2) < 0.01
-
-
-def test_zero_descriptions_add_nothing():
-    method, t = build(Plid, width=5), features(3, 1)
-    close(method.enrich(t, torch.zeros(3, 4, DIM, dtype=torch.float64)).detach(), t)
-    moved = method.enrich(t, features(12, 2).reshape(3, 4, DIM)).detach()
-    assert (moved - t).norm(dim=1).min() > 1e-3

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from duplex.layers import portable
 from duplex.methods.duplex import DuplexOptions
 from duplex.methods.prompts import PromptOptions
 from duplex.options import OptionError
@@ -73,34 +72,12 @@ def test_the_semantic_loss_is_over_seen_pairs_or_all_candidates(negatives):
     torch.testing.assert_close(step_of(method, z, own).losses["semantic"], expected)
 
 
-def test_a_method_without_losses_trains_nothing():
-    method = small_method(PromptOptions(width=5))
-    (group,) = method.groups()
-    assert {id(part) for part in group["params"]} == {id(part) for part in method.parameters()} != set()
-    assert small_method(PromptOptions(width=5, losses=())).groups() == []
-
-
-@pytest.mark.parametrize("terms", [("semantic", "factors"), ("semantic",), ("factors",)], ids=str)
-@pytest.mark.parametrize("residual", ["plain", "residual"])
-def test_terms_and_exported_tensors_sum_to_the_score(terms, residual):
-    method = small_method(PromptOptions(width=5, inference=terms, disentangler=residual)).eval()
-    columns, z = LABELS.candidates("open", "test"), features(4, 3)
-    expected, found = scores_of(method, columns, z), dict(method.score_terms(columns)({"cls": z}))
-    assert list(found) == list(terms)
-    torch.testing.assert_close(sum(found.values()).float(), expected)
-    tensors = method.portable(columns)
-    for name, part in portable.score_terms(tensors, z):
-        torch.testing.assert_close(part, found[name], rtol=1e-6, atol=1e-8)
-    assert len(dict(portable.score_terms(tensors, z))) == len(terms)
-    torch.testing.assert_close(method.probabilities(expected), expected / expected.sum(1, keepdim=True))
-
-
 def test_inspectable_features_are_those_of_the_scores():
     method, z = small_method(PromptOptions(width=5)).eval(), features(4, 3)
     shown = method.inspectable()
     assert shown.names == ("features", "semantic", "factors")
     with torch.no_grad():
-        zc = method.paths.features(z)
+        zc = method.paths.adapt(z)
         assert torch.equal(shown.features({"cls": z}), zc)
         assert all(torch.equal(a, b) for a, b in zip(shown.factors({"cls": z}), method.paths.factors(zc), strict=True))
     columns = np.array([3, 0])

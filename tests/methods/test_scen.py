@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from duplex.methods.scen import Scen
-from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, mlp, scores, unit
+from tests.methods.field import SEEN, N, batch, build, close, composed, cross_entropy, dot, linear, mlp, scores, unit
 
 ROW: dict[str, Any] = {"width": 5, "temperature": 0.5, "scale": 6.0, "contrast": 0.7}
 
@@ -32,22 +32,18 @@ def test_losses_and_scores_by_loops():
     h_o = [unit(mlp(method.encode_o, unit(z))) for z in images.cls]
     fused = [unit(linear(method.fuse, torch.cat(pair))) for pair in zip(h_s, h_o, strict=True)]
 
-    def pair(c):
-        parts = linear(method.composer.state, method.words.states[c // N])
-        return unit(parts + linear(method.composer.object, method.words.objects[c % N]))
-
     losses = method.losses(images, method.shared())
     states, objects = [c // N for c in own], [c % N for c in own]
     close(
         losses["composition"].item(),
-        cross_entropy([[6 * dot(f, pair(c)) for c in SEEN] for f in fused], map(SEEN.index, own)),
+        cross_entropy([[6 * dot(f, composed(method, c)) for c in SEEN] for f in fused], map(SEEN.index, own)),
     )
     close(losses["state"].item(), 0.4 * cross_entropy([linear(method.classify_s, h) for h in h_s], states))
     close(losses["object"].item(), 0.6 * cross_entropy([linear(method.classify_o, h) for h in h_o], objects))
     close(losses["state_contrast"].item(), 0.7 * contrast(h_s, states, objects, 0.5))
     close(losses["object_contrast"].item(), 0.7 * contrast(h_o, objects, states, 0.5))
     assert losses["state_contrast"] > 0 or losses["object_contrast"] > 0
-    close(scores(method, [4, 9], images), [[6 * dot(f, pair(c)) for c in (4, 9)] for f in fused])
+    close(scores(method, [4, 9], images), [[6 * dot(f, composed(method, c)) for c in (4, 9)] for f in fused])
 
 
 def test_contrast_is_zero_without_a_positive_or_a_negative():
@@ -55,13 +51,3 @@ def test_contrast_is_zero_without_a_positive_or_a_negative():
     h = torch.eye(3, 5, dtype=torch.float64)
     for same, other in (([0, 1, 2], [0, 0, 0]), ([0, 0, 0], [0, 1, 2]), ([0, 0, 1], [0, 1, 2])):
         assert method.contrast(h, torch.tensor(same), torch.tensor(other)) == 0
-
-
-def test_contrast_is_smaller_for_closer_positives():
-    method = build(Scen, **ROW)
-    same, other = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
-    near = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0]]).double()
-    far = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 0, 0]]).double()
-    for h in (near, far):  # one image alone has a partner and a rival
-        close(method.contrast(h, same, other).item(), contrast(h, same.tolist(), other.tolist(), 0.5))
-    assert method.contrast(near, same, other) < method.contrast(far, same, other)

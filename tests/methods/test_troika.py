@@ -12,18 +12,19 @@ from duplex.errors import UsageError
 from duplex.layers import attention
 from duplex.methods.cds import Cds
 from duplex.methods.logiczsl import LogicZsl
-from duplex.methods.troika import Troika
+from duplex.methods.prompts import PromptMethod
+from duplex.methods.troika import Troika, TroikaOptions
 from duplex.methods.vp_cmjl import VpCmjl
 from tests.methods.field import (
     SEEN,
     N,
-    assert_three_paths,
     batch,
     build,
     close,
     cross_entropy,
     dot,
     linear,
+    normed,
     scores,
     softmax,
     task,
@@ -45,12 +46,6 @@ def attend_by_hand(part, x, tokens):
     return linear(part.out, torch.cat(parts))
 
 
-def normed(layer, x):
-    mean = sum(x.tolist()) / len(x)
-    x = (x - mean) / math.sqrt(sum((v - mean) ** 2 for v in x.tolist()) / len(x) + layer.eps)
-    return x * layer.weight.detach() + layer.bias.detach()
-
-
 def pulled_by_hand(traction, t, tokens):
     h, tokens = t, [normed(traction.norm, y) for y in tokens]
     for layer in traction.layers:
@@ -61,7 +56,7 @@ def pulled_by_hand(traction, t, tokens):
 
 
 def logits_by_hand(method, images, t):
-    z = method.paths.features(images.cls).detach()
+    z = method.paths.adapt(images.cls).detach()
     z_s, z_o = (part.detach() for part in method.paths.factors(z))
     found = []
     for features, prototypes in ((z, t.compositions), (z_s, t.states), (z_o, t.objects)):
@@ -101,14 +96,20 @@ def test_losses_and_scores_by_loops():
     ],
 )
 def test_without_its_extension_a_method_is_the_three_paths(kind, without):
-    assert_three_paths(build(kind, width=5, **without))
+    method, plain, images = build(kind, width=5, **without), build(PromptMethod, width=5), batch(4)
+    plain.load_state_dict(method.state_dict())
+    ours, theirs = (model.losses(images, model.shared()) for model in (method, plain))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        close(value.item(), theirs[name].item())
+    torch.testing.assert_close(scores(method, range(12), images).float(), scores(plain, range(12), images))
     assert "patch" not in kind.needs(kind.Options(**without))
 
 
 def test_zero_strength_leaves_prompts_unchanged():
     method, images = build(Troika, **ROW), batch(4)
     torch.nn.init.zeros_(method.traction.strength)
-    z, t = method.paths.features(images.cls), method.shared()
+    z, t = method.paths.adapt(images.cls), method.shared()
     for pulled, plain in zip(
         method.path_logits(z, t, images.inputs["patch"]), method.path_logits(z, t, None), strict=True
     ):
@@ -117,7 +118,7 @@ def test_zero_strength_leaves_prompts_unchanged():
 
 def test_untrained_traction_depends_on_the_tokens():
     method, images = build(Troika, shaken=False, **ROW), batch(4)
-    z, t, tokens = method.paths.features(images.cls), method.shared(), images.inputs["patch"]
+    z, t, tokens = method.paths.adapt(images.cls), method.shared(), images.inputs["patch"]
     for ours, others in zip(method.path_logits(z, t, tokens), method.path_logits(z, t, tokens.flip(0)), strict=True):
         assert (ours - others).abs().max() > 1e-4
 
@@ -131,4 +132,4 @@ def test_scores_do_not_depend_on_the_chunk_size(monkeypatch):
 
 def test_heads_must_divide_the_feature_width():
     with pytest.raises(UsageError, match="heads is 3"):
-        Troika(task(), Troika.Options(heads=3))
+        Troika(task(), TroikaOptions(heads=3))

@@ -8,9 +8,22 @@ import torch
 
 from duplex.layers.prompt_paths import word_vectors
 from duplex.methods.vp_cmjl import VpCmjl
-from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, softmax, unit
+from tests.methods.field import (
+    SEEN,
+    M,
+    N,
+    batch,
+    build,
+    close,
+    cross_entropy,
+    dot,
+    linear,
+    normed,
+    scores,
+    softmax,
+    unit,
+)
 from tests.methods.test_dfsp import block_by_hand
-from tests.methods.test_troika import normed
 from tests.methods.world import small_labels, small_tower
 
 
@@ -28,7 +41,7 @@ def read_by_hand(block, x, y):
 
 def parts(method, images, columns):
     """Logits by loops: {name: (text rows, proxy rows)} of compositions, states and objects."""
-    z = method.paths.features(images.cls)
+    z = method.paths.adapt(images.cls)
     z_s, z_o = method.paths.factors(z)
     t, scale = method.paths.prompts.encode(torch.as_tensor(columns).numpy()), method.paths.scale
     states, objects = (list(rows.detach()) for rows in (method.states, method.objects))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partialmethod
 from inspect import isfunction
 from pathlib import Path
 from typing import Any
@@ -100,44 +100,33 @@ def test_every_function_of_the_protocol_is_passed_on() -> None:
 
 
 class Recorder(PromptMethod):
-    """A method that records the features and the epoch it is called with."""
+    """A method that records what the training loop calls it with."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.calls: dict[str, Any] = {}
 
-    def start(self, train: Batch) -> None:
-        self.calls["start"] = train.cls
+    def record(self, *arguments: Any, name: str) -> None:
+        self.calls[name] = arguments
 
-    def on_features_changed(self, train: Batch) -> None:
-        self.calls["on_features_changed"] = train.cls
 
-    def tune(self, images: Any, candidates: Any, auc: Any) -> None:
-        self.calls["tune"] = images["cls"]
-
-    def after_batch(self) -> None:
-        self.calls["after_batch"] = True
-
-    def after_step(self) -> None:
-        self.calls["after_step"] = True
-
-    def after_epoch(self, epoch: int) -> None:
-        self.calls["after_epoch"] = epoch
+for name in ("start", "on_features_changed", "tune", "after_batch", "after_step", "after_epoch"):
+    setattr(Recorder, name, partialmethod(Recorder.record, name=name))
 
 
 def test_calls_of_the_training_loop_are_passed_on() -> None:
     method: Any = make_method(f"{__name__}:Recorder", PromptOptions(), finetuning_task())
     batch = block_batch(6)
     features, calls = with_features(method, batch).cls, method.method.calls
-    for name, arguments in {
-        "start": (batch,), "on_features_changed": (batch,), "tune": (batch.inputs, np.arange(2), float)
-    }.items():  # fmt: skip
-        getattr(method, name)(*arguments)
-        torch.testing.assert_close(calls.pop(name), features.detach())
+    method.start(batch)
+    method.on_features_changed(batch)
+    method.tune(batch.inputs, np.arange(2), float)
+    inputs = [calls.pop("tune")[0], *(calls.pop(name)[0].inputs for name in ("start", "on_features_changed"))]
+    assert all(torch.equal(given["cls"], features) for given in inputs)
     method.after_batch()
     method.after_step()
     method.after_epoch(7)
-    assert calls == {"after_batch": True, "after_step": True, "after_epoch": 7}
+    assert calls == {"after_batch": (), "after_step": (), "after_epoch": (7,)}
 
 
 def test_score_blocks_are_the_scorers_scores() -> None:

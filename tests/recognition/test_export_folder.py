@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from duplex import Recognizer, open_features
 from duplex.errors import UsageError
-from duplex.training.checkpoint import digest
+from duplex.training.checkpoint import digest, seal
 from tests.recognition.hub import Hub
 
 pytestmark = pytest.mark.slow  # five models are exported, some with their encoders
@@ -63,6 +63,8 @@ def test_an_export_gives_the_answers_of_its_run(trained, exported, features, met
     for one, other in zip(folder(features), run(features), strict=True):
         assert [guess.name for guess in one.top] == [guess.name for guess in other.top]
         assert one.best.score_terms.keys() == other.best.score_terms.keys()
+        assert one.best.probability == pytest.approx(other.best.probability, abs=1e-4)
+        assert (one.known, one.distance) == (other.known, other.distance)
     added = [("dark", "picture"), ("photo", "star"), ("photo", "picture")]
     wider = [recognizer.with_compositions(added).scores(features) for recognizer in (folder, run)]
     torch.testing.assert_close(*wider, **near(method))
@@ -213,8 +215,16 @@ def test_a_damaged_export_is_refused(exported, tmp_path):
     with pytest.raises(UsageError, match="damaged"):
         Recognizer.load(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "labels": 3, "tensors": digest(tensors)}))
+    config["tensors"] = digest(tensors)
+    (folder / "config.json").write_text(json.dumps(seal({**config, "labels": 3})))
     with pytest.raises(UsageError, match="not of this version"):
+        Recognizer.load(folder)
+    (folder / "config.json").write_text(json.dumps(seal({**config, "calibration": {"bias": 1e30}})))
+    with pytest.raises(UsageError, match=r"calibration.bias is 1e\+30; expected a number from -1e\+06 to 1e\+06"):
+        Recognizer.load(folder)
+    config["labels"]["states"].reverse()
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"config.json is damaged: .*export the run again"):
         Recognizer.load(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(UsageError, match="cannot be read"):

@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from duplex.config.artifacts import ArtifactPaths
 from duplex.errors import UsageError
+from duplex.training.checkpoint import seal
 from tests.recognition.test_recognizer import damaged
 from tests.subprocesses import duplex
 
@@ -61,10 +63,10 @@ def test_paths_on_stdin_may_hold_any_bytes(project, tmp_path):
     assert done.returncode == 0 and rb"caf\udce9" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("bias", ["nan", "inf"])
-def test_a_bias_must_be_finite(project, bias):
-    done = predict(project.images()[0], "--bias", bias)
-    assert done.returncode == 2 and f"--bias is {bias}; expected a finite number" in done.stderr
+@pytest.mark.parametrize("share", ["nan", "0", "1.5"])
+def test_a_share_of_new_pairs_must_be_a_share(project, share):
+    done = predict(project.images()[0], "--new-share", share)
+    assert done.returncode == 2 and f"new_share is {float(share)}; expected a number between 0 and 1" in done.stderr
 
 
 def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp_path):
@@ -81,7 +83,7 @@ def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp
             record = json.loads(file.metadata()["duplex"])
         record["calibration"] = {world: record["calibration"]["closed"]}
         record["val_auc"] += world == "open"
-        save_file(load_file(source), run.checkpoint, {"duplex": json.dumps(record)})
+        save_file(load_file(source), run.checkpoint, {"duplex": json.dumps(seal(record))})
         assert best_run(paths=paths).files.root == run.root, "the closed world's before any other, whatever its AUC"
         assert best_run(world, paths).files.root == run.root
 
@@ -173,3 +175,14 @@ def test_missing_files_get_a_line(project):
     first = json.loads(done.stdout.splitlines()[0])
     assert first == {"image": "absent.png", "error": "missing"} and done.returncode == 3
     assert Path(json.loads(done.stdout.splitlines()[1])["image"]) == project.images()[0]
+
+
+def test_an_image_of_something_else_is_marked_and_so_are_pairs_without_training_images(project, tmp_path):
+    Image.effect_noise((64, 64), 200).convert("RGB").save(tmp_path / "noise.png")
+    drawn = project.images()[0]
+    done = predict(tmp_path / "noise.png", drawn, "--top", 200, "--new-share", 0.5)
+    noise, known = done.stdout.splitlines()
+    assert noise.startswith(f"{tmp_path / 'noise.png'}  none of these?  ") and "none of these?" not in known
+    records = [json.loads(line) for line in predict(drawn, "--top", 200, "--format", "jsonl").stdout.splitlines()]
+    new = sum(not guess["seen"] for guess in records[0]["top"])
+    assert records[0]["known"] is True and 0 < new == known.count("(new)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -21,42 +22,56 @@ from duplex.encoders import load_encoder
 from duplex.errors import UsageError
 from duplex.methods.base import TaskContext
 from duplex.recognition.answers import UnreadableImage
-from duplex.training.checkpoint import load_checkpoint, read_record
+from duplex.training.checkpoint import load_checkpoint, read_record, seal
 
 DOCS = Path(__file__).parents[2] / "docs" / "library.md"
 
 
 @pytest.fixture(scope="module")
 def recognizer(trained) -> Recognizer:
-    return Recognizer.load(trained.run(), device="cpu")
+    return Recognizer.load(trained.run(), device="cpu", exact=True)
 
 
 def pipeline_scores(trained, method: str, world: str) -> torch.Tensor:
-    """Return the evaluation's scores: of cached test features, by the checkpoint's scorer."""
+    """Return the scores of cached test features by the checkpoint's scorer, among the pairs of all splits."""
     path = trained.run(method) / "checkpoint.safetensors"
     record, tower = read_record(path), load_encoder("tiny", towers="text")
     loaded = load_checkpoint(path, TaskContext(record.labels, {"cls": (128,)}, tower.text), record.encoder)
     features = open_features(trained.paths.features("own"))
     rows = np.flatnonzero(read_manifest(trained.paths.manifest("own"))["split"] == "test")
-    return loaded.scorer(record.labels.candidates(world, "test"))({"cls": torch.from_numpy(features.cls[rows])})
+    return loaded.scorer(record.labels.candidates(world, "train"))({"cls": torch.from_numpy(features.cls[rows])})
 
 
 @pytest.mark.parametrize(("method", "world"), [("duplex", "closed"), ("duplex_open", "open"), ("clip", "open")])
 @pytest.mark.parametrize("batch_size", [1, 64])
 def test_scores_equal_the_evaluations(trained, method, world, batch_size):
-    model = Recognizer.load(trained.run(method), device="cpu")
+    model = Recognizer.load(trained.run(method), device="cpu", exact=True)
     scores = model.scores(trained.images(), world, batch_size=batch_size)
     torch.testing.assert_close(scores, pipeline_scores(trained, method, world), rtol=0, atol=1e-5)
 
 
-def test_the_best_compositions_equal_the_evaluations(project, recognizer):
-    """predictions.csv holds the best three at the calibrated bias."""
-    import pandas as pd
+def test_answers_follow_from_the_pipelines_scores(trained, recognizer):
+    """Temperature and prior image by image: order, probabilities and marginals are those of one distribution."""
+    labels, confidence = recognizer.labels, recognizer.trained.confidence
+    compositions = np.unique(np.concatenate([labels.pairs[split] for split in ("train", "val", "test")]))
+    seen, share = labels.seen[compositions], confidence.new_share
+    prior = np.where(seen, (1 - share) / seen.sum(), share * np.exp(confidence.preference) / (~seen).sum())
+    answers = recognizer(trained.images(), top=1000)
+    for row, answer in zip(pipeline_scores(trained, "duplex", "closed").double().numpy(), answers, strict=True):
+        q = (row / row.sum()) ** (1 / confidence.temperature) * prior
+        q /= q.sum()
+        names = labels.names(compositions)
+        given = {guess.name: guess.probability for guess in answer.top}
+        assert [given[name] for name in names] == pytest.approx(q, abs=1e-5)
+        assert list(given.values()) == sorted(given.values(), reverse=True)
+        states = np.bincount(labels.state_of(compositions), q, len(labels.states))
+        assert [answer.states[name] for name in labels.states] == pytest.approx(states, abs=1e-5)
 
-    table = pd.read_csv(project.run() / "predictions.csv").sort_values("row")
-    answers = recognizer(project.images(), top=3)
-    for place in range(3):
-        assert [answer.top[place].name for answer in answers] == table[f"top{place + 1}"].tolist()
+
+def test_every_pair_that_a_split_lists_can_be_an_answer(recognizer):
+    labels = recognizer.labels
+    listed = {labels.name(int(pair)) for pairs in labels.pairs.values() for pair in pairs}
+    assert {f"{state} {name}" for state, name in recognizer.candidates().pairs} == listed
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -97,14 +112,21 @@ def test_score_terms_probabilities_and_marginals_add_up(trained, recognizer):
             assert share[first] == pytest.approx(sum(own), abs=1e-5)
 
 
-def test_the_bias_moves_unseen_compositions_only(trained, recognizer):
+def test_a_larger_share_of_new_pairs_raises_their_odds_by_its_own(trained):
     images = trained.images()[:10]
-    assert all(guess.seen for answer in recognizer(images, bias=-100.0) for guess in answer.top)
-    assert not any(guess.seen for answer in recognizer(images, bias=100.0) for guess in answer.top)
-    plain, moved = (recognizer(images, top=1000, bias=bias) for bias in (0.0, 100.0))
-    for one, other in zip(plain, moved, strict=True):
-        shares = [{guess.name: guess.probability for guess in answer.top} for answer in (one, other)]
-        assert shares[0] == shares[1]
+    low, high = (Recognizer.load(trained.run(), device="cpu", new_share=share) for share in (0.1, 0.5))
+    for one, other in zip(low(images, top=1000), high(images, top=1000), strict=True):
+        masses = [sum(guess.probability for guess in answer.top if not guess.seen) for answer in (one, other)]
+        odds = [mass / (1 - mass) for mass in masses]
+        assert odds[1] / odds[0] == pytest.approx(9, rel=1e-4)
+        order = [[guess.name for guess in answer.top if guess.seen] for answer in (one, other)]
+        assert order[0] == order[1]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
+def test_a_share_of_new_pairs_lies_between_0_and_1(trained, share):
+    with pytest.raises(UsageError, match=f"new_share is {share}; expected a number between 0 and 1"):
+        Recognizer.load(trained.run(), device="cpu", new_share=share)
 
 
 def test_the_open_world_excludes_infeasible_compositions(trained):
@@ -127,7 +149,7 @@ def test_features_may_require_gradients(trained, recognizer):
 
 def test_added_compositions_have_new_and_known_words(trained, recognizer):
     labels = recognizer.labels
-    inside = {labels.name(int(column)) for column in labels.candidates("closed", "test")}
+    inside = {labels.name(int(column)) for column in labels.candidates("closed", "train")}
     outside = next(
         (s, o)
         for s in labels.states
@@ -217,7 +239,9 @@ def test_a_damaged_run_is_reported(trained, tmp_path):
 
 def test_missing_weights_are_reported(trained, tmp_path):
     def move(tensors, meta):
-        meta["duplex"] = meta["duplex"].replace('"name": "tiny"', '"name": "local-dir:/nowhere"')
+        record = json.loads(meta["duplex"])
+        record["encoder"]["name"] = "local-dir:/nowhere"
+        meta["duplex"] = json.dumps(seal(record))
 
     with pytest.raises(UsageError, match="/nowhere"):
         Recognizer.load(damaged(trained, tmp_path, move))
@@ -245,4 +269,5 @@ def test_the_examples_of_the_docs_run(project):
     assert len(blocks) >= 5
     for block in blocks:
         code = block.replace('"artifacts/shapes/duplex/0"', "RUN").replace('"kettle.jpg"', "PICTURE")
+        code = code.replace('"shapes"', '"own"')
         exec(compile(code.replace('"artifacts/shapes/features.h5"', "CACHE"), str(DOCS), "exec"), scope)

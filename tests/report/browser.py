@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -80,10 +79,6 @@ class Browser:
         x, y = self.run(f"(r => [r.left + r.width / 2, r.top + r.height / 2])(({script}).getBoundingClientRect())")
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def screenshot(self, path: Path, whole: bool = False) -> None:
-        data = self.send("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))
 
     @property
     def complaints(self) -> list[str]:

@@ -55,9 +55,10 @@ def test_score_terms_of_every_seed_are_averaged():
 
 
 def test_frequency_groups_are_mean_accuracies():
-    table = aggregate({("a", "m"): [record(1.0, head=40.0), record(1.0, head=50.0)], ("a", "n"): [record(1.0)]})
+    runs = [record(1.0, head=40.0), record(1.0, head=50.0)]
+    table = aggregate({("a", "m"): runs, ("a", "n"): [record(1.0)], ("a", "o"): [runs[0], record(1.0)]})
     assert table["a"]["m"]["groups"] == {"head": 45.0}
-    assert "groups" not in table["a"]["n"]
+    assert "groups" not in table["a"]["n"] and "groups" not in table["a"]["o"]  # one seed lacks it
     assert {row[1] for row in metrics_table(table)[1:]} == {"closed"}
 
 
@@ -65,7 +66,3 @@ def test_groups_at_the_ends_of_the_curve_are_a_table():
     ends = {**record(1.0, head=40.0), "groups": {"head": {"accuracy": 40.0, "accuracy_at_ends": 60.0}}}
     found = aggregate({("a", "m"): [ends, ends]})["a"]["m"]
     assert (found["groups"], found["groups_at_ends"]) == ({"head": 40.0}, {"head": 60.0})
-
-
-def test_a_group_that_one_seed_lacks_is_left_out():
-    assert "groups" not in aggregate({("a", "m"): [record(1.0, head=40.0), record(1.0)]})["a"]["m"]

@@ -11,7 +11,7 @@ import pytest
 from duplex.cli import app, run_command
 from duplex.config.artifacts import ArtifactPaths
 from duplex.errors import UsageError
-from duplex.evaluation.seeds import NAMES
+from duplex.evaluation.uncertainty import NAMES
 from duplex.labels import LabelSpace
 from duplex.report.maps import Scene, draw_maps
 from duplex.stages import maps, queries
@@ -119,9 +119,8 @@ def test_two_images_are_enough_for_maps():
 
 @pytest.mark.parametrize("world", ["closed", "open"])
 def test_compare_equals_the_difference_of_metrics(duplex, project, world):
-    found = json.loads(
-        duplex("compare", "--dataset", "own", "--methods", "clip", "duplex", "--world", world, "--json").out
-    )
+    words = ("compare", "--dataset", "own", "--methods", "clip", "duplex", "--world", world, "--json")
+    found = json.loads(duplex(*words).out)
     assert found["seeds"] == [0, 1]
     rows = ("clip", {"closed": "duplex", "open": "duplex_open"}[world])  # shown as duplex in the open world
     records = [

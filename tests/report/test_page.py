@@ -29,10 +29,19 @@ from duplex.report.blocks import (
 )
 from duplex.report.charts import Chart, Mark, Series, draw
 from duplex.report.page import render_markdown, render_page
-from duplex.stages import report
+from duplex.stages import inventory, maps, report
+from tests.projects import inside
 from tests.report.reading import Page, cited
 
 EVIL = "<b>bold</b> & \"quoted\" 'single' | `tick` café <script>alert(1)</script>"
+
+
+@pytest.fixture
+def copy(project, tmp_path):
+    """A copy of the project that a test may change; the test runs in its folder."""
+    shutil.copytree(project.folder, tmp_path / "copy")
+    with inside(tmp_path / "copy"):
+        yield tmp_path / "copy"
 
 
 @pytest.fixture
@@ -79,11 +88,8 @@ def test_confusions_and_accuracies_equal_the_predictions(page):
     assert int(cells[0].text) == wrong.max()
     accuracy = (100 * closed.groupby("label")["right"].mean()).round(1)
     rows = [[c.text for c in page.elements if c.parents and c.parents[-1] is row] for row in page.all("tr")]
-    found = {
-        row[0]: float(row[3])
-        for row in rows
-        if len(row) == 4 and row[0] in accuracy.index and row[1] in ("seen", "unseen")
-    }
+    rows = [row for row in rows if len(row) == 4 and row[0] in accuracy.index and row[1] in ("seen", "unseen")]
+    found = {row[0]: float(row[3]) for row in rows}
     assert len(found) > 8
     assert found == {name: accuracy[name] for name in found}
 
@@ -122,12 +128,8 @@ def test_every_figure_is_also_a_file(project):
 
 
 def evil_report() -> Report:
-    table = Table(
-        EVIL,
-        [Column(EVIL, False, tip=EVIL), Column("n")],
-        [TableRow([TableCell(EVIL, EVIL, tip=EVIL), TableCell("1", 1)])],
-        EVIL,
-    )
+    row = TableRow([TableCell(EVIL, EVIL, tip=EVIL), TableCell("1", 1)])
+    table = Table(EVIL, [Column(EVIL, False, tip=EVIL), Column("n")], [row], EVIL)
     series = Series(EVIL, [0.0, 1.0], [0.0, 1.0], marks=[Mark(0.5, 0.5, EVIL)])
     figure = Figure("evil", draw(Chart(EVIL, EVIL, EVIL, [series])), EVIL)
     thumbs = [Thumb(None, EVIL, EVIL, True, [Line(EVIL, False)])]
@@ -154,51 +156,35 @@ def test_names_are_escaped_in_markdown():
     assert rows and all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
 
 
-def test_missing_files_are_notes_with_commands(project, tmp_path):
+def test_missing_files_are_notes_with_commands(project, copy):
     """Without images, features, maps, ablations, timings and predictions."""
-    shutil.copytree(project.folder, tmp_path / "copy")
-    root = tmp_path / "copy"
-    shutil.rmtree(root / "pictures")
+    for folder in ("pictures", "artifacts/maps"):
+        shutil.rmtree(copy / folder)
     for name in ("features.h5", "statistics.json"):
-        (root / "artifacts/own" / name).unlink()
-    shutil.rmtree(root / "artifacts/maps")
+        (copy / "artifacts/own" / name).unlink()
     for name in ("timing.json", "evaluation_timing.json", "history.csv", "predictions.csv"):
-        for path in (root / "artifacts/own").rglob(name):
+        for path in (copy / "artifacts/own").rglob(name):
             path.unlink()
-    from tests.projects import inside
-
-    with inside(root):
-        text = report.run(project.params, project.paths).read_text()
-    assert "make ablations" in text
-    assert "dvc repro maps@own" in text
-    assert "dvc repro prepare@own" in text
-    assert "duplex extract --dataset own" in text
-    assert "Results" in text
+    text = report.run(project.params, project.paths).read_text()
+    commands = ("make ablations", "dvc repro maps@own", "dvc repro prepare@own", "duplex extract --dataset own")
+    assert [said for said in (*commands, "Results") if said not in text] == []
 
 
-def test_labels_are_shown_without_images(project, tmp_path):
-    from tests.projects import inside
-
-    shutil.copytree(project.folder, tmp_path / "copy", ignore=shutil.ignore_patterns("pictures"))
-    with inside(tmp_path / "copy"):
-        text = report.run(project.params, project.paths).read_text()
+def test_labels_are_shown_without_images(project, copy):
+    shutil.rmtree(copy / "pictures")
+    text = report.run(project.params, project.paths).read_text()
     assert "The images of own are not on this machine" in text
     page = Page(text)
     assert not page.all("img")
     assert [e for e in page.all("span") if e.attributes.get("class") == "absent"]
 
 
-def test_methods_without_prototypes_have_a_page_without_maps(project, tmp_path):
-    from duplex.stages import inventory, maps
-    from tests.projects import inside
-
-    shutil.copytree(project.folder, tmp_path / "copy")
+def test_methods_without_prototypes_have_a_page_without_maps(project, copy):
     run = project.params.run.model_copy(update={"methods": ("clip",)})
     params = project.params.model_copy(update={"run": run})
-    with inside(tmp_path / "copy"):
-        inventory.run(params, "own", project.paths)
-        assert json.loads((project.paths.inventory("own") / "featured.json").read_text()) == {}
-        maps.run(params, "own", project.paths)
-        text = report.run(params, project.paths).read_text()
+    inventory.run(params, "own", project.paths)
+    assert json.loads((project.paths.inventory("own") / "featured.json").read_text()) == {}
+    maps.run(params, "own", project.paths)
+    text = report.run(params, project.paths).read_text()
     assert "No method of `run:` has visual prototypes to map" in text
     assert "no state and object factors to swap" in text

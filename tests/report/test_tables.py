@@ -1,4 +1,4 @@
-"""Tables: marks, quoted rows, ablations."""
+"""Tables: marks, quoted and published numbers, ablations, frequency groups."""
 
 from __future__ import annotations
 
@@ -8,25 +8,16 @@ import pandas as pd
 import pytest
 
 from duplex.config.params import load_params
+from duplex.report import tables
 from duplex.report.blocks import Note, Table, TableCell, TableRow
 from duplex.report.figures import lambda_figures
+from duplex.report.page_sections import dataset_section
 from duplex.report.predictions import examples
 from duplex.report.results import DatasetResults, Results, RunRecord
-from duplex.report.tables import (
-    ablation_tables,
-    data_file,
-    efficiency_table,
-    feasibility_table,
-    group_table,
-    pointer,
-    ranked,
-    result_table,
-    statistics_table,
-    term_tables,
-)
+from duplex.report.tables import published_table
 from tests.projects import SHIPPED
 
-BENCHMARKS = data_file("quoted.yaml")["benchmarks"]
+BENCHMARKS = tables.data_file("quoted.yaml")["benchmarks"]
 
 
 def line(value: float, **more: float) -> dict[str, dict[str, float]]:
@@ -46,7 +37,7 @@ def results(name: str = "mit-states", pairs: int = 1262, ablations: dict | None 
 )
 def test_published_rows_are_shown_for_their_benchmark_only(name, pairs, quoted):
     whole = results(name, pairs)
-    table = result_table(whole, whole.datasets[0], "closed")
+    table = tables.result_table(whole, whole.datasets[0], "closed")
     rows = [row for row in table.rows if row.quoted]
     assert bool(rows) == quoted
     assert ("quoted" in table.note) == quoted
@@ -55,12 +46,12 @@ def test_published_rows_are_shown_for_their_benchmark_only(name, pairs, quoted):
 
 def test_published_numbers_are_the_papers():
     """Closed and open world, MIT-States, UT-Zappos, C-GQA, as the paper's text repeats them for its own method."""
-    rows = {world: data_file("quoted.yaml")[world][-1] for world in ("closed", "open")}
+    rows = {world: tables.data_file("quoted.yaml")[world][-1] for world in ("closed", "open")}
     assert rows["closed"]["mit-states"] == [49.7, 55.6, 40.9, 23.7]
     assert rows["closed"]["ut-zappos"] == [70.5, 75.6, 58.2, 46.2]
     assert rows["open"]["cgqa"] == [41.6, 9.7, 12.5, 3.4]
     for world in ("closed", "open"):
-        for row in data_file("quoted.yaml")[world]:
+        for row in tables.data_file("quoted.yaml")[world]:
             for benchmark in BENCHMARKS:
                 if benchmark in row:
                     seen, unseen, hm, auc = row[benchmark]
@@ -78,7 +69,7 @@ def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
         "dual_finetuned": {0: RunRecord({}, timing=deep, files=files)},
     }
     data = DatasetResults("shapes", {"duplex": line(20.0), "dual_finetuned": line(30.0)}, runs=runs)
-    table = efficiency_table(Results((data,)), data)
+    table = tables.efficiency_table(Results((data,)), data)
     titles = [column.title for column in table.columns]
     said = {row.cells[0].text: dict(zip(titles, (cell.text for cell in row.cells), strict=True)) for row in table.rows}
     asked = ("trained parameters", "fine-tuned blocks", "prototypes", "peak memory", "epoch", "AUC")
@@ -90,7 +81,7 @@ def test_counts_include_the_size_of_the_cache():
     noted = {"rows": 4902, "bytes": 46_441_902, "bad": 3}
     for extraction, size in ((noted, "46.4 MB"), ({"rows": 4902, "bad": 3}, "–")):
         data = DatasetResults("shapes", {}, statistics={"states": 12}, extraction=extraction, extraction_file="e.json")
-        table = statistics_table(data)
+        table = tables.statistics_table(data)
         assert isinstance(table, Table)
         said = {row.cells[0].text: row.cells[1] for row in table.rows}
         assert (said["feature cache"].text, said["unreadable images"].text) == (size, "3")
@@ -98,11 +89,10 @@ def test_counts_include_the_size_of_the_cache():
 
 
 def test_the_best_two_numbers_of_a_column_are_marked():
-    rows = [TableRow([TableCell("a", "a"), TableCell(str(v), v)]) for v in (1.0, 3.0, 3.0, 2.0)] + [
-        TableRow([TableCell("b"), TableCell("–")])
-    ]
-    assert [row.cells[1].rank for row in ranked(rows, [1])] == [0, 1, 1, 2, 0]
-    assert [row.cells[1].rank for row in ranked(rows[:1], [1])] == [0]
+    rows = [TableRow([TableCell("a", "a"), TableCell(str(v), v)]) for v in (1.0, 3.0, 3.0, 2.0)]
+    rows.append(TableRow([TableCell("b"), TableCell("–")]))
+    assert [row.cells[1].rank for row in tables.ranked(rows, [1])] == [0, 1, 1, 2, 0]
+    assert [row.cells[1].rank for row in tables.ranked(rows[:1], [1])] == [0]
 
 
 def run_of(**world: object) -> RunRecord:
@@ -118,7 +108,7 @@ def test_each_source_of_feasibility_has_a_line_the_used_one_first():
         "one": {0: run_of(**words)},
         "none": {0: run_of(auc=1.0)},
     }
-    table = feasibility_table(dataclasses.replace(results("own").datasets[0], runs=runs))
+    table = tables.feasibility_table(dataclasses.replace(results("own").datasets[0], runs=runs))
     assert table is not None
     assert [[row.cells[place].text for place in (0, 1, 2, 6)] for row in table.rows] == [
         ["both", "words", "0.250", "3.0"],
@@ -132,7 +122,7 @@ def test_each_source_of_feasibility_has_a_line_the_used_one_first():
 
 def test_an_ablation_table_has_the_rows_that_were_run():
     whole = results("shapes", ablations={"loss_ct": line(5.0), "loss_ch": line(7.0), "duplex_five": line(9.0)})
-    found = dict(ablation_tables(whole, whole.datasets[0]))
+    found = dict(tables.ablation_tables(whole, whole.datasets[0]))
     losses = found["Loss terms"]
     assert isinstance(losses, Table)
     assert [[cell.text for cell in row.cells[:2]] for row in losses.rows] == [
@@ -148,7 +138,7 @@ def test_an_ablation_table_has_the_rows_that_were_run():
 def test_score_terms_are_a_table_per_method():
     summary = {"clip": line(10.0), "duplex": {**line(20.0), "terms_visual": {"auc": 12.0, "auc_se": 0.5, "seeds": 2}}}
     whole = results("shapes")
-    note, table = term_tables(whole, dataclasses.replace(whole.datasets[0], summary=summary))
+    note, table = tables.term_tables(whole, dataclasses.replace(whole.datasets[0], summary=summary))
     assert isinstance(note, Note) and isinstance(table, Table) and "duplex" in table.caption
     assert [[row.cells[0].text, row.cells[4].text, row.cells[4].spread] for row in table.rows] == [
         ["visual", "12.0", "± 0.5"],
@@ -156,11 +146,11 @@ def test_score_terms_are_a_table_per_method():
     ]
     assert table.rows[0].cells[4].source == "artifacts/summary.json#/shapes/duplex/terms_visual/auc"
     assert table.rows[1].cells[4].source == "artifacts/summary.json#/shapes/duplex/closed/auc"
-    assert term_tables(whole, whole.datasets[0]) == []
+    assert tables.term_tables(whole, whole.datasets[0]) == []
 
 
 def test_lambda_is_drawn_if_two_values_were_run():
-    spec = data_file("tables.yaml")["sensitivity"]
+    spec = tables.data_file("tables.yaml")["sensitivity"]
     one = results(ablations={"lambda_0": line(5.0)}).datasets[0]
     assert lambda_figures(one, spec) == []
     two = results(ablations={"lambda_0": line(5.0), "lambda_50": line(7.0)}).datasets[0]
@@ -168,7 +158,7 @@ def test_lambda_is_drawn_if_two_values_were_run():
 
 
 def test_every_row_of_the_ablation_tables_exists_in_params():
-    params, spec = load_params(SHIPPED), data_file("tables.yaml")
+    params, spec = load_params(SHIPPED), tables.data_file("tables.yaml")
     known = {**params.methods, **params.ablations}
     for entry in spec["tables"]:
         for row in entry["rows"]:
@@ -179,16 +169,99 @@ def test_every_row_of_the_ablation_tables_exists_in_params():
 
 
 def test_pointers_escape_slash_and_tilde():
-    assert pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
+    assert tables.pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
 
 
 def test_notes_name_an_omitted_closed_world():
     of_open = DatasetResults("own", {}, {"m": {0: run_of(auc=1.0)}})
     nothing = DatasetResults("own", {}, {"m": {0: RunRecord({})}})
-    said = [group_table(data) for data in (of_open, nothing)]
+    said = [tables.group_table(data) for data in (of_open, nothing)]
     assert said[0] == Note("Frequency groups need the closed world, which evaluation.worlds in params.yaml omits.")
     assert isinstance(said[1], Note) and said[1].command == "dvc repro"
     table = pd.DataFrame({"world": ["open"], "seen": [1], "right": [1], "label": ["a b"]})
     notes = [examples(rows, lambda _: None, {}) for rows in (table, table[:0])]
     assert notes[0] == Note("Examples need the closed world, which evaluation.worlds in params.yaml omits.")
     assert isinstance(notes[1], Note) and notes[1].command == "dvc repro"
+
+
+GROUPS = {"static": {"head": 80.0, "tail": 41.0, "unseen": 20.0}, "duplex_five": {"head": 79.5, "tail": 45.25}}
+
+
+def graph_results(*names: str) -> Results:
+    return Results((DatasetResults("own/x", {}, ablations={name: {"groups": GROUPS[name]} for name in names}),))
+
+
+def test_the_gain_of_the_graph_is_the_difference_of_both_ablations():
+    whole = graph_results("static", "duplex_five")
+    table = tables.graph_table(whole, whole.datasets[0])
+    assert isinstance(table, Table)
+    assert [column.title for column in table.columns] == ["group", "codebook without graph", "with graph", "gain"]
+    assert [[cell.text for cell in row.cells] for row in table.rows] == [
+        ["head", "80.0", "79.5", "-0.5"],
+        ["tail", "41.0", "45.2", "+4.2"],
+    ]
+    assert table.rows[1].cells[2].source == "ablations/metrics.json#/own~1x/duplex_five/groups/tail"
+    parts = {part.title: part.blocks for part in dataset_section(whole, whole.datasets[0], ()).parts}
+    assert parts["Training frequency"][-1] == table
+    for one in (graph_results("static"), graph_results("duplex_five"), graph_results()):
+        assert tables.graph_table(one, one.datasets[0]) is None
+
+
+def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
+    ablations = {
+        name: {"groups_at_ends": values, "closed": {"seen": s}}
+        for (name, values), s in zip(GROUPS.items(), (41.0, 43.0), strict=True)
+    }
+    run = RunRecord(
+        {"groups": {"head": {"test_images": 1200}}, "closed": {"images_seen": 1500}}, files={"metrics": "m.json"}
+    )
+    whole = Results((DatasetResults("own", {}, ablations=ablations, runs={"m": {0: run}}),))
+    table = tables.ends_table(whole, whole.datasets[0])
+    assert isinstance(table, Table)
+    assert [[cell.text for cell in row.cells] for row in table.rows] == [
+        ["head", "1,200", "80.0", "79.5", "-0.5"],
+        ["tail", "–", "41.0", "45.2", "+4.2"],
+        ["seen", "1,500", "41.0", "43.0", "+2.0"],
+    ]
+    assert table.rows[2].cells[3].source == "ablations/metrics.json#/own/duplex_five/closed/seen"
+    assert table.rows[0].cells[1].source == "m.json#/groups/head/test_images"
+    assert tables.ends_table(graph_results("static", "duplex_five"), graph_results("static").datasets[0]) is None
+
+
+def test_a_method_is_compared_with_its_published_numbers():
+    whole = results()
+    whole.datasets[0].summary["dfsp_t2i"] = line(21.6)
+    table = published_table(whole, whole.datasets[0], "closed")
+    texts = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in table.rows}
+    assert texts["CLIP"] == ["clip", "26.1", "10.0", "11.0", "10.0", "-1.0", "-1.0 to -1.0"]
+    assert texts["DFSP(t2i)"][0] == "dfsp_t2i" and texts["DFSP(t2i)"][-2] == "+1.0"
+    assert texts["Duplex"][-2] == "-3.7"
+    assert set(texts) == {"CLIP", "DFSP(t2i)", "Duplex"}
+    assert table.rows[0].cells[5].source.endswith("#/mit-states/clip/closed/auc")
+    del whole.datasets[0].summary["clip"]["closed"]["auc_low"]
+    assert published_table(whole, whole.datasets[0], "closed").rows[0].cells[-1].text == "–"
+
+
+@pytest.mark.parametrize(("name", "world"), [("shapes", "closed"), ("mit-states", "open")])
+def test_other_data_sets_and_worlds_have_no_comparison(name, world):
+    whole = results(name)
+    assert published_table(whole, whole.datasets[0], world) is None
+
+
+def test_other_backbones_are_quoted_in_the_closed_world():
+    whole = results()
+    rows = [row for row in tables.result_table(whole, whole.datasets[0], "closed").rows if row.quoted]
+    tips = [row.cells[0].tip for row in rows]
+    assert sum("BLIP" in tip for tip in tips) == 2 and sum("ResNet-18" in tip for tip in tips) == 2
+    blip = {row["method"]: row for row in tables.data_file("quoted.yaml")["backbones"]}["Duplex"]
+    assert (blip["mit-states"], blip["cgqa"]) == ([57.7, 51.7, 41.0, 24.6], [41.7, 37.5, 31.4, 14.0])
+
+
+def test_every_name_of_a_published_method_exists_in_params():
+    shipped, table = load_params(SHIPPED), tables.data_file("quoted.yaml")
+    methods = {row["method"] for world in ("closed", "open") for row in table[world]}
+    assert set(table["names"]) <= methods
+    assert set(table["names"].values()) <= set(shipped.methods)
+    found = {tables.plain(name) for name in shipped.methods}
+    for name in ("CompCos", "CGE", "Co-CGE", "KG-SP", "SCEN", "CANet", "ADE", "GIPCOL", "Troika", "LOGICZSL"):
+        assert name in methods and tables.plain(name) in found

@@ -18,8 +18,15 @@ from duplex.features.examples import Examples
 from duplex.methods.base import Inspectable
 from duplex.methods.registry import make_method, parse_options
 from duplex.report.predictions import examples
-from duplex.report.prototype_retrieval import EmbeddedImages, RetrievalContext, embed, prototype_hits
-from duplex.report.texts import Texts, nearest_texts, text_blocks
+from duplex.report.prototype_retrieval import (
+    EmbeddedImages,
+    RetrievalContext,
+    Texts,
+    embed,
+    nearest_texts,
+    prototype_hits,
+    text_blocks,
+)
 from duplex.stages.featured_run import load_featured_run
 from tests.methods.world import DIM, batch_of, features, small_labels, small_task
 from tests.report.reading import Page, cited

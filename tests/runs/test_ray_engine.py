@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from duplex.config.params import EncoderParams
 from duplex.encoders import load_encoder
 from duplex.features.extraction import extract
 from duplex.features.layout import PENDING, partial_path
 from duplex.features.shards import join_shards, shard_path
 from duplex.features.store import PartialCache
-from duplex.runs.ray_engine import EncoderSpec, extract_on_ray
+from duplex.runs.ray_engine import extract_on_ray
 from tests.encoders.small import write_folder
 from tests.features.pictures import write_pictures
 
@@ -58,13 +59,13 @@ def test_a_killed_actor_is_replaced_and_the_file_is_the_same(cluster, tmp_path: 
     killed: list[int] = []
     killer = threading.Thread(target=kill_once, args=(shard_path(out, 0, 2), killed))
     killer.start()
-    spec = EncoderSpec(name, device="cpu")
-    reports = extract_on_ray(names, tmp_path / "pictures", out, spec, shards=2, **OPTIONS)
+    entry = EncoderParams(name=name)
+    reports = extract_on_ray(names, tmp_path / "pictures", out, entry, shards=2, device="cpu", **OPTIONS)
     killer.join()
     assert killed, "no actor was killed"
     assert sum(report.rows for report in reports) == 2400 and reports[0].resumed > 0
     join_shards(out, copy=True)
     assert out.read_bytes() == whole.read_bytes()
-    again = extract_on_ray(names, tmp_path / "pictures", out, spec, shards=2, **OPTIONS)
+    again = extract_on_ray(names, tmp_path / "pictures", out, entry, shards=2, device="cpu", **OPTIONS)
     assert [report.resumed for report in again] == [report.rows for report in reports]
     assert not partial_path(shard_path(out, 0, 2)).exists()

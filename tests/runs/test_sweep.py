@@ -19,11 +19,10 @@ from ruamel.yaml import YAML
 
 from duplex.config.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params, load_params
-from duplex.errors import UsageError
+from duplex.library.inputs import load_inputs
 from duplex.runs.dvc_repo import DvcRepo
-from duplex.runs.local_engine import run_in_processes
 from duplex.runs.run_tasks import RunExecutor, RunId, RunResult, RunTask, missing_stages
-from duplex.runs.sweep import commit_targets, grid, missing_tasks, sweep
+from duplex.runs.sweep import grid, missing_tasks, run_in_processes, sweep
 from duplex.stages import evaluate, train
 from tests.subprocesses import ENVIRONMENT, ROOT, duplex
 
@@ -112,27 +111,20 @@ def test_an_invalid_or_outdated_mark_is_ignored(tmp_path, mark):
     assert missing_stages(task) == ("train", "evaluate")
 
 
-class Loading(Exception):
-    pass
-
-
 def test_stages_use_the_threads_of_their_training_options(params):
     used, before = [], torch.get_num_threads()
 
-    def load(*_, **__):
+    def load(*arguments):
         used.append(torch.get_num_threads())
-        raise Loading
+        return load_inputs(*arguments)
 
-    train.run(params, "own", "closed_form", 0)
     torch.set_num_threads(3)
     try:
         for stage in (train, evaluate):
-            with pytest.raises(Loading):
-                stage.run(params, "own", "closed_form", 0, load=load)
-        assert torch.get_num_threads() == 3
+            stage.run(params, "own", "closed_form", 0, load=load)
+        assert (used, torch.get_num_threads()) == ([1, 1], 3)
     finally:
         torch.set_num_threads(before)
-    assert used == [1, 1]
 
 
 @pytest.mark.slow
@@ -151,7 +143,7 @@ class KilledBySeed1(RunExecutor):
     def execute(self, task: RunTask) -> RunResult:
         if task.run.seed == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return RunResult(task, 0.0)
+        return RunResult(task)
 
 
 def test_a_process_that_dies_fails_its_current_run_only(params):
@@ -165,7 +157,7 @@ def test_a_process_that_dies_fails_its_current_run_only(params):
 class PrintsEnvironment(RunExecutor):
     def execute(self, task: RunTask) -> RunResult:
         values = os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ["OMP_WAIT_POLICY"], torch.get_num_threads()
-        return RunResult(task, 0.0, output=repr(values))
+        return RunResult(task, output=repr(values))
 
 
 def test_each_process_gets_one_gpu_in_turn(params, monkeypatch):
@@ -193,10 +185,7 @@ def test_a_sweep_killed_at_random_moments_and_resumed_leaves_the_same_bytes(proj
     runs = grid(params, None, ["csp"], None)
     words = ["--methods", "csp", "--jobs", "2"]
     for _ in range(2):
-        running, before, began = start(*words), saved(project), time.monotonic()
-        while saved(project) == before and running.poll() is None:
-            assert time.monotonic() - began < 300
-            time.sleep(0.01)
+        running = start_until_saved(project, *words)
         time.sleep(moment.uniform(0, 1))
         running.kill()  # its workers notice by themselves that their parent is gone
         running.communicate()
@@ -208,19 +197,24 @@ def test_a_sweep_killed_at_random_moments_and_resumed_leaves_the_same_bytes(proj
     assert not list((project / "artifacts").rglob("training.partial"))
 
 
-def saved(project: Path) -> set[tuple[str, int]]:
-    """Return the states of unfinished training and the marks of finished runs."""
-    kept = [*project.rglob("training.partial"), *project.rglob("swept.partial")]
-    return {(str(path), path.stat().st_mtime_ns) for path in kept if path.exists()}
+def start_until_saved(project: Path, *words: str) -> subprocess.Popen[str]:
+    """Start `duplex sweep`; return when it has saved the state of a training or the mark of a finished run."""
+
+    def saved() -> set[tuple[str, int]]:
+        files = [*project.rglob("training.partial"), *project.rglob("swept.partial")]
+        return {(str(path), path.stat().st_mtime_ns) for path in files if path.exists()}
+
+    before, running, began = saved(), start(*words), time.monotonic()
+    while saved() == before and running.poll() is None:
+        assert time.monotonic() - began < 300
+        time.sleep(0.01)
+    return running
 
 
 @pytest.mark.slow
 def test_ctrl_c_prints_one_line(project):
     lengthen(project, 400)
-    running, began = start("--methods", "duplex_open", "--jobs", "2"), time.monotonic()
-    while not saved(project):
-        assert time.monotonic() - began < 300
-        time.sleep(0.01)
+    running = start_until_saved(project, "--methods", "duplex_open", "--jobs", "2")
     os.killpg(running.pid, signal.SIGINT)  # a terminal signals all of them
     try:
         _, err = running.communicate(timeout=60)
@@ -233,6 +227,7 @@ def test_ctrl_c_prints_one_line(project):
     ("words", "message"),
     [
         (["--methods", "cps"], "unknown method 'cps'"),
+        (["--methods", "module_cso"], "unknown method 'module_cso'"),
         (["--datasets", "shape"], "unknown data set 'shape'"),
         (["--datasets", "cgqa"], "`duplex prepare --dataset cgqa` writes it"),
         (["--seeds", "0,x"], "--seeds has 'x'"),
@@ -254,21 +249,11 @@ def test_a_wrong_argument_is_reported_in_one_line(project, capsys, monkeypatch, 
     assert err.count("\n") == 1
 
 
-def test_the_grid_is_that_of_run_by_default(params):
-    assert grid(params, None, None, None) == [
-        RunId("own", method, seed) for method in ("csp", "closed_form") for seed in (0, 1)
-    ]
-    assert grid(params, None, ["cso"], [5]) == [RunId("own", "cso", 5)]
-    with pytest.raises(UsageError):
-        grid(params, None, ["module_cso"], None)
-
-
-def test_stages_are_committed_as_a_group_if_no_other_instance_has_changed():
-    tasks = [RunTask(RunId("d", "m", seed), Path(str(seed)), {}) for seed in (0, 1)]
-    stages = [f"{stage}@d-m-{seed}" for stage in ("train", "evaluate") for seed in (0, 1)]
-    assert commit_targets(tasks, ["plan", *stages]) == ["plan", "train", "evaluate"]
-    assert commit_targets(tasks, [*stages, "train@d-m-2"]) == ["plan", *stages]
-    assert commit_targets(tasks[:1], stages) == ["plan", "train@d-m-0", "evaluate@d-m-0"]
+def finished_report(*words: str) -> dict[str, int]:
+    process = start(*words, "--json")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return json.loads(out)
 
 
 @pytest.mark.long
@@ -284,15 +269,9 @@ def test_dvc_repro_runs_no_stage_of_a_finished_sweep(project, monkeypatch):
     for words in (["git", "init", "-q", "."], [*dvc, "init", "-q"], [*dvc, "commit", "-fq", "prepare", "extract"]):
         subprocess.run(words, check=True, env=ENVIRONMENT)
     assert DvcRepo.at(project) == DvcRepo(project)
-    first = start("--methods", "csp", "--seeds", "0", "--json")
-    out, err = first.communicate()
-    assert first.returncode == 0, err
-    assert json.loads(out)["committed"] == 1
+    assert finished_report("--methods", "csp", "--seeds", "0")["committed"] == 1
     assert not list(project.rglob("swept.partial"))
-    rest = start("--json")
-    out, err = rest.communicate()
-    assert rest.returncode == 0, err
-    report = json.loads(out)
+    report = finished_report()
     assert [report[key] for key in ("runs", "complete", "executed", "committed")] == [4, 1, 3, 3]
     before = files(project / "artifacts")
     done = subprocess.run(

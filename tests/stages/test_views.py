@@ -15,13 +15,13 @@ from duplex.config.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
-from duplex.features.examples import SplitViews
 from duplex.features.store import open_features
 from duplex.features.tokens import DiskTokens
+from duplex.library.inputs import InputRequest, load_inputs
+from duplex.library.run_training import start_method
 from duplex.options import FinetuneOptions
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract, extract_views
-from duplex.stages.inputs import InputRequest, load_inputs
 from duplex.stages.prepare import prepare
 from duplex.training import loop
 from tests.projects import draw_project, interrupt
@@ -58,42 +58,32 @@ def paths(folder: Path) -> ArtifactPaths:
     return ArtifactPaths(folder / "artifacts")
 
 
-def without(params: Params) -> Params:
-    plain = params.dataset("own").model_copy(update={"views": 0})
-    return params.model_copy(update={"datasets": {**params.datasets, "own": plain}})
+def with_views(params: Params, count: int) -> Params:
+    own = params.dataset("own").model_copy(update={"views": count})
+    return params.model_copy(update={"datasets": {**params.datasets, "own": own}})
 
 
-def test_only_training_images_have_views_and_their_number_is_written(params, paths) -> None:
+def test_only_training_images_have_views_and_their_number_is_written(params, paths, tmp_path: Path) -> None:
     split = read_manifest(paths.manifest("own"))["split"]
-    assert open_features(paths.views("own")).span.total == VIEWS * (split == "train").sum() < VIEWS * len(split)
+    assert len(open_features(paths.views("own")).cls) == VIEWS * (split == "train").sum() < VIEWS * len(split)
     count = paths.views("own").with_name("views.json")
     assert json.loads(count.read_text()) == {"views": "3", "flip": "true"}
-    assert extract_views(params, "own", paths).resumed == open_features(paths.views("own")).span.total
-
-
-def test_without_views_only_their_number_is_written(params, paths, tmp_path: Path) -> None:
+    assert extract_views(params, "own", paths).resumed == len(open_features(paths.views("own")).cls)
     elsewhere = ArtifactPaths(tmp_path)
-    assert extract_views(without(params), "own", elsewhere) is None
+    assert extract_views(with_views(params, 0), "own", elsewhere) is None
     assert [path.name for path in elsewhere.views("own").parent.iterdir()] == ["views.json"]
-
-
-def view_tensor(views: SplitViews | None, name: str) -> torch.Tensor:
-    assert views is not None
-    values = views.inputs[name]
-    assert isinstance(values, torch.Tensor)
-    return values
 
 
 def test_an_image_is_joined_with_its_own_views(params, paths) -> None:
     inputs = load_inputs(params, "own", paths, InputRequest(finetune=FINETUNE, views=True))
     images, cache = inputs.examples["train"], open_features(paths.views("own"))
     assert {split for split, examples in inputs.examples.items() if examples.views} == {"train"}
-    assert torch.equal(view_tensor(images.views, "cls"), torch.from_numpy(cache.cls))
-    shown = torch.nn.functional.normalize(view_tensor(images.views, "cls").view(len(images), VIEWS, -1), dim=-1)
+    assert torch.equal(torch.as_tensor(images.views.inputs["cls"]), torch.from_numpy(cache.cls))
+    shown = torch.nn.functional.normalize(images.views.inputs["cls"].view(len(images), VIEWS, -1), dim=-1)
     plain = torch.nn.functional.normalize(images.cls, dim=-1)
     near = torch.einsum("ivd,jd->ivj", shown, plain)
     assert (near.argmax(-1) == torch.arange(len(images))[:, None]).float().mean() > 0.5  # by chance 1 in 150
-    assert view_tensor(images.views, "block_inputs").shape == (
+    assert images.views.inputs["block_inputs"].shape == (
         len(images) * VIEWS,
         *images.inputs["block_inputs"].shape[1:],
     )
@@ -108,9 +98,9 @@ def test_an_image_with_a_bad_view_is_left_out_of_training(params, paths, tmp_pat
     assert (
         after.bad == 1 and np.delete(before.examples["train"].rows, 4).tolist() == after.examples["train"].rows.tolist()
     )
-    views = view_tensor(before.examples["train"].views, "cls")
+    views = before.examples["train"].views.inputs["cls"]
     kept = torch.cat([views[: 4 * VIEWS], views[5 * VIEWS :]])
-    assert torch.equal(view_tensor(after.examples["train"].views, "cls"), kept)
+    assert torch.equal(torch.as_tensor(after.examples["train"].views.inputs["cls"]), kept)
 
 
 def test_each_epoch_uses_another_view_per_image_and_evaluation_uses_none(params, paths, monkeypatch) -> None:
@@ -118,7 +108,7 @@ def test_each_epoch_uses_another_view_per_image_and_evaluation_uses_none(params,
     monkeypatch.setattr(loop, "_epoch", lambda state, images, *rest: seen.append(images) or epoch(state, images, *rest))
     train.run(params, "own", "csp", 0, paths)
     images = load_inputs(params, "own", paths, InputRequest(views=True)).examples["train"]
-    everything = view_tensor(images.views, "cls").view(len(images), VIEWS, -1)
+    everything = images.views.inputs["cls"].view(len(images), VIEWS, -1)
     assert len(seen) == EPOCHS
     for one in seen:
         matches = (one.inputs["cls"][:, None] == everything).all(-1)
@@ -164,7 +154,7 @@ def test_training_reads_views_from_disk_if_memory_is_small(params, paths) -> Non
     images, row = inputs.examples["train"], params.entry("deep")
     assert isinstance(images.views.inputs["block_inputs"], DiskTokens)
     options, settings = params.method("deep", "own"), params.training("own", "deep")
-    method = train.start_method(row.kind, options, inputs.task("closed"), inputs, 0, torch.device("cpu"))
+    method = start_method(row.kind, options, inputs.task("closed"), inputs, 0, torch.device("cpu"))
     outcome = loop.train(method, images, settings, 0, lambda trained: float(trained.training))
     assert len(outcome.history) == EPOCHS + 1
     history = [{key: value for key, value in row.items() if key.startswith("loss")} for row in outcome.history[1:]]
@@ -172,7 +162,5 @@ def test_training_reads_views_from_disk_if_memory_is_small(params, paths) -> Non
 
 
 def test_another_number_of_views_is_reported_with_the_command_to_run(params, paths) -> None:
-    more = params.dataset("own").model_copy(update={"views": 5})
-    wish = params.model_copy(update={"datasets": {**params.datasets, "own": more}})
     with pytest.raises(DuplexError, match=r"another number of views \(3, not 5\); `duplex extract --dataset own`"):
-        load_inputs(wish, "own", paths, InputRequest(views=True))
+        load_inputs(with_views(params, 5), "own", paths, InputRequest(views=True))

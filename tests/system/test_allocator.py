@@ -14,6 +14,7 @@ from duplex.system.allocator import USER_SETTINGS, keep_freed_memory
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc returns memory like this")
 FAULTS = """
 import resource, torch
+import duplex.cli
 from duplex.system.error_report import run_command
 def layers():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -34,15 +35,12 @@ def test_a_command_keeps_freed_memory() -> None:
     assert kept * 4 < plain
 
 
-@glibc
-def test_thresholds_set_by_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    assert not keep_freed_memory()
-
-
-def test_nothing_is_done_with_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_done_with_another_c_library_or_thresholds_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in USER_SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     monkeypatch.setattr("ctypes.CDLL", lambda *_: pytest.fail("looked for mallopt"))
+    with monkeypatch.context() as patched:
+        patched.setattr(platform, "libc_ver", lambda: ("", ""))
+        assert not keep_freed_memory()
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     assert not keep_freed_memory()

@@ -16,9 +16,7 @@ import torch
 from duplex import __version__
 from duplex.errors import DuplexError, UsageError
 from duplex.system.error_report import Terminated, run_command
-from tests.subprocesses import ENVIRONMENT, ROOT, duplex
-
-DUPLEX = [sys.executable, "-c", "from duplex.cli import main; main()"]
+from tests.subprocesses import ENVIRONMENT, duplex
 
 
 def raising(error: BaseException) -> Callable[[], None]:
@@ -53,31 +51,25 @@ def test_each_error_is_one_line(
     assert err.startswith("duplex: ") and message in err and err.count("\n") == 1
 
 
-def test_errors_of_the_program_keep_their_traceback() -> None:
+def test_success_prints_nothing_and_errors_of_the_program_keep_their_traceback(capsys) -> None:
+    run_command(lambda: None)
     with pytest.raises(ZeroDivisionError):
         run_command(raising(ZeroDivisionError()))
-
-
-def test_success_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    run_command(lambda: None)
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(("words", "setting"), [(["--debug"], {}), ([], {"DUPLEX_DEBUG": "1"})])
 def test_debug_adds_the_traceback_with_its_cause(tmp_path: Path, words: list[str], setting: dict[str, str]) -> None:
     (tmp_path / "bad.npz").write_bytes(b"PK no archive")
-    command = [*DUPLEX, *words, "score", str(tmp_path / "bad.npz")]
-    plain = subprocess.run(
-        [*DUPLEX, "score", command[-1]], env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
-    told = subprocess.run(command, env={**ENVIRONMENT, **setting}, capture_output=True, text=True, check=False)
-    assert plain.returncode == told.returncode == 2
-    assert plain.stderr.count("\n") == 1 and told.stderr.endswith(plain.stderr)
-    assert "Traceback" in told.stderr and "direct cause" in told.stderr
+    plain = duplex("score", tmp_path / "bad.npz")
+    debugged = duplex(*words, "score", tmp_path / "bad.npz", env=setting)
+    assert plain.returncode == debugged.returncode == 2
+    assert plain.stderr.count("\n") == 1 and debugged.stderr.endswith(plain.stderr)
+    assert "Traceback" in debugged.stderr and "direct cause" in debugged.stderr
 
 
 def test_the_version_is_printed() -> None:
-    done = subprocess.run([*DUPLEX, "--version"], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = duplex("--version")
     assert (done.returncode, done.stdout) == (0, f"duplex {__version__}\n")
 
 
@@ -85,7 +77,8 @@ def test_a_closed_pipe_is_not_an_error() -> None:
     """`duplex encoders | head -1`: a hundred lines into a closed pipe."""
     ours, theirs = os.pipe()
     os.close(ours)
-    done = subprocess.run([*DUPLEX, "encoders"], env=ENVIRONMENT, stdout=theirs, stderr=subprocess.PIPE, check=False)
+    command = [sys.executable, "-c", "from duplex.cli import main; main()", "encoders"]
+    done = subprocess.run(command, env=ENVIRONMENT, stdout=theirs, stderr=subprocess.PIPE, check=False)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -111,15 +104,6 @@ def test_a_signal_stops_a_script_with_one_line(number: signal.Signals, code: int
     _, err = process.communicate(timeout=30)
     assert process.returncode == code
     assert err == "duplex: stopped; the same command resumes the work\n"
-
-
-@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "pipeline").glob("*.py")))
-def test_scripts_import_torch_only_inside_of_run_command(script: str) -> None:
-    """Then Ctrl-C while torch is imported is one line, too."""
-    path = ROOT / "pipeline" / script
-    code = f"import runpy, sys; runpy.run_path({str(path)!r}); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize(

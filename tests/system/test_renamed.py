@@ -20,11 +20,7 @@ from tests.subprocesses import ROOT
     [
         ("{extends: duplex, graph", "{of: duplex, graph", "methods.duplex_static.of was renamed: write extends"),
         ("per_dataset: {shapes", "on: {shapes", "methods.dual_finetuned.on was renamed: write per_dataset"),
-        (
-            "{shapes: {finetune:",
-            "{shapes: {tail:",
-            "per_dataset.shapes.tail was renamed: write finetune",
-        ),
+        ("{shapes: {finetune:", "{shapes: {tail:", "per_dataset.shapes.tail was renamed: write finetune"),
         ("{blocks: 4", "{depth: 4", "methods.dual_finetuned.finetune.depth: was renamed: write blocks"),
         ("adapter: full", "adapter: trained", "dual_finetuned.finetune.adapter: trained was renamed: write full"),
         ("tiny, block_inputs: 4", "tiny, depth: 4", "shapes.encoder.depth: was renamed: write block_inputs"),
@@ -34,11 +30,7 @@ from tests.subprocesses import ROOT
         ("paths: composition", "paths: c", "methods.clip.paths: c was renamed: write composition"),
         ("losses: [semantic]", "losses: [ct]", "methods.coop.losses: ct was renamed: write semantic"),
         ("dual, dual_finetuned]", "duplex_plus]", "method duplex_plus was renamed: write dual"),
-        (
-            "extends: dual,",
-            "extends: duplex_plus,",
-            "extends is 'duplex_plus'; method duplex_plus was renamed",
-        ),
+        ("extends: dual,", "extends: duplex_plus,", "extends is 'duplex_plus'; method duplex_plus was renamed"),
     ],
 )
 def test_an_old_name_in_params_yaml_is_one_line_with_the_new_one(tmp_path: Path, old: str, new: str, message: str):

@@ -23,22 +23,18 @@ from duplex.training.scoring import ScoringTask, assess, assess_sums, tune, vali
 from tests.methods.world import batch_of, features, small_labels, small_method, small_task
 
 
+def eight(split: str, own: Any = None) -> Examples:
+    compositions = np.resize(small_labels().pairs[split] if own is None else own, 8)
+    return Examples(np.arange(8), {"cls": features(8, 0)}, torch.as_tensor(compositions))
+
+
 def test_k_is_at_most_the_number_of_candidates():
-    labels = small_labels()
+    labels, examples = small_labels(), eight("test")
     columns = labels.candidates("closed", "test")
-    own = np.resize(labels.pairs["test"], 8)
-    examples = Examples(np.arange(8), {"cls": features(8, 0)}, torch.as_tensor(own))
     task = ScoringTask.of(small_method(Options(width=5)), columns)
     assert assess(task, examples, labels, k=len(columns)).accumulator.k == len(columns)
     with pytest.raises(UsageError, match=rf"evaluation.k is 500; expected at most {len(columns)}"):
         assess(task, examples, labels, k=500)
-
-
-def eight(split: str, own: Any = None) -> Examples:
-    listed = small_labels().pairs[split]
-    return Examples(
-        np.arange(8), {"cls": features(8, 0)}, torch.as_tensor(np.resize(listed if own is None else own, 8))
-    )
 
 
 def test_inputs_on_disk_limit_the_images_per_block(monkeypatch):
@@ -106,6 +102,8 @@ def test_the_best_compositions_are_feasible_and_ranked_with_the_bias():
     assert not feasible.all()
     scores = task.scorer(examples.inputs).numpy()
     assert assess(task, examples, labels).top.shape == (8, 0)
+    plain = assess(task, examples, labels, top=3)
+    assert (plain.top == np.argsort(-scores, axis=1)[:, :3]).all() and plain.accumulator.k == 1
     for bias in (-1.0, 0.5):
         shifted = np.where(feasible, scores + np.where(labels.seen, 0, np.float32(bias)), -np.inf)
         found = assess(task, examples, labels, feasible_mask=feasible, top=3, bias=bias).top
@@ -138,11 +136,8 @@ def test_the_validation_auc_is_of_the_world_of_training(world):
     labels, method = small_labels(), small_method(Options(width=5))
     columns, examples = labels.candidates(world, "val"), eight("val")
     target = np.searchsorted(columns, examples.compositions.numpy())
-    competitors = (
-        ScoreAccumulator(target, labels.seen[columns])
-        .add(ScoringTask.of(method, columns).scorer(examples.inputs))
-        .competitors()
-    )
+    scores = ScoringTask.of(method, columns).scorer(examples.inputs)
+    competitors = ScoreAccumulator(target, labels.seen[columns]).add(scores).competitors()
     assert validation_auc(method, examples, labels, world) == pytest.approx(measure(competitors, 1, rounds=0).auc)
 
 
@@ -171,19 +166,20 @@ def test_every_sum_of_terms_equals_a_method_with_these_terms_only(monkeypatch):
 
 def test_a_term_of_weight_0_is_left_out():
     labels, columns, examples = small_labels(), small_labels().candidates("closed", "test"), eight("test")
-    train = batch_of(features(40, 5), np.resize(labels.pairs["train"], 40))
     for weights, sums in (((0.0, 0.25, 2.0), 2), ((0.0, 0.0, 1.0), 0)):
-        method = ClosedFormMethod(small_task(), ClosedFormOptions(width=5, weights=weights)).double()
-        method.start(train)
-        assert len(assess_sums(method, columns, examples, labels)) == sums
+        assert len(assess_sums(closed_form(weights), columns, examples, labels)) == sums
+
+
+def closed_form(weights: tuple[float, float, float]) -> ClosedFormMethod:
+    torch.manual_seed(0)
+    method = ClosedFormMethod(small_task(), ClosedFormOptions(width=5, weights=weights)).double()
+    method.start(batch_of(features(40, 5), np.resize(small_labels().pairs["train"], 40)))
+    return method
 
 
 def test_terms_of_a_product_are_sums_of_weighted_logarithms():
     labels, columns, examples = small_labels(), small_labels().candidates("closed", "test"), eight("test")
-    torch.manual_seed(0)
-    method = ClosedFormMethod(small_task(), ClosedFormOptions(width=5, weights=(0.5, 0.25, 2.0))).double()
-    train = batch_of(features(40, 5), np.resize(labels.pairs["train"], 40))
-    method.start(train)
+    method = closed_form((0.5, 0.25, 2.0))
     found = assess_sums(method, columns, examples, labels)
     assert len(found) == 6
     parts = dict(method.score_terms(columns)(examples.inputs))
@@ -218,9 +214,10 @@ class Choosing:
     """A method that records the arguments of `tune`."""
 
     asked: Any = None
+    class_name = "Choosing"
 
-    def eval(self) -> None:
-        pass
+    def eval(self) -> Choosing:
+        return self
 
     def tune(self, inputs: Any, columns: np.ndarray, auc: Any) -> None:
         self.asked = inputs, columns, auc
@@ -252,14 +249,6 @@ def test_the_best_columns_over_blocks_are_the_best_of_all(widths: tuple[int, ...
             best.add(scores[rows, first : first + width], rows, first)
         first += width
     assert torch.equal(best.columns, scores.topk(top, dim=1).indices)
-
-
-def test_without_a_bias_scores_are_ranked_as_they_are():
-    labels = small_labels()
-    task = ScoringTask.of(small_method(Options(width=5)), labels.candidates("open", "test"))
-    scores = task.scorer(eight("test").inputs)
-    found = assess(task, eight("test"), labels, top=3)
-    assert (found.top == scores.topk(3, dim=1).indices.numpy()).all() and found.accumulator.k == 1
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 6])

@@ -22,6 +22,7 @@ from duplex.encoders.encoder_source import (
     existing_weights,
     read_config,
     read_weights,
+    refuse_other_weights,
 )
 from duplex.encoders.families import CatalogEntry, EncoderFamily
 from duplex.encoders.openclip import CLIP, SimpleTokenizer
@@ -29,6 +30,7 @@ from duplex.errors import UsageError
 
 CONFIG = Path(__file__).with_name("model.json")
 WEIGHTS = Path(__file__).with_name("weights.safetensors")
+TAG = "packaged"  # of the weights
 TOKENS = "token_embedding.weight"
 _tokenizer = cache(SimpleTokenizer)
 
@@ -46,11 +48,12 @@ def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
 
 
 class TinyFamily(EncoderFamily):
-    """`tiny`, which has no tags and no other names."""
+    """The family of one packaged encoder, `tiny`."""
 
     def find(self, name: str, weights: str | None = None) -> EncoderSource:
         if name != PACKAGED:
             raise UsageError(f"unknown encoder {name!r}; the packaged encoder is named {PACKAGED!r}")
+        refuse_other_weights(name, weights, TAG)
         config = read_config(CONFIG, ("architecture", "preprocess"))
         preprocess = complete_preprocess(config["preprocess"], config["architecture"])
         return EncoderSource(PACKAGED, config["architecture"], preprocess, existing_weights(WEIGHTS))
@@ -58,13 +61,16 @@ class TinyFamily(EncoderFamily):
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> ClipEncoder:
         return TinyEncoder(source, towers=towers, device=device, precision=precision)
 
+    def missing_weights(self, name: str, weights: str | None) -> None:
+        self.find(name, weights)
+
     def unknown_words(self, texts: Iterable[str]) -> list[str]:
         rows = set(load_state()[1].tolist())
         words = dict.fromkeys(word for text in texts for word in text.lower().split())
         return [word for word in words if not rows.issuperset(_tokenizer().encode(word))]
 
     def catalog(self) -> list[CatalogEntry]:
-        return [CatalogEntry(PACKAGED, self.find(PACKAGED).dim, ("packaged",), ("packaged",))]
+        return [CatalogEntry(PACKAGED, self.find(PACKAGED).dim, (TAG,), (TAG,))]
 
 
 class TinyEncoder(ClipEncoder):

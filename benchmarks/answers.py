@@ -1,0 +1,100 @@
+"""Measure answers: python -m benchmarks.answers --run RUN [--json] [--others IMAGES] [--new-share 0.1]
+
+In the project of the run: 400 test images drawn by seed, 13 % of them of unseen pairs. `listed`: accuracy of the first
+answer, per cent; `by_score`: of the best score alone; `by_bias`: of the score plus the bias of the harmonic mean.
+`calibration_error`: expected calibration error of the first answer's probability in 15 bins of equal width, per cent;
+`calibration_error_plain` that of the method's own probability of its best score. `flagged`: share of the images whose
+answer has `known: false`, per cent; `flagged_others`: the same for 400 images drawn from the folder --others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.measure import emit, say
+from duplex import Recognizer, open_features
+from duplex.config.artifacts import ArtifactPaths
+from duplex.data.manifest import read_manifest
+from duplex.evaluation.accumulator import Floats
+from duplex.labels import Bools, Ints
+from duplex.recognition.image_paths import list_images
+from duplex.training.confidence import log_probabilities
+
+IMAGES, UNSEEN, BINS = 400, 0.13, 15
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--run", type=Path, default=Path("artifacts/shapes/dual/0"))
+    parser.add_argument("--others", help="folder of images of something else, such as data/shapes")
+    parser.add_argument("--new-share", type=float)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    recognizer = Recognizer.load(arguments.run, device="cpu", new_share=arguments.new_share)
+    features, target = drawn(recognizer, arguments.run, arguments.seed)
+    record = measured(recognizer, features, target)
+    if arguments.others:
+        files = np.array(list_images([arguments.others], sys.stdin), dtype=object)
+        chosen = np.random.default_rng(arguments.seed).choice(files, min(IMAGES, len(files)), replace=False)
+        record["flagged_others"] = flagged(recognizer.stream(list(chosen), num_workers=0))
+    emit(record) if arguments.json else say(str(record))
+
+
+def drawn(recognizer: Recognizer, run: Path, seed: int) -> tuple[Floats, Ints]:
+    """Return features [400, d] and compositions of test images, 13 % of them of unseen pairs."""
+    paths, dataset = ArtifactPaths(run.parents[2]), run.parents[1].name
+    manifest, labels = read_manifest(paths.manifest(dataset)), recognizer.labels
+    rows = np.flatnonzero(manifest["split"] == "test")
+    target = labels.index(manifest["state"].tolist(), manifest["object"].tolist())
+    random, seen = np.random.default_rng(seed), labels.is_seen(target)[rows]
+    unseen = round(UNSEEN * IMAGES)
+    parts = [random.choice(rows[group], n, replace=False) for group, n in ((~seen, unseen), (seen, IMAGES - unseen))]
+    chosen = np.concatenate(parts)
+    return open_features(paths.features(dataset)).cls[chosen], target[chosen]
+
+
+def measured(recognizer: Recognizer, features: Floats, target: Ints) -> dict[str, Any]:
+    candidates = recognizer.candidates()
+    compositions = recognizer.labels.composition(candidates.state_of, candidates.object_of)
+    scores = recognizer.scores(features)
+    bias = recognizer.trained.calibration_of(recognizer.worlds[0]).bias
+    shifted = scores + torch.from_numpy(np.where(candidates.seen, 0.0, bias)).float()
+    answers = recognizer(features, top=1)
+    best = recognizer.labels.index(*zip(*((answer.best.state, answer.best.object) for answer in answers), strict=True))
+    right = best == target
+    share = np.array([answer.best.probability for answer in answers])
+    plain = log_probabilities(candidates.probabilities, scores).exp().max(1)
+    by_score = compositions[plain.indices.numpy()] == target
+    by_bias = compositions[shifted.argmax(1).numpy()] == target
+    return {
+        "images": len(target),
+        **{name: round(100 * float(hits.mean()), 1) for name, hits in
+           (("listed", right), ("by_score", by_score), ("by_bias", by_bias))},
+        "calibration_error": round(100 * calibration_error(share, right), 1),
+        "calibration_error_plain": round(100 * calibration_error(plain.values.numpy(), by_score), 1),
+        "flagged": flagged(answers),
+        **recognizer.trained.confidence.to_dict(),
+    }  # fmt: skip
+
+
+def calibration_error(share: Floats, right: Bools) -> float:
+    """Return `sum_b (n_b / n) |accuracy_b - mean probability_b|` over bins of equal width."""
+    bins = np.minimum((share * BINS).astype(int), BINS - 1)
+    gaps = np.bincount(bins, right.astype(float) - share, BINS)
+    return float(np.abs(gaps).sum() / len(share))
+
+
+def flagged(answers: Any) -> float:
+    known = [answer.known for answer in answers if hasattr(answer, "known")]
+    return round(100 * (1 - sum(known) / len(known)), 1)
+
+
+if __name__ == "__main__":
+    main()

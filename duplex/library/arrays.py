@@ -1,0 +1,90 @@
+"""Features and labels that a user has in memory, checked, as the inputs of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from duplex.config.params import EncoderParams
+from duplex.data.dataset import LabelledImages
+from duplex.data.manifest import COLUMNS
+from duplex.errors import UsageError
+from duplex.evaluation.accumulator import Floats
+from duplex.features.augmentation import Augmentation
+from duplex.features.examples import join
+from duplex.labels import SPLITS
+from duplex.library.inputs import InputRequest, RunInputs, encoder_record, load_text_tower
+
+NEEDED = ("state", "object")
+
+
+@dataclass(frozen=True)
+class ArrayFeatures:
+    """Features in memory, as the inputs of runs."""
+
+    data: LabelledImages
+    features: Floats  # [N, d] float32
+    encoder: EncoderParams
+    device: str
+    word_vectors: Path | None
+    augmentation: Augmentation | None = None
+
+    def read(self, request: InputRequest) -> RunInputs:
+        """Return the inputs of a run; patch tokens and block inputs are not among them."""
+        manifest, labels = self.data.manifest, self.data.labels
+        tower, identity = load_text_tower(self.encoder, self.device, request.precision)
+        examples = join(manifest, labels, {"cls": self.features}, np.zeros(len(manifest), dtype=bool))
+        cache = {"weights": f"arrays of width {self.features.shape[1]}"}
+        encoder = encoder_record(self.encoder, identity, cache, request, self.word_vectors)
+        return RunInputs(manifest, labels, examples, tower, encoder, cache, 0, self.word_vectors)
+
+
+def checked_features(features: Any) -> Floats:
+    """Return features as float32 [N, d]; raise UsageError unless they are finite numbers of that shape."""
+    try:
+        values = features.detach().cpu().numpy() if isinstance(features, torch.Tensor) else np.asarray(features)
+    except ValueError:
+        raise UsageError("features has rows of different lengths; expected floats [images, width]") from None
+    if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
+        raise UsageError(f"features has the shape {values.shape} of {values.dtype}; expected floats [images, width]")
+    with np.errstate(over="ignore"):
+        single: Floats = np.array(values, dtype=np.float32)
+    bad = np.flatnonzero(~np.isfinite(single).all(axis=1))
+    if bad.size:
+        raise UsageError(
+            f"features has NaN or infinity in {bad.size} of {len(single)} rows, first in row {bad[0]}; "
+            "leave these images out"
+        )
+    return single
+
+
+def checked_table(table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int) -> pd.DataFrame:
+    """Return image, state, object and, if the table has it, split; images without a name get their row's number."""
+    try:
+        frame = pd.DataFrame(table).reset_index(drop=True)
+    except ValueError as error:
+        raise UsageError(f"the table is not one row per image: {error}") from None
+    for column in NEEDED:
+        if column not in frame:
+            raise UsageError(f"the table has no column {column!r}; expected state, object, split and optionally image")
+    if len(frame) != rows:
+        raise UsageError(f"features has {rows} rows and the table {len(frame)}; expected one row per image in both")
+    if "image" not in frame:
+        frame["image"] = [str(row) for row in range(rows)]
+    frame = frame[[column for column in COLUMNS if column in frame]]
+    for column in map(str, frame):
+        for row, value in enumerate(frame[column]):
+            if not isinstance(value, str) or not value:
+                raise UsageError(f"the table's {column} in row {row} is {value!r}; expected text")
+            if column == "split" and value not in SPLITS:
+                raise UsageError(f"the table's split in row {row} is {value!r}; expected one of {', '.join(SPLITS)}")
+    if frame["image"].duplicated().any():
+        image = frame.loc[frame["image"].duplicated(), "image"].iloc[0]
+        raise UsageError(f"the table lists the image {image!r} twice; expected one row per image")
+    return frame.astype(object)

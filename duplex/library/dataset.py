@@ -1,0 +1,237 @@
+"""Data sets for `duplex.fit`: of params.yaml, of a folder or a table of images, or of arrays of features."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from duplex.config.artifacts import ArtifactPaths
+from duplex.config.params import EncoderParams, EvaluationParams, Params, load_params, shipped_project
+from duplex.data.dataset import LabelledImages, from_rows
+from duplex.data.dataset_source import detect_source, load_source
+from duplex.data.manifest import read_manifest, write_manifest
+from duplex.data.source_options import SplitOptions
+from duplex.encoders import encoder_identity, load_encoder, resolve_device, unknown_words
+from duplex.errors import DuplexError, UsageError, require
+from duplex.features.extraction import extract
+from duplex.features.identity import IMPORTED
+from duplex.labels import SPLITS, LabelSpace, prompt_name
+from duplex.library.arrays import ArrayFeatures, checked_features, checked_table
+from duplex.library.inputs import DatasetFiles, InputsByRequest
+from duplex.options import DEFAULT_TRAINING, TrainingOptions
+from duplex.system.files import sha256
+from duplex.system.script import LARGEST_SEED
+
+
+class Dataset:
+    """Images as features, with labels and a split. `load_dataset` and `Dataset.from_arrays` make one."""
+
+    def __init__(
+        self,
+        name: str,
+        manifest: pd.DataFrame,
+        labels: LabelSpace,
+        source: DatasetFiles | ArrayFeatures,
+        *,
+        patches: bool = False,
+        project: Params | None = None,
+    ) -> None:
+        """Keep what `load_dataset` read; `patches`: whether the source has patch tokens; `project`: its params.yaml."""
+        self.name, self.manifest, self.labels = name, manifest, labels
+        self.in_project = project is not None
+        self.params = project or _shipped_params()
+        self.inputs = InputsByRequest(source)
+        self.device = source.device
+        offers = {"cls": True, "text": source.encoder.name != IMPORTED, "patch": patches}
+        offers["words"] = offers["text"] or source.word_vectors is not None
+        self.offers = frozenset(name for name, is_there in offers.items() if is_there)  # as `Method.needs` names them
+
+    @classmethod
+    def from_arrays(
+        cls,
+        features: Any,
+        table: pd.DataFrame | Mapping[str, Sequence[str]],
+        *,
+        encoder: str | None = None,
+        weights: str | None = None,
+        word_vectors: str | Path | None = None,
+        device: str = "auto",
+        name: str = "arrays",
+    ) -> Dataset:
+        """Return a data set of features that are already computed.
+
+        features: numbers [images, width], as an array or a tensor, not normalised.
+        table: one row per image with the columns state, object and split (train, val or test), and optionally image,
+            the names of the images. Without a split one is made, as `duplex data add` makes it.
+        encoder: name of the encoder that computed the features (`duplex encoders`). Without it there is no text tower,
+            and only methods without prompts can be trained.
+        weights: the encoder's weights, a published tag or a file.
+        word_vectors: file in GloVe format, for the methods and the feasibility that use word vectors.
+        device: of training and evaluation: auto, cpu or cuda.
+        name: of the data set, for messages.
+        """
+        if encoder is None and weights is not None:
+            raise UsageError("weights are given without an encoder; give `encoder=` its name")
+        values = checked_features(features)
+        data = _labelled(checked_table(table, len(values)), SplitOptions(), "the table")
+        entry = EncoderParams(name=IMPORTED) if encoder is None else _known_encoder(encoder, weights, data.labels)
+        if encoder is not None and (width := encoder_identity(encoder, weights).dim) != values.shape[1]:
+            raise UsageError(
+                f"the features have a width of {values.shape[1]} and {encoder} makes features of {width}; "
+                "name the encoder that made them, or none"
+            )
+        source = ArrayFeatures(data, values, entry, _checked_device(device), _word_file(word_vectors))
+        return cls(name, data.manifest, data.labels, source)
+
+    @property
+    def evaluation(self) -> EvaluationParams:
+        """How runs are calibrated and evaluated: by params.yaml, else by the defaults."""
+        return self.params.evaluation if self.in_project else EvaluationParams()
+
+    @property
+    def training(self) -> TrainingOptions:
+        """Training options where neither the method nor the caller sets others."""
+        return (
+            self.params.dataset(self.name).training if self.in_project else TrainingOptions.from_dict(DEFAULT_TRAINING)
+        )
+
+    def __repr__(self) -> str:
+        images = {split: int((self.manifest["split"] == split).sum()) for split in SPLITS}
+        counts = ", ".join(f"{count:,} {split}" for split, count in images.items())
+        return (
+            f"Dataset({self.name}: {counts} images; {len(self.labels.states)} states, {len(self.labels.objects)} "
+            f"objects, {len(self.labels.pairs['train'])} seen pairs)"
+        )
+
+
+def load_dataset(
+    source: str | Path,
+    *,
+    encoder: str | None = None,
+    weights: str | None = None,
+    images: str | Path | None = None,
+    split_seed: int = SplitOptions.seed,
+    tokens: Literal["none", "patch"] = "none",
+    word_vectors: str | Path | None = None,
+    cache: str | Path | None = None,
+    device: str | None = None,
+) -> Dataset:
+    """Return a data set of params.yaml in the current folder or, given an encoder, one of image files.
+
+    Features of image files are computed once: the cache recognises the files by content. All arguments but `device` are
+    for image files; params.yaml describes its own data sets.
+
+    source: name of a data set of params.yaml; or a folder `state/object/*.jpg`, a benchmark's folder, or a table (CSV
+        or Parquet) with the columns image, state, object and optionally split.
+    encoder: name of the frozen encoder (`duplex encoders` lists those on disk).
+    weights: the encoder's weights, a published tag or a file.
+    images: folder that a table's image paths start from; by default the table's own.
+    split_seed: of the split that is made for data without one.
+    tokens: "patch" also keeps patch tokens, for the methods that need them.
+    word_vectors: file in GloVe format, for the methods and the feasibility that use word vectors.
+    cache: folder of the feature caches; by default `duplex` in the user's cache folder.
+    device: of encoder, training and evaluation: auto, cpu or cuda. None: that of params.yaml, else auto.
+    """
+    if encoder is None:
+        given = {"weights": weights, "images": images, "word_vectors": word_vectors, "cache": cache}
+        if names := [name for name, value in given.items() if value is not None]:
+            raise UsageError(f"{', '.join(names)}: only for image files, which need `encoder=`")
+        return _project_dataset(str(source), device)
+    device = _checked_device(device or "auto")
+    if not 0 <= split_seed <= LARGEST_SEED:
+        raise UsageError(f"split_seed is {split_seed}; expected a whole number from 0 to {LARGEST_SEED}")
+    split = SplitOptions(seed=split_seed)
+    place = Path(source).expanduser().resolve()
+    try:
+        description = detect_source(place, split, None if images is None else Path(images).resolve())
+        data = load_source(description)
+    except DuplexError as error:
+        raise UsageError(str(error)) from None
+    for note, count in data.notes.items():
+        print(f"{place.name}: {note}: {count:,}", file=sys.stderr)
+    entry = _known_encoder(encoder, weights, data.labels)
+    folder = Path(cache).expanduser().resolve() if cache is not None else _user_cache()
+    folder /= _content_digest(data.manifest, description.root, [encoder, weights or "", tokens])
+    words = _word_file(word_vectors)
+    manifest, labels, features = (folder / name for name in ("manifest.csv", "labels.json", "features.h5"))
+    files = DatasetFiles(manifest, labels, features, entry, device, words)
+    write_manifest(data.manifest, files.manifest)
+    data.labels.save(files.labels)
+    extract(
+        data.manifest["image"].tolist(),
+        description.root,
+        files.features,
+        load_encoder(encoder, weights, towers="image", device=device),
+        manifest_sha256=sha256(files.manifest),
+        tokens=tokens,
+    )
+    return Dataset(place.stem, data.manifest, data.labels, files, patches=tokens == "patch")
+
+
+@lru_cache(maxsize=1)
+def _shipped_params() -> Params:
+    return load_params(shipped_project() / "params.yaml")
+
+
+def _project_dataset(name: str, device: str | None) -> Dataset:
+    """Return a data set of params.yaml in the current folder."""
+    if not Path("params.yaml").is_file():
+        raise UsageError(f"the current folder has no params.yaml with a data set {name!r}; image files need `encoder=`")
+    params, paths = load_params(), ArtifactPaths(ArtifactPaths.root.resolve())
+    if name not in params.datasets and Path(name).exists():
+        raise UsageError(f"{name} is no data set of params.yaml; image files need `encoder=`")
+    files = DatasetFiles.of(params, name, paths)
+    if device is not None:
+        files = replace(files, device=_checked_device(device))
+    manifest, labels = read_manifest(files.manifest), LabelSpace.load(files.labels)
+    return Dataset(name, manifest, labels, files, patches=params.extraction.tokens == "patch", project=params)
+
+
+def _checked_device(device: str) -> str:
+    require(device.partition(":")[0], ("auto", "cpu", "cuda"), "device")
+    resolve_device(device)  # raises for a GPU that is not there
+    return device
+
+
+def _word_file(path: str | Path | None) -> Path | None:
+    if path is not None and not Path(path).is_file():
+        raise UsageError(f"word_vectors: {path} is not a file; expected one in GloVe format")
+    return None if path is None else Path(path).resolve()
+
+
+def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderParams:
+    """Return the encoder's entry. Raises UsageError for an unknown encoder and for labels that it has no words for."""
+    encoder_identity(name, weights)
+    if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
+        raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; choose another encoder")
+    return EncoderParams(name=name, weights=weights)
+
+
+def _labelled(frame: pd.DataFrame, split: SplitOptions, place: str) -> LabelledImages:
+    try:
+        return from_rows(frame, split, place)
+    except DuplexError as error:
+        raise UsageError(str(error)) from None
+
+
+def _content_digest(manifest: pd.DataFrame, root: Path, encoder: Sequence[str]) -> str:
+    """Return the digest of labels, split, image files and encoder; a file that is missing counts as empty."""
+    digest = hashlib.sha256(repr([list(encoder), *manifest.to_numpy().tolist()]).encode())
+    for image in manifest["image"]:
+        digest.update((sha256(root / image) if (root / image).is_file() else "-").encode())
+    return digest.hexdigest()[:32]
+
+
+def _user_cache() -> Path:
+    """Return the package's folder in the user's cache folder: ~/Library/Caches on a Mac, else by XDG."""
+    home = Path.home()
+    default = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or default) / "duplex"

@@ -1,0 +1,49 @@
+"""`duplex.evaluate`: measure a run on a split of a data set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from duplex.encoders import resolve_device
+from duplex.errors import DuplexError, UsageError, require
+from duplex.labels import WORLDS, World
+from duplex.library.dataset import Dataset
+from duplex.library.fit import deterministic, require_both_groups
+from duplex.library.inputs import InputRequest
+from duplex.library.result import Result
+from duplex.library.run_evaluation import calibration_for, evaluate_world
+from duplex.library.run_training import Run
+from duplex.methods.registry import find_method, report_exits
+from duplex.system.threads import threads
+from duplex.training.checkpoint import check_inputs
+
+
+def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "test") -> Result:
+    """Return the metrics of a run, with 95 % intervals, as the pipeline computes them.
+
+    run: from `fit`.
+    data: the data set of training, or another with the same labels and encoder.
+    world: closed: the candidates are the seen pairs and those of the split; open: all pairs, without those that
+        validation found infeasible.
+    split: test, or val.
+    """
+    require(world, WORLDS, "world")
+    require(split, ("val", "test"), "split")
+    record, training = run.record, run.training
+    calibration = calibration_for(record, world, f"the run {run.name}")
+    needs = find_method(record.kind).needs(record.options)
+    with threads(training.threads), deterministic(), report_exits(record.kind):
+        inputs = data.inputs(InputRequest(needs, training.precision, record.finetune, training.memory))
+        try:
+            check_inputs(f"the run {run.name}", record, inputs.labels, inputs.encoder)
+        except DuplexError as error:
+            raise UsageError(str(error)) from None
+        require_both_groups(inputs, split, data.name)
+        device = torch.device(resolve_device(data.device))
+        on_device = replace(inputs, examples={**inputs.examples, split: inputs.examples[split].to(device)})
+        method = run.method.to(device).eval()
+        outcome = evaluate_world(method, on_device, data.evaluation, world, calibration, split)
+    name = f"{run.name} seed {record.seed}"
+    return Result(name, data.name, world, split, outcome.metrics, outcome.predictions, outcome.margins)

@@ -1,0 +1,136 @@
+"""`duplex.fit`: train a method of params.yaml, of an installed kind, or of the user's own class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from duplex.config.method_entries import MethodEntry
+from duplex.encoders import resolve_device
+from duplex.errors import UsageError, require
+from duplex.labels import WORLDS, World
+from duplex.library.dataset import Dataset
+from duplex.library.inputs import RunInputs, make_deterministic
+from duplex.library.run_training import MethodSpec, Run, train_method
+from duplex.methods.base import Method
+from duplex.methods.registry import find_method, installed_methods, parse_options, report_exits
+from duplex.options import FinetuneOptions, TrainingOptions
+from duplex.system.renamed import renamed_method
+from duplex.system.script import LARGEST_SEED
+from duplex.system.threads import threads
+
+TRAINING_KEYS = tuple(field.name for field in fields(TrainingOptions))
+MISSING = {
+    "text": "needs the text tower of the encoder that made the features; give `encoder=` its name, or choose a kind "
+    "that needs no text (`duplex methods`)",
+    "words": "needs word vectors; give `word_vectors=` a file in GloVe format, or `encoder=` the features' encoder",
+    "patch": 'needs patch tokens, and the data set has none; load image files with tokens="patch"',
+}
+
+
+def fit(
+    data: Dataset, method: str | type[Method[Any]], *, seed: int = 0, world: World | None = None, **settings: Any
+) -> Run:
+    """Train a method on the training images, choose its best epoch and its bias on validation images; return the run.
+
+    data: from `load_dataset` or `Dataset.from_arrays`.
+    method: name of a method of params.yaml (outside of a project, of the one that ships with the package); else of an
+        installed kind (`duplex methods`) or `module:Class`, with default options; or a subclass of `Method`.
+    seed: of the initial parameters and of the order of images.
+    world: closed or open, the world that the run is trained and calibrated for. None: as the method's entry says;
+        a kind is trained for the closed world and calibrated for both.
+    settings: training options, such as `epochs`, and options of the method's kind.
+    """
+    if not isinstance(data, Dataset):
+        raise UsageError(f"data is {data!r:.80}; expected what load_dataset or Dataset.from_arrays returns")
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed <= LARGEST_SEED:
+        raise UsageError(f"seed is {seed!r}; expected a whole number from 0 to {LARGEST_SEED}")
+    if world is not None:
+        require(world, WORLDS, "world")
+    name, entry = _entry(data, method)
+    spec = _spec(data, name, entry, world, settings)
+    for need in sorted(find_method(spec.kind).needs(spec.options)):
+        if need in MISSING and need not in data.offers:
+            raise UsageError(f"method {name} {MISSING[need]}")
+    with threads(spec.training.threads), deterministic(), report_exits(spec.kind):
+        inputs = data.inputs(spec.request)
+        require_both_groups(inputs, "val", data.name)
+        return train_method(spec, inputs, int(seed), torch.device(resolve_device(data.device)), data.evaluation)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Run the block with the algorithms of the stages, the same in every run; restore the caller's choice after it."""
+    enabled, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    make_deterministic()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
+    """Raise UsageError unless a split has images of seen and of unseen pairs, without which AUC is undefined."""
+    is_seen = inputs.labels.is_seen(inputs.examples[split].compositions.cpu().numpy())
+    if is_seen.all() or not is_seen.any():
+        group = "unseen" if is_seen.all() else "seen"
+        raise UsageError(f"{name}: no {split} image has a pair that is {group}, so AUC is undefined; list some")
+
+
+def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodEntry]:
+    """Return a method's name and its entry in params.yaml; for a kind or a class, an entry without options."""
+    if isinstance(method, type) and issubclass(method, Method):
+        return method.__name__, MethodEntry(_kind_of(method))
+    if not isinstance(method, str):
+        raise UsageError(f"method is {method!r}; expected a name or a subclass of Method")
+    known = {**data.params.methods, **data.params.ablations}
+    if method in known:
+        return method, known[method]
+    if hint := renamed_method(method):
+        raise UsageError(hint)
+    if ":" not in method:
+        require(method, dict.fromkeys([*data.params.methods, *installed_methods()]), "method")
+    return method, MethodEntry(method)
+
+
+def _kind_of(method: type[Method[Any]]) -> str:
+    """Return the kind by which checkpoints find a class again: an installed one, else `module:Class`."""
+    target = f"{method.__module__}:{method.__qualname__}"
+    if "<locals>" in target:
+        raise UsageError(f"{method.__name__} is defined inside a function; define it in a module or a notebook's cell")
+    kind = next((name for name, source in installed_methods().items() if source.target == target), target)
+    if find_method(kind) is not method:
+        find_method.cache_clear()  # a notebook's cell may have defined the class again
+        if find_method(kind) is not method:
+            raise UsageError(f"{kind} is another class of that name; give {method.__name__} a name of its own")
+    return kind
+
+
+def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, settings: Mapping[str, Any]) -> MethodSpec:
+    """Return the method as its entry and the caller's settings define it."""
+    known = [field.name for field in fields(find_method(entry.kind).Options)]
+    for key in settings:
+        require(key, dict.fromkeys([*TRAINING_KEYS, *known]), f"setting of training or of {name}")
+    training = {key: value for key, value in settings.items() if key in TRAINING_KEYS}
+    options = {key: value for key, value in settings.items() if key not in TRAINING_KEYS}
+    dataset = data.name if data.in_project else ""
+    finetune = entry.finetune_for(dataset)
+    return MethodSpec(
+        name,
+        entry.kind,
+        parse_options(entry.kind, {**entry.options_for(dataset), **options}),
+        TrainingOptions.from_dict({**data.training.to_dict(), **entry.training_for(dataset), **training}),
+        entry.worlds if world is None else (world,),
+        world or entry.trained_for,
+        FinetuneOptions.from_dict(finetune) if finetune else None,
+    )

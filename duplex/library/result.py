@@ -1,0 +1,128 @@
+"""`Result`: the metrics of a run on a split, and `duplex.compare`: the difference of two on the same images."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from duplex.errors import UsageError
+from duplex.evaluation.curve import Curve, Margins
+from duplex.evaluation.uncertainty import compare_seeds
+from duplex.labels import World
+from duplex.report.charts import Chart, Series, draw, standalone
+from duplex.report.curves import mean_curve
+
+ROWS = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
+SHARED_COLUMNS = ["image", "label", "seen"]  # of predictions; must agree between results that are compared
+
+
+@dataclass(frozen=True)
+class Result:
+    """Metrics in percent of one run in one world on one split; `duplex.evaluate` returns it."""
+
+    name: str  # method and seed
+    dataset: str
+    world: World
+    split: str
+    metrics: dict[str, Any]  # those of the run's metrics.json
+    predictions: pd.DataFrame  # one row per image, as in predictions.csv
+    margins: Margins
+
+    @property
+    def seen(self) -> float:
+        """S: accuracy on images of seen pairs, without competition from unseen ones."""
+        return float(self.metrics["seen"])
+
+    @property
+    def unseen(self) -> float:
+        """U: accuracy on images of unseen pairs, without competition from seen ones."""
+        return float(self.metrics["unseen"])
+
+    @property
+    def hm(self) -> float:
+        """The best harmonic mean of seen and unseen accuracy over all biases."""
+        return float(self.metrics["hm"])
+
+    @property
+    def auc(self) -> float:
+        """The area under the curve of unseen against seen accuracy."""
+        return float(self.metrics["auc"])
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of AUC; None where the images are too few."""
+        low, high = self.metrics.get("auc_low"), self.metrics.get("auc_high")
+        return None if low is None or high is None else (low, high)
+
+    @cached_property
+    def curve(self) -> pd.DataFrame:
+        """Points of the curve with the columns bias, seen, unseen and hm."""
+        table = Curve.of(self.margins).table()
+        return table.assign(**{name: 100 * table[name] for name in ("seen", "unseen", "hm")})
+
+    def table(self) -> pd.DataFrame:
+        """Return S, U, HM and AUC as rows, with their 95 % intervals."""
+        columns = {"value": "", "low": "_low", "high": "_high"}
+        rows = {
+            title: {column: self.metrics.get(key + end) for column, end in columns.items()}
+            for key, title in ROWS.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index").astype(float)
+
+    def __repr__(self) -> str:
+        return f"{self._title}\n{self.table().round(2)}"
+
+    def _repr_html_(self) -> str:
+        """Return table and curve for a notebook."""
+        mean = mean_curve([self.margins])
+        seen, unseen, low, high = (values.tolist() for values in (mean.seen, mean.unseen, mean.low, mean.high))
+        title = escape(self._title)
+        alt = f"Unseen against seen accuracy of {title}"
+        svg = standalone(
+            draw(Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [Series(self.name, seen, unseen, low, high)]))
+        )
+        image = base64.b64encode(svg.encode()).decode()
+        return (
+            f"<p>{title}</p>{self.table().to_html(float_format='{:.2f}'.format)}"
+            f'<img alt="{alt}" width="440" src="data:image/svg+xml;base64,{image}">'
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"{self.name} on {self.dataset}, {self.world} world, {self.split} images"
+
+
+def compare(first: Result | Sequence[Result], second: Result | Sequence[Result]) -> pd.DataFrame:
+    """Return second minus first in S, U, HM and AUC, in percentage points, with 95 % intervals and p-values.
+
+    One result of each: AUC by DeLong, the others by a bootstrap over images. Several: a bootstrap over runs and images.
+
+    first: a result, or one per seed.
+    second: a result on the same images, or as many, in the order of the same seeds.
+    """
+    one, other = ([each] if isinstance(each, Result) else list(each) for each in (first, second))
+    _check_same_images([*one, *other])
+    gains = compare_seeds([result.margins for result in one], [result.margins for result in other])
+    rows = {}
+    for key, gain in gains.items():
+        low, high = gain.interval or (float("nan"), float("nan"))
+        rows[ROWS[key]] = {"difference": 100 * gain.value, "low": 100 * low, "high": 100 * high, "p": gain.p}
+    return pd.DataFrame.from_dict(rows, orient="index").astype(float)
+
+
+def _check_same_images(results: Sequence[Result]) -> None:
+    for other in results[1:]:
+        for key in ("world", "split"):
+            here, there = getattr(results[0], key), getattr(other, key)
+            if here != there:
+                raise UsageError(f"the results are of the {key}s {here} and {there}; expected the same")
+        if not results[0].predictions[SHARED_COLUMNS].equals(other.predictions[SHARED_COLUMNS]):
+            raise UsageError(
+                f"{results[0]._title}, and {other._title} have different images; evaluate both on one data set"
+            )

@@ -1,0 +1,211 @@
+"""Evaluate a trained method on one split: the core that `duplex.evaluate` and the stage `evaluate` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from duplex.config.params import EvaluationParams
+from duplex.errors import UsageError
+from duplex.evaluation.accumulator import TopCompetitors
+from duplex.evaluation.curve import Curve, Margins, harmonic_mean
+from duplex.evaluation.metrics import Metrics, group_table, measure
+from duplex.evaluation.sampled import sampled_metrics
+from duplex.features.examples import Examples
+from duplex.labels import Bools, LabelSpace, World, frequency_groups
+from duplex.library.inputs import RunInputs
+from duplex.methods.base import Method, PrimitiveVectors
+from duplex.training.calibration import Calibration, feasible_compositions
+from duplex.training.checkpoint import Record
+from duplex.training.scoring import ScoringResult, ScoringTask, assess, assess_sums
+
+FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility
+TERM_METRICS = ("seen", "unseen", "hm", "auc")
+
+
+@dataclass(frozen=True)
+class WorldResult:
+    """Results of one world, the closed or the open one."""
+
+    metrics: dict[str, Any]
+    margins: Margins
+    curve: pd.DataFrame
+    predictions: pd.DataFrame
+    right: Bools  # [test images] at bias 0
+    right_at_ends: Bools  # [test images] at the end of the curve that excludes the other kind, seen or unseen
+
+
+def calibration_for(record: Record, world: World, place: object) -> Calibration:
+    """Return a run's choices for a world; `place` names the run in the error of one without them."""
+    calibration = (record.calibration or {}).get(world)
+    if calibration is None:
+        raise UsageError(f"{place} was not trained for the {world} world; train again, or change `world` of the method")
+    return calibration
+
+
+def evaluate_world(
+    method: Method[Any],
+    inputs: RunInputs,
+    settings: EvaluationParams,
+    world: World,
+    calibration: Calibration,
+    split: str = "test",
+) -> WorldResult:
+    """Evaluate one world on a split, whose examples are on the method's device.
+
+    In the open world, compositions below the threshold chosen on validation data score -inf.
+    """
+    labels, test = inputs.labels, inputs.examples[split]
+    task = ScoringTask.of(method, labels.candidates(world, split))
+    words = inputs.words if world == "open" else None
+    feasible_mask = feasible_compositions(method, words, calibration)
+    result = assess(task, test, labels, k=max(settings.k), feasible_mask=feasible_mask, top=3, bias=calibration.bias)
+    competitors = result.accumulator.competitors()
+    margins = Margins.of(competitors)
+    metrics = _metrics(result, competitors, labels, settings)
+    if settings.protocol == "sampled":
+        exact = {name: metrics[name] for name in ("state_accuracy", "object_accuracy")}
+        metrics = {**_sampled(task, test, result, feasible_mask, settings), **exact}
+    metrics |= metrics_at_bias(margins, calibration.bias)
+    if feasible_mask is not None:
+        metrics |= _feasibility(calibration, int(feasible_mask.sum()))
+        metrics |= {"by_likelihood": 1} if calibration.feasibility_source == "likelihood" else {}
+    if calibration.alternative is not None:
+        other = calibration.alternative
+        metrics[other.feasibility_source] = _with_other_feasibility(task, test, method, words, other)
+    return WorldResult(
+        metrics,
+        margins,
+        Curve.of(margins).table().assign(world=world),
+        _predictions(result, margins, test, labels, inputs.manifest, calibration.bias).assign(world=world),
+        margins.right(0.0),
+        np.where(margins.is_seen, margins.right(-np.inf), margins.right(np.inf)),
+    )
+
+
+def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
+    """Return the threshold, the number of feasible compositions, and validation metrics at the threshold."""
+    validation = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
+    return {"threshold": calibration.threshold, "feasible": feasible, **validation}
+
+
+def _with_other_feasibility(
+    task: ScoringTask, test: Examples, method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
+) -> dict[str, Any]:
+    """Return the metrics of the open world that change with the other source of feasibility."""
+    feasible_mask = feasible_compositions(method, words, calibration)
+    competitors = assess(task, test, method.labels, feasible_mask=feasible_mask).accumulator.competitors()
+    metrics = flatten(measure(competitors, rounds=0))
+    feasible = len(task.compositions) if feasible_mask is None else int(feasible_mask.sum())
+    return {
+        **{name: metrics[name] for name in FEASIBILITY_METRICS if name in metrics},
+        **_feasibility(calibration, feasible),
+    }
+
+
+def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
+    """Return the accuracies in percent at the bias chosen on validation data, which is the bias that predictions use.
+
+    The curve's best harmonic mean, in contrast, chooses the bias on the test images themselves.
+    """
+    ends = [float(np.mean(right)) for right in (bias < margins.seen, bias > margins.unseen) if right.size]
+    record = {"val_bias": bias}
+    if len(ends) == 2:
+        seen, unseen = ends
+        hm = float(harmonic_mean(np.array(seen), np.array(unseen)))
+        record |= {"seen_at_val_bias": 100 * seen, "unseen_at_val_bias": 100 * unseen, "hm_at_val_bias": 100 * hm}
+    return record
+
+
+def _metrics(
+    result: ScoringResult, competitors: TopCompetitors, labels: LabelSpace, settings: EvaluationParams
+) -> dict[str, Any]:
+    """Return S, U, HM, AUC and their intervals for k = 1, and those of every further k under `top_k`."""
+    states, objects = labels.state_of(result.compositions), labels.object_of(result.compositions)
+    by_k = {
+        k: flatten(measure(competitors, k, states=states, objects=objects, rounds=settings.bootstrap))
+        for k in dict.fromkeys((1, *settings.k))
+    }
+    return {**by_k.pop(1), **{f"top_{k}": metrics for k, metrics in by_k.items()}}
+
+
+def _sampled(
+    task: ScoringTask, test: Examples, result: ScoringResult, feasible_mask: Bools | None, settings: EvaluationParams
+) -> dict[str, Any]:
+    """Return the metrics of the literature's 20 values of the bias, in place of the exact ones; without intervals."""
+    accumulator = result.accumulator
+
+    def blocks() -> Iterator[tuple[slice, Tensor]]:
+        return task.blocks(test.inputs)
+
+    by_k = {
+        k: flatten(sampled_metrics(blocks, accumulator.target, accumulator.seen, feasible_mask, k))
+        for k in dict.fromkeys((1, *settings.k))
+    }
+    return {**by_k.pop(1), **{f"top_{k}": metrics for k, metrics in by_k.items()}}
+
+
+def flatten(metrics: Metrics) -> dict[str, Any]:
+    """Return metrics as numbers; intervals become `auc_low`, `auc_high`, because DVC ignores lists."""
+    record: dict[str, Any] = {}
+    for key, value in metrics.to_dict().items():
+        if value is not None and key.endswith("_interval"):
+            name = key.removesuffix("_interval")
+            record[f"{name}_low"], record[f"{name}_high"] = value
+        elif value is not None:
+            record[key] = value
+    return record
+
+
+def group_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
+    """Return closed-world accuracies in percent by training frequency: at bias 0, and at the ends of the curve.
+
+    The paper's appendix reads seen groups at the seen end and unseen pairs at the other.
+    """
+    train, test = (inputs.examples[split].compositions.cpu().numpy() for split in ("train", "test"))
+    groups = frequency_groups(train, inputs.labels.size)
+    right = {"accuracy": result.right, "accuracy_at_ends": result.right_at_ends}
+    tables = [group_table(groups, train, test, {name: each}).set_index("group") for name, each in right.items()]
+    table = tables[0].join(tables[1]["accuracy_at_ends"])
+    return {
+        str(group): {str(key): float(value) for key, value in row.items() if not np.isnan(value)}
+        for group, row in table.iterrows()
+    }
+
+
+def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
+    """Return the closed-world metrics of single score terms and their sums, for this model."""
+    labels = inputs.labels
+    sums = assess_sums(method, labels.candidates("closed", "test"), inputs.examples["test"], labels)
+    records = {}
+    for names, accumulator in sums.items():
+        metrics = flatten(measure(accumulator.competitors(), rounds=0))
+        records[f"terms_{'+'.join(names)}"] = {key: metrics[key] for key in TERM_METRICS if key in metrics}
+    return records
+
+
+def _predictions(
+    result: ScoringResult, margins: Margins, test: Examples, labels: LabelSpace, manifest: pd.DataFrame, bias: float
+) -> pd.DataFrame:
+    """Return one row per image: label, whether it is right and the best three compositions at the bias, and its margin.
+
+    The margin is the bias at which the image turns from right to wrong or back.
+    """
+    margin = np.empty(len(test))
+    margin[margins.is_seen], margin[~margins.is_seen] = margins.seen, margins.unseen
+    return pd.DataFrame(
+        {
+            "row": test.rows,
+            "image": manifest["image"].to_numpy()[test.rows],
+            "label": labels.names(test.compositions.cpu().numpy()),
+            "seen": margins.is_seen.astype(int),
+            "right": margins.right(bias).astype(int),
+            "margin": margin,
+            **{f"top{place + 1}": labels.names(result.top[:, place]) for place in range(result.top.shape[1])},
+        }
+    )

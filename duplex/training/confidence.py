@@ -1,0 +1,147 @@
+"""Probabilities of answers: a temperature and a prior, fitted on validation images by likelihood.
+
+With `l_c = log p(c|x)` of the method, an answer's probability among the candidates is
+
+    q(c|x) = exp(l_c / T + log prior(c)) / Z,    prior(c) = r e^k / n_u  if c is unseen,  (1 - r) / n_s  if it is seen,
+
+`n_u` and `n_s` the numbers of candidates and `r` the share of new images to be expected of unseen pairs, so that unseen
+pairs have the odds r / (1 - r) before an image is looked at. Methods are trained on seen pairs alone and prefer them in
+`p(c|x)` itself; `k` is the log-odds by which. Validation has another share of unseen images than `r`: so each seen
+validation image has the weight (1 - r) / N_s, each unseen one r / N_u. With these,
+
+    min  -sum_i w_i log q(c_i|x_i)    over a = 1 / T and k,
+
+is convex, as `log q` is that of an exponential family with the statistics `(l_c, [c unseen])`. At its minimum the mean
+mass of unseen pairs is `r`: the derivative by `k` is that difference. For another share `r'` only `r` is replaced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from duplex.evaluation.accumulator import Floats
+from duplex.features.examples import Examples
+from duplex.labels import Bools, LabelSpace
+from duplex.methods.base import Method
+from duplex.training.scoring import BLOCK_SCORES
+
+NEW_SHARE = 0.1
+LEAST = 1e-300  # smallest probability whose logarithm is taken
+LIMITS = (1e-3, 1e3), (-30.0, 30.0)  # of 1/T and of k
+STEPS = 100
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """The temperature and the prior of answers, as in the module's formula."""
+
+    temperature: float = 1.0  # T
+    preference: float = 0.0  # k
+    new_share: float = NEW_SHARE  # r
+
+    def __post_init__(self) -> None:
+        within = 1e-6 <= self.temperature <= 1e6 and abs(self.preference) <= 1e3 and 0 < self.new_share < 1
+        if not within:
+            raise ValueError(f"{self}: expected 1e-6 <= temperature <= 1e6, |preference| <= 1000, 0 < new_share < 1")
+
+    def log_prior(self, seen: Bools, feasible: Bools) -> Floats:
+        """Return `log prior(c)` [C] of candidates; -inf for those that are not feasible."""
+        prior = np.where(seen, np.log1p(-self.new_share), np.log(self.new_share) + self.preference)
+        for group in (seen & feasible, ~seen & feasible):
+            prior[group] -= math.log(max(1, group.sum()))
+        return np.where(feasible, prior, -np.inf)
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Confidence:
+        """Read from JSON of unknown origin; raise `ValueError` or `TypeError` for values that are no such numbers."""
+        return cls(**{name: float(value) for name, value in record.items()})
+
+
+NEUTRAL = Confidence()  # where nothing was fitted
+
+
+def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+    """Return `log p(c|x)` [B, C] in float64 from scores, of which -inf marks excluded candidates."""
+    return probabilities(scores.double()).clamp(min=LEAST).log()
+
+
+def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Confidence:
+    """Fit temperature and preference on validation images and the closed world's candidates, for `NEW_SHARE`.
+
+    Of many images an even choice is used: two numbers need no more than fit into one block of scores.
+    """
+    candidates = labels.candidates("closed", "val")
+    images = len(val.rows)
+    rows = np.linspace(0, images - 1, min(images, max(1, BLOCK_SCORES // len(candidates)))).astype(int)
+    chosen = torch.from_numpy(rows)
+    inputs = {
+        name: values[chosen.to(values.device) if isinstance(values, Tensor) else chosen]
+        for name, values in val.inputs.items()
+    }
+    with torch.no_grad():
+        log_p = log_probabilities(method.eval().probabilities, method.scorer(candidates)(inputs)).cpu()
+    target = np.searchsorted(candidates, val.compositions.cpu().numpy()[rows])
+    return fit_to(log_p, target, labels.is_seen(candidates))
+
+
+def fit_to(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
+    """Minimise the module's weighted likelihood of labels `target` [N] by Newton's method with step halving.
+
+    `log_p` [N, C] in float64. Without images or candidates of one of the groups, the preference is 0.
+    """
+    start = Confidence(new_share=new_share)
+    unseen, label = torch.from_numpy(~seen).double(), torch.as_tensor(target)
+    prior = torch.from_numpy(start.log_prior(seen, np.ones_like(seen)))
+    weights, both = _weights(unseen[label], new_share)
+    theta = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    loss, gradient, hessian = _loss(theta, log_p, unseen, prior, label, weights)
+    for _ in range(STEPS):
+        if not both:
+            gradient[1], hessian[0, 1], hessian[1, 0], hessian[1, 1] = 0.0, 0.0, 0.0, 1.0
+        step = torch.linalg.solve(hessian + 1e-12 * torch.eye(2, dtype=torch.float64), gradient)
+        size = 1.0
+        while True:
+            trial = torch.stack([x.clamp(*limits) for x, limits in zip(theta - size * step, LIMITS, strict=True)])
+            result = _loss(trial, log_p, unseen, prior, label, weights)
+            if result[0] <= loss or size < 1e-6:
+                break
+            size /= 2
+        change, theta = float((trial - theta).abs().max()), trial
+        loss, gradient, hessian = result
+        if change < 1e-9:
+            break
+    return Confidence(1 / float(theta[0]), float(theta[1]), new_share)
+
+
+def _weights(unseen: Tensor, new_share: float) -> tuple[Tensor, bool]:
+    """Return the weights [N] of images, and whether there are both seen and unseen ones."""
+    count = float(unseen.sum())
+    if count in (0, len(unseen)):
+        return torch.full_like(unseen, 1 / max(1, len(unseen))), False
+    return unseen * new_share / count + (1 - unseen) * (1 - new_share) / (len(unseen) - count), True
+
+
+def _loss(
+    theta: Tensor, log_p: Tensor, unseen: Tensor, prior: Tensor, label: Tensor, weights: Tensor
+) -> tuple[float, Tensor, Tensor]:
+    """Return the loss, its gradient [2] and its Hessian [2, 2], the weighted covariance of the statistics under q."""
+    log_q = (theta[0] * log_p + theta[1] * unseen + prior).log_softmax(1)
+    q = log_q.exp()
+    mean = torch.stack([(q * log_p).sum(1), q @ unseen], dim=1)  # [N, 2]
+    own = torch.stack([log_p.gather(1, label[:, None])[:, 0], unseen[label]], dim=1)
+    squares = torch.stack([(q * log_p**2).sum(1), (q * log_p) @ unseen, q @ unseen], dim=1)  # aa, ak, kk
+    aa, ak, kk = weights @ torch.stack(
+        [squares[:, 0] - mean[:, 0] ** 2, squares[:, 1] - mean[:, 0] * mean[:, 1], squares[:, 2] - mean[:, 1] ** 2], 1
+    )
+    loss = -float(weights @ log_q.gather(1, label[:, None])[:, 0])
+    return loss, weights @ (mean - own), torch.stack([torch.stack([aa, ak]), torch.stack([ak, kk])])

@@ -1,0 +1,64 @@
+"""Checks of the values that a method's code returns, and of the inputs that it must not change; errors name the method.
+
+They are cheap enough for every step: nothing here reads a tensor's values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from duplex.errors import DuplexError
+from duplex.methods.base import Inputs
+
+Value = TypeVar("Value")
+
+
+def checked(place: str, value: Any, kind: type[Value]) -> Value:
+    """Return a value of type `kind`; raise `DuplexError` for any other. `place` names the function, `Knn.groups()`."""
+    if not isinstance(value, kind):
+        raise DuplexError(f"{place} returned {_describe(value)}; expected a {kind.__name__}")
+    return value
+
+
+def checked_losses(place: str, losses: Any) -> Tensor:
+    """Return loss terms as one tensor; raise `DuplexError` unless they are a dict of scalars with a gradient."""
+    for name, value in checked(place, losses, dict).items():
+        if not (isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()):
+            raise DuplexError(f"{place} returned {_describe(value)} as {name!r}; expected a scalar floating tensor")
+    values = torch.stack(list(losses.values())) if losses else torch.zeros(0)
+    if not values.requires_grad:
+        problem = "depends on no parameter" if losses else "is an empty dict"
+        raise DuplexError(f"the result of {place} {problem}; expected loss terms by name, or an empty list of groups()")
+    return values
+
+
+def checked_scores(place: str, scores: Any, images: int, columns: int | None = None) -> Tensor:
+    """Return scores [images, columns] without their gradient; raise `DuplexError` for another shape or type."""
+    shape = f"[{images}, {'candidates' if columns is None else columns}]"
+    right = isinstance(scores, Tensor) and scores.dim() == 2 and len(scores) == images
+    if not right or columns not in (None, scores.shape[1]) or scores.dtype not in (torch.float32, torch.float64):
+        raise DuplexError(f"{place} returned {_describe(scores)}; expected a float32 tensor {shape}")
+    values: Tensor = scores.detach()
+    return values
+
+
+@contextmanager
+def read_only(place: str, inputs: Inputs) -> Iterator[None]:
+    """Raise `DuplexError` if the block writes into its inputs, which are rows of the features that all runs share."""
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and not value.is_inference()}
+    before = {name: tensor._version for name, tensor in tensors.items()}
+    yield
+    for name, tensor in tensors.items():
+        if tensor._version != before[name]:
+            raise DuplexError(f"{place} writes into its input {name!r}, which other runs read too; clone it first")
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    return "None" if value is None else f"a {type(value).__name__}"

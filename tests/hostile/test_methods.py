@@ -1,0 +1,160 @@
+"""Methods of careless authors: wrong values, exits and writes are errors of one line; methods may remember images."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+import duplex
+from duplex.cli import main
+from duplex.errors import DuplexError
+from duplex.labels import WORLDS
+from duplex.methods.base import Batch, Inputs, Method, Scorer
+from duplex.methods.registry import temporary_kind
+from duplex.options import Options
+from duplex.testing import MethodFault, check_method, small_inputs
+from duplex.training.checkpoint import load_checkpoint
+from tests.library.test_ten_lines import arrays
+from tests.test_testing import Probe
+
+
+def leave(*_: Any) -> Any:
+    sys.exit(0)
+
+
+def fit(method: type[Method[Any]]) -> duplex.Run:
+    """Train a class without the program's checks of authors."""
+    data = duplex.Dataset.from_arrays(**arrays())
+    with temporary_kind(method):
+        run = duplex.fit(data, method, epochs=1, batch_size=8)
+        for world in WORLDS:
+            duplex.evaluate(run, data, world=world)
+        return run
+
+
+def score(change: Any) -> dict[str, Any]:
+    """Return a scorer whose scores are changed."""
+
+    def scorer(self: Probe, candidates: Any) -> Scorer:
+        scores = Probe.scorer(self, candidates)
+        return lambda inputs: change(scores(inputs), inputs["cls"])
+
+    return {"scorer": scorer}
+
+
+def in_place(inputs: Tensor) -> None:
+    inputs /= inputs.norm(dim=1, keepdim=True)
+
+
+FAULTS: dict[str, dict[str, Any]] = {  # message -> functions of a method
+    r"losses\(\) returned None; expected a dict": {"losses": lambda *_: None},
+    r"losses\(\) is an empty dict": {"losses": lambda *_: {}},
+    r"losses\(\) returned a float as 'a'": {"losses": lambda *_: {"a": 0.5}},
+    r"losses\(\) returned a tensor \[\d+, 9\] of float32 as 'a'": {
+        "losses": lambda self, b, _: {"a": self.logits(b.cls)}
+    },
+    r"losses\(\) depends on no parameter": {"losses": lambda self, batch, _: {"a": batch.cls.sum()}},
+    r"groups\(\) returned None; expected a list": {"groups": lambda _: None},
+    r"shared\(\) returned a list; expected a tuple": {"shared": lambda _: []},
+    r"scorer\(\) returned NoneType; expected a function": {"scorer": lambda *_: None},
+    r"scorer\(\) returned None; expected a float32": score(lambda scores, _: None),
+    r"scorer\(\) returned a ndarray; expected a float32": score(lambda scores, _: scores.numpy()),
+    r"scorer\(\) returned a tensor \[\d, 9\].*expected a float32 tensor \[\d, 8\]": score(
+        lambda scores, _: torch.zeros(len(scores), 9)
+    ),
+    r"of float16; expected a float32": score(lambda scores, _: scores.half()),
+    r"of int64; expected a float32": score(lambda scores, _: scores.long()),
+    r"scorer\(\) writes into its input 'cls'": score(lambda scores, z: (in_place(z), scores)[1]),
+    r"start\(\) writes into its input 'cls'": {"start": lambda self, train: in_place(train.cls)},
+    r"on_features_changed\(\) writes into": {"on_features_changed": lambda self, train: in_place(train.cls)},
+    r"tune\(\) writes into its input": {"tune": lambda self, inputs, *_: in_place(inputs["cls"])},
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_wrong_method_is_refused_by_name_in_one_line(message: str) -> None:
+    faulty = type("Faulty", (Probe,), FAULTS[message])
+    with pytest.raises(DuplexError, match=message) as error:
+        fit(faulty)
+    assert "\n" not in str(error.value)
+    with pytest.raises(MethodFault, match="Faulty"):
+        check_method(faulty)
+
+
+EXITS = ("__init__", "start", "losses", "after_step", "scorer", "likelihood", "tune")
+
+
+@pytest.mark.parametrize("function", EXITS)
+def test_a_method_that_exits_is_an_error_that_names_it(function: str) -> None:
+    faulty = type("Faulty", (Probe,), {function: leave})
+    for work in (fit, check_method):
+        with pytest.raises(
+            (DuplexError, MethodFault), match=r"Faulty'? raised SystemExit\(0\); its code must not call"
+        ):
+            work(faulty)
+
+
+def test_ctrl_c_inside_a_method_stays_ctrl_c() -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(type("Interrupted", (Probe,), {"losses": interrupt}))
+
+
+def test_a_command_that_a_plug_in_exits_fails(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("duplex.stages.doctor.examine", leave)
+    monkeypatch.setattr(sys, "argv", ["duplex", "doctor"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1 and "a plug-in called sys.exit(0)" in capsys.readouterr().err
+
+
+class Neighbours(Method[Options]):
+    """Nearest neighbours: state and object by similarity to remembered training images, without the image itself."""
+
+    def __init__(self, task: Any, options: Options) -> None:
+        super().__init__(task, options)
+        self.grow("keys", task.dim)
+        self.grow("compositions", dtype=torch.int64)
+
+    def start(self, train: Batch) -> None:
+        self.keys, self.compositions = normalize(train.cls, dim=1), train.compositions.clone()
+
+    def scorer(self, candidates: Any) -> Scorer:
+        states, objects = self.primitives(torch.as_tensor(candidates))
+        stored = self.primitives(self.compositions)
+        sizes = len(self.labels.states), len(self.labels.objects)
+
+        def scores(inputs: Inputs) -> Tensor:
+            near = (20 * normalize(inputs["cls"], dim=1) @ self.keys.T).softmax(1)
+            s, o = (near @ one_hot(each, size).float() for each, size in zip(stored, sizes, strict=True))
+            return s[:, states] * o[:, objects]
+
+        return scores
+
+
+def test_a_method_may_remember_its_training_images(tmp_path) -> None:
+    check_method(Neighbours)
+    run = fit(Neighbours)
+    path = run.save(tmp_path) / "checkpoint.safetensors"
+    inputs = small_inputs()
+    with temporary_kind(Neighbours):
+        with pytest.raises(DuplexError, match="other labels"):
+            load_checkpoint(path, inputs.task(), run.record.encoder)
+        loaded = load_checkpoint(path, run.method.task, run.record.encoder)
+    before, after = run.method.state_dict(), loaded.state_dict()
+    assert len(after["keys"]) == 28 and all(torch.equal(before[name], after[name]) for name in ("keys", "compositions"))
+
+
+def test_a_batch_knows_its_places_among_the_training_images() -> None:
+    images = Batch({"cls": torch.randn(9, 2)}, torch.arange(9))
+    batch = images[torch.tensor([7, 2, 5])]
+    assert batch.rows.tolist() == [7, 2, 5] and batch[torch.tensor([2])].rows.tolist() == [5]
+    assert torch.equal(images.cls[batch.rows], batch.cls) and np.array_equal(images.rows_np, np.arange(9))

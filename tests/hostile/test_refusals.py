@@ -1,0 +1,173 @@
+"""Careless arguments and values: one line that names them, before any work, and nothing left out in silence."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from duplex.config.plain_yaml import read_yaml
+from duplex.encoders.open_clip_source import missing_weights
+from duplex.errors import DuplexError
+from duplex.options import FinetuneOptions, TrainingOptions
+from duplex.recognition import image_paths
+from duplex.runs import dvc_repo
+from duplex.stages import doctor
+from duplex.stages.init_project import init
+from duplex.system.files import replace_folder, save_tensors
+from tests.hostile.conftest import Command, files
+
+HUGE = 10**22
+TRAINING = {"learning_rate": 0.1, "batch_size": 2, "epochs": 1}
+
+
+@pytest.mark.parametrize("path", [".", "./", "/", "..", "loop", "pipe"])
+@pytest.mark.parametrize(
+    "words",
+    ["cache info P", "cache verify P -d pics", "cache join P", "cache import f.npy -d pics --out P",
+     "cache import P -d pics", "extract -d pics --out P", "extract -d pics --weights P", "score P",
+     "predict f.npy --out P", "data add own P", "data relabel pics f.npy --out P"],
+)  # fmt: skip
+def test_what_is_no_file_is_refused(pics: Path, command: Command, words: str, path: str) -> None:
+    np.save("f.npy", np.ones((12, 4), np.float32))
+    Path("loop").symlink_to("loop")
+    os.mkfifo("pipe")
+    before = files(pics)
+    assert command(*(path if word == "P" else word for word in words.split())).refused("")
+    assert files(pics) == before
+
+
+@pytest.mark.parametrize(("path", "kind"), [(".", "a folder"), ("loop", "a link to itself"), ("gone", "a broken link")])
+def test_cache_info_describes_what_lies_there(pics: Path, command: Command, path: str, kind: str) -> None:
+    Path("loop").symlink_to("loop")
+    Path("gone").symlink_to("nowhere")
+    assert command("cache", "info", path).refused(f"{path} is {kind}, not a feature cache")
+
+
+def test_skipped_files_are_counted_and_long_listings_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.jpg", "b.heic", "c.HEIC", "noname", ".hidden"):
+        (tmp_path / name).write_bytes(b"x")
+    log: list[str] = []
+    assert image_paths.list_images([str(tmp_path)], io.StringIO(), log.append) == [tmp_path / "a.jpg"]
+    assert log == ["3 files skipped: 2 .heic, 1 without a suffix"]
+    monkeypatch.setattr(image_paths, "INTERVAL", 0.0)
+    image_paths.list_images([str(tmp_path)], io.StringIO(), log.append)
+    assert log[1] == f"listing {tmp_path}: 1 images and 3 other files so far"
+
+
+def test_weights_of_encoders_with_their_own_are_refused(pics: Path, command: Command) -> None:
+    assert command("extract", "-d", "pics", "--weights", "NOSUCH").refused(
+        "encoder 'tiny' has its own weights", "NOSUCH"
+    )
+    with pytest.raises(DuplexError, match="has its own weights"):
+        missing_weights("local-dir:.", "NOSUCH")
+
+
+@pytest.mark.parametrize("value", ["null", "3", "true", "[1]", "text"])
+@pytest.mark.parametrize("section", ["training", "source", "encoder"])
+def test_a_section_that_is_no_table_is_refused(pics: Path, command: Command, section: str, value: str) -> None:
+    lines = Path("params.yaml").read_text().splitlines()
+    Path("params.yaml").write_text(
+        "\n".join(f"    {section}: {value}" if line.startswith(f"    {section}:") else line for line in lines)
+    )
+    assert command("params", "--check").refused(f"datasets.pics.{section}: ")
+
+
+@pytest.mark.parametrize("key", ["batch_size", "accumulate", "epochs", "decay_every", "patience", "threads", "width"])
+def test_numbers_without_use_are_refused(key: str) -> None:
+    limit = "1024 or 'auto'" if key == "threads" else "1000000"
+    with pytest.raises(DuplexError, match=f"{key} is {HUGE}; expected 1–{limit}"):
+        FinetuneOptions(blocks=1, width=HUGE) if key == "width" else TrainingOptions.from_dict({**TRAINING, key: HUGE})
+
+
+@pytest.mark.parametrize("key", ["batch_size", "num_workers", "block_inputs"])
+def test_numbers_of_extraction_have_limits(pics: Path, command: Command, key: str) -> None:
+    assert command("extract", "-d", "pics", f"--{key.replace('_', '-')}", HUGE).refused(str(HUGE))
+
+
+def test_a_pipe_is_not_read_as_params(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "params.yaml")
+    with pytest.raises(DuplexError, match="is a device or a pipe; expected a file"):
+        read_yaml(tmp_path / "params.yaml")
+
+
+def test_a_label_that_fits_no_prompt_is_refused_when_added(pics: Path, command: Command) -> None:
+    Path("table.csv").write_text(f"image,state,object\n00000.jpg,{'very ' * 300}red,star\n")
+    assert command("data", "add", "own", "table.csv", "--images", "pictures").refused("1503 characters", "at most 100")
+
+
+@pytest.mark.parametrize("protocol", ["exact", "sampled"])
+def test_whole_numbers_that_floats_round_are_refused(tmp_path: Path, command: Command, protocol: str) -> None:
+    scores = 2**60 + np.arange(12, dtype=np.int64).reshape(3, 4)
+    np.savez(tmp_path / "a.npz", scores=scores, target=[0, 1, 2], seen=[True, True, False, False])
+    assert command("score", tmp_path / "a.npz", "--protocol", protocol).refused("above 2**53", f"{2**60 + 11:,}")
+
+
+def test_a_busy_pipeline_is_reported_with_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = "ERROR: 'artifacts' is busy, it is being blocked by:\n  (PID 123): dvc repro --force\n\nIf there are no\n"
+    failed = subprocess.CompletedProcess([], 255, "", errors)
+    monkeypatch.setattr(dvc_repo.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(
+        DuplexError, match=r"`dvc repro --force` \(process 123\) is using .* wait until it ends, or stop"
+    ):
+        dvc_repo.DvcRepo(tmp_path).changed(["plan"])
+
+
+@pytest.mark.parametrize(
+    ("speedup", "message"),
+    [(0.01, "slower than fp32 here"), (1.0, "about as fast as fp32 here"), (2.0, "2.0 times as fast as fp32; use")],
+)
+def test_doctor_compares_formats_in_words(speedup: float, message: str) -> None:
+    assert message in doctor._speed_message("bf16", speedup)
+
+
+def test_doctor_stops_measuring_slow_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: Iterator[float] = iter([3.0, 2.0])
+    monkeypatch.setattr(doctor.timeit, "timeit", lambda *_, **__: next(times))
+    assert doctor._seconds("cpu", "bf16", 8) == 2.0
+
+
+@contextmanager
+def full_disk(size: int = 2000) -> Iterator[None]:
+    """Limit files to `size` bytes: writing more fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _export() -> None:
+    with replace_folder(Path("new").absolute()) as folder:
+        save_tensors(folder / "a.safetensors", {"a": torch.zeros(1000)})
+
+
+@pytest.mark.parametrize("work", [_export, lambda: init(Path("new"))])
+def test_a_full_disk_leaves_no_half_made_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with full_disk(), pytest.raises(DuplexError, match="cannot be written: the disk is full"):
+        work()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_no_list_of_suspects_without_its_page(
+    pics: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = ["rank", "image", "state", "object", "better_state", "better_object"]
+    table = pd.DataFrame([(1, "00000.jpg", "red", "star", "blue", "star")], columns=columns)
+    monkeypatch.setattr("duplex.stages.suspects.rank_suspects", lambda *_: table)
+    with full_disk(500):  # enough for the list, not for the page
+        result = command("data", "suspects", "pics", "--out", "out")
+    assert result.refused("suspects.html cannot be written: the disk is full") and not files(pics / "out")

@@ -1,0 +1,64 @@
+"""The distance to the nearest pair's mean, and the share of validation images that pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from duplex.features.examples import Examples
+from duplex.labels import LabelSpace
+from duplex.layers.class_statistics import ClassStatistics, shared_whitening
+from duplex.training.known_images import KnownImages
+
+LABELS = LabelSpace.from_pairs(
+    {"train": [("a", "x"), ("b", "y"), ("a", "y")], "val": [("b", "x")], "test": [("b", "x")]}
+)
+WIDTH = 12
+
+
+def examples(images: int, seed: int, scale: float = 0.3) -> Examples:
+    random = np.random.default_rng(seed)
+    centres = np.random.default_rng(0).normal(size=(LABELS.size, WIDTH))
+    pairs = random.choice(LABELS.pairs["train"], images)
+    z = centres[pairs] + scale * random.normal(size=(images, WIDTH)) * np.linspace(0.2, 2, WIDTH)
+    return Examples(np.arange(images), {"cls": torch.from_numpy(z).float()}, torch.from_numpy(pairs))
+
+
+def test_distances_are_those_of_the_inverse_covariance() -> None:
+    train, val = examples(200, 1), examples(50, 2)
+    model = KnownImages.fit(train, val, LABELS)
+    z, pairs = (
+        (torch.nn.functional.normalize(x, dim=1).double().numpy() for x in (train.cls, val.cls)),
+        train.compositions,
+    )
+    z_train, z_val = z
+    groups = ClassStatistics.of(torch.from_numpy(z_train), pairs, 2, 2).by_pair()
+    whitening = shared_whitening(groups).numpy()
+    inverse = whitening @ whitening.T
+    means = [z_train[pairs.numpy() == pair].mean(0) for pair in np.unique(pairs)]
+    naive = [min(np.sqrt((row - mean) @ inverse @ (row - mean)) for mean in means) for row in z_val]
+    np.testing.assert_allclose(model.distances(val.cls).numpy(), naive, rtol=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.95, 1.0])
+def test_the_stated_share_of_validation_images_passes(share) -> None:
+    val = examples(100, 2)
+    model = KnownImages.fit(examples(200, 1), val, LABELS, share)
+    passing = float((model.distances(val.cls) <= model.threshold).double().mean())
+    assert share <= passing <= share + 0.02
+
+
+def test_images_of_something_else_are_farther_than_the_threshold() -> None:
+    model = KnownImages.fit(examples(200, 1), examples(100, 2), LABELS)
+    others = torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(3))
+    assert float((model.distances(others) > model.threshold).double().mean()) > 0.9
+
+
+def test_the_tensors_are_read_back() -> None:
+    model = KnownImages.fit(examples(200, 1), examples(100, 2), LABELS)
+    again = KnownImages.from_tensors(model.tensors(), torch.device("cpu"))
+    assert again is not None and float(again.threshold) == float(model.threshold)
+    z = examples(20, 4).cls
+    assert torch.equal(again.distances(z), model.distances(z))
+    assert KnownImages.from_tensors({"other": z}, torch.device("cpu")) is None
