@@ -175,7 +175,7 @@ def test_invalid_options_are_refused(tmp_path: Path, arrays: dict[str, Any]) -> 
     refused("unknown protocol 'guess'", path, "--protocol", "guess")
     refused("--k is 0", path, "--k", 0)
     refused("leave out --protocol sampled", path, path, "--protocol", "sampled")
-    refused("at one --k", path, path, "--k", 1, "--k", 2)
+    refused("give it once to compare two files", path, path, "--k", 1, "--k", 2)
     refused("choose a smaller --k", path, "--protocol", "sampled", "--k", 21)
     refused("choose a smaller --k", path, "--k", 10**9)
     other = save(tmp_path / "b.npz", arrays | {"target": arrays["target"][::-1]})

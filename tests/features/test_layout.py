@@ -123,8 +123,13 @@ def test_a_foreign_folder_link_or_unfinished_file_is_not_overwritten(tmp_path: P
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "f.h5.partial").write_text("a letter")
-    for name, foreign in (("folder", "folder"), ("link", "link"), ("f.h5", "f.h5.partial")):
-        with pytest.raises(DuplexError, match=rf"{foreign} exists and is not a feature cache"):
+    reasons = {
+        "folder": "folder is a folder, not a file that can be replaced",
+        "link": "link exists and is not a feature cache",
+        "f.h5": "f.h5.partial exists and is not a feature cache",
+    }
+    for name, reason in reasons.items():
+        with pytest.raises(DuplexError, match=reason):
             refuse_foreign(tmp_path / name)
 
 

@@ -110,7 +110,7 @@ def test_a_damaged_incomplete_cache_is_started_over(pics: Path, command: Command
 def test_a_folder_in_place_of_a_cache_is_not_replaced(pics: Path, command: Command) -> None:
     Path(CACHE).mkdir(parents=True)
     assert command("extract", "-d", "pics").refused("is a folder")
-    assert command("cache", "info", CACHE).refused("does not exist")
+    assert command("cache", "info", CACHE).refused("is a folder, not a feature cache")
     assert Path(CACHE).is_dir()
 
 
