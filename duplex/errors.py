@@ -6,13 +6,13 @@ DISTRIBUTION = "duplex-czsl"  # in package indexes, where the name `duplex` belo
 
 
 class DuplexError(Exception):
-    """A command failed. The message names the file or value, and the command that fixes it."""
+    """Error that a user can fix; its message names the file or value, and the command that fixes it."""
 
     exit_code = 1
 
 
 class UsageError(DuplexError):
-    """A request is invalid: an unknown key, name or option. The message lists what is allowed."""
+    """Error for an invalid request: an unknown key, name or option; its message lists the allowed ones."""
 
     exit_code = 2
 
@@ -27,7 +27,7 @@ def install_command(extra: str) -> str:
 
 
 def require(value: str, allowed: Iterable[object], noun: str) -> str:
-    """Return `value` if it is among `allowed`; otherwise raise `UsageError` listing them. `noun` describes the value.
+    """Return `value` if it is among `allowed`; otherwise raise `UsageError`, which calls the value `noun`.
 
     >>> require("val", ("train", "val"), "split")
     'val'

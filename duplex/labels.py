@@ -1,6 +1,6 @@
 """States, objects and their compositions as integers.
 
-A composition `c = (s_m, o_n)` is the number `m * N + n`, so that one division gives the states and objects of
+A composition `c = (s_m, o_n)` is the number `m * N + n` (`N` objects), so one division gives the states and objects of
 an array of compositions. States and objects are separate name spaces: a word may be both.
 """
 
@@ -31,7 +31,7 @@ Bools = NDArray[np.bool_]
 
 
 def prompt_name(label: str) -> str:
-    """Return the text of a label in prompts: `Faux.Fur` -> `faux fur`."""
+    """Return a state's or object's name as written in prompts: `Faux.Fur` -> `faux fur`."""
     return " ".join(label.replace(".", " ").replace("_", " ").lower().split())
 
 
@@ -85,7 +85,7 @@ class LabelSpace:
 
     @property
     def size(self) -> int:
-        """`M * N`, the number of all compositions."""
+        """Number of all compositions: states times objects."""
         return len(self.states) * len(self.objects)
 
     def state_of(self, compositions: Ints) -> Ints:
@@ -98,17 +98,17 @@ class LabelSpace:
         return states * len(self.objects) + objects
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Return the compositions of states and objects given by name."""
+        """Return the compositions (numbers) of pairs of state and object names."""
         rows = _look_up(self._state_index, states, "state")
         return self.composition(rows, _look_up(self._object_index, objects, "object"))
 
     def name(self, composition: int) -> str:
-        """Return a composition as prompts and lists show it: `striped heart`."""
+        """Return a composition's text in prompts and lists: `striped heart`."""
         n = len(self.objects)
         return f"{prompt_name(self.states[composition // n])} {prompt_name(self.objects[composition % n])}"
 
     def names(self, compositions: Ints) -> list[str]:
-        """Return `name` of every composition of an array."""
+        """Return the texts of an array of compositions, such as `striped heart`."""
         states, objects = ([prompt_name(label) for label in labels] for labels in (self.states, self.objects))
         rows = zip(self.state_of(compositions).tolist(), self.object_of(compositions).tolist(), strict=True)
         return [f"{states[m]} {objects[n]}" for m, n in rows]
@@ -121,14 +121,14 @@ class LabelSpace:
         return mask
 
     def is_seen(self, compositions: Ints) -> Bools:
-        """Return which of the compositions [C] are seen."""
+        """Return the mask [C] of those compositions that are seen."""
         return contains_sorted(self.pairs["train"], compositions)
 
     def candidates(self, world: str, split: str) -> Ints:
         """Return the candidates (the paper's `C_tgt`), sorted.
 
-        Closed world: the seen compositions and those of `split`; for "train" those of every split, which refinement may
-        update. Open world: all `M * N`.
+        Closed world: the seen compositions and those of `split`; for "train" those of every split, since refinement may
+        update their prototypes. Open world: all compositions.
         """
         require(world, WORLDS, "world")
         require(split, SPLITS, "split")
@@ -181,14 +181,14 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """Candidates as a sorted list of compositions, or all `size` compositions without a list."""
+    """Candidates: the sorted compositions `listed`, or all `size` compositions if it is None."""
 
     size: int
     listed: Ints | None
 
     @classmethod
     def of(cls, labels: LabelSpace, world: str, split: str) -> CandidateSet:
-        """Return `labels.candidates(world, split)` as a set."""
+        """Return the candidates of a world and split as a `CandidateSet`."""
         return cls(labels.size, None if world == "open" else labels.candidates(world, split))
 
     def __len__(self) -> int:
@@ -196,15 +196,15 @@ class CandidateSet:
 
     @property
     def compositions(self) -> Ints:
-        """The candidates as a list [C]."""
+        """The candidates as a sorted array [C]."""
         return np.arange(self.size, dtype=np.int64) if self.listed is None else self.listed
 
     def at(self, positions: Ints) -> Ints:
-        """Return the compositions at positions of the list."""
+        """Return the compositions at positions in the candidate list."""
         return positions if self.listed is None else self.listed[positions]
 
     def contains(self, compositions: Ints) -> Bools:
-        """Return the mask of compositions that are candidates."""
+        """Return the mask of those `compositions` that are candidates."""
         return np.ones_like(compositions, bool) if self.listed is None else contains_sorted(self.listed, compositions)
 
     def positions(self, compositions: Ints) -> Ints:
@@ -213,7 +213,7 @@ class CandidateSet:
 
 
 def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
-    """Return which compositions are in the sorted array `listed`."""
+    """Return the mask of `compositions` that occur in the sorted array `listed`."""
     if not len(listed):
         return np.zeros(compositions.shape, dtype=bool)
     return np.asarray(listed[np.searchsorted(listed, compositions).clip(max=len(listed) - 1)] == compositions)
@@ -230,14 +230,14 @@ def _distinct(compositions: Ints, size: int) -> Ints:
 
 @dataclass(frozen=True)
 class FrequencyGroups:
-    """Frequency group of every composition, as indices into `GROUPS`; only seen ones are stored."""
+    """Frequency group of every composition, as indices into `GROUPS` (head to unseen); only seen ones are stored."""
 
     size: int  # of the label space
     seen: Ints  # [K] seen compositions, sorted
     group: Ints  # [K] their groups
 
     def of(self, compositions: Ints) -> Ints:
-        """Return the groups of compositions."""
+        """Return the frequency groups of compositions, as indices into `GROUPS`."""
         groups = np.full(compositions.shape, GROUPS.index("unseen"), dtype=np.int64)
         is_seen = contains_sorted(self.seen, compositions)
         groups[is_seen] = self.group[np.searchsorted(self.seen, compositions[is_seen])]

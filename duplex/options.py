@@ -44,7 +44,7 @@ Template = Annotated[str, AfterValidator(_has_words)]  # words before the names 
 class OptionError(UsageError, ValueError):
     """A wrong option. `key` is the option's name, None if several options contradict each other.
 
-    It is a ValueError so that pydantic adds the place in the file to it.
+    It is a ValueError so that pydantic adds the option's place in the file to the message.
     """
 
     def __init__(self, message: str, key: str | None = None) -> None:
@@ -58,7 +58,7 @@ class Options:
     """Base of frozen dataclasses whose fields are checked against their annotations, then against `rules`."""
 
     def __post_init__(self) -> None:
-        """Check all fields; lists become tuples. Raises OptionError."""
+        """Check all fields and convert lists to tuples; raise OptionError for a wrong value."""
         cls: Any = type(self)
         for name, adapter in _adapters(cls).items():
             value = getattr(self, name)
@@ -82,7 +82,7 @@ class Options:
 
     @classmethod
     def describe_types(cls) -> dict[str, str]:
-        """Return option -> allowed values as a user writes them, such as `learned | fixed`."""
+        """Return each option's allowed values as a user writes them, such as `learned | fixed`."""
         hints = get_type_hints(cls)
         return {field.name: _describe(hints[field.name]) for field in fields(cls)}
 
@@ -92,7 +92,7 @@ class Options:
 
     @classmethod
     def from_dict(cls: type[OptionsType], record: Mapping[str, Any]) -> OptionsType:
-        """Make options from a table of a file. Raises OptionError for unknown and missing keys."""
+        """Return options from a mapping read from a file; raise OptionError for unknown or missing keys."""
         known = {field.name: field for field in fields(cls)}
         if not isinstance(record, Mapping):
             raise OptionError(f"expected a table of keys and values (it is {record!r})")
@@ -132,8 +132,8 @@ def _adapters(cls: Any) -> dict[str, TypeAdapter[Any]]:
 
 @dataclass(frozen=True)
 class TrainingOptions(Options):
-    """Options of training. The paper's Tab. 2 gives learning rate, batch size and epochs per data set: Adam, the
-    learning rate halved every five epochs."""
+    """Options of training. The paper's Tab. 2 gives learning rate, batch size and epochs per data set; it uses
+    Adam and halves the learning rate every five epochs."""
 
     learning_rate: float
     batch_size: int  # images per batch
@@ -196,5 +196,5 @@ class FinetuneOptions(Options):
 
     @property
     def inner_width(self) -> int:
-        """Hidden units of a bottleneck, or rank of a low-rank update."""
+        """Width of fine-tuning adapters: hidden units of a bottleneck, or rank of a low-rank update."""
         return self.width or DEFAULT_WIDTHS[self.adapter]

@@ -53,11 +53,11 @@ STATES, OBJECTS = ("red", "blue", "striped", "hollow"), ("circle", "star", "hear
 
 
 class MethodFault(AssertionError):
-    """A violation of the protocol; the message names the method and what is wrong."""
+    """A violation of the method protocol; the message names the method and what is wrong."""
 
 
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
-    """Raise `MethodFault` if the method with these options violates the protocol."""
+    """Raise `MethodFault` if a method class, built with these options, violates the method protocol."""
     with _faults(kind.__name__):
         parsed = _check_options(kind, dict(options or {}))
         _check_needs(kind, kind.needs(parsed))
@@ -75,7 +75,7 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
 
 @contextmanager
 def _faults(name: str) -> Iterator[None]:
-    """Turn whatever the method's code raises, exits included, into a `MethodFault` of one line."""
+    """Turn all exceptions and exits of the method's code into a `MethodFault` of one line."""
     try:
         with report_exits(name):
             yield
@@ -89,7 +89,7 @@ def _faults(name: str) -> Iterator[None]:
 
 
 def small_labels() -> LabelSpace:
-    """Return 12 compositions: 8 seen, 2 unseen ones in val and 2 in test."""
+    """Return a label space of 12 compositions: 8 seen, 2 unseen in val and 2 unseen in test."""
     pairs = [(s, o) for s in STATES for o in OBJECTS]
     seen = [pairs[i] for i in (0, 1, 3, 5, 7, 8, 9, 10)]
     return LabelSpace.from_pairs(
@@ -104,14 +104,14 @@ def _tower() -> TextTower:
 
 
 def small_task() -> TaskContext:
-    """Return a task with all inputs that a method can need."""
+    """Return a small task for checks, with all inputs that a method can need."""
     labels, tower = small_labels(), _tower()
     inputs = {"cls": (tower.dim,), "patch": (PATCHES, WIDTH)}
     return TaskContext(labels, inputs, tower, PrimitiveVectors(*word_vectors(labels, tower)))
 
 
 def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
-    """Return random images of a split's compositions, one cluster of features per composition."""
+    """Return `count` images of a split's compositions: random features, one cluster per composition, and patches."""
     labels, random = small_labels(), torch.Generator().manual_seed(seed)
     listed = torch.as_tensor(labels.pairs[split])
     compositions = listed[torch.arange(count) % len(listed)]
@@ -156,7 +156,7 @@ def _check_needs(kind: type[Method[Any]], needs: frozenset[str]) -> None:
 
 
 def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:
-    """Build and start a method; `start` must leave the cached inputs unchanged."""
+    """Build a method and call its `start`; raise `MethodFault` if `start` changes the cached inputs."""
     task, train = small_task(), small_batch(IMAGES)
     torch.manual_seed(0)
     method = kind(task, options)
@@ -166,7 +166,7 @@ def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:
 
 
 def _check_device(method: Method[Any]) -> None:
-    """Only parameters and buffers move with the method to a GPU."""
+    """Check that all tensors are parameters or buffers, which move with the method to a GPU."""
     for path, module in method.named_modules():
         registered = {*module._parameters, *module._buffers}
         for name, value in vars(module).items():
@@ -201,7 +201,7 @@ def _check_losses(method: Method[Any]) -> None:
 
 
 def _check_training(kind: type[Method[Any]], options: Options) -> None:
-    """Two runs with the same seed are equal bit for bit, and training changes something."""
+    """Check that two runs with the same seed are equal bit for bit, and that training changes the state."""
     states = []
     for _ in range(2):
         method, train = _start(kind, options), small_batch(IMAGES)
@@ -257,7 +257,7 @@ def _check_scores(method: Method[Any]) -> None:
 
 
 def _check_reload(kind: type[Method[Any]], options: Options, method: Method[Any]) -> None:
-    """A new method that loads another one's state gives the same scores without `start`."""
+    """Check that a new method that loads another one's state gives the same scores without `start`."""
     torch.manual_seed(11)
     loaded, state = kind(small_task(), options), method.state_dict()
     different = sorted({*loaded.state_dict()} ^ {*state})
@@ -272,7 +272,7 @@ def _check_reload(kind: type[Method[Any]], options: Options, method: Method[Any]
 
 
 def _check_run(kind: str, options: Options, folder: Path) -> None:
-    """Call the functions of `duplex train`, `duplex evaluate` and `duplex export`."""
+    """Check a method with the functions behind `duplex train`, `duplex evaluate` and `duplex export`."""
     inputs, settings = small_inputs(), EvaluationParams(bootstrap=10)
     spec = MethodSpec(kind, kind, options, SETTINGS, WORLDS, "closed")
     run = train_method(spec, inputs, 0, CPU, settings)
@@ -293,7 +293,7 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
 
 
 def small_inputs() -> RunInputs:
-    """Return the inputs of a run on the small task, as if they had been read from a cache."""
+    """Return the inputs of a run on a small task for checks, as if read from a feature cache."""
     labels, examples, images = small_labels(), {}, []
     for number, split in enumerate(("train", "val", "test")):
         batch = small_batch(IMAGES, number, split)
@@ -324,7 +324,7 @@ def _check_inspectable(method: Method[Any]) -> None:
 
 
 def _check_predictions(method: Method[Any]) -> None:
-    """Score terms sum to the scores, probabilities to 1; exported tensors give the same scores; likelihoods exist."""
+    """Check that score terms sum to the scores, probabilities to 1, likelihoods are finite, exported scores equal."""
     values, size = method.likelihood(), small_labels().size
     valid = values is None or (values.shape == (size,) and bool(torch.isfinite(values).all()))
     _demand(valid, method, f"likelihood() is not one finite number for each of the {size} compositions")

@@ -22,7 +22,7 @@ MODULES = ["data", "own_data", "features", "methods", "score", "compare", "repor
 
 
 class CommandGroup(TyperGroup):
-    """Report Ctrl-C and closed pipes as the pipeline's scripts do, instead of as typer does."""
+    """Group of commands that reports Ctrl-C and closed pipes as the pipeline's scripts do, instead of as typer does."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -64,7 +64,7 @@ def _common(
 
 
 def main() -> None:
-    """Run the console script."""
+    """Run the `duplex` command."""
     run_command(_run)
 
 

@@ -35,9 +35,9 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print second minus first in S, U, HM and AUC, in percentage points, with 95 % intervals and p-values.
+    """Print how far the second method's S, U, HM and AUC exceed the first's: points, 95 % intervals and p-values.
 
-    Intervals cover test images, and seeds and re-splits where there are several. Reads the runs' predictions.csv, whose
+    Intervals cover variance over test images, seeds and re-splits. Input: the runs' predictions.csv, whose
     margins have nine digits: margins equal in all of them count as ties.
     """
     from duplex.config.params import load_params
@@ -88,7 +88,7 @@ def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margi
 def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
-    """Return the seeds and each method's `Margins` per seed. Raises `UsageError` if their images differ."""
+    """Return the seeds, and two `Margins` per seed, one per method. Raises `UsageError` if images differ."""
     from duplex.evaluation.curve import Margins
 
     entries = [params.method_for_world(method, world) for method in methods]  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]
 
 
 def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Path:
-    """Return the predictions of a run; an ablation's from the table's own runs if they exist."""
+    """Return the path of a run's predictions; an ablation's are kept with the ablation table if they exist."""
     from duplex.config.artifacts import ArtifactPaths
 
     paths = ArtifactPaths()
@@ -129,7 +129,7 @@ def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Pa
 
 
 def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
-    """Return one world's images, in the order of the feature cache."""
+    """Return a run's predictions in one world, one line per image in the order of the feature cache."""
     from duplex.report.results import read_table
 
     table = read_table(file)

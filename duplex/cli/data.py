@@ -46,7 +46,7 @@ def list_(as_json: AsJson = False) -> None:
 
 @group.command()
 def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Count pairs and images per split, and the shares of images of frequent and rare pairs."""
+    """Print the number of pairs and images per split, and the shares of images with frequent and with rare pairs."""
     from duplex.data.stats import statistics, statistics_text
 
     labels, dataset = _load(_source(name, root))
@@ -59,7 +59,7 @@ def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Open every image and check lists, labels and splits. Exits with 1 if there is a problem."""
+    """Open every image of a data set and check its lists, labels and splits. Exits with 1 if there is a problem."""
     from duplex.data.check import check_dataset
     from duplex.data.dataset_source import ensure_images
     from duplex.data.stats import published_differences, statistics
@@ -88,7 +88,7 @@ def download(
     name: Annotated[str, typer.Argument(help="mit-states, ut-zappos or cgqa.")],
     to: Annotated[Path | None, typer.Option(help="Folder; default: the data set's root in params.yaml.")] = None,
 ) -> None:
-    """Download a benchmark and unpack it. Run again, it continues an interrupted download."""
+    """Download a benchmark and unpack it. The same command resumes an interrupted download."""
     from duplex.data.download import download as fetch
     from duplex.data.mirrors import BENCHMARKS
 
@@ -120,7 +120,7 @@ def _source(name: str, root: Path | None) -> SourceOptions:
 
 
 def _load(source: SourceOptions) -> tuple[LabelSpace, LabelledImages | None]:
-    """Return labels and rows; None for the rows of a benchmark of which only the pair lists are on disk."""
+    """Return the labels and labelled images; None for the images if a benchmark has only pair lists on disk."""
     from duplex.data.czsl_layout import METADATA, has_pair_lists, read_pair_lists
     from duplex.data.dataset_source import load_source
 

@@ -1,4 +1,4 @@
-"""`duplex export`: a run as a folder for other machines, as ONNX, or on the hub."""
+"""`duplex export`: write a run as a folder for other machines, with ONNX files, or upload it to the hub."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def export(
     run: Annotated[str, typer.Argument(help="A trained run's folder, such as artifacts/shapes/duplex/0.")],
     out: Annotated[Path | None, typer.Argument(help="The folder to write; optional with --push.")] = None,
     world: Annotated[str | None, typer.Option("--world", help="closed or open; default: first calibrated.")] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Add the scores of features as trained.onnx.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Add trained.onnx, which scores features.")] = False,
     onnx_encoder: Annotated[
-        bool, typer.Option("--onnx-encoder", help="Add the image tower as encoder.onnx too, and see.py, which uses it.")
+        bool, typer.Option("--onnx-encoder", help="Add the image tower as encoder.onnx, and see.py, which uses it.")
     ] = False,
     push: Annotated[str | None, typer.Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
-    licence: Annotated[str, typer.Option("--licence", help="For the model card, such as mit or cc-by-4.0.")] = "other",
+    licence: Annotated[str, typer.Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
     name: Annotated[str | None, typer.Option(help="Title of the model card.")] = None,
 ) -> None:
-    """Write a folder with prototypes, labels, a model card, and recognize.py, which needs numpy only."""
+    """Export a trained run to a folder: prototypes, labels, a model card, and recognize.py, which needs numpy only."""
     from duplex.cli.predict import load_model
     from duplex.recognition import export_folder
     from duplex.stages.trained_runs import model_card_facts

@@ -30,7 +30,7 @@ app.add_typer(encoders, name="encoders")
 @app.command()
 def extract(
     dataset: Dataset,
-    encoder: Annotated[str | None, typer.Option(help="Another encoder, together with --weights.")] = None,
+    encoder: Annotated[str | None, typer.Option(help="Encoder to use instead, with --weights.")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights: a published tag or a file.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch.")] = None,
@@ -42,7 +42,7 @@ def extract(
         int | None, typer.Option(min=0, help="Number of last blocks of the image tower whose inputs are stored.")
     ] = None,
     bits: Annotated[int | None, typer.Option(help="Bits per stored number of the block inputs: 16 or 8.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Encode only the first rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Encode only this many images, the first ones.")] = None,
     shard: Annotated[str | None, typer.Option(help="k/N: encode only shard k of N, counted from 0.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: the data set's own cache.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")] = False,
@@ -90,7 +90,7 @@ def extract(
 
 @cache.command()
 def info(path: CachePath, as_json: AsJson = False) -> None:
-    """Print identity, number of rows, unreadable images, and suspicious rows: NaN, zero or equal to another."""
+    """Print a cache's identity, number of images, unreadable images, and features that are NaN, zero or duplicates."""
     from duplex.features.inspection import inspect
 
     _print_record(inspect(path), as_json)
@@ -100,11 +100,11 @@ def info(path: CachePath, as_json: AsJson = False) -> None:
 def verify(
     path: CachePath,
     dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set; default: the cache's.")] = None,
-    sample: Annotated[int, typer.Option(min=1, help="Number of rows to encode again.")] = 32,
+    sample: Annotated[int, typer.Option(min=1, help="Number of images to encode again.")] = 32,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sample.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Encode a random sample of rows again and compare them with the cache."""
+    """Encode a random sample of a cache's images again and compare the results with the cache."""
     from duplex.config.params import load_params
     from duplex.stages.extract import verify_cache
 
@@ -113,7 +113,7 @@ def verify(
 
 @cache.command("import")
 def import_(
-    features: Annotated[Path, typer.Argument(help="A .npy file [rows, width], one row per manifest row.")],
+    features: Annotated[Path, typer.Argument(help="A .npy file [images, width], in the manifest's order.")],
     manifest: Annotated[Path | None, typer.Option(help="Manifest of the features.")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set of the features.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: the data set's own cache.")] = None,
@@ -140,9 +140,9 @@ def import_(
 @cache.command()
 def join(
     out: Annotated[Path, typer.Argument(help="The cache to write; its shards are beside it.")],
-    copy: Annotated[bool, typer.Option("--copy", help="Copy the rows instead of linking to the shards.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Copy features instead of linking to the shards.")] = False,
 ) -> None:
-    """Join all shards of a cache."""
+    """Join all shards of a feature cache into one file."""
     from duplex.features.shards import join_shards
     from duplex.stages.extract import write_extraction_summary
 
@@ -175,7 +175,7 @@ def convert(
     encoder: Annotated[str, typer.Option(help="Architecture, such as ViT-L-14-quickgelu.")],
     tag: Annotated[str | None, typer.Option(help="Published tag of these weights, for their preprocessing.")] = None,
 ) -> None:
-    """Convert a weights file to a folder that loads offline, as `local-dir:FOLDER`.
+    """Convert an encoder's weights file to a folder that loads offline, as `local-dir:FOLDER`.
 
     TorchScript archives contain code: convert only those you trust.
     """
@@ -194,7 +194,7 @@ def _list_by_default(context: typer.Context, as_json: AsJson = False) -> None:
 def _override(
     params: Params, dataset: str, encoder_options: dict[str, Any], settings: dict[str, Any], device: str | None
 ) -> Params:
-    """Return params.yaml's values, overridden by options of the command line and checked alike."""
+    """Return values of params.yaml, overridden by command-line options, which are checked by the same rules."""
     from pydantic import ValidationError
 
     record = params.model_dump(mode="json", exclude={"methods", "ablations"})
@@ -213,7 +213,7 @@ def _override(
 
 
 def _check_precision(params: Params, dataset: str) -> None:
-    """Refuse fp16 on a CPU, ten times slower than fp32 and hardly more accurate than bf16, and tf32, which it lacks."""
+    """Raise an error for fp16 on a CPU, where it is ten times slower than fp32, and for tf32, which CPUs lack."""
     from duplex.encoders import resolve_device
 
     precision = params.dataset(dataset).encoder.precision

@@ -18,7 +18,7 @@ def print_json(record: object) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """Return one line per issue, per note of the data set's reader and per difference from the published counts."""
+    """Return one line per issue of a data set, per note of its reader and per difference from published counts."""
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"left out or short: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]
@@ -26,7 +26,7 @@ def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], d
 
 
 def to_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
-    """Convert differences of fractions to percentage points; p stays a probability."""
+    """Convert metric differences from fractions to percentage points; p-values stay probabilities."""
     return {
         name: {
             "value": 100 * gain.value,
@@ -38,7 +38,7 @@ def to_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
 
 
 def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """`auc       12.34   [11.00, 13.70]   p = 0.012`, with the value only where interval and p are None."""
+    """Return `auc       12.34   [11.00, 13.70]   p = 0.012`, without the interval or p if it is None."""
     line = f"{name}{number(estimate['value'])}"
     if estimate["interval"] is not None:
         line += "   [{}, {}]".format(*map(number, estimate["interval"]))
@@ -47,5 +47,5 @@ def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Two decimals, or a dash for an undefined value."""
+    """Return a number with two decimals, or a dash for None."""
     return "     -" if value is None else f"{value:6.2f}"

@@ -38,7 +38,7 @@ def show_params(
 
 
 def _entry(params: Params, name: str) -> dict[str, Any]:
-    """Return a method with its default options filled in; `training` and `per_dataset` as they are written."""
+    """Return a method's entry with default options filled in; `training` and `per_dataset` stay as they are written."""
     entry = params.entry(name)
     overrides = {"training": dict(entry.training), "per_dataset": dict(entry.per_dataset), "shown_as": entry.shown_as}
     overrides = {key: value for key, value in overrides.items() if value}
@@ -68,7 +68,7 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command()
 def prepare(dataset: Dataset) -> None:
-    """Write a data set's manifest.csv, labels.json and statistics.json; `shapes` is drawn first."""
+    """Write a data set's manifest.csv, labels.json and statistics.json; the images of `shapes` are drawn first."""
     from duplex.config.artifacts import ArtifactPaths
     from duplex.config.params import load_params
     from duplex.stages import prepare as stage
@@ -108,7 +108,7 @@ def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_jso
 
 
 def headline(values: Mapping[str, Any]) -> str:
-    """`S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`, with a dash for undefined values."""
+    """Return `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`, with a dash for undefined values."""
     line = "  ".join(
         f"{name} {values[key]:.2f}" if values.get(key) is not None else f"{name} –" for name, key in HEADLINE
     )

@@ -16,5 +16,5 @@ Engine = Annotated[str, typer.Option("--engine", help="local, or ray for a clust
 
 
 def seed_option(text: str) -> Any:
-    """Return `--seed`, `-s` with its range and the help text."""
+    """Return the option `--seed`, `-s` with its valid range; `text` is its help."""
     return typer.Option("--seed", "-s", min=0, max=LARGEST_SEED, help=text)

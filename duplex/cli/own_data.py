@@ -49,7 +49,7 @@ def add(
 ) -> None:
     """Check a data set, print its statistics, and add it to params.yaml.
 
-    Run again for an existing data set, it changes only what the options name. Exits with 1 if there is a problem.
+    In a data set that exists already, only the values of given options change. Exits with 1 if there is a problem.
     """
     from duplex.cli.params_file import add_dataset, check_name
     from duplex.config.params import load_params
@@ -97,11 +97,11 @@ def add(
 def split(
     name: DatasetName,
     splits: Annotated[int, typer.Option(min=1, max=100, help="Number of re-splits.")] = 5,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Do not add them to run.datasets.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the new data sets to run.datasets.")] = False,
 ) -> None:
-    """Add data sets NAME-split1, NAME-split2, … to params.yaml, each with other unseen pairs, as many as before.
+    """Add data sets NAME-split1, NAME-split2, … to params.yaml, each with as many unseen pairs, chosen again.
 
-    They share the images, encoder and training options of NAME; existing features are copied.
+    The new data sets share the images, encoder and training options of NAME; features are copied if they exist.
     """
     from duplex.cli.params_file import add_dataset, check_name
     from duplex.config.params import load_params
@@ -161,7 +161,7 @@ def remove(
 
 
 def _encoder_entry(name: str | None, weights: str | None, known: DatasetParams | None) -> dict[str, Any]:
-    """Return the `encoder` entry: the options, else the existing data set's, else the paper's encoder."""
+    """Return a data set's `encoder` entry: from the options, else the existing entry, else the paper's encoder."""
     if name is None and known is not None:
         encoder: EncoderParams = known.encoder
         return {**encoder.model_dump(exclude_defaults=True), **({"weights": weights} if weights else {})}
@@ -171,7 +171,7 @@ def _encoder_entry(name: str | None, weights: str | None, known: DatasetParams |
 
 
 def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[DataIssue]:
-    """Yield words that the encoder's vocabulary lacks, and weights that are not on disk."""
+    """Yield an issue if the encoder's vocabulary lacks words, or if its weights are not on disk."""
     from duplex.data.check import DataIssue
     from duplex.encoders import missing_weights, unknown_words
     from duplex.encoders.hub import is_reachable

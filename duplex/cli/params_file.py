@@ -1,8 +1,8 @@
-"""Edit the data sets of params.yaml, and of dvc.lock: every other line, comment and line end stays as it is.
+"""Edit the data sets in params.yaml and in dvc.lock: every other line, comment and line end stays as it is.
 
 ruamel.yaml's round trip would reformat lines that nobody changed and attach a comment to the entry above it. Its parser
-gives the positions of all keys and values instead, and the text is edited there. An edit is written only if the file
-then holds exactly what was intended.
+gives the positions of all keys and values instead, and the text is edited there. An edit is written only if parsing
+the new text gives exactly the intended values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_NAME_LENGTH = 100  # a name becomes a folder and part of other names
 
 
 def check_name(name: str, path: Path = PARAMS) -> None:
-    """Raise `UsageError` unless `path` is valid and `name` can be a key, a folder and part of DVC's stage names."""
+    """Raise `UsageError` unless params.yaml is valid and `name` can name a key, a folder and a part of DVC's stages."""
     load_params(path)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*", name) or len(name) > MAX_NAME_LENGTH:
         raise UsageError(
@@ -44,9 +44,9 @@ def check_name(name: str, path: Path = PARAMS) -> None:
 
 
 def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = PARAMS) -> None:
-    """Write `datasets.NAME` and, with `run`, add the name to `run.datasets`.
+    """Write `datasets.NAME` to params.yaml and, with `run`, add the name to `run.datasets`.
 
-    Of an existing data set only the keys of `entry` change. Raises `DuplexError`, with the lines to add by hand, if the
+    In an existing data set only the keys of `entry` change. Raises `DuplexError`, with the lines to add by hand, if the
     file's layout cannot be edited, and `UsageError` if the result would not be a valid params.yaml.
     """
     text = path.read_text(encoding="utf-8")
@@ -85,7 +85,7 @@ def remove_dataset(name: str, path: Path = PARAMS) -> None:
 
 
 def forget_stages(dataset: str, lock: Path) -> int:
-    """Remove the stages of `dataset` from a dvc.lock; return how many there were."""
+    """Remove the stages of `dataset` from a dvc.lock; return the number of removed stages."""
     if not lock.is_file():
         return 0
     yaml = YAML()
@@ -104,14 +104,14 @@ def forget_stages(dataset: str, lock: Path) -> int:
 
 
 def _is_for(command: object, dataset: str) -> bool:
-    """`python pipeline/train.py shapes duplex 0`, or `python ../pipeline/ablate.py inputs shapes`."""
+    """Whether a stage command such as `python pipeline/train.py shapes duplex 0` is for `dataset`."""
     words = shlex.split(command) if isinstance(command, str) else []
     arguments = words[3:] if words[2:3] == ["inputs"] else words[2:]
     return arguments[:1] == [dataset]
 
 
 def _write(path: Path, text: str, intended: object, by_hand: str) -> None:
-    """Replace the file, or the one that a link leads to, if `text` is valid and holds what was intended."""
+    """Write `text` to the file, or to the target of a link, if it is valid YAML with the intended values."""
     try:
         edited = _parse(text)
     except YAMLError:
@@ -127,7 +127,7 @@ def _write(path: Path, text: str, intended: object, by_hand: str) -> None:
 
 
 def _with_value(text: str, keys: tuple[str, ...], value: Any) -> str:
-    """Replace a value, or add the last of `keys`."""
+    """Return the text with the value at `keys` replaced, or added if the last key is missing."""
     node = _node(text, keys)
     if node is None:
         return _with_item(text, keys[:-1], keys[-1], value)
@@ -136,7 +136,7 @@ def _with_value(text: str, keys: tuple[str, ...], value: Any) -> str:
 
 
 def _with_item(text: str, keys: tuple[str, ...], name: str, value: Any = None) -> str:
-    """Append `- name` to a list, or `name: value` to a table."""
+    """Return the text with `- name` appended to the list at `keys`, or `name: value` to the table."""
     parent = _collection(text, keys)
     is_table = isinstance(parent, MappingNode)
     if parent.flow_style:
@@ -152,7 +152,7 @@ def _with_item(text: str, keys: tuple[str, ...], name: str, value: Any = None) -
 
 
 def _without_item(text: str, keys: tuple[str, ...], name: str, *, with_comment: bool = False) -> str:
-    """Remove an item of a list or table; a table without others becomes `{}`."""
+    """Return the text without the item `name` of the list or table at `keys`; one without other items becomes `{}`."""
     parent = _collection(text, keys)
     items = _items(parent)
     place = next(place for place, (key, _) in enumerate(items) if key.value == name)
@@ -189,12 +189,12 @@ def _node(text: str, keys: tuple[str, ...]) -> Any:
 
 
 def _items(parent: CollectionNode) -> list[tuple[Node, Node]]:
-    """Return the first and the last node of each item."""
+    """Return the first and the last YAML node of each item: key and value in a table, the same node twice in a list."""
     return parent.value if isinstance(parent, MappingNode) else [(item, item) for item in parent.value]
 
 
 def _end(text: str, block: Node) -> int:
-    """Return where the last line of a block ends. Comments and blank lines below it belong to the next one."""
+    """Return the position of the end of a block's last line; comments and blank lines below are not part."""
     last: Any = block
     while isinstance(last, CollectionNode) and not last.flow_style and last.value:
         last = _items(last)[-1][1]
@@ -208,7 +208,7 @@ def _parse(text: str) -> Any:
 
 
 def _one_line(value: Any) -> str:
-    """`{kind: folder, root: pictures}`"""
+    """Return a value as YAML on one line, such as `{kind: folder, root: pictures}`."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = True
     yaml.width = 1 << 20

@@ -92,9 +92,9 @@ def load_model(
     *,
     hint: str = "name a model with --model",
 ) -> Recognizer:
-    """Load a model, by default the best run, with added compositions, ready for a world.
+    """Return the recognizer of a model, by default the best run, with added candidates.
 
-    `hint` tells in error messages how to name a model.
+    `hint`: part of an error message, how to name a model.
     """
     from duplex.labels import WORLDS
     from duplex.recognition.added_words import read_compositions
@@ -117,7 +117,7 @@ def load_model(
 
 
 def _word_vectors() -> Path | None:
-    """Return the file of word vectors that the project's params.yaml names."""
+    """Return the path of word vectors in the project's params.yaml; None if there is none."""
     if not Path("params.yaml").is_file():
         return None
     from duplex.config.params import load_params
@@ -127,7 +127,7 @@ def _word_vectors() -> Path | None:
 
 @contextmanager
 def _open_output(out: Path | None) -> Iterator[TextIO]:
-    """Open stdout, or a temporary file that replaces `out` at the end."""
+    """Yield stdout, or a temporary file that replaces `out` at the end of the block."""
     from duplex.system.files import replace_file
 
     if out is None:
@@ -138,7 +138,7 @@ def _open_output(out: Path | None) -> Iterator[TextIO]:
 
 
 def _check_output(out: Path) -> None:
-    """Overwrite only files that an earlier `predict` wrote."""
+    """Raise an error if `out` exists and was not written by an earlier `predict`."""
     if out.is_dir() or not out.parent.is_dir():
         raise UsageError(f"{out} cannot be written; expected a file in a folder that exists")
     if os.path.lexists(out):

@@ -22,7 +22,7 @@ Seed = Annotated[int | None, seed_option("Default: the first seed of run.seeds."
 def report(show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False) -> None:
     """Write the report of all evaluated runs and print its path.
 
-    artifacts/metrics.json, which git tracks, stays as it is; `dvc repro report` writes it too.
+    artifacts/metrics.json, which git tracks, is not written; `dvc repro report` writes it too.
     """
     from duplex.config.params import load_params
     from duplex.stages import report as stage

@@ -1,4 +1,4 @@
-"""`duplex score`: every metric from a file of scores of any model; with two files, their paired comparison."""
+"""`duplex score`: all metrics of a file with the scores of any model; with two files, a paired comparison."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def score(
         typer.Argument(help=".npz or .h5 with scores [N, C], target [N], seen [C]; optional: feasible_mask [C], k."),
     ],
     other: Annotated[Path | None, typer.Argument(help="Scores of a second method for the same images.")] = None,
-    k: Annotated[list[int] | None, typer.Option("--k", help="k of top-k, repeatable; default: the file's.")] = None,
+    k: Annotated[list[int] | None, typer.Option("--k", help="k of top-k; repeatable; default: the file's k.")] = None,
     protocol: Annotated[str, typer.Option(help="exact, or sampled: the 20-point sweep of published tables.")] = "exact",
     rounds: Annotated[int, typer.Option(min=0, help="Bootstrap rounds; 0: intervals for AUC only.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the bootstrap.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Print seen and unseen accuracy, best harmonic mean and AUC, in percent, with 95 % intervals."""
+    """Print the seen and unseen accuracy, best harmonic mean and AUC of scores, in percent, with 95 % intervals."""
     require(protocol, PROTOCOLS, "protocol")
     if k is not None and min(k) < 1:
         raise UsageError(f"--k is {min(k)}; expected a whole number from 1 on")
@@ -51,7 +51,7 @@ def score(
 
 
 def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: int) -> dict[str, Any]:
-    """Return the metrics at the first k; those of further k under `top`."""
+    """Return the metrics of a file of scores at the first k; `top` holds the metrics at further k."""
     from duplex.evaluation.sampled import sampled_metrics
     from duplex.evaluation.scores import open_scores
 
@@ -82,7 +82,7 @@ def _path_in_errors(path: Path) -> Iterator[None]:
 
 
 def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
-    """Read the file once, with a progress bar on stderr."""
+    """Yield blocks of images with their scores from a file, with a progress bar on stderr."""
     from rich.console import Console
     from rich.progress import track
 
@@ -93,7 +93,7 @@ def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
 def _measure(
     scores: ScoreFile, ks: tuple[int, ...], rounds: int, seed: int
 ) -> tuple[TopCompetitors, list[dict[str, Any]]]:
-    """Read the file; return its statistics, and the metrics for each k."""
+    """Read a file of scores; return its score statistics, and the metrics for each k."""
     from duplex.evaluation.accumulator import ScoreAccumulator
     from duplex.evaluation.metrics import measure
 

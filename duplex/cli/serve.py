@@ -1,4 +1,4 @@
-"""`duplex serve`: a trained model as an HTTP server with a web page."""
+"""`duplex serve`: serve a trained model over HTTP, with a web page."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def serve(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds allowed to receive a request, or to answer.")] = 20,
 ) -> None:
-    """Answer by HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
+    """Serve a model over HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
     try:
         import uvicorn
 
@@ -83,7 +83,7 @@ def serve(
 
 
 def _load_same(fingerprint: str, where: str, *options: Any) -> Recognizer:
-    """Load the server's model in a worker, which may start long after the server."""
+    """Load the server's model in a worker process; raise `DuplexError` if its path now holds another model."""
     recognizer = load_model(where, *options)
     if recognizer.trained.fingerprint != fingerprint:
         raise DuplexError(f"{where} holds another model than it did when the server started; start the server again")
@@ -91,7 +91,7 @@ def _load_same(fingerprint: str, where: str, *options: Any) -> Recognizer:
 
 
 def _processes(workers: int | None, device: torch.device) -> tuple[int, int]:
-    """Return the number of workers and of torch threads in each. Two overlap Python with encoding."""
+    """Return the number of workers and of torch threads per worker; two workers overlap Python code with encoding."""
     import torch
 
     cores = torch.get_num_threads()
@@ -112,7 +112,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _training_images(recognizer: Recognizer) -> Neighbours | None:
-    """Return the training images with features of the same encoder; None outside of the run's project."""
+    """Return the training images of the model's run with their features; None if its project is not here."""
     from duplex.config.params import load_params
     from duplex.stages.trained_runs import dataset_of_run, training_images
 

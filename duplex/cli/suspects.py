@@ -28,7 +28,7 @@ def suspects(
 ) -> None:
     """Rank a data set's images by how likely their labels are wrong.
 
-    Writes suspects.csv, to be edited, and suspects.html with the first images.
+    Writes suspects.csv, for editing, and suspects.html with the most suspicious images.
     """
     from duplex.config.params import load_params
     from duplex.recognition.suspects_html import is_page_of, write_suspects_page
@@ -67,7 +67,7 @@ def relabel(
     edited: Annotated[Path, typer.Argument(help="CSV with image, state, object of the corrected images.")],
     out: Annotated[Path | None, typer.Option(help="File to write; default: NAME-relabelled.csv.")] = None,
 ) -> None:
-    """Write the data set's list with corrected labels to a new table. The original stays unchanged."""
+    """Write a table of a data set's images with corrected labels to a new file. The original stays unchanged."""
     from duplex.config.params import load_params
     from duplex.data.manifest import write_manifest
     from duplex.stages.suspects import relabelled_manifest

@@ -73,7 +73,7 @@ def sweep(
 
 
 def summary(report: SweepReport) -> str:
-    """`40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`"""
+    """Return `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`"""
     trained = f"trained and evaluated in {report.seconds:.0f} s"
     runs = [(report.complete, "complete"), (report.executed, trained), (len(report.failed), "failed")]
     outside = (report.outside_pipeline, "not in params.yaml's `run`, unknown to DVC")
@@ -87,7 +87,7 @@ def _names(text: str | None) -> list[str] | None:
 
 
 def _seeds(text: str | None) -> list[int] | None:
-    """Parse `0,2,5-9`."""
+    """Return the seeds in a text such as `0,2,5-9`."""
     seeds: list[int] = []
     for part in _names(text) or []:
         ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)

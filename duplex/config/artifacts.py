@@ -25,7 +25,7 @@ class RunPaths:
 
 
 class ArtifactPaths:
-    """Files in `artifacts/`."""
+    """Paths of the files in `artifacts/`."""
 
     root = Path("artifacts")
 
@@ -52,11 +52,11 @@ class ArtifactPaths:
         return self.root / dataset / "features.h5"
 
     def views(self, dataset: str) -> Path:
-        """Feature cache of random crops of the training images."""
+        """Path of the feature cache of random crops of the training images."""
         return self.root / "views" / dataset / "features.h5"
 
     def extraction(self, dataset: str) -> Path:
-        """Size of the feature cache, and the images that could not be read."""
+        """Path of the file with the size of the feature cache, and the images that could not be read."""
         return self.root / dataset / "extraction.json"
 
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:
@@ -66,7 +66,7 @@ class ArtifactPaths:
         return RunPaths(self.ablations / "runs" / name / dataset / str(seed))
 
     def ablation(self, name: str) -> Path:
-        """Metrics of all runs of an ablation."""
+        """Path of the metrics of all runs of an ablation."""
         return self.ablations / "rows" / f"{name}.json"
 
     def inventory(self, dataset: str) -> Path:

@@ -1,6 +1,6 @@
 """Hash of the code that a stage or a method uses: all modules that its own module imports, found without running it.
 
-Imports are followed wherever they stand, except under `if TYPE_CHECKING`, into this package and those of the entry
+Imports are followed, also inside functions, except under `if TYPE_CHECKING`, into this package and those of the entry
 modules. Syntax trees without docstrings are hashed: comments, docstrings and formatting change no hash.
 """
 
@@ -38,7 +38,7 @@ IRRELEVANT_FIELDS = {"ctx", "kind", "type_comment", "type_ignores", "type_params
 def code_hash(*entries: str, ignored: Collection[str] = ()) -> str:
     """Return the sha256 of all code that modules use; `entries`: names of the modules, such as `duplex.stages.train`.
 
-    `ignored`: names of modules and packages that are left out, with what only they import.
+    `ignored`: names of modules and packages that are left out, with the modules that only they import.
     """
     digest = hashlib.sha256()
     for name, path in sorted(imported_modules(*entries, ignored=ignored).items()):
@@ -70,7 +70,7 @@ def imported_names(name: str, path: Path) -> set[str]:
 
 
 def _file(name: str) -> Path | None:
-    """Return the source file of a module; nothing but its top-level package is looked for by Python's finders."""
+    """Return the source file of a module, or None; only its top-level package is searched by Python's import system."""
     top, *rest = name.split(".")
     spec = _spec(top, os.getcwd(), *sys.path) if top else None
     if spec is None:
@@ -87,7 +87,7 @@ def _file(name: str) -> Path | None:
 
 @lru_cache(maxsize=64)
 def _spec(top: str, folder: str, *search: str) -> ModuleSpec | None:
-    """Return where a top-level package is; methods may also be modules of the project's folder (`module:Class`)."""
+    """Return the import spec of a top-level package; methods may be modules in the project's folder."""
     try:
         return find_spec(top) or PathFinder.find_spec(top, [folder])
     except (ImportError, ValueError):
@@ -112,7 +112,7 @@ def _parse(name: str, path: Path, *state: int) -> tuple[str, tuple[str, ...]]:
 
 
 class _RunTimeCode(ast.NodeTransformer):
-    """Removes docstrings, and what stands under `if TYPE_CHECKING`."""
+    """Removes docstrings, and code under `if TYPE_CHECKING`, from a syntax tree."""
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         self.generic_visit(node)
@@ -123,7 +123,7 @@ class _RunTimeCode(ast.NodeTransformer):
 
 
 def _tokens(node: ast.AST) -> Iterator[str]:
-    """Yield what makes up a syntax tree, the same in all versions of Python."""
+    """Yield the parts of a syntax tree as text that is the same in all versions of Python."""
     yield f"{type(node).__name__}("
     for field in node._fields:
         value = getattr(node, field, None)

@@ -46,7 +46,7 @@ class MethodEntry:
         return "open" if self.world == "open" else "closed"
 
     def options_for(self, dataset: str | None) -> dict[str, Any]:
-        """Return the kind's options, unchecked; those for one data set, or for all others if None."""
+        """Return the kind's options, unchecked: on one data set; None stands for those not in `per_dataset`."""
         changes = self.per_dataset.get(dataset, {}) if dataset else {}
         return {**self.options, **{key: value for key, value in changes.items() if key not in TABLES}}
 
@@ -60,7 +60,7 @@ class MethodEntry:
 
 
 def read_entries(methods: Table, ablations: Table, datasets: tuple[str, ...]) -> dict[str, dict[str, MethodEntry]]:
-    """Return `{"methods": ..., "ablations": ...}` as entries; an ablation extends a method. Raises UsageError."""
+    """Parse the tables `methods:` and `ablations:`; return `{"methods": {name: entry}, "ablations": …}`."""
 
     def entry(place: str, record: Table, path: tuple[str, ...]) -> MethodEntry:
         return _parse(place, _with_base(place, record, methods, path), datasets)
@@ -75,7 +75,7 @@ def read_entries(methods: Table, ablations: Table, datasets: tuple[str, ...]) ->
 
 
 def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
-    """Return a record merged over the one that it extends; `path`: names followed so far."""
+    """Return an entry's table merged over that of the entry it extends; `path`: names of entries followed so far."""
     if "extends" not in _check_keys(place, record):
         return record
     base = record["extends"]
@@ -88,7 +88,7 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
 
 
 def _merge(base: Table, record: Table) -> Table:
-    """Return a record over its base. `world` and `shown_as` are not taken from the base."""
+    """Return the table `record` merged over `base`, of which `extends`, `world` and `shown_as` are dropped."""
     taken = {key: value for key, value in base.items() if key not in ("extends", "world", "shown_as")}
     merged = {**taken, **{key: value for key, value in record.items() if key != "extends"}}
     for key in (*TABLES, "per_dataset"):
@@ -121,7 +121,7 @@ def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
 
 
 def _check_keys(place: str, record: Any) -> Table:
-    """Return a record that is a table without keys of an earlier version."""
+    """Return `record`; raise UsageError unless it is a table without keys of an earlier version."""
     for key in check_table(place, record):
         if hint := renamed_key(key, RESERVED_KEYS):
             raise UsageError(f"{place}.{key} {hint}")
@@ -129,7 +129,7 @@ def _check_keys(place: str, record: Any) -> Table:
 
 
 def check_table(place: str, value: Any) -> Table:
-    """Return `value`, a place of params.yaml, if it is a table with words as keys. Raises UsageError."""
+    """Return `value`, found at `place` in params.yaml; raise UsageError unless it is a table with text keys."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{place} is {value!r}; expected a table of keys and values")
     numbers = [key for key in value if not isinstance(key, str)]

@@ -1,4 +1,4 @@
-"""params.yaml as frozen, typed objects. An unknown key or a wrong type is an error of one line that names the key."""
+"""params.yaml as frozen, typed objects. Unknown keys and wrong types raise an error of one line with the key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Workers = Annotated[int | Literal["auto"], PlainValidator(_workers)]
 
 
 class ParamsSection(BaseModel):
-    """Base of the sections of params.yaml: frozen; unknown keys and wrong types are errors."""
+    """Base class of the sections of params.yaml: frozen; unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -74,7 +74,7 @@ class EncoderParams(ParamsSection):
 
 
 class DatasetParams(ParamsSection):
-    """`datasets.NAME:`."""
+    """`datasets.NAME:`. The images, encoder, views and training options of a data set."""
 
     source: SourceOptions
     encoder: EncoderParams
@@ -110,7 +110,7 @@ class EvaluationParams(ParamsSection):
 
 
 class Params(ParamsSection):
-    """All of params.yaml."""
+    """All sections of params.yaml."""
 
     run: RunParams
     ablation_run: AblationRunParams
@@ -141,7 +141,7 @@ class Params(ParamsSection):
         return self._entries[require_method(name, self._entries)]
 
     def method_for_world(self, name: str, world: World) -> str:
-        """Return the method whose runs stand for `name` in a world: itself, or one that is `shown_as` it there."""
+        """Return the method whose runs are shown as `name` in a world: itself, or one with `shown_as: name`."""
         if world in self.entry(name).worlds:
             return name
         for other, entry in self._entries.items():
@@ -230,7 +230,7 @@ class Params(ParamsSection):
 
     @contextmanager
     def _located(self, name: str, section: str = "") -> Iterator[None]:
-        """Add its place to an error of the block, such as `params.yaml: methods.duplex.momentum: ...`."""
+        """Begin an option error of the block with its place, as in `params.yaml: methods.duplex.momentum: ...`."""
         try:
             yield
         except OptionError as error:
@@ -274,7 +274,7 @@ def require_method(name: str, known: Mapping[str, MethodEntry], where: str = "")
 
 
 def _read_entries(key: str, value: Any) -> Mapping[str, Any]:
-    """Return `methods:` or `ablations:` as a table whose keys can be names of folders."""
+    """Return `methods:` or `ablations:`; raise UsageError unless it is a table whose keys can be names of folders."""
     table = check_table(f"params.yaml: {key}", value)
     for name in table:
         if not re.fullmatch(NAME, name):
@@ -283,7 +283,7 @@ def _read_entries(key: str, value: Any) -> Mapping[str, Any]:
 
 
 def _first_fault(error: ValidationError) -> str:
-    """Return one line such as `datasets.shapes.training.epochs: input should be greater than 0 (it is 0)`."""
+    """Return an error as one line: `datasets.shapes.training.epochs: input should be greater than 0 (it is 0)`."""
     unknown = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_property")
     faults = error.errors(include_url=False)
     fault = next((each for each in faults if each["type"] in unknown), faults[0])
@@ -301,7 +301,7 @@ def _first_fault(error: ValidationError) -> str:
 
 
 def _known_keys(place: tuple[int | str, ...]) -> list[str]:
-    """Return the keys allowed at a place of params.yaml, found by walking the sections' types."""
+    """Return the keys that are allowed at a place of params.yaml, from the type annotations of its sections."""
     table: Any = Params
     for part in place:
         if hint := get_type_hints(table).get(str(part)):

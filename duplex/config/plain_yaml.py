@@ -1,4 +1,4 @@
-"""Read YAML as plain data of bounded size, whatever a file does with anchors, nesting and numbers."""
+"""Read YAML as plain data of bounded size; excessive anchors, nesting and numbers raise an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Refused(Exception):
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML 1.2 file with one document. Raises UsageError, a message of one line."""
+    """Return the content of a YAML 1.2 file with one document. Raises UsageError with one line."""
     try:
         if (kind := kind_of_path(path)) not in ("a file", "missing"):  # reading a pipe may never end
             raise UsageError(f"{path} is {kind}; expected a file")
@@ -46,9 +46,9 @@ def read_yaml(path: Path) -> Any:
 
 
 def _count(value: Any, counts: dict[int, int], outer: set[int]) -> int:
-    """Return the number of values in all.
+    """Return the number of values in `value`, itself included; raise an error for values beyond the limits.
 
-    `counts`: by id, those of tables and lists counted before. `outer`: ids of the tables and lists around this one.
+    `counts`: id -> number, of tables and lists counted before. `outer`: ids of the tables and lists around this one.
     """
     if isinstance(value, str) and (len(value) > MAX_CHARACTERS or value.encode(errors="ignore").decode() != value):
         raise _Refused(f"{value[:20]!r}... is too long or not Unicode; expected at most {MAX_CHARACTERS} characters")

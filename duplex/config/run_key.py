@@ -19,7 +19,7 @@ CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluati
 
 
 def dataset_records(params: Params, dataset: str) -> dict[str, Record]:
-    """Return stage -> record of the stages that run once per data set."""
+    """Return stage -> record of what it depends on, for the stages that run once per data set."""
     entry, settings = params.dataset(dataset), params.extraction
     augmentation = params.augmentation(dataset)
     other_images = () if entry.source.kind == "shapes" else DRAWN
@@ -52,12 +52,12 @@ def dataset_records(params: Params, dataset: str) -> dict[str, Record]:
 
 
 def report_record(params: Params) -> Record:
-    """Return the record of the stage `report`."""
+    """Return the record of what the stage `report` depends on."""
     return {"code": _methods_code(params, "duplex.stages.report")}
 
 
 def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
-    """Return the records of the stages `train` and `evaluate` of a method on a data set, for every seed.
+    """Return records of what `train` and `evaluate` of a method depend on for a data set, the same for all seeds.
 
     A method's options are recorded as params.yaml gives them; their defaults are part of its code.
     """
@@ -90,11 +90,11 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
 
 
 def _encoder_code(params: Params, dataset: str, *entries: str, ignored: tuple[str, ...]) -> str:
-    """Return the hash of modules and of the module that loads a data set's encoder."""
+    """Return the code hash of the modules `entries` and of the module that loads a data set's encoder."""
     return code_hash(*entries, family_module(params.dataset(dataset).encoder.name), ignored=ignored)
 
 
 def _methods_code(params: Params, entry: str) -> str:
-    """Return the hash of a module and of all methods of `run:`."""
+    """Return the code hash of the module `entry` and of all methods under `run:`."""
     kinds = sorted({params.entry(name).kind for name in params.run.methods})
     return code_hash(entry, *(method_source(kind).module for kind in kinds), ignored=DRAWN)

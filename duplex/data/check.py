@@ -26,7 +26,7 @@ SHOWN = 5  # examples of an issue in its text
 
 @dataclass(frozen=True)
 class DataIssue:
-    """Something noteworthy about a data set."""
+    """One kind of finding about a data set: how often it occurs, with examples."""
 
     what: str  # in words, to follow the count
     count: int
@@ -46,8 +46,8 @@ def check_dataset(dataset: LabelledImages, root: Path) -> list[DataIssue]:
 
 
 def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
-    """Check without opening images: pairs without images, primitives that training lacks, splits that cannot be
-    evaluated. The result includes issues with a count of 0."""
+    """Check a data set's labels without opening images: pairs without images, states and objects that training lacks,
+    splits that cannot be evaluated. The result includes issues with a count of 0."""
     labels, manifest = dataset.labels, dataset.manifest
     issues = [_check_splits(dataset)]
     for split in SPLITS:
@@ -68,7 +68,7 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
 
 
 def _check_splits(dataset: LabelledImages) -> DataIssue:
-    """Find splits without LabelledImages without unseen pairs, for which AUC is undefined."""
+    """Find the splits without images of seen pairs, or of unseen pairs, for which AUC is undefined."""
     labels, manifest = dataset.labels, dataset.manifest
     known = labels.seen[labels.index(manifest["state"].tolist(), manifest["object"].tolist())]
     missing = [
@@ -114,7 +114,7 @@ def _skipped_files(tree: ImageTree) -> DataIssue:
 
 
 def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:
-    """Name, for each key in more than one split, the first image of each split."""
+    """Return, for each value of column `key` in several splits, the first image of each split."""
     firsts = rows.drop_duplicates([key, "split"])
     shared = firsts[firsts[key].duplicated(keep=False)]
     named = (shared["image"] + " (" + shared["split"] + ")").groupby(shared[key], sort=False)
@@ -122,7 +122,7 @@ def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:
 
 
 def _open_all(root: Path, images: list[str]) -> dict[str, tuple[str, bytes]]:
-    """Return image -> (what is wrong with it, "" for nothing; sha256 of its bytes)."""
+    """Return {image: (what is wrong with it, "" for nothing; sha256 of its bytes)}."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = pool.map(lambda image: verify_image(root / image), images, chunksize=1)
         return dict(zip(images, track(results, "opening images", len(images)), strict=True))

@@ -1,8 +1,8 @@
 """The common layout of MIT-States, UT-Zappos and C-GQA.
 
-`ROOT/images/...`, `ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`.
-A row's `set` is its split, whatever its pair. Image folders may be named with spaces or underscores (MIT-States) or as
-in the archive of UT-Zappos (the row's `_image`).
+`ROOT/images/...`, `ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`. An
+image's split is the `set` of its metadata record, whatever its pair. Image folders may be named with spaces or
+underscores (MIT-States) or as in the archive of UT-Zappos (the record's `_image`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNPICKLING = (  # raised by torch.load for bytes that torch did not save
 
 
 def load_czsl(root: Path) -> LabelledImages:
-    """Load the manifest and labels below `root`. Missing images keep the path that the metadata states."""
+    """Load a benchmark's manifest and labels below `root`. Missing images keep the path that the metadata states."""
     lists = read_pair_lists(root)
     records = read_metadata(root / METADATA)
     listed = {split: set(pairs) for split, pairs in lists.pairs.items()}
@@ -71,7 +71,7 @@ def load_czsl(root: Path) -> LabelledImages:
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:
-    """Read a list of records that torch saved. Only plain data is read: a pickle that would run code is refused."""
+    """Read a list of dicts that torch saved. Only plain data is read: a pickle that would run code is refused."""
     import io
 
     import torch
@@ -102,7 +102,7 @@ def _text(record: dict[str, Any], key: str, place: str) -> str:
 
 
 def _find(tree: ImageTree, record: dict[str, Any], place: str) -> str:
-    """Return the first possible path of a row's image that exists, else the first possible path."""
+    """Return the first of an image's possible paths that exists, else the first possible path."""
     candidates = _candidates(record, place)
     first = next(candidates)
     if tree.has(first):
@@ -129,7 +129,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class PairLists:
-    """The pair lists of all splits."""
+    """The pairs that a benchmark lists for each split."""
 
     pairs: dict[str, list[Pair]]  # split -> its pairs without repeats
     repeats: int  # lines that repeat a pair of their own list
@@ -143,7 +143,7 @@ def has_pair_lists(root: Path) -> bool:
 
 
 def read_pair_lists(root: Path) -> PairLists:
-    """Read the three lists in `root`, or in its folder `compositional-split-natural`."""
+    """Read the pair lists of train, val and test in `root`, or in its folder `compositional-split-natural`."""
     lists = {split: read_pair_list(_folder(root) / f"{split}_pairs.txt") for split in SPLITS}
     pairs = {split: list(dict.fromkeys(listed)) for split, listed in lists.items()}
     return PairLists(pairs, sum(len(lists[split]) - len(pairs[split]) for split in SPLITS))

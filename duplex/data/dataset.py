@@ -15,7 +15,7 @@ from duplex.labels import SPLITS, LabelSpace
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """A loaded data set."""
+    """A data set in memory: manifest, labels, and notes on rows left out."""
 
     manifest: pd.DataFrame  # columns image, state, object, split; one row per image
     labels: LabelSpace
@@ -33,7 +33,7 @@ def labels_of(manifest: pd.DataFrame) -> LabelSpace:
 
 
 def from_rows(frame: pd.DataFrame, options: SplitOptions, place: object) -> LabelledImages:
-    """Make a data set of rows with image, state, object and optionally split; a missing split is made with `options`.
+    """Make a data set of rows with image, state, object and split; without splits, split the rows by `options`.
 
     `place` names the source in messages.
     """
@@ -69,8 +69,8 @@ def split_name(dataset: str, number: int) -> str:
 
 
 def resplit(data: LabelledImages, number: int) -> LabelledImages:
-    """Return a data set with the same rows in the same order and a random split, to measure how much results depend on
-    the unseen pairs: as many, and as large shares of held-out images, as its own. Equal numbers give equal splits."""
+    """Return a data set with the same rows and a random split, to measure how much results depend on the choice of
+    unseen pairs. The shares of unseen pairs and of held-out images stay; equal numbers give equal splits."""
     rows = data.manifest
     result = make_split(rows, shares(rows, FIRST_SEED + number))
     manifest = rows.assign(split=result.split.to_numpy())
@@ -79,7 +79,7 @@ def resplit(data: LabelledImages, number: int) -> LabelledImages:
 
 
 def shares(rows: pd.DataFrame, seed: int) -> SplitOptions:
-    """Return the options of a manifest's own split: the shares of pairs and of the seen pairs' images held out."""
+    """Return options like a manifest's own split: its shares of unseen pairs and of seen pairs' held-out images."""
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])
     unseen_pairs, seen_images = [], []

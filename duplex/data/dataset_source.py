@@ -16,7 +16,7 @@ from duplex.errors import DuplexError, UsageError
 
 
 def is_on_disk(source: SourceOptions) -> bool:
-    """Whether a data set's folder exists, and its table where it has one."""
+    """Return whether a data set's folder exists, and its table file if it has one."""
     return all(path is None or path.exists() for path in (source.root, source.table))
 
 
@@ -50,7 +50,7 @@ def _load_unchanged(source: SourceOptions) -> LabelledImages:
 
 
 def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
-    """Draw the missing images of kind "shapes"; other kinds have their images on disk."""
+    """Draw the missing images of a data set of kind "shapes"; other kinds have their images on disk."""
     if source.kind == "shapes":
         from duplex.data.shapes import render_images
 
@@ -74,7 +74,7 @@ FORMS = "`state/object/image.jpg` or `state object/image.jpg`"
 
 
 def read_folder(root: Path) -> pd.DataFrame:
-    """Return the columns image, state and object of every image below `root`, labelled by its folders."""
+    """Return a table of image, state and object for every image below `root`, labelled by the folder names."""
     rows = []
     tree = ImageTree(root)
     for path in tree.images():

@@ -20,7 +20,7 @@ ARCHIVES = ".archives"  # folder below the data root; may be deleted once everyt
 
 
 def download(name: str, root: Path, report: Callable[[str], None]) -> None:
-    """Download and unpack what is missing of a benchmark; `report` takes lines about the progress."""
+    """Download and unpack the missing parts of a benchmark; `report` is called with lines about the progress."""
     benchmark = BENCHMARKS[require(name, BENCHMARKS, "benchmark")]
     report(f"{name}: {benchmark.terms}\ncite: {benchmark.citation}")
     for archive in benchmark.archives:
@@ -78,7 +78,7 @@ MAX_STALLS = 5  # attempts in a row that bring no byte
 
 
 class DeadLink(DuplexError):
-    """A URL does not serve the file."""
+    """Raised if a URL does not serve the wanted file."""
 
 
 def fetch(url: str, path: Path) -> Path:
@@ -111,8 +111,8 @@ def fetch(url: str, path: Path) -> Path:
 
 
 class _PartialFile:
-    """The first bytes of a file, and a record of the URL and version (ETag or date) that they belong to, so that they
-    are never continued with another file's bytes."""
+    """The downloaded part of a file, and a record of its URL and version (ETag or date), so that another file's bytes
+    never continue it."""
 
     def __init__(self, url: str, path: Path) -> None:
         self.url = url
@@ -123,7 +123,7 @@ class _PartialFile:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def version(self) -> str:
-        """The version to continue; "" where the server sent none or the part is another URL's."""
+        """Return the version (ETag or date) of the downloaded part; "" if unknown or of another URL."""
         if not self.record.is_file():
             return ""
         url, _, version = self.record.read_text(encoding="utf-8", errors="replace").partition("\n")
@@ -145,7 +145,7 @@ class _PartialFile:
 
 
 def _attempt(url: str, partial: _PartialFile) -> bool:
-    """Request the missing bytes once; return whether the file is complete."""
+    """Request the missing bytes of a download once; return whether the file is complete."""
     version = partial.version()
     start = partial.size() if version else 0
     headers = {"Accept-Encoding": "identity"}

@@ -44,7 +44,7 @@ class ImageTree:
             raise DuplexError(f"{root} is not a folder")
 
     def has(self, path: str) -> bool:
-        """Whether a file exists, by its path below the root; raise DuplexError for a link that leaves the root."""
+        """Return whether a file exists at a path below the root; raise DuplexError for a link that leaves the root."""
         folder, _, name = path.rpartition("/")
         if folder not in self._folders:
             self._folders[folder] = self._files(folder)

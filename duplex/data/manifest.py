@@ -20,7 +20,7 @@ COLUMNS = ["image", "state", "object", "split"]
 
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
-    """Write the rows in their order; equal rows give equal bytes on every machine."""
+    """Write a manifest, its rows in their order; equal rows give equal bytes on every machine."""
     with replace_file(path) as scratch:
         frame[COLUMNS].to_csv(scratch, index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL, encoding="utf-8")
 
@@ -58,8 +58,8 @@ LABEL_LIMIT = 100  # characters; a state, an object and a context share the 77 t
 
 
 def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
-    """Raise DuplexError for a label that is too long, has control characters, or no word for the prompt; `place` is its
-    source."""
+    """Raise DuplexError for a label that is too long, has control characters, or no word for the prompt; `place` names
+    the source."""
     for label in set(labels):
         if len(label) > LABEL_LIMIT:
             raise DuplexError(

@@ -12,7 +12,7 @@ GB = 1 << 30
 
 @dataclass(frozen=True)
 class BenchmarkArchive:
-    """One archive of a benchmark."""
+    """One downloadable archive of a benchmark."""
 
     file: str  # its name
     urls: tuple[str, ...]  # tried in this order, encrypted ones first
@@ -23,7 +23,7 @@ class BenchmarkArchive:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A published data set."""
+    """A published data set: its archives, terms and citation."""
 
     archives: tuple[BenchmarkArchive, ...]
     terms: str

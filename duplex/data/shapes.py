@@ -60,8 +60,8 @@ def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
 
 
 def _pairs(rng: np.random.Generator) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """Return disjoint training pairs (most frequent first), unseen pairs of val and of test. Training has every state
-    and object."""
+    """Return disjoint lists: training pairs (most frequent first), unseen pairs of val, unseen pairs of test. Training
+    has every state and object."""
     states, objects = rng.permutation(STATES).tolist(), rng.permutation(OBJECTS).tolist()
     # Two rounds along diagonals: each state and each object is in at least two training pairs.
     rounds = max(len(states), len(objects))
@@ -74,7 +74,7 @@ def _pairs(rng: np.random.Generator) -> tuple[list[Pair], list[Pair], list[Pair]
 
 
 def _table(listed: dict[str, list[tuple[Pair, int]]], scale: float) -> pd.DataFrame:
-    """Return rows in a fixed order; a pair's images are numbered through all splits, so that splits are disjoint."""
+    """Return sorted manifest rows; a pair's images are numbered through all splits, so that splits are disjoint."""
     used: dict[Pair, int] = {}
     rows = []
     for split, pairs in listed.items():
@@ -122,7 +122,7 @@ def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
 
 
 def _stamp(seed: int) -> str:
-    """Return the seed and a digest of all code that decides a pixel."""
+    """Return the seed and a hash of the code that draws images."""
     digest = hashlib.sha256(inspect.getsource(draw).encode())
     for path in sorted(Path(synthetic.__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())

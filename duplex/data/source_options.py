@@ -37,7 +37,7 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Kind and place of a data set, and how it is split."""
+    """Kind and location of a data set, and how it is split."""
 
     kind: Kind
     root: Path  # folder that image paths are relative to

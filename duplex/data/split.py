@@ -17,7 +17,7 @@ from duplex.errors import DuplexError
 
 @dataclass(frozen=True)
 class SplitResult:
-    """A split, row by row."""
+    """The split (train, val or test) of each row of a data set."""
 
     split: pd.Series  # train, val or test for each row, in the rows' order
     short: int  # number of unseen pairs below the requested one
@@ -56,7 +56,7 @@ def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the 
 
 
 def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]]:
-    """Return the first `wanted` pairs whose state and object both remain in another pair."""
+    """Return the first pairs, at most `wanted`, whose state and object both remain in a pair not held out."""
     left: dict[tuple[str, str], int] = {}  # (state or object, name) -> pairs that remain
     for state, thing in pairs:
         for key in (("state", state), ("object", thing)):
@@ -72,8 +72,8 @@ def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]
 
 
 def _divide(sizes: list[tuple[tuple[str, str], int]], options: SplitOptions) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return the numbers of images of each seen pair that go to val and to test. Fractions of an image are carried to
-    the next pair, so that the shares hold over small pairs, too; each pair keeps one image in training."""
+    """Return how many images of each seen pair go to val and to test. Fractions of an image are carried to the next
+    pair, so that the shares hold over small pairs, too; each pair keeps one image in training."""
     owed = {"val": 1.0, "test": 1.0}  # 1: the first pair with enough images gives one to each
     shares = {"val": options.val_images, "test": options.test_images}
     counts = {}

@@ -22,7 +22,7 @@ class SplitCounts:
 
 @dataclass(frozen=True)
 class DatasetStatistics:
-    """Counts of a data set."""
+    """Numbers of states, objects, pairs and images of a data set."""
 
     states: int
     objects: int
@@ -42,7 +42,7 @@ class DatasetStatistics:
 
 
 def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> DatasetStatistics:
-    """Count the listed pairs, and the images of a manifest if there is one."""
+    """Count the listed pairs of a data set, and its images if there is a manifest."""
     seen = labels.seen
     shares: dict[str, dict[str, float]] | None = None
     images: dict[str, int | None] = dict.fromkeys(SPLITS)
@@ -63,7 +63,7 @@ def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Data
 
 
 def statistics_text(name: str, stats: DatasetStatistics) -> str:
-    """Return the paper's row of counts as text, and the shares of images below it."""
+    """Return the counts as text, in the columns of the paper's table, and the shares of images below them."""
     header = ["", "|S|", "|O|", "|S|x|O|", "C_s", "X_s", "val C_s", "C_u", "imgs", "test C_s", "C_u", "imgs"]
     train, val, test = (stats.splits[split] for split in SPLITS)
     counts = [stats.states, stats.objects, stats.states * stats.objects, train.seen, train.images]
@@ -82,7 +82,7 @@ def _aligned(table: list[list[str]]) -> list[str]:
 
 
 def _published(states: int, objects: int, **splits: tuple[int, int, int]) -> DatasetStatistics:
-    """Make statistics of the numbers of seen pairs, unseen pairs and images per split."""
+    """Return published statistics, given the numbers of seen pairs, unseen pairs and images per split."""
     counts = {split: SplitCounts(*numbers) for split, numbers in splits.items()}
     return DatasetStatistics(states, objects, counts, None)
 

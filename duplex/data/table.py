@@ -24,7 +24,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read and check a table; the result has a column `split` if every row has one."""
+    """Read and check a table; the result has a column `split` if every row has a split."""
     if not is_table(path):
         raise UsageError(f"{path} is not a table; its name ends in one of {', '.join(CSV + PARQUET)}")
     columns, rows = _csv(path) if path.suffix.lower() in CSV else _parquet(path)
@@ -83,7 +83,7 @@ def _select_cells(rows: Iterator[Row], names: list[str], keep: list[int]) -> Ite
 
 
 def _csv_rows(lines: Iterator[list[str]], path: Path) -> Iterator[Row]:
-    """Yield the place and the cells of every line that is not blank."""
+    """Yield the place (file and line) and the cells of every CSV line that is not blank."""
     while True:
         number = getattr(lines, "line_num", 0) + 1
         try:

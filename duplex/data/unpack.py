@@ -63,7 +63,7 @@ def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit
 
 
 def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Path, limit: int) -> set[str]:
-    """Write the wanted members below `staging`; return the names of the parts that the archive holds."""
+    """Write the wanted files of an archive below `staging`; return the names of the parts that it holds."""
     parts: set[str] = set()
     left = limit
     with _members(archive) as (members, total):
@@ -95,7 +95,7 @@ def _copy(member: ArchiveMember, target: Path, left: int, archive: Path, limit: 
 
 
 def _safe(name: str, archive: Path) -> list[str]:
-    """Return the parts of a member's path; raise DuplexError if it leads out of the folder."""
+    """Return the parts of the path of a file in an archive; raise DuplexError if it leads out of the folder."""
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or parts[0].endswith(":") or "\0" in name:
         raise DuplexError(f"{archive}: the name {name!r} leads out of the folder; nothing of it is unpacked")
@@ -103,7 +103,7 @@ def _safe(name: str, archive: Path) -> list[str]:
 
 
 def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] | None:
-    """Return the path of a member below the root, None for an unwanted one."""
+    """Return where a file of an archive is unpacked below the root, None for an unwanted file."""
     for name, sources in take.items():
         for source in sources:
             depth = source.count("/") + 1
@@ -114,7 +114,7 @@ def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] |
 
 @contextmanager
 def _members(archive: Path) -> Iterator[tuple[Iterator[ArchiveMember], int]]:
-    """Open a zip or tar archive; yields its members and their number, 0 where unknown."""
+    """Open a zip or tar archive; yields its files and their number, 0 where unknown."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as bundle:
             yield _zip_members(bundle), len(bundle.infolist())

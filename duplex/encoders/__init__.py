@@ -3,7 +3,7 @@
     encoder = load_encoder("ViT-L-14-quickgelu", "openai", towers="image", device="cuda", precision="bf16")
     features = encoder.encode_images(torch.stack([encoder.image_transform(image) for image in images]))
 
-Other backbones join as a family (`duplex.encoders.families`).
+Other backbones are added as an encoder family (`duplex.encoders.families`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOWERS: tuple[Towers, ...] = ("both", "image", "text")
 
 @dataclass(frozen=True)
 class EncoderIdentity:
-    """Everything that the features of an encoder depend on; a feature cache stores it and is checked against it."""
+    """All settings that an encoder's features depend on; a feature cache stores them and is checked against them."""
 
     encoder: str  # name
     architecture: str  # hash of the architecture's options
@@ -44,13 +44,13 @@ class EncoderIdentity:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, str]) -> EncoderIdentity:
-        """Read back what `to_dict` returned; other keys of a cache's or checkpoint's record are ignored."""
+        """Return the encoder identity stored in a dict by `to_dict`; other keys of the dict are ignored."""
         values = {field.name: record[field.name] for field in fields(cls) if field.name != "dim"}
         return cls(**values, dim=int(record["dim"]))
 
 
 class Encoder(Protocol):
-    """The interface of a frozen encoder, as feature caches, methods and the command line use it."""
+    """Interface of a frozen encoder, used by feature caches, methods and the command line."""
 
     name: str
     dim: int  # d, the width of image and text features
@@ -62,18 +62,18 @@ class Encoder(Protocol):
         """Return an RGB image as the pixels that the image tower takes: [3, R, R] uint8."""
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Return the features [B, d] of pixels [B, 3, R, R]: float32, not normalised."""
+        """Return the features [B, d] of images given as pixels [B, 3, R, R]: float32, not L2-normalised."""
 
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features [B, d] and the patch tokens [B, T, w] of pixels [B, 3, R, R], float32."""
+        """Return the features [B, d] and patch tokens [B, T, w], float32, of images given as pixels [B, 3, R, R]."""
 
     @property
     def patch_shape(self) -> tuple[int, int]:
-        """Shape (T, w) of one image's patch tokens."""
+        """Number and width (T, w) of one image's patch tokens."""
 
     @property
     def text(self) -> Any:
-        """The `TextTower`; None for a backbone without one."""
+        """The encoder's `TextTower`; None for a backbone without a text tower."""
 
 
 def load_encoder(
@@ -89,7 +89,7 @@ def load_encoder(
     name: an architecture of open_clip, `tiny`, or `FAMILY:REST` (see `duplex encoders list`).
     weights: a published tag or a file; missing weights raise an error and are never replaced by random ones.
     towers: "image" or "text" drops the other tower as soon as the weights are read.
-    precision: of the loaded towers: "fp32", "tf32", "bf16" or "fp16".
+    precision: number format of the loaded towers: "fp32", "tf32", "bf16" or "fp16".
     """
     require(towers, TOWERS, "towers")
     require(precision, PRECISIONS, "precision")
@@ -99,7 +99,7 @@ def load_encoder(
 
 
 def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> EncoderIdentity:
-    """Return `load_encoder(...).identity` without building the encoder."""
+    """Return the `EncoderIdentity` of an encoder without building the encoder."""
     require(precision, PRECISIONS, "precision")
     return find_family(name).find(name, weights).identity(precision)
 
@@ -110,7 +110,7 @@ def missing_weights(name: str, weights: str | None = None) -> MissingWeights | N
 
 
 def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
-    """Return the words of some texts that an encoder's text tower refuses, each once."""
+    """Return the distinct words in `texts` that an encoder's text tower has no embedding for."""
     return find_family(name).unknown_words(texts)
 
 

@@ -1,9 +1,9 @@
 """BLIP (Li et al., 2022): the unimodal vision and text models of its image-text retrieval model.
 
-    encoder: {name: "blip:Salesforce/blip-itm-base-coco"}      # a repository of the hub, or blip:FOLDER
+    encoder: {name: "blip:Salesforce/blip-itm-base-coco"}      # a Hugging Face repository, or blip:FOLDER
 
-An image's feature is the projected class token of the vision model, a text's that of the text model; the temperature
-is that of BLIP's contrastive loss at its start. Needs the extra `blip`.
+The feature of an image or text is the projected class token of the vision or text model; the temperature is the
+initial one of BLIP's contrastive loss. Needs this package's extra `blip`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 
 
 class BlipFamily(EncoderFamily):
-    """`blip:FOLDER` or `blip:OWNER/MODEL` of the hub."""
+    """The encoder family `blip`: names `blip:FOLDER`, or `blip:OWNER/MODEL` on the Hugging Face hub."""
 
     usage = f"blip:OWNER/NAME or blip:FOLDER (needs {install_command('blip')})"
 
@@ -71,7 +71,7 @@ class BlipFamily(EncoderFamily):
 
 
 class BlipEncoder(FrozenEncoder):
-    """A frozen BLIP model."""
+    """A frozen BLIP model as an encoder."""
 
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
         super().__init__(source, device=device, precision=precision)
@@ -92,7 +92,7 @@ class BlipEncoder(FrozenEncoder):
 
 
 class BlipTextTower:
-    """BLIP's text model as a `TextTower`. Every token attends to every other, so prompts share no computation."""
+    """BLIP's text model as a `TextTower`. Its attention is not causal, so a common prefix of prompts saves no work."""
 
     def __init__(self, model: Any, source: EncoderSource, precision: str) -> None:
         self._model, self._project = model.text_encoder, model.text_proj

@@ -19,7 +19,7 @@ from duplex.system.precision import float32_arithmetic
 
 
 class ClipFamily(EncoderFamily):
-    """Every architecture of open_clip, and folders and hub repositories in its format."""
+    """The encoder family of all open_clip architectures, and of folders and hub repositories in open_clip's format."""
 
     usage = "local-dir:FOLDER and hf-hub:OWNER/NAME of open_clip"
 
@@ -42,7 +42,7 @@ class ClipFamily(EncoderFamily):
 
 
 class ClipEncoder(FrozenEncoder):
-    """A frozen open_clip model."""
+    """A frozen open_clip model as an encoder."""
 
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
         super().__init__(source, device=device, precision=precision)
@@ -70,8 +70,8 @@ class ClipEncoder(FrozenEncoder):
 
     @torch.inference_mode()
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features [B, d] and the last block's patch tokens [B, T, w], float32; those of a convolutional
-        tower are the cells of its last feature map."""
+        """Return features [B, d] and patch tokens [B, T, w] of images, float32. Tokens are outputs of the last block;
+        in a convolutional tower, cells of the last feature map."""
         if hasattr(self.visual, "trunk"):
             with float32_arithmetic(self.precision):
                 cells = self.visual.trunk.forward_features(self.normalise(pixels))
@@ -87,5 +87,5 @@ class ClipEncoder(FrozenEncoder):
 
 
 def as_tokens(cells: Tensor) -> Tensor:
-    """Return a feature map [B, w, H, W] as tokens [B, H*W, w]; tokens stay as they are."""
+    """Return a feature map [B, w, H, W] as tokens [B, H*W, w]; an input [B, T, w] is returned unchanged."""
     return cells.flatten(2).transpose(1, 2) if cells.ndim == 4 else cells

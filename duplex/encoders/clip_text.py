@@ -1,7 +1,7 @@
 """The text tower of an open_clip model, over prompts of token embeddings (the paper's Eq. 2 and 7).
 
 Prompts are encoded as a `PromptTree`: matrix products run once per distinct prefix, attention runs over each prefix's
-ancestors, and the last layer runs for the prompts' ends alone. `docs/text.md` has the argument and the numbers.
+ancestors, and the last layer runs for each prompt's end token alone. `docs/text.md` has the derivation and timings.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ClipTextTower:
         return features
 
     def _shared(self, layout: TreeLayout, lexicon: Tensor, checkpoint: bool) -> Tensor:
-        """Return each prompt's feature [P, dim], computing every distinct prefix once."""
+        """Return the features [P, dim] of a tree's `P` prompts, computing every distinct prefix once."""
         x = F.embedding(layout.entry_rows, lexicon).to(self.parts.positions.dtype)
         x = x + self.parts.positions[layout.entry_depths]  # [E, width]
         for block, plan in zip(self.parts.blocks, layout.layers, strict=True):
@@ -91,7 +91,7 @@ class ClipTextTower:
         return F.embedding(layout.ends, self.parts.finish(x))
 
     def _layer(self, block: Any, x: Tensor, plan: AttentionPlan) -> Tensor:
-        """Return a block's output [Q, width] for the plan's queries, from all states `[R, width]`."""
+        """Return a transformer block's output [Q, width] for the plan's queries, from hidden states `x` [R, width]."""
         dtype, attention = self.parts.dtype, block.attn
         states = F.linear(block.ln_1(x).to(dtype), attention.in_proj_weight, attention.in_proj_bias)
         o = attention.out_proj(attend(states, plan))
@@ -119,10 +119,11 @@ class ClipTextTower:
 def encode_separately(
     parts: TextParts, sequences: Ints, lexicon: Tensor, padding: Tensor | None, checkpoint: bool = False
 ) -> Tensor:
-    """Return features [P, dim] of padded lexicon rows `[P, L]` through the tower's own blocks.
+    """Return the text features [P, dim] of prompts, each encoded by itself in the tower's own blocks.
 
+    sequences: index in `lexicon` of each prompt's tokens [P, L], padded with -1.
     padding: embedding `[width]` of the padding token, to fill prompts up to the context length as the model's
-        tokenizer does; None to cut them to the longest, which a causal tower pooled at the end token cannot notice.
+        tokenizer does; None to fill them up to the longest, enough in a causal tower pooled at the end token.
     checkpoint: whether to recompute blocks in the backward pass.
     """
     device = lexicon.device
@@ -172,8 +173,8 @@ def _single(ids: tuple[int, ...], name: str) -> int:
 
 
 def _mlp(mlp: Any, h: Tensor) -> Tensor:
-    """Return the MLP's output [n, width]. QuickGELU, `x σ(1.702 x)`, is `silu(z) / 1.702` with `z = 1.702 x`: one pass
-    over the wide activation and one tensor kept for the gradient where open_clip's own takes three of each."""
+    """Return the output [n, width] of a block's MLP. QuickGELU, `x σ(1.702 x)`, is computed as `silu(z) / 1.702` with
+    `z = 1.702 x`: one pass and one tensor saved for the gradient; open_clip's code takes three of each."""
     if type(mlp.gelu).__name__ != "QuickGELU":
         output: Tensor = mlp(h)
         return output

@@ -1,4 +1,4 @@
-"""An encoder that can be built: its architecture, its preprocessing and its file of weights."""
+"""The files and options that an encoder is built from: architecture, preprocessing and weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EncoderSource:
         return int(self.architecture["embed_dim"])
 
     def identity(self, precision: str) -> EncoderIdentity:
-        """Return the identity of this encoder at a precision; the weights file is hashed once per process."""
+        """Return this encoder's `EncoderIdentity` at a precision; the weights file is hashed once per process."""
         stat = self.weights.stat()
         return EncoderIdentity(
             encoder=self.name,
@@ -51,7 +51,7 @@ class EncoderSource:
 
 
 def complete_preprocess(options: Config, architecture: Config) -> Config:
-    """Return all fields of the preprocessing, at the image size of the architecture."""
+    """Return open_clip's preprocessing options, with defaults for missing ones and the architecture's image size."""
     size = architecture["vision_cfg"].get("image_size", 224)
     merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
     return merged
@@ -76,13 +76,13 @@ def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
 
 
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
-    """Raise UsageError for weights of an encoder that comes with its own, whose tag is `own`."""
+    """Raise UsageError unless `weights` is None or `own`, the tag of the weights that come with an encoder."""
     if weights not in (None, own):
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
 
 def existing_weights(path: Path) -> Path:
-    """Return the path of a weights file; raise DuplexError if there is none."""
+    """Return the path of a weights file; raise DuplexError if it does not exist."""
     if not path.is_file():
         raise DuplexError(f"{path} does not exist; the encoder's weights are read from it, never made up")
     return path
@@ -97,7 +97,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, at most 200 characters, or the name of its type."""
+    """Return the first line of an error's message, at most 200 characters; without a message, the error's type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -1,4 +1,4 @@
-"""Families of encoders by name: entry points of the group `duplex.encoders`, built in and third-party alike.
+"""Encoder families by name: entry points of the group `duplex.encoders`, built-in and third-party.
 
 An encoder's name is `FAMILY:REST` (`timm:resnet18`) or a family's own name (`tiny`); every other name belongs to the
 family `clip`. A distribution adds a family with a subclass of `EncoderFamily` and one line of its metadata:
@@ -28,7 +28,7 @@ DEFAULT = "clip"  # the family of names that no other family claims
 
 @dataclass(frozen=True)
 class MissingWeights:
-    """Published weights that are not on this disk."""
+    """Published weights that would have to be downloaded."""
 
     address: str  # URL of the download
     size: int | None  # bytes, estimated; None where unknown
@@ -36,7 +36,7 @@ class MissingWeights:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One line of `duplex encoders list`."""
+    """An encoder as `duplex encoders list` shows it."""
 
     name: str
     dim: int  # width of the features
@@ -48,7 +48,7 @@ class CatalogEntry:
 
 
 class EncoderFamily(ABC):
-    """Base class of encoder families: finds, loads, lists their encoders."""
+    """Base class of encoder families; a subclass finds, loads and lists the encoders of one family."""
 
     usage = ""  # forms of names that `catalog` does not list, for `duplex encoders list`
 
@@ -56,7 +56,7 @@ class EncoderFamily(ABC):
     def find(self, name: str, weights: str | None) -> EncoderSource:
         """Return the architecture, preprocessing and weights file of an encoder, downloading weights if necessary.
 
-        `weights` is a published tag or a file. Raise UsageError for a name or weights that do not exist.
+        `weights` is the tag of published weights, or a file. Raise UsageError for a name or weights that do not exist.
         """
 
     @abstractmethod
@@ -64,15 +64,15 @@ class EncoderFamily(ABC):
         """Build the frozen encoder of a source; `towers` is "both", "image" or "text"."""
 
     def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
-        """Return what `find` would download, without downloading; None if everything is on disk or cannot be known."""
+        """Return the weights that `find` would download, without downloading; None if they are on disk or unknown."""
         return None
 
     def unknown_words(self, texts: Iterable[str]) -> list[str]:
-        """Return the words that the text tower refuses, each once."""
+        """Return the distinct words in `texts` that the text tower has no embedding for."""
         return []
 
     def catalog(self) -> list[CatalogEntry]:
-        """Return the encoders of this family that can be listed."""
+        """Return this family's encoders for `duplex encoders list`."""
         return []
 
 
@@ -83,7 +83,7 @@ def installed_families() -> dict[str, EntryPoint]:
 
 
 def family_module(encoder: str) -> str:
-    """Return the module that defines the family of an encoder, without importing it."""
+    """Return the name of the module that defines an encoder's family, without importing it."""
     return _entry_point(encoder).value.partition(":")[0]
 
 
@@ -99,7 +99,7 @@ def _entry_point(encoder: str) -> EntryPoint:
 
 
 def all_families() -> list[EncoderFamily]:
-    """Return every installed family, in the order of their names."""
+    """Return all installed encoder families, sorted by name."""
     return [_load(point) for _, point in sorted(installed_families().items())]
 
 

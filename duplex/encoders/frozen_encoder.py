@@ -18,8 +18,8 @@ MAX_ASPECT = 50  # longer images are cropped before they are resized; only their
 
 
 class ImageTransform:
-    """Turns an RGB image into pixels [3, R, R] uint8: open_clip's own resize and crop, without normalisation, so that
-    worker processes hand over a quarter of the bytes. `FrozenEncoder.normalise` does the rest."""
+    """Function from an RGB image to pixels [3, R, R]: open_clip's resize and crop. Pixels stay uint8, so that worker
+    processes pass on a quarter of float32's bytes; `FrozenEncoder.normalise` normalises them later."""
 
     def __init__(self, preprocess: dict[str, Any]) -> None:
         steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms
@@ -42,9 +42,9 @@ class ImageTransform:
 
 
 class FrozenEncoder:
-    """An encoder as `duplex.encoders.Encoder` describes it, without its model.
+    """Base class of encoders: the interface `duplex.encoders.Encoder` without a model.
 
-    Subclasses build the model, set `_visual` and `_text` to the towers that were asked for (None for the others), and
+    Subclasses build the model, set `_visual` and `_text` to the requested towers (None for the others), and
     implement `encode_patches`.
     """
 
@@ -83,7 +83,7 @@ class FrozenEncoder:
         return self.encode_patches(pixels)[0]
 
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features [B, d] and the last layer's patch tokens [B, T, w], float32."""
+        """Return images' features [B, d] and patch tokens of the last layer [B, T, w], both float32."""
         raise NotImplementedError
 
     @property
@@ -93,5 +93,5 @@ class FrozenEncoder:
         return count, width
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Return pixels as the image tower takes them: the arithmetic of open_clip's ToTensor and Normalize."""
+        """Return uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize."""
         return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)

@@ -23,7 +23,7 @@ WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # names in a repository, the 
 
 
 def weights_on_disk(published: dict[str, Any]) -> Path | None:
-    """Return the file of published weights (an entry of open_clip's table); None if it would have to be downloaded."""
+    """Return the file of published weights, given as an entry of open_clip's table; None if it is not on disk."""
     url = str(published.get("url", ""))
     if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return file
@@ -55,7 +55,7 @@ def fetch_weights(published: dict[str, Any], what: str) -> Path:
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
-    """Return the first of some files that a hub repository holds, downloading it if necessary."""
+    """Return the first of the files `names` that a Hugging Face repository holds, downloading it if necessary."""
     if file := hub_file_on_disk(owner, names):
         return file
     _check_reachable(hf_hub_url(owner, names[0]), what)
@@ -80,7 +80,7 @@ def download_error(what: str, error: BaseException) -> DuplexError:
 
 
 def _fetch_url(published: dict[str, Any], what: str) -> Path:
-    """Download through open_clip, which checks some hashes; the file appears complete or not at all."""
+    """Download weights with open_clip, which checks some hashes; never leave an incomplete file."""
     folder = DOWNLOADS.expanduser()
     _check_reachable(published["url"], what)
     try:
@@ -93,7 +93,7 @@ def _fetch_url(published: dict[str, Any], what: str) -> Path:
 
 
 def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return the repository and the file names of published weights; "" for weights that are not on the hub."""
+    """Return the repository and possible file names of published weights; repository "" if not on the hub."""
     owner, _, file = published.get("hf_hub", "").rpartition("/")
     return owner, (file,) if file else WEIGHTS
 

@@ -1,11 +1,11 @@
-"""The last blocks of an image tower, apart from the rest, which runs once and is cached.
+"""Run the last blocks of an image tower alone, from cached outputs of the earlier blocks.
 
     with capture_block_input(encoder, 2) as inputs:    # extraction: the whole tower runs
         features = encoder.encode_images(pixels)
     last_blocks(encoder, 2)(inputs[0])                 # the same features, from the input of the last two blocks
 
-A block is a residual block: of attention and MLP in a transformer, of convolutions elsewhere. What follows the last
-block (norm, pooling, projection) belongs to `LastBlocks`.
+A block is a residual block: of attention and MLP in a transformer, of convolutions elsewhere. `LastBlocks`
+includes the layers after the last block (norm, pooling, projection).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TowerBlocks = list[nn.Sequential]
 
 @dataclass(frozen=True)
 class TowerLayout:
-    """How the towers of one architecture are put together."""
+    """Access to the image towers of one architecture: their blocks and the layers after the last block."""
 
     blocks: Callable[[Any], TowerBlocks]  # tower -> its blocks in order; a module between two belongs to the later one
     end: Callable[[Any, Tensor], Tensor]  # tower, output of the last block -> output of the tower [B, w]
@@ -35,21 +35,21 @@ class TowerLayout:
 
 @dataclass(frozen=True)
 class LastBlocks:
-    """The last blocks of a tower (its own modules, not copies) and what follows them."""
+    """The last blocks of an image tower and the layers after them; the tower's own modules, not copies."""
 
     blocks: TowerBlocks
     end: Callable[[Tensor], Tensor]  # output of the last block -> features [B, d]
     branch_outputs: tuple[str, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the features [B, d] of the blocks' input, [B, T, w] or [B, C, H, W]."""
+        """Return image features [B, d] from the blocks' input `x`: tokens [B, T, w] or feature maps [B, C, H, W]."""
         for block in self.blocks:
             x = block(x)
         return self.end(x)
 
 
 def last_blocks(encoder: Any, count: int) -> LastBlocks:
-    """Return the last `count` blocks of an encoder's image tower; raise UsageError if it cannot be cut there."""
+    """Return the last `count` blocks of an encoder's image tower; raise UsageError if that is impossible."""
     trunk, layout = _trunk(encoder)
     blocks, rest = _select(encoder, count), _without_blocks(trunk)
     project = encoder.visual.head if trunk is not encoder.visual else nn.Identity()
@@ -58,8 +58,8 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
 
 @contextmanager
 def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
-    """Append the input of the last `count` blocks to the yielded list whenever the encoder encodes images inside the
-    block; the list stays empty for a count of 0."""
+    """Within a `with` statement, append the input of the last `count` blocks to the yielded list whenever the encoder
+    encodes images; the list stays empty for a count of 0."""
     inputs: list[Tensor] = []
     if count == 0:
         yield inputs
@@ -89,8 +89,8 @@ def _select(encoder: Any, count: int) -> TowerBlocks:
 
 
 def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
-    """Return the module that holds an image tower's blocks, and its layout. A tower that runs its blocks in an unknown
-    way is refused: its last blocks would give other features."""
+    """Return the module that holds an image tower's blocks, and its layout. Raise UsageError for an unknown
+    architecture, whose blocks may need other steps between them."""
     visual = getattr(encoder, "visual", None)
     trunk = getattr(visual, "trunk", visual)
     for name in ("forward", "forward_features"):
@@ -103,7 +103,7 @@ def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
 
 
 def _layouts() -> dict[Any, TowerLayout]:
-    """Return the supported layouts; a tower is recognised by the method of its class that runs the blocks."""
+    """Return the layout of each supported architecture, by the method of the tower's class that runs the blocks."""
     from timm.models import convnext, efficientnet, mobilenetv3, resnet, vision_transformer
 
     from duplex.encoders.openclip import ModifiedResNet, VisionTransformer

@@ -1,4 +1,4 @@
-"""open_clip's encoders by name: architecture, preprocessing and weights, from a hub, a folder or a file; conversion of
+"""Find open_clip's encoders by name: architecture, preprocessing and weights from the hub, a folder or a file. Convert
 weights files to folders that load anywhere: `open_clip_config.json` beside safetensors."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SUFFIXES = (".safetensors", ".bin", ".pth")
 
 def find_source(name: str, weights: str | None = None) -> EncoderSource:
     """Find an encoder by name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip with
-    `weights` (a tag to download, or a file). Raise UsageError or DuplexError for what does not exist."""
+    `weights` (a tag to download, or a file). Raise UsageError or DuplexError if one of them does not exist."""
     if name.startswith((LOCAL, HUB)):
         refuse_other_weights(name, weights)
     if name.startswith(LOCAL):
@@ -68,7 +68,7 @@ def find_source(name: str, weights: str | None = None) -> EncoderSource:
 
 
 def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
-    """Return what `find_source` would download; None if nothing."""
+    """Return the weights that `find_source` would download; None if there are none."""
     if name.startswith(HUB):
         refuse_other_weights(name, weights)
         owner = name.removeprefix(HUB)
@@ -107,7 +107,7 @@ def model_arguments(architecture: Config) -> Config:
 
 
 def build_model(source: EncoderSource) -> Any:
-    """Build open_clip's model, frozen, with all weights of a source; raise DuplexError if the file does not fit."""
+    """Build the frozen open_clip model of a source with its weights; raise DuplexError if their file does not fit."""
     kind, config = model_class(source.architecture), model_arguments(source.architecture)
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
@@ -137,7 +137,7 @@ def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
 
 
 def is_torchscript(path: Path) -> bool:
-    """Whether a file is a TorchScript archive, as OpenAI published; these hold code and do not load as weights."""
+    """Return whether a file is a TorchScript archive like OpenAI's, which holds code and does not load as weights."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -157,7 +157,7 @@ def _folder_source(folder: Path) -> EncoderSource:
 
 
 def _weights_in(folder: Path) -> Path | None:
-    """The weights file with a usual name, else the first by name; safetensors before formats with pickles."""
+    """Return a folder's weights file: one with a usual name, else the first; safetensors before pickled formats."""
 
     def rank(path: Path) -> tuple[bool, int, bool, str]:
         return path.stem not in USUAL_STEMS, SUFFIXES.index(path.suffix), path.stem != USUAL_STEMS[0], path.name
@@ -191,11 +191,11 @@ NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in
 
 
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
-    """Write a weights file as a folder for `local-dir:`, and load it once as a check.
+    """Write a weights file as a folder that loads as encoder `local-dir:FOLDER`, and load it once as a check.
 
     archive: a weights file, or a TorchScript archive of OpenAI.
     name: an architecture of open_clip.
-    tag: the published weights whose preprocessing applies; "openai" for a TorchScript archive unless given.
+    tag: the published weights whose preprocessing to use; default for a TorchScript archive: "openai".
     """
     architecture = open_clip.get_model_config(name)
     if architecture is None or ":" in name:

@@ -1,4 +1,4 @@
-"""Prompts as a prefix tree: under a causal mask, prompts with a common prefix have equal hidden states there.
+"""Prompts as a prefix tree: under a causal mask, prompts with a common prefix have the same hidden states for it.
 
 A prompt is a sequence of *lexicon rows* (token embeddings, frozen or learned); a node of the tree is one distinct
 prefix, and its depth is the position of its last token. Nodes are numbered depth first, so that a run of consecutive
@@ -24,7 +24,7 @@ PAD = -1
 
 
 def pad_prompts(sequences: Prompts) -> Ints:
-    """Return prompts as an array `[P, L]` of lexicon rows with `PAD` after each prompt's end."""
+    """Return prompts as an array `[P, L]` of token numbers (lexicon rows) with `PAD` after each prompt's end."""
     if isinstance(sequences, np.ndarray):
         rows = sequences.astype(np.int64, copy=False)
         lengths = (rows != PAD).sum(1)
@@ -53,7 +53,7 @@ def check_length(tokens: int, context_length: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PromptTree:
-    """A prefix tree of `P` prompts: `T` nodes in depth-first order."""
+    """A prefix tree of `P` prompts: `T` nodes, one per distinct prefix, in depth-first order."""
 
     rows: Ints  # [T] lexicon row of each node's token
     depths: Ints  # [T] position of each node's token
@@ -62,7 +62,7 @@ class PromptTree:
 
     @classmethod
     def of(cls, sequences: Prompts) -> PromptTree:
-        """Build the tree of prompts given as lists of lexicon rows, or as an array `[P, L]` padded with -1."""
+        """Build a prompt tree from lists of token numbers (lexicon rows), or from an array `[P, L]` padded with -1."""
         rows = pad_prompts(sequences)
         order = np.lexsort(rows.T[::-1])  # sorted prompts reach nodes in depth-first order
         rows = rows[order]
@@ -84,7 +84,7 @@ class PromptTree:
 
     @property
     def tokens(self) -> int:
-        """`T`, the number of distinct tokens."""
+        """`T`, the number of nodes (distinct prefixes)."""
         return len(self.rows)
 
     @property
@@ -98,7 +98,7 @@ class PromptTree:
 
     @cached_property
     def ancestors(self) -> Ints:
-        """Table [T, L]: each node, its parent and so on up to the first token, then -1."""
+        """Table [T, L] with a row per node: the node, its parent and so on up to the first token, then -1."""
         table = np.full((self.tokens, self.length), -1, np.int64)
         node = np.arange(self.tokens)
         for column in table.T:
@@ -116,7 +116,7 @@ class PromptTree:
 
 
 def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
-    """Yield the indices and the tree of at most `size` prompts at a time, sorted so that each tree shares prefixes."""
+    """Yield indices and prefix tree of at most `size` prompts at a time; sorted, prompts of a tree share prefixes."""
     rows = pad_prompts(sequences)
     order = np.lexsort(rows.T[::-1])
     for start in range(0, len(order), size):

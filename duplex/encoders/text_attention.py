@@ -2,7 +2,7 @@
 
 With `q_i` a query and `A(i)` its node's ancestors and itself, `o_i = Σ_{j ∈ A(i)} p_ij v_j` and
 `p_i = softmax_j(q_i·k_j / √e)` for every head of width `e`: the result of causal attention for that token in every
-prompt that contains the node. The backward pass is written out: only the states and `p` are saved, and gradients of
+prompt that contains the node. The backward pass is explicit: only the inputs and `p` are saved, and gradients of
 shared keys are summed in a fixed order on every device, since `embedding_dense_backward` sorts instead of adding
 atomically.
 
@@ -25,15 +25,15 @@ from duplex.encoders.prompt_tree import Ints, PromptTree
 
 
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
-    """Return attention outputs [Q, width]. `states` [R, 3 * width]: query, key and value of each row. The softmax
-    runs in float32 or wider."""
+    """Return the attention outputs [Q, width] of the plan's queries. `states` [R, 3 * width]: query, key and value of
+    each token. The softmax runs in float32 or wider."""
     wide = torch.promote_types(states.dtype, torch.float32)
     output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
     return output
 
 
 class TreeAttention(torch.autograd.Function):
-    """The attention of `attend` with its own backward pass; differentiable once, in `states`."""
+    """Autograd function of prompt-tree attention with an explicit backward pass; differentiable once, in `states`."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, plan: AttentionPlan) -> Tensor:
@@ -73,8 +73,8 @@ class Gathered:
         return cls(width, rows, *(part.view(count * plan.heads, -1, width) for part in parts))
 
     def gradients(self, p: Tensor, grad: Tensor, plan: AttentionPlan) -> Tensor:
-        """Return the gradient of each gathered row from that of the output `[Q, H * e]`: `dv_j = Σ_i p_ij do_i`,
-        `dk_j = Σ_i ds_ij q_i / √e` and `dq_i = Σ_j ds_ij k_j / √e`. Overwrites the rows, each after its last use."""
+        """Return the gradients of queries, keys, values from the output's, `do` [Q, H * e]: `dv_j = Σ_i p_ij do_i`,
+        `dk_j = Σ_i ds_ij q_i / √e` and `dq_i = Σ_j ds_ij k_j / √e`. Overwrites `rows`."""
         do = F.embedding(plan.query_of_slot, grad.reshape(-1, self.width))  # [C*H, B, e]
         if plan.unused_slots:
             do.view(len(plan.mask), plan.heads, *do.shape[1:])[-1, :, -plan.unused_slots :].zero_()
@@ -94,7 +94,7 @@ BLOCK = 16  # queries per block, about: larger blocks waste products, smaller on
 class AttentionPlan:
     """The index tensors of one attention call: `Q` queries in `C` blocks of at most `B`, with at most `S` keys each.
 
-    States are rows `[R, 3 * width]` of queries, keys and values beside each other, cut into heads: `[R * 3 * H, e]`.
+    States `[R, 3 * width]` hold each token's query, key and value side by side; cut into heads: `[R * 3 * H, e]`.
     """
 
     heads: int
@@ -108,7 +108,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """The index tensors of a tree. An *entry* is a distinct (row, depth): the input of the first layer's products."""
+    """The index tensors of a prompt tree. An *entry* is a distinct (token, position): an input of the first layer."""
 
     entry_rows: Tensor  # [E]
     entry_depths: Tensor  # [E]
@@ -132,7 +132,7 @@ class TreeLayout:
 
 @dataclass(frozen=True)
 class QueryBlocks:
-    """Queries in blocks, whose keys are the union of the queries' ancestors."""
+    """Attention queries in blocks; the keys of a block are all ancestors of its queries in the prompt tree."""
 
     queries: Ints  # [Q] nodes
     keys: Ints  # [C, S] nodes; unused columns repeat the first
@@ -159,7 +159,7 @@ class QueryBlocks:
         return cls(queries, keys, mask.reshape(count, size, -1))
 
     def attention(self, states: Ints, heads: int, device: torch.device) -> AttentionPlan:
-        """Return the index tensors for states in which node `i` is row `states[i]`."""
+        """Return the attention plan for a tensor of states whose row `states[i]` belongs to tree node `i`."""
         count, size = self.mask.shape[:2]
         total, head = len(self.queries), np.arange(heads)
         query_states = states[self.queries]

@@ -19,7 +19,7 @@ CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose a
 
 @dataclass(frozen=True, eq=False)
 class TextParts:
-    """All modules and settings between token embeddings and a text feature, frozen."""
+    """A text tower's modules and settings from token embeddings to text features, frozen."""
 
     blocks: nn.ModuleList
     table: Tensor  # [V, width] token embeddings
@@ -85,7 +85,7 @@ class TextParts:
 
     @property
     def pools_end(self) -> bool:
-        """Whether the feature is the state of the end token."""
+        """Whether the text feature is the hidden state of the end token."""
         return self.cls is None and self.pool in ("argmax", "eos")
 
     @property
@@ -98,7 +98,7 @@ class TextParts:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether encoding a prompt tree is exact: causal, pooled at the end, standard blocks."""
+        """Whether prompts can be encoded as a prefix tree: in causal towers of standard blocks with end pooling."""
         return (
             self.causal
             and self.pools_end
@@ -111,14 +111,14 @@ class TextParts:
         )
 
     def finish(self, x: Tensor) -> Tensor:
-        """Return the features [n, dim] of pooled states [n, width]."""
+        """Return the text features [n, dim] of pooled hidden states [n, width], after norm and projection."""
         x = self.norm(x)
         if self.projection is None:
             return x
         return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
 
     def _converted(self) -> TextParts:
-        """Convert norms, positions and projection to float32 (float64 stays) and the blocks' matrices to `dtype`."""
+        """Return a copy with norms, positions, projection in float32 (float64 stays), block matrices in `dtype`."""
         wide = torch.float64 if self.positions.dtype == torch.float64 else torch.float32
         narrow = wide if self.dtype == torch.float32 else self.dtype
         changes: dict[str, Any] = {"dtype": narrow}
@@ -148,7 +148,7 @@ class TokenFrame:
 
 
 class Vocabulary:
-    """A tokenizer and its embedding table `[V, width]`; rows without a trained embedding are NaN and refused."""
+    """A tokenizer and its embedding table `[V, width]`; untrained embeddings are NaN and their tokens raise."""
 
     def __init__(self, table: Tensor, tokenizer: Any = None) -> None:
         self.table = table.detach()
@@ -186,7 +186,7 @@ class Vocabulary:
         return TokenFrame(tuple(ids[:start]), tuple(closing), pad)
 
     def tokens(self, text: str) -> list[int]:
-        """Return the ids of a text without its frame; raise DuplexError for a word without an embedding."""
+        """Return a text's token ids without start, end, padding; raise DuplexError for a word without an embedding."""
         ids = self._ids(text)
         if not self._untrained.isdisjoint(ids):
             known = (word for word in text.split() if not self._untrained.isdisjoint(self._ids(word)))

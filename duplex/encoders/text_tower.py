@@ -38,13 +38,13 @@ class TextTower(Protocol):
         """Return the frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Return the features `[P, dim]` of a tree's prompts, not normalised, differentiable in `lexicon`.
+        """Return the text features `[P, dim]` of a prompt tree: not normalised, differentiable in `lexicon`.
 
         `checkpoint` recomputes activations in the backward pass to save memory.
         """
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Return the same features as `encode`, computed for each prompt by itself (the reference)."""
+        """Return the text features `[P, dim]` of prompts, each encoded by itself: the reference for `encode`."""
 
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
-        """Return the features `[P, dim]` without gradients, computed for `block` prompts at a time."""
+        """Return the text features `[P, dim]` of prompts without gradients, encoding `block` prompts at a time."""

@@ -26,7 +26,7 @@ PREFIX = "timm:"
 
 
 class TimmFamily(EncoderFamily):
-    """`timm:MODEL`, with weights from a published tag or a file."""
+    """The encoder family `timm`: names `timm:MODEL`, with weights from a published tag or a file."""
 
     usage = "timm:MODEL (images alone)"
 
@@ -54,20 +54,20 @@ class TimmFamily(EncoderFamily):
 
 
 def _on_hub(name: str) -> bool:
-    """Whether the hub has published weights; some lie elsewhere, as pickles."""
+    """Return whether published timm weights are on the Hugging Face hub; some are pickles elsewhere."""
     config: Any = timm.get_pretrained_cfg(name)
     return config is not None and bool(config.hf_hub_id)
 
 
 def _width(name: str) -> int:
-    """Width of a model's pooled features, found without allocating its weights."""
+    """Return the width of a timm model's pooled features without allocating its weights."""
     with torch.device("meta"):
         model: Any = timm.create_model(name, pretrained=False, num_classes=0)
         return int(model.num_features)
 
 
 class TimmEncoder(FrozenEncoder):
-    """A frozen classifier of timm without its head."""
+    """A frozen timm classifier without its head, as an encoder of images."""
 
     text = None
 
@@ -78,7 +78,7 @@ class TimmEncoder(FrozenEncoder):
 
     @torch.inference_mode()
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features [B, d] and the cells of the last feature map [B, T, w], float32."""
+        """Return images' features [B, d] and patch tokens [B, T, w] (cells of the last feature map), float32."""
         with float32_arithmetic(self.precision):
             cells = self.visual.forward_features(self.normalise(pixels))
             features = self.visual.forward_head(cells)

@@ -1,10 +1,10 @@
 """Import torchvision and open_clip fast, and beside a torch that torchvision's compiled library was not built for.
 
 A CPU build of torch beside a CUDA build of torchvision cannot load torchvision's library, and importing torchvision
-then fails at two unregistered operators. Nothing in this package calls them: their schemas suffice.
+then fails at two unregistered operators. Nothing in this package calls them, so schemas suffice.
 
 torchvision and timm import torch's compiler for one function each, which takes two thirds of the time of
-`import open_clip` (2 of 3 seconds); it is left out here until something compiles.
+`import open_clip` (2 of 3 seconds); the compiler is not imported until it is used.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def import_open_clip() -> None:
 
 @contextmanager
 def _compiler_deferred() -> Iterator[None]:
-    """Replace the two functions that torchvision and timm import of torch's compiler, unless it is loaded.
+    """While imports run, replace the two functions that torchvision and timm take from torch's compiler, unless loaded.
 
-    timm keeps one function of its NaFlex models out of compiled code; without that, these models should not be
-    compiled with `torch.compile` in this process. Nothing in this package compiles.
+    timm uses one to keep a function of its NaFlex models out of compiled code, so do not compile these models with
+    `torch.compile` in this process. Nothing in this package compiles.
     """
     names = ("torch._dynamo", "torch._dynamo.utils")
     if names[0] in sys.modules:

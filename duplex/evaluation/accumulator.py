@@ -1,7 +1,7 @@
 """Score statistics: the few numbers per image that every metric needs, accumulated over blocks of scores.
 
-A bias moves all unseen columns together, so of an image's scores only the label's and the best of each group of columns
-can matter. Blocks may be cut by rows, by columns or both; memory is `images x groups`, whatever the number of columns.
+A bias moves all unseen columns (compositions) together, so of an image's scores only its label's and the best of each
+group of columns matter. A block may hold any images and columns; memory is `images x groups`, for any column count.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ScoreAccumulator:
 
     `target` [N]: column of each image's label. `seen` [C]: whether a column is a seen composition. `k`: the largest
     top-k to be measured. `feasible_mask` [C] (default: all): other columns score -inf. `bucket` [C] (default: 0):
-    number of each unseen column's bucket, from 0, which `competitors` can cut. Columns that are listed group by group
-    need no reordering and are the fastest to read.
+    number of each unseen column's bucket, from 0; `competitors` can exclude buckets. Columns sorted by group need no
+    reordering and are the fastest to read.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class ScoreAccumulator:
         self._plans: dict[tuple[int, int], ColumnPlan] = {}
 
     def add(self, scores: Any, rows: slice | Ints | None = None, first_column: int = 0) -> ScoreAccumulator:
-        """Add a block [b, w]: the images `rows` (default: all) by the columns from `first_column` on.
+        """Add a block of scores [b, w]: the images `rows` (default: all) by `w` columns from `first_column` on.
 
-        A NumPy array of any real type or a torch tensor (read as float32); it is not changed. A tensor on another
-        device is reduced there.
+        `scores` is a NumPy array of any real type or a torch tensor (read as float32) and is not changed. A GPU
+        tensor is reduced on the GPU.
         """
         on_device = hasattr(scores, "detach") and scores.device.type != "cpu"
         if not on_device:
@@ -103,7 +103,7 @@ class ScoreAccumulator:
         return self
 
     def _plan(self, first: int, width: int) -> ColumnPlan:
-        """Return the plan of a range of columns; passes read the same ranges for all images."""
+        """Return the search plan of a range of columns, cached because blocks of other images have the same range."""
         if (first, width) not in self._plans:
             if sum(cached for _, cached in self._plans) + width > CACHED_COLUMNS:
                 self._plans.clear()
@@ -111,12 +111,12 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, upto: int | None = None) -> TopCompetitors:
-        """Return the statistics of all scores. Columns of unseen buckets `upto` and above count as -inf."""
+        """Return the score statistics of all images. Columns of unseen buckets `upto` and above count as -inf."""
         *_, last = self.cumulative(upto)
         return last
 
     def cumulative(self, upto: int | None = None) -> Iterator[TopCompetitors]:
-        """Yield the statistics with no, one, two ... unseen buckets feasible, up to `upto` (default: all)."""
+        """Yield the score statistics with 0, 1, 2 ... unseen buckets feasible, up to `upto` (default: all)."""
         feasible = int((self.groups != INFEASIBLE).sum())
         wrong = np.flatnonzero(self._read != feasible)
         if wrong.size:
@@ -167,7 +167,7 @@ class TopCompetitors:
     unseen_column: Ints  # [N]
 
     def predictions(self, bias: float = 0.0) -> Ints:
-        """Return the column with the best score [N] once `bias` is added to unseen ones; -1 if all are -inf.
+        """Return each image's best column [N] once `bias` is added to unseen columns; -1 if all scores are -inf.
 
         Among equal scores the lowest column is predicted.
         """
@@ -180,7 +180,7 @@ class TopCompetitors:
 
 
 def _merged(best: Floats, column: Ints, other: Floats, other_column: Ints) -> tuple[Floats, Ints]:
-    """Return the best `k` [N, k] of two such lists, and the lowest column [N] that has the first of them."""
+    """Return the best `k` [N, k] of two lists of best scores per image, and the lowest column [N] of the top score."""
     first = (other[:, 0] > best[:, 0]) | ((other[:, 0] == best[:, 0]) & (other_column < column))
     k = best.shape[1]
     both = np.maximum(best, other) if k == 1 else -np.sort(-np.concatenate([best, other], axis=1), axis=1)[:, :k]

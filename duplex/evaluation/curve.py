@@ -1,8 +1,8 @@
 """The exact calibration curve: seen against unseen accuracy as a bias on unseen scores goes from -inf to +inf.
 
 Chao et al. (2016) trace the curve by trying biases. Here each image contributes the one bias `d` at which it becomes
-right or wrong, so the whole curve is a sort. A seen image is right iff `b < d`, an unseen one iff `b > d`, hence
-`AUC = #{(i, j): d_i > d_j} / (N_s N_u)`, ties counting one half.
+right or wrong, so the whole curve is a sort. At a bias `b`, a seen image is right iff `b < d`, an unseen
+one iff `b > d`; over seen images `i` and unseen `j`, `AUC = #{(i, j): d_i > d_j} / (N_s N_u)`, ties counting one half.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Margins:
 
     @classmethod
     def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
-        """Return the margins of top-`k` accuracy; `k` may not exceed the accumulator's."""
+        """Return the margins of score statistics for top-`k` accuracy; `k` may not exceed the score accumulator's."""
         if not 1 <= k <= competitors.seen.shape[1]:
             raise UsageError(f"k is {k}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator")
         is_seen = competitors.is_seen
@@ -50,7 +50,7 @@ class Margins:
         return cls(d[is_seen], d[~is_seen], is_seen)
 
     def right(self, bias: float = 0.0) -> Bools:
-        """Mask [N] of images classified right at a bias."""
+        """Return the mask [N] of images classified right at a bias."""
         right = np.empty(self.is_seen.size, dtype=bool)
         right[self.is_seen] = bias < self.seen
         right[~self.is_seen] = bias > self.unseen
@@ -59,7 +59,7 @@ class Margins:
 
 @dataclass(frozen=True)
 class Curve:
-    """Seen and unseen accuracy at points `p = 0 .. P`; point `p` lies between breakpoints `p - 1` and `p`.
+    """Seen and unseen accuracy at points `p = 0 .. P`: point `p` is the biases between breakpoints `p - 1` and `p`.
 
     A seen image is right at the points up to `seen_until`, an unseen one from `unseen_from` on.
     """
@@ -80,7 +80,7 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Return seen and unseen accuracy [P + 1] of some images, each as often as it is listed."""
+        """Return the curve's seen and unseen accuracy, [P + 1] each, over listed images; repetitions count."""
         points = self.breakpoints.size
         return falling(self.seen_until[seen], points), rising(self.unseen_from[unseen], points)
 
@@ -99,7 +99,7 @@ class Curve:
         return harmonic_mean(self.seen_accuracy, self.unseen_accuracy)
 
     def bias(self, point: int) -> float:
-        """Return a bias of `point`: the middle of its interval, or a value beyond the outer breakpoints."""
+        """Return a bias at a curve point: the middle of its interval, or a value beyond the outer breakpoints."""
         v = self.breakpoints
         if not v.size:
             return 0.0
@@ -110,7 +110,7 @@ class Curve:
         return float(v[point - 1] / 2 + v[point] / 2)
 
     def table(self, limit: int | None = 500) -> pd.DataFrame:
-        """Return about `limit` points (None: all), evenly spread, with columns `bias, seen, unseen, hm` (fractions).
+        """Return about `limit` evenly spread curve points (None: all) in columns `bias, seen, unseen, hm` (fractions).
 
         The ends and the point of the best harmonic mean are always included.
         """
@@ -143,6 +143,6 @@ def _share(counts: Ints, images: int) -> Floats:
 
 
 def harmonic_mean(seen: Floats, unseen: Floats) -> Floats:
-    """Return `2 s u / (s + u)`, 0 where both are 0."""
+    """Return the harmonic mean of seen and unseen accuracy, 0 where both are 0."""
     total = seen + unseen
     return np.divide(2 * seen * unseen, total, out=np.where(np.isnan(total), np.nan, 0.0), where=total > 0)

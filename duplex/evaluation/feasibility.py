@@ -1,7 +1,7 @@
 """Feasibility thresholds of unseen compositions in the open world (Mancini et al., 2021; Open-World CZSL).
 
-Columns with a feasibility below the threshold score -inf; seen columns never do. All thresholds are evaluated in one
-pass over the scores, because each adds one bucket of columns to the next higher threshold.
+Unseen compositions with a feasibility below the threshold score -inf. All thresholds are evaluated in one pass over
+the scores: lowering the threshold by one step adds one bucket of compositions.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BucketNumbers = NDArray[Any]  # [C] in the narrowest integer type that holds the
 
 
 class FeasibilityBlocks(Protocol):
-    """Feasibility in blocks, for label spaces whose table would not fit in memory."""
+    """Compositions' feasibility, computed in blocks for label spaces too large for memory."""
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield the first column of each block and its values."""
+        """Yield each block's first composition and its feasibility values."""
 
 
 FeasibilityValues = Floats | FeasibilityBlocks  # [C], +inf for seen columns
@@ -42,14 +42,14 @@ def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Flo
 
 
 def buckets(feasible: FeasibilityValues, steps: Floats) -> BucketNumbers:
-    """Return buckets [C] for `ScoreAccumulator(bucket=...)`: bucket `i` reaches all but the `i` highest thresholds."""
+    """Return compositions' buckets [C] for `ScoreAccumulator`: `i` reaches all but the `i` highest thresholds."""
     kind = np.min_scalar_type(-steps.size - 1)
     below = (np.searchsorted(steps, values, side="right").astype(kind) for _, values in _blocks(feasible))
     return np.concatenate([kind.type(steps.size) - part for part in below])
 
 
 def is_feasible(feasible: FeasibilityValues, threshold: float) -> Bools:
-    """Return the mask [C] of columns whose feasibility reaches the threshold."""
+    """Return the mask [C] of compositions whose feasibility reaches the threshold."""
     return np.concatenate([values >= threshold for _, values in _blocks(feasible)])
 
 
@@ -59,7 +59,7 @@ def _blocks(feasible: FeasibilityValues) -> Iterator[tuple[int, Floats]]:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The chosen threshold, all thresholds tried, and the AUC of each."""
+    """The chosen feasibility threshold, all thresholds tried, and the AUC of each."""
 
     value: float
     candidates: Floats  # ascending
@@ -67,7 +67,7 @@ class Threshold:
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
-    """Return the threshold of `steps` with the best AUC; of equal ones the lowest, which excludes least.
+    """Return the feasibility threshold in `steps` with the best AUC; of equal ones the lowest, which excludes least.
 
     `accumulator` holds **validation** scores and was built with `bucket=buckets(feasible, steps)`.
     """

@@ -19,7 +19,7 @@ LISTED = 10  # names in an error message
 
 @dataclass(frozen=True)
 class WordVectors:
-    """One vector per name, and the words that the file lacks."""
+    """One word vector per label name, and the words without a vector in the file."""
 
     vectors: Floats  # [names, w]
     missing: tuple[str, ...]

@@ -42,7 +42,7 @@ class Metrics:
     tied: float | None = None  # share of images that are wrong only because the label ties with the best of its group
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, accuracies in percent."""
+        """Return the metrics as JSON values, accuracies in percent."""
         return {name: value if name in NO_PERCENTAGES else _percent(value) for name, value in vars(self).items()}
 
 
@@ -63,8 +63,8 @@ def measure(
 ) -> Metrics:
     """Return all metrics of score statistics at top-`k`.
 
-    `states`, `objects` [C]: state and object of each column, for their accuracies. `rounds`: of the bootstrap over
-    images that gives the intervals of S, U and HM (0: none), started from `seed`.
+    `states`, `objects` [C]: state and object of each column, for their accuracies. `rounds`: number of
+    bootstrap rounds over images for the intervals of S, U and HM (0: none), with random `seed`.
     """
     margins = Margins.of(competitors, k)
     curve, parts = Curve.of(margins), Components.of(margins)
@@ -99,10 +99,10 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None) ->
 
 
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
-    """Return one row per group: compositions, training and test images, their shares and accuracies, in percent.
+    """Return a table by frequency group: compositions, training and test images, shares and accuracies in percent.
 
     `train`, `test`: compositions of the images. `right`: column name -> mask [test images] of right predictions; with
-    two, the column `gain` is the second minus the first. An accuracy over no images is NaN.
+    two masks, the column `gain` is the second minus the first. An accuracy over no images is NaN.
     """
     import pandas as pd
 

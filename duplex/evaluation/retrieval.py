@@ -17,7 +17,7 @@ Vectors = NDArray[np.floating]
 
 
 def unit(vectors: Vectors) -> Floats:
-    """Return rows scaled to length one; rows of zeros stay zero."""
+    """Return a matrix with rows scaled to length one; rows of zeros stay zero."""
     wide = np.asarray(vectors, dtype=np.float64)
     length = np.linalg.norm(wide, axis=1, keepdims=True)
     return np.asarray(np.divide(wide, length, out=np.zeros_like(wide), where=length > 0))
@@ -60,7 +60,7 @@ def _largest(similar: Floats, k: int) -> Ints:
 
 
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
-    """Return the share of retrieved rows [Q, k] whose label, of `labels` [N], is the wanted one [Q]."""
+    """Return the share of retrieved gallery rows [Q, k] whose label in `labels` [N] is the query's `wanted` [Q]."""
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")
 
 

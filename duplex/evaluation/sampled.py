@@ -1,8 +1,8 @@
-"""Sampled bias sweep of published tables (`protocol: sampled`), for comparison with their numbers.
+"""Sampled bias sweep (`protocol: sampled`), for comparison with published tables.
 
 As in the evaluator of Purushwalkam et al. (2019), biases are sampled from the unseen images that are right at b = 1000:
-every `n // 20`-th of their sorted margins `max seen score - s_gt - 0.0001`. The curve joins these points and that at
-b = 1000 by straight lines. Arithmetic is single (for float64 scores double) and `torch.topk` orders equal scores.
+every `n // 20`-th of their sorted margins `max seen score - label's score - 0.0001`. Straight lines join the curve's
+points there and at b = 1000. Arithmetic is single (for float64 scores double) and `torch.topk` orders equal scores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POINTS = 20
 def sampled_metrics(
     blocks: BlockSource, target: ArrayLike, seen: ArrayLike, feasible_mask: ArrayLike | None = None, k: int = 1
 ) -> Metrics:
-    """Return the metrics that the published sweep gives; `blocks` is called twice, once per pass.
+    """Return the metrics of published tables, from sampled biases; `blocks` is called once per pass, twice in all.
 
     `target` [N]: column of each label; `seen`, `feasible_mask` [C] (default: all feasible); `k`: top-k.
     """
@@ -81,7 +81,7 @@ def _tensor(scores: Any, rows: slice) -> torch.Tensor:
 
 
 def _summarise(hits: Ints, seen_images: int, unseen_images: int, biases: list[Any], k: int) -> Metrics:
-    """Return the metrics of the points `hits` [biases, 2], the last at b = 1000."""
+    """Return the metrics from `hits` [biases, 2], the right seen and unseen images per bias, the last b = 1000."""
     images = np.array([seen_images, unseen_images])
     accuracy = np.divide(hits, images, out=np.full(hits.shape, np.nan), where=images > 0)
     best, both = accuracy.max(axis=0), bool(images.all())

@@ -1,7 +1,7 @@
 """Score files: an `.npz` or `.h5` file with `scores [N, C]`, `target [N]` (column of each label) and `seen [C]`.
 
 Optional: `feasible_mask [C]` (other columns score -inf), `k` (one or more), `state [C]` and `object [C]` (of each
-column, as numbers or text). Everything is checked first. An `.h5` file is read in blocks, so it may exceed memory.
+column, as numbers or text). All arrays are checked first. An `.h5` file is read in blocks, so it may exceed memory.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class ScoreFile:
 
     @property
     def steps(self) -> range:
-        """First rows of the blocks."""
+        """First row of each block that is read at a time."""
         return range(0, self.target.size, max(1, BLOCK // self.seen.size))
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Yield (rows, scores [b, C]) over all images."""
+        """Yield all scores in blocks: (slice of images, scores [b, C])."""
         for start in self.steps:
             rows = slice(start, min(start + self.steps.step, self.target.size))
             try:
@@ -103,13 +103,13 @@ def _open(path: Path) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class _Entries:
-    """The arrays of an open file; shape and type are checked before one is read."""
+    """The arrays of an open score file; shape and type are checked before an array is read."""
 
     path: Path
     store: Any
 
     def find(self, name: str) -> Any:
-        """Return an array unread, with its shape and type; None if the file lacks it."""
+        """Return an array's handle with shape and type, without reading it; None if the file lacks it."""
         try:
             if name not in self.store:
                 return None
@@ -120,7 +120,7 @@ class _Entries:
             raise UsageError(f"{self.path}: {name!r} cannot be read: {_brief(error)}") from error
 
     def read(self, name: str, size: int | None = None) -> NDArray[Any] | None:
-        """Read an array of `size` values (None: at most `MAX_KS`); None if the file lacks it."""
+        """Read an array of `size` values (if None: of at most `MAX_KS`); return None if the file lacks it."""
         array = self.find(name)
         if array is None:
             return None
@@ -198,7 +198,7 @@ NPY_MAGIC = b"\x93NUMPY"
 
 @dataclass(frozen=True)
 class Member:
-    """An array of an archive; slicing reads it."""
+    """An array of an `.npz` file, read when it is sliced."""
 
     archive: Archive
     name: str
@@ -211,7 +211,7 @@ class Member:
 
 
 class Archive:
-    """An open `.npz`. Arrays are read at most once."""
+    """An open `.npz` file; each array is read at most once."""
 
     def __init__(self, path: Path) -> None:
         self.bundle = zipfile.ZipFile(path)
@@ -224,7 +224,7 @@ class Archive:
         return (name.removesuffix(".npy") for name in self.bundle.namelist())
 
     def find(self, name: str) -> Member:
-        """Check an array's header and sizes and return it unread; raise `InvalidHDF5` if they cannot be right."""
+        """Check an array's header and sizes and return it unread; raise `InvalidHDF5` if they are invalid."""
         info = self.bundle.getinfo(f"{name}.npy")
         with self.bundle.open(info) as file:
             shape, dtype = _header(file)
@@ -252,7 +252,7 @@ class Archive:
 
 
 def open_npz(path: Path) -> Archive:
-    """Open an `.npz`; a single `.npy` array is refused."""
+    """Open an `.npz` file; raise `InvalidHDF5` for a single `.npy` array."""
     with path.open("rb") as file:
         if file.read(len(NPY_MAGIC)) == NPY_MAGIC:
             file.seek(0)

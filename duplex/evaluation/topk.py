@@ -29,7 +29,7 @@ SEEN, INFEASIBLE = 0, -1  # group numbers; unseen buckets are 1, 2, ...
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Adjacent columns of one group in an ordered block."""
+    """Adjacent columns of one group in a score block with ordered columns."""
 
     group: int
     span: slice  # in the ordered block
@@ -38,7 +38,7 @@ class ColumnRun:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """Order of a block's columns in which each group is one run, or already consists of few enough runs."""
+    """Order of a score block's columns such that each group is one run of adjacent columns, or a few runs."""
 
     order: Ints | None  # [w] permutation that lists the columns group by group; None: leave them in place
     runs: tuple[ColumnRun, ...]  # of the feasible groups
@@ -47,7 +47,7 @@ class ColumnPlan:
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnPlan:
-        """Plan a block whose columns belong to `groups` [w]."""
+        """Return the plan of a score block whose columns belong to `groups` [w]."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns
@@ -83,11 +83,11 @@ def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Return label scores [b], the best `k` other scores of each run [R, b, k], and the place of the first [R, b].
+    """Return label scores [b], the best `k` other scores in each run of columns [R, b, k], and the best's place [R, b].
 
     `block` [b, w] is not changed. `label_position` [b] is the position of each label in the ordered block, -1 (label
     score -inf) if it is not a feasible column of it. Scores fall along `k`, filled up with -inf; a place counts from
-    the start of its run and is the first of equal scores. NaN counts as the largest, so that it cannot hide.
+    the start of its run and is the first of equal scores. NaN counts as the largest, so that callers find it.
     """
     dtype = np.result_type(block.dtype, np.float32)  # half precision would overflow
     label = np.full(len(block), -np.inf)
@@ -109,7 +109,7 @@ def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, 
 
 
 def _search(scores: NDArray[Any], best: NDArray[np.float64]) -> Ints:
-    """Write the best scores of each row [b, w] into `best` [b, k], overwriting `scores`; return places of the first."""
+    """Write each row's best scores into `best` [b, k] and return the best's columns; overwrites `scores` [b, w]."""
     rows, depth = np.arange(len(scores)), min(best.shape[1], scores.shape[1])
     places = []
     for j in range(depth):
@@ -122,7 +122,7 @@ def _search(scores: NDArray[Any], best: NDArray[np.float64]) -> Ints:
 
 
 def _ordered(block: NDArray[Any], plan: ColumnPlan) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield parts of a block with columns in the plan's order, each after the number of its first row."""
+    """Yield (first row, part of a score block with its columns in the plan's order)."""
     if plan.order is None:
         yield 0, block
         return
@@ -131,14 +131,14 @@ def _ordered(block: NDArray[Any], plan: ColumnPlan) -> Iterator[tuple[int, NDArr
 
 
 def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
-    """Yield slices of the rows that hold at most `scores` scores each, but at least one row."""
+    """Yield slices of `rows` rows, each of at most `scores` scores but at least one row."""
     step = max(1, scores // max(width, 1))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Like `topk_per_group`, for a tensor [b, w], read as float32 and searched on its device."""
+    """Return the result of `topk_per_group` for a torch tensor [b, w], read as float32 and searched on its device."""
     import torch
 
     device = block.device

@@ -3,7 +3,7 @@
 AUC is a Mann-Whitney statistic, so its variance follows from one number per image (DeLong et al., 1988). The bootstrap
 resamples seen and unseen images separately, because a test set fixes how many of each there are.
 
-Over seeds and splits the bootstrap is hierarchical. A seed affects all images of a run, an image all runs, and the
+Over seeds and splits the bootstrap is hierarchical. A seed affects all images of a run, an image affects all runs, the
 choice of unseen pairs all runs on a split: each round draws splits, in each of them seeds and images, the same ones for
 both methods, and averages the metrics over the drawn runs.
 """
@@ -28,7 +28,7 @@ ROUNDS = 1000
 
 @dataclass(frozen=True)
 class Components:
-    """DeLong's components of AUC: per image, the share of images of the other group that it is ordered right with."""
+    """DeLong's components of AUC: per seen (unseen) image, the share of unseen (seen) ones ordered right."""
 
     seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
     unseen: Floats  # [N_u] V01_j, the mean over i
@@ -52,14 +52,14 @@ class Components:
 
     @property
     def standard_error(self) -> float | None:
-        """`sqrt(var(V10) / N_s + var(V01) / N_u)`; None with fewer than two images of either group."""
+        """Standard error of AUC by DeLong's formula; None with fewer than two seen or two unseen images."""
         if min(self.seen.size, self.unseen.size) < 2:
             return None
         return math.sqrt(self.seen.var(ddof=1) / self.seen.size + self.unseen.var(ddof=1) / self.unseen.size)
 
     @property
     def interval(self) -> Interval | None:
-        """95 % confidence interval, within [0, 1]."""
+        """95 % confidence interval of AUC, within [0, 1]."""
         auc, error = self.auc, self.standard_error
         if auc is None or error is None:
             return None
@@ -77,7 +77,7 @@ def _rank(among: Floats, values: Floats) -> Floats:
 
 
 def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
-    """Return S, U and best HM [methods, rounds, 3] over resampled images; each round draws the same ones for all."""
+    """Return S, U and best HM [methods, rounds, 3] over resampled images, in each round the same for all methods."""
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
     seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
@@ -92,7 +92,7 @@ def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -
 
 
 def percentiles(draws: Floats) -> Interval | None:
-    """Return the middle 95 % of a bootstrap's rounds; None if any round is undefined."""
+    """Return the interval of the middle 95 % of bootstrap values; None if any value is NaN."""
     if not draws.size or np.isnan(draws).any():
         return None
     low, high = np.percentile(draws, [2.5, 97.5])
@@ -109,7 +109,7 @@ class Difference:
 
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """Return `second - first` for `seen, unseen, hm, auc` with interval and p-value; undefined metrics are left out."""
+    """Return two methods' differences (second minus first) in `seen, unseen, hm, auc`; undefined ones are left out."""
     result = {}
     curves = [Curve.of(margins) for margins in (first, second)]
     ends = [(float(c.seen_accuracy[0]), float(c.unseen_accuracy[-1]), float(c.harmonic.max())) for c in curves]
@@ -128,7 +128,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """Return the two-sided p-value: twice the smaller share of rounds beyond 0, at least 2 / (rounds + 1)."""
+    """Return the two-sided p-value of bootstrapped differences: twice the smaller share of rounds beyond 0."""
     if not change.size:
         return None
     tail = min((change <= 0).sum(), (change >= 0).sum())
@@ -164,7 +164,7 @@ def compare_seeds(
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Return the values [4] with intervals and p-values from a bootstrap [rounds, 4]; undefined ones are left out."""
+    """Return metric differences [4], intervals, p-values from bootstrap `draws` [rounds, 4]; NaN is left out."""
     return {
         name: Difference(float(values[i]), percentiles(draws[:, i]), bootstrap_p(draws[:, i]))
         for i, name in enumerate(NAMES)
@@ -173,7 +173,7 @@ def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
 
 
 def everything(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """Return the indices of all runs, all seen and all unseen images."""
+    """Return three index arrays: of all runs, all seen images and all unseen images."""
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 
@@ -184,7 +184,7 @@ def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, I
 
 
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """Return second minus first [4] over the given runs and images, repetitions counted."""
+    """Return two methods' mean difference in S, U, HM, AUC [4] over listed runs and images, repetitions counted."""
     drawn, times = np.unique(runs, return_counts=True)
     change = [summary_of(curves[1][run], seen, unseen) - summary_of(curves[0][run], seen, unseen) for run in drawn]
     mean: Floats = np.average(change, axis=0, weights=times)
@@ -192,7 +192,7 @@ def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unsee
 
 
 def summary_of(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
-    """Return S, U, best HM and AUC [4] of a curve on these images."""
+    """Return S, U, best HM and AUC [4] of a calibration curve over listed images."""
     s, u = curve.resampled(seen, unseen)
     return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area(s, u)])
 
@@ -206,7 +206,7 @@ def area(seen: Floats, unseen: Floats) -> float:
 
 @dataclass(frozen=True)
 class SplitComparison:
-    """`second - first` for `seen, unseen, hm, auc`; undefined metrics are left out."""
+    """Differences of two methods in `seen, unseen, hm, auc` over several splits; undefined ones are left out."""
 
     difference: dict[str, Difference]  # mean over splits
     by_split: list[dict[str, float]]
@@ -216,7 +216,7 @@ class SplitComparison:
 def compare_splits(
     first: Sequence[Sequence[Margins]], second: Sequence[Sequence[Margins]], rounds: int = ROUNDS, seed: int = 0
 ) -> SplitComparison:
-    """Compare the runs of two methods, given per split, paired by seed and image within each split."""
+    """Compare two methods over re-splits, given one list of runs per split; runs are paired by seed and image."""
     splits = len(first), len(second)
     if splits[0] != splits[1] or splits[0] < 2:
         raise UsageError(f"the methods have {splits[0]} and {splits[1]} splits; compare the same two or more of both")

@@ -22,7 +22,7 @@ Box = tuple[int, int, int, int]  # left, upper, right, lower
 
 @dataclass(frozen=True)
 class Augmentation:
-    """`count` views of each image, of which a random half is mirrored if `flip`."""
+    """The views to make of each image: `count` random crops, a random half of them mirrored if `flip`."""
 
     count: int
     flip: bool
@@ -32,12 +32,12 @@ class Augmentation:
         return {"views": str(self.count), "flip": "true" if self.flip else "false"}
 
     def rows(self, images: Sequence[str]) -> list[str]:
-        """Return the image of each row of a cache of views: all views of the first, then those of the next."""
+        """Return each image `count` times, one after another: the image of every row of a cache of views."""
         return [image for image in images for _ in range(self.count)]
 
     def view(self, image: Image.Image, name: str, number: int, size: tuple[int, int]) -> Image.Image:
         """Return view `number` of the image called `name`, resized to the encoder's input `size` (height, width), so
-        that its transform neither resizes nor crops further."""
+        that the encoder's transform neither resizes nor crops further."""
         random = np.random.default_rng([crc32(name.encode("utf-8", "surrogateescape")), number])
         crop = image.crop(box(random, *image.size)).resize(size[::-1], Image.Resampling.BICUBIC)
         mirrored = self.flip and random.random() < 0.5
@@ -45,8 +45,8 @@ class Augmentation:
 
 
 def box(random: np.random.Generator, width: int, height: int) -> Box:
-    """Return a random crop with `area ~ U(AREA) w h` and `log aspect ~ U(log ASPECT)`, anywhere in the image; if none
-    of `TRIES` fits, the largest middle part with an aspect within ASPECT."""
+    """Return a random crop box, uniform in area (a share AREA) and log aspect ratio (ASPECT), anywhere in the image; if
+    none of `TRIES` tries fits, the largest centred box with an aspect ratio within ASPECT."""
     for _ in range(TRIES):
         area = width * height * random.uniform(*AREA)
         aspect = math.exp(random.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))

@@ -32,8 +32,8 @@ CHECKED_ROWS = 65_536  # read at a time
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise `DuplexError` if `path` exists and is no feature cache, whole or damaged, of any version; likewise if its
-    `.partial` exists and is not HDF5. Neither may be overwritten."""
+    """Raise `DuplexError` if a file at `path` is no feature cache, whole or damaged, of any version, or the `.partial`
+    file beside it is not HDF5: writing a cache would overwrite them."""
     refuse_unwritable(path)
     for file, signature in ((path, layout.FORMATS.encode()), (layout.partial_path(path), HDF5_SIGNATURE)):
         head = b""
@@ -49,10 +49,10 @@ def refuse_foreign(path: Path) -> None:
 
 @contextmanager
 def open_cache(path: Path, *, joined: bool = True) -> Iterator[Any]:
-    """Open a finished cache or shard for reading, after checking its layout.
+    """Open a finished feature cache, or a shard of one, for reading, after checking its layout.
 
-    `joined` allows a view of shards, all of which must exist. Raises `DuplexError` for anything else, also for damage
-    that appears while the block reads.
+    `joined` allows a cache that is a view of shard files, all of which must exist. Raises `DuplexError` for any other
+    file, also for damage that appears in the `with` block.
     """
     require_cache_file(path)
     try:
@@ -87,7 +87,7 @@ def require_cache_file(path: Path) -> None:
 
 
 def read_identity(file: Any) -> Identity:
-    """Return the identity of an open cache. Raises `InvalidHDF5` if a value is no text."""
+    """Return an open feature cache's identity: what it was made from. Raises `InvalidHDF5` if a value is not text."""
     group = file.get("identity") if isinstance(file.get("identity", getlink=True), h5py.HardLink) else None
     if not isinstance(group, h5py.Group):
         raise InvalidHDF5("there is no group 'identity'")
@@ -101,7 +101,7 @@ def read_identity(file: Any) -> Identity:
 
 
 def read_span(file: Any) -> layout.Span:
-    """Return the rows that a cache holds. Raises `InvalidHDF5` if they are no valid range."""
+    """Return which of the data set's rows an open cache holds. Raises `InvalidHDF5` if they are no valid range."""
     numbers = [read_attribute(file, key) for key in ("start", "stop", "total")]
     if not all(isinstance(number, int | np.integer) for number in numbers):
         raise InvalidHDF5("its start, stop or total is not a whole number")
@@ -112,7 +112,7 @@ def read_span(file: Any) -> layout.Span:
 
 
 def check_values(file: Any, path: Path) -> None:
-    """Read all features and raise `DuplexError` if an encoded row is not finite."""
+    """Read all CLS features of an open cache; raise `DuplexError` if one marked as encoded is not finite."""
     statuses = file["status"][...]
     for start in range(0, len(statuses), CHECKED_ROWS):
         values = file["cls"][start : start + CHECKED_ROWS]
@@ -123,8 +123,8 @@ def check_values(file: Any, path: Path) -> None:
 
 
 def check_layout(file: Any, path: Path, *, virtual: bool, unfinished: bool = False) -> None:
-    """Raise `InvalidHDF5` unless an open file has the data sets of a cache, of fitting types and shapes, and statuses
-    that mean something. `virtual` allows a view of shards; an `unfinished` file may be sparse."""
+    """Raise `InvalidHDF5` unless an open file has a feature cache's HDF5 data sets, of fitting types and shapes, and
+    only known statuses. `virtual` allows a view of shard files; an `unfinished` file may be sparse."""
     with hdf5_errors_as_invalid():
         if not unfinished:
             refuse_sparse_file(path)
@@ -161,8 +161,8 @@ def _check_block_inputs(file: Any) -> None:
 
 
 def _check_shards(file: Any, path: Path, names: list[str]) -> None:
-    """Check that a view is of shards beside it, still those it was made of: one may have been extracted again, with
-    another encoder or other rows."""
+    """Check that the shards of a joined cache lie beside it and still have its identity and rows: one may have been
+    extracted again."""
     if not all(file[name].is_virtual for name in names):
         raise InvalidHDF5("it is partly a view of other files")
     for name in names:

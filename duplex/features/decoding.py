@@ -28,11 +28,11 @@ AHEAD = 2  # batches that a worker may be ahead
 
 
 class ImageRows(Dataset[tuple[Tensor, int]]):
-    """Row -> pixels [3, R, R] uint8 and status.
+    """Torch data set of the images of a cache's rows: an item is pixels [3, R, R] uint8 and a status.
 
-    An image that cannot be read becomes a black one whose status has the reason, so that the encoder always gets the
-    same batch; `RETRY` marks an image that the machine, not the file, failed to return. With an `augmentation`,
-    `images` has each image once per view, and `first` is the number of the first row among all of them.
+    An image that cannot be read becomes black, with the reason as its status, so that the encoder always gets the same
+    batch; `RETRY` marks an image that the machine, not the file, failed to return. With an `augmentation`, `images` has
+    each image once per view, and `first` is the number of the first row among all of them.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
             return self.black, RETRY
 
     def read(self, row: int) -> tuple[Tensor, int]:
-        """Return pixels and status like indexing does, but raise `MachineFault`."""
+        """Return pixels and status of a row; raise `MachineFault` where indexing returns the status `RETRY`."""
         try:
             return self._pixels(row), ENCODED
         except BadImageFile as bad:
@@ -85,7 +85,7 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
 
 
 def decoding_workers(wanted: int | Literal["auto"]) -> int:
-    """Return the number of worker processes; `auto` is one per available core, less one for the encoder."""
+    """Return the number of decoding processes; `auto` is one per available core, less one for the encoder."""
     if wanted != "auto":
         return wanted
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -121,8 +121,8 @@ def decode_batches(
 
 @contextmanager
 def report_worker_deaths(kept: str = "finished rows are kept: ") -> Iterator[None]:
-    """Raise `DuplexError` if a decoding worker dies. Wrap the consumer of the batches: torch reports a death from a
-    signal handler, wherever the process is at that moment."""
+    """Raise `DuplexError` if a decoding worker dies in the `with` block, which must hold all code that uses the
+    batches: torch reports a death from a signal handler, wherever the main process is at that moment."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Batches of pixels through an encoder. On a GPU one batch is in flight while the one before is written."""
+"""Encoding of batches of pixels. On a GPU one batch is encoded while the one before is written."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory"
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """The outputs kept of an image beside its CLS feature."""
+    """The encoder's outputs to store per image besides the CLS feature."""
 
     patches: bool = False  # patch tokens
     block_inputs: int = 0  # the input of this many last blocks of the image tower; 0: none
     bits: int = 16  # per number of the block inputs
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-        """Return the shape of one image's row in each data set that a cache needs for these outputs."""
+        """Return the shape per image of each HDF5 data set that a cache needs for these encoder outputs."""
         shapes: dict[str, tuple[int, ...]] = {"patch": encoder.patch_shape} if self.patches else {}
         if self.block_inputs:
             row = block_input_shape(encoder, self.block_inputs)
@@ -45,7 +45,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch that the device works on, with the copies to the CPU already requested."""
+    """A batch of images that the device is encoding, with the copies to the CPU already requested."""
 
     start: int
     decoded: Tensor  # statuses [B], on the CPU
@@ -55,7 +55,7 @@ class PendingBatch:
 
     @classmethod
     def launch(cls, encoder: Encoder, start: int, pixels: Tensor, decoded: Tensor, outputs: OutputSpec) -> PendingBatch:
-        """Start encoding a batch. Only on CUDA does this return before the work is done."""
+        """Start encoding a batch of pixels. Only on CUDA does this return before the work is done."""
         device = encoder.device
         asynchronous = device.type == "cuda"
         pixels, readable = (x.to(device, non_blocking=asynchronous) for x in (pixels, decoded < FIRST_BAD))
@@ -75,7 +75,7 @@ class PendingBatch:
         return cls(start, decoded, finite, dict(zip(names, halves, strict=True)), done)
 
     def result(self) -> tuple[int, Statuses, Values]:
-        """Wait for the device; return the batch's first row, its statuses [B] and its values [B, ...]."""
+        """Wait for the device; return the batch's first row, its statuses [B] and its encoder outputs [B, ...]."""
         if self.done is not None:
             self.done.synchronize()
         statuses: Statuses = self.decoded.numpy().copy()
@@ -97,8 +97,8 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 def encode_batches(
     encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
 ) -> Iterator[tuple[int, Statuses, Values]]:
-    """Yield first row, statuses [B] and values [B, ...] of each batch, in order; on CUDA the next batch is launched
-    first."""
+    """Yield first row, statuses [B] and encoder outputs [B, ...] of each batch, in order; on CUDA the next batch is
+    launched before a result is awaited."""
     in_flight = int(encoder.device.type == "cuda")
     pending: list[PendingBatch] = []
     for batch in batches:
@@ -113,7 +113,7 @@ def encode_batches(
 def report_memory_shortage(
     batch_size: int, remedy: str = "finished rows are kept: run the same command again with a smaller --batch-size"
 ) -> Iterator[None]:
-    """Raise `DuplexError`, ending with `remedy`, if memory runs out in the block, on the CPU or on a device."""
+    """Raise `DuplexError`, ending with `remedy`, if memory runs out in the `with` block, on the CPU or on a device."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

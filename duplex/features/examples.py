@@ -1,8 +1,8 @@
 """Cached features joined with labels: the data that training and evaluation work on.
 
-A cache of views (random crops of training images, of which every epoch draws one per image) is a feature cache: row
-`i v + k` is view `k` of the data set's `i`-th training image. Evaluation, and whatever a method computes from the
-training images before and between epochs, read the plain images.
+A cache of views (random crops of training images, of which every epoch draws one per image) is a feature cache: with v
+views per image, row `i v + k` is view `k` of the data set's `i`-th training image. Evaluation, and whatever a method
+computes from the training images before and between epochs, read the plain images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Arrays = Mapping[str, np.ndarray | DiskTokens]  # rows of a cache, by input name
 
 @dataclass(frozen=True)
 class ViewCache:
-    """The views of all N training images of a data set, as cached."""
+    """The cached encoder outputs of all views of a data set's N training images."""
 
     count: int  # views per image, v
     inputs: Arrays  # [N v, ...]
@@ -36,23 +36,23 @@ class ViewCache:
 
     @property
     def complete(self) -> NDArray[np.bool_]:
-        """Mask [N] of the images of which every view was encoded."""
+        """Mask [N] of the training images whose views were all encoded."""
         return np.logical_not(self.bad.reshape(-1, self.count).any(axis=1))
 
     def rows(self, images: Ints) -> Ints:
-        """Return the rows of all views of these images."""
+        """Return the cache rows of all views of the training images with these numbers."""
         return (images[:, None] * self.count + np.arange(self.count)).ravel()
 
 
 @dataclass(frozen=True)
 class SplitViews:
-    """The views of a split's n images: {"cls": [n v, d], "block_inputs": [n v, ...]}."""
+    """The cached views of a split's n images, v per image: {"cls": [n v, d], "block_inputs": [n v, ...]}."""
 
     count: int  # views per image, v
     inputs: Mapping[str, Tensor | DiskTokens]
 
     def draw(self, generator: torch.Generator) -> dict[str, Any]:
-        """Return one random view of every image, [n, ...] per input."""
+        """Return the features of one random view of every image: {name: [n, ...]}."""
         images = len(self.inputs["cls"]) // self.count
         rows = torch.arange(images) * self.count + torch.randint(self.count, (images,), generator=generator)
         return {
@@ -66,7 +66,7 @@ class SplitViews:
 
 @dataclass(frozen=True)
 class Examples:
-    """The readable images of one split."""
+    """The cached features and labels of the readable images of one split."""
 
     rows: Ints  # manifest rows [n]
     inputs: Mapping[str, Tensor]  # cached inputs: {"cls": [n, d], "patch": [n, T, w], …}
@@ -90,10 +90,10 @@ class Examples:
 def join(
     manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray, view_cache: ViewCache | None = None
 ) -> dict[str, Examples]:
-    """Return the examples of each split.
+    """Return the examples (cached features with labels) of each split.
 
-    Images that could not be read (`bad`, [N]) are left out, and so are training images with a view that could not be
-    encoded. Raises `DuplexError` if cache and manifest differ in length.
+    Images that could not be read (mask `bad`, [N]) are left out, and so are training images with a view that could not
+    be encoded. Raises `DuplexError` if cache and manifest differ in length.
     """
     if len(manifest) != len(bad):
         raise DuplexError(f"the manifest has {len(manifest)} rows, the cache {len(bad)}; run `dvc repro extract`")
@@ -113,7 +113,7 @@ def join(
 
 
 def _select(inputs: Arrays, rows: Ints) -> dict[str, Any]:
-    """Return some rows: CLS features in float32, tokens as cached, as they are large and may stay on the disk."""
+    """Return some rows of each input: CLS features in float32, tokens as cached (large, maybe on the disk)."""
     selected: dict[str, Any] = {
         name: values.at(rows) if isinstance(values, DiskTokens) else torch.from_numpy(values[rows])
         for name, values in inputs.items()

@@ -1,6 +1,6 @@
 """Encode images with a frozen encoder and write their features to a cache.
 
-Rows are encoded in batches that always hold the same rows, so a feature never depends on where an earlier run stopped.
+A batch always holds the same images, so a feature never depends on where an interrupted extraction stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LISTED_BAD = 5  # bad images that an error lists
 
 @dataclass(frozen=True)
 class ExtractionJob:
-    """The extraction of one cache file: its rows, the encoder and the options."""
+    """The inputs and options of the extraction of one cache file."""
 
     path: Path
     identity: Identity
@@ -58,7 +58,7 @@ class ExtractionJob:
 
 @dataclass(frozen=True)
 class BadImage:
-    """A manifest row without features."""
+    """An image without features: its row, its path and the reason."""
 
     row: int
     image: str
@@ -67,7 +67,7 @@ class BadImage:
 
 @dataclass(frozen=True)
 class ExtractionReport:
-    """Result of an extraction: the file's `rows`, of which `resumed` were encoded by earlier runs."""
+    """Result of an extraction: the number of `rows` in the cache file, of which `resumed` were encoded earlier."""
 
     path: Path
     rows: int
@@ -77,11 +77,11 @@ class ExtractionReport:
 
     @property
     def rate(self) -> float:
-        """Images per second of this run."""
+        """Images encoded per second in this extraction."""
         return (self.rows - self.resumed) / self.seconds if self.seconds > 0 else 0.0
 
     def lines(self) -> list[str]:
-        """Return a summary line, followed by one line per bad image."""
+        """Return the report as text: a summary line, then one line per image without features."""
         resumed = f", {self.resumed} of them before" if self.resumed else ""
         rate = f" at {self.rate:.1f} images per second" if self.rate else ""
         listed = [f"  bad: row {bad.row}, {bad.image}: {bad.reason}" for bad in self.bad]
@@ -154,7 +154,7 @@ def extract(
 
 
 def _extract_file(job: ExtractionJob) -> ExtractionReport:
-    """Extract one cache file, resuming a partial one; return at once if it is finished."""
+    """Extract one cache file, resuming an unfinished one; return at once if the file is finished."""
     began, path, rows = time.monotonic(), job.path, job.span.rows
     with claim_cache(path):
         statuses = None if job.fresh else finished_statuses(path, job.identity, job.span)
@@ -174,8 +174,8 @@ def _extract_file(job: ExtractionJob) -> ExtractionReport:
 
 
 def finished_statuses(path: Path, identity: Identity, span: Span) -> Statuses | None:
-    """Return the statuses of a finished, sound cache of exactly this identity and these rows; None if there is none,
-    with the reason on stderr if there is a file."""
+    """Return the row statuses of the cache at `path` if it is finished, sound and of exactly this identity and these
+    rows; else None, with the reason on stderr if there is a file."""
     if not path.exists():
         return None
     try:
@@ -211,7 +211,7 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
 
 
 def _can_improve(statuses: Statuses, job: ExtractionJob) -> bool:
-    """Return whether a bad image of a finished cache can be read now. False for a view: its shards are extracted."""
+    """Return whether an unreadable image of a finished cache can be read now; False for one joined from shards."""
     if next(_newly_readable(statuses, job), None) is None:
         return False
     with open_cache(job.path) as file:
@@ -225,7 +225,7 @@ def _newly_readable(statuses: Statuses, job: ExtractionJob) -> Iterator[int]:
 
 
 def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
-    """Encode every batch with a pending row, including its rows that are done."""
+    """Encode every batch that has a row not yet encoded, including its finished rows."""
     total = len(job.rows.images)
     pending = [rows for rows in split_rows(total, job.batch_size) if (cache.statuses[slice(*rows)] == PENDING).any()]
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
@@ -254,7 +254,7 @@ def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
 
 @contextmanager
 def stop_requests() -> Iterator[threading.Event]:
-    """Return an event that the first Ctrl-C, or SIGTERM of a scheduler, sets; a second one has its usual effect.
+    """Yield an event that the first Ctrl-C, or SIGTERM of a scheduler, sets; a second signal has its usual effect.
 
     Outside the main thread, which alone receives signals, the event is never set.
     """
@@ -280,7 +280,7 @@ def stop_requests() -> Iterator[threading.Event]:
 
 
 def _check_share_of_bad(statuses: Statuses, job: ExtractionJob) -> None:
-    """Raise `DuplexError` as soon as there are more bad images than `max_bad` allows in the whole file."""
+    """Raise `DuplexError` if unreadable images are more than a share `max_bad` of the cache file's rows."""
     bad = _bad_images(statuses, job)
     total = len(statuses)
     if len(bad) <= job.max_bad * total:

@@ -29,9 +29,10 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
 
 
 def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
-    """Raise `DuplexError`, naming the first difference and the command to run, unless a cache is what is expected.
+    """Raise `DuplexError`, naming the first difference and the command to run, unless a cache's identity is as
+    expected.
 
-    A key expected as None must be absent; library versions may differ. Of imported features only the rows and their
+    A key expected as None must be absent; library versions may differ. Of imported features only the manifest and the
     width are compared: the rest is unknown.
     """
     imported = stored.get("encoder") == IMPORTED
@@ -55,7 +56,7 @@ def cache_identity(
     block_inputs: int = 0,
     bits: int = 16,
 ) -> Identity:
-    """Return everything that a cache's bytes depend on; defaults leave no key."""
+    """Return a cache's identity: all that its bytes depend on; options at their defaults have no key."""
     options = {
         "tokens": tokens if tokens != "none" else None,
         "limit": limit,
@@ -75,7 +76,7 @@ def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> st
 
 
 def repair_hint(path: Path, *, imported: bool = False) -> str:
-    """Return the end of an error message: the command that makes a cache, or a shard of one, again."""
+    """Return the end of an error message: the command that writes the cache or shard at `path` again."""
     if imported:
         return f"`duplex cache import FILE --dataset {_dataset(path) or 'NAME'}` makes it again"
     command = extract_command(path)
@@ -86,13 +87,13 @@ def repair_hint(path: Path, *, imported: bool = False) -> str:
 
 
 def extract_command(path: Path, shard: str | None = None) -> str:
-    """Return the command that makes the cache at `path`, or its shard `k/n`."""
+    """Return the command that writes the cache at `path`, or its shard `k/n`."""
     target = _dataset(path) or f"NAME --out {path}"
     return f"duplex extract --dataset {target}{'' if shard is None else f' --shard {shard}'}"
 
 
 def _dataset(path: Path) -> str:
-    """Return the data set whose cache lies at `path`, or "" where the path does not show it."""
+    """Return the name of the data set whose cache lies at `path`, or "" where the path does not show it."""
     return path.parent.name if path.name == "features.h5" else ""
 
 

@@ -1,4 +1,4 @@
-"""Reading any file as an RGB image, or as the reason why it is not one.
+"""Reading of image files as RGB; a file that is no readable image raises an error with the reason.
 
 Pixels are read as viewers show them: turned as the file's EXIF orientation says, the first frame of an animation, alpha
 ignored. The size is read from the header: a decompression bomb is never decoded.
@@ -31,7 +31,7 @@ TURNS = {  # by EXIF orientation; 1 is upright
 
 
 class BadImageFile(Exception):
-    """A file that cannot be read as an image; `reason` is one of `features.layout.REASONS`."""
+    """Raised for a file that cannot be read as an image; `reason` is one of `features.layout.REASONS`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -39,8 +39,8 @@ class BadImageFile(Exception):
 
 
 def read_image(path: Path) -> Image.Image:
-    """Return the first frame of a file as 8-bit RGB. Raises `BadImageFile`, or `MachineFault` for a fault of the
-    machine."""
+    """Return the first frame of an image file as 8-bit RGB. Raises `BadImageFile` for a fault of the file,
+    `MachineFault` for one of the machine (memory, disk)."""
     try:
         info = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -57,7 +57,7 @@ def read_image(path: Path) -> Image.Image:
 
 
 def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode a stream in memory or a file like `read_image`, without checking that it is a regular file."""
+    """Return the first frame of an image, in memory or a file, as 8-bit RGB, without checking the kind of file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, and sizes that the next check refuses
@@ -90,7 +90,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
-    """Return pixels turned by the image's EXIF orientation; metadata that cannot be read turns nothing."""
+    """Return an image turned as its EXIF orientation says; unchanged if the metadata cannot be read."""
     try:
         orientation = image.getexif().get(ORIENTATION_TAG)
     except DECODING_ERRORS:

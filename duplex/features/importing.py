@@ -20,8 +20,8 @@ LARGEST = float(np.finfo(np.float16).max)
 def import_features(source: Path, rows: int, manifest_sha256: str, out: Path) -> Identity:
     """Write the cache `out` from the `.npy` file `source` [rows, width], one row per manifest row.
 
-    Rows that are not finite become bad. The encoder is unknown: the returned identity names only the file and the
-    manifest. Raises `UsageError` for another number of rows and for values that float16 cannot hold.
+    Rows that are not finite count as unreadable images. The encoder is unknown: the returned identity names only the
+    file and the manifest. Raises `UsageError` for another number of rows and for values that float16 cannot hold.
     """
     values = _open_array(source)
     if len(values) != rows:

@@ -30,7 +30,7 @@ Vector = NDArray[np.float32]
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Return identity, rows, bad rows by reason, and counts of NaN rows, zero rows and repeated rows."""
+    """Return a cache's identity and its numbers of rows: all, bad by reason, NaN, zero and repeated."""
     with open_cache(path) as file:
         identity, span, statuses = read_identity(file), read_span(file), file["status"][...]
         good = statuses == ENCODED
@@ -116,7 +116,7 @@ def _flat(values: Tensor) -> Vector:
 
 
 def _relative_error(cached: Vector, true: Vector) -> float:
-    """||cached - true|| / ||true||"""
+    """Return the relative error ||cached - true|| / ||true||."""
     return float(np.linalg.norm(cached - true) / max(float(np.linalg.norm(true)), 1e-12))
 
 

@@ -2,13 +2,13 @@
 
 cls                 [N, d] float16: encoder outputs, not normalised
 patch               [N, T, w] float16, optional: patch tokens
-block_inputs        [N, T, w] or [N, C, H, W] float16, optional: what enters the last blocks of the image tower; instead
+block_inputs        [N, T, w] or [N, C, H, W] float16, optional: inputs of the image tower's last blocks; instead
                     in eight bits (`features.tokens`): block_inputs_int8 of that shape and
                     block_inputs_scale [N, T] or [N, H, W] float16
 status              [N] uint8: 0 pending, 1 encoded, 2 + i bad because of REASONS[i]
 
 The attributes `start`, `stop` and `total` say which rows of the data set the file holds, the attributes of the group
-`identity` what the rows were made by.
+`identity` what the rows were made from.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Half = NDArray[np.float16]
 
 @dataclass(frozen=True)
 class Span:
-    """The rows that a file holds: [start, stop) of the data set's `total`."""
+    """The rows that a cache file holds: [start, stop) of the data set's `total` rows."""
 
     start: int
     stop: int
@@ -62,7 +62,7 @@ class Span:
 
 
 def status_reason(status: int) -> str:
-    """Return why a row with this status has no features."""
+    """Return the reason why an image has no features, from its status number in a cache."""
     return REASONS[int(status) - FIRST_BAD]
 
 
@@ -71,15 +71,15 @@ def status_of_reason(reason: str) -> int:
 
 
 def row_bytes(name: str, row: tuple[int, ...]) -> int:
-    """Return the bytes of one row, of shape `row`, of the data set `name`."""
+    """Return the number of bytes of one image's values, of shape `row`, in the HDF5 data set `name`."""
     return int(np.prod(row)) * DATASETS[name][1].itemsize
 
 
 def scale_shape(row: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of one image's scales: [T] for tokens [T, w], [H, W] for a feature map [C, H, W]."""
+    """Return the shape of one image's 8-bit scales: [T] for tokens [T, w], [H, W] for a feature map [C, H, W]."""
     return row[1:] if len(row) == 3 else row[:1]
 
 
 def partial_path(path: Path) -> Path:
-    """Return where the unfinished cache of `path` lies."""
+    """Return the path of the unfinished file of the cache at `path`."""
     return path.with_name(path.name + ".partial")

@@ -22,7 +22,7 @@ RowTypes = dict[str, np.dtype[Any]]  # by data set: type of a whole row, such as
 
 
 def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
-    """Return the rows that shard `(k, n)` of `total` rows holds (None: all), and the path it is written to.
+    """Return which of `total` rows the `k`-th of `n` shards holds (`shard` None: all), and the path of its file.
 
     Shards begin where batches of the whole data set do, so that their features are those of an unsharded extraction.
     Raises `UsageError` for a shard that does not exist and for more shards than batches.
@@ -46,7 +46,7 @@ def shard_path(out: Path, k: int, n: int) -> Path:
 
 
 def find_shards(out: Path) -> list[Path]:
-    """Return the paths of all shards of `out`, in order. Raises `DuplexError` if one is missing."""
+    """Return the paths of all shards of the cache `out`, in order. Raises `DuplexError` if one is missing."""
     pattern = re.compile(re.escape(out.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(out.suffix))
     shards = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
     counts = {int(match[2]) for match in shards.values()}
@@ -64,8 +64,8 @@ def find_shards(out: Path) -> list[Path]:
 
 
 def join_shards(out: Path, *, copy: bool = False) -> int:
-    """Make one cache of all shards of `out` and return its number of rows: a view that reads them where they lie, or
-    with `copy` a plain file, byte for byte that of an extraction in one piece."""
+    """Join all shards of the cache `out` to one file and return its number of rows. The file is a view that reads the
+    shards, or with `copy` a plain cache, byte for byte that of an extraction in one piece."""
     refuse_unwritable(out)
     paths = find_shards(out)
     identity, spans, types = _read_headers(paths)
@@ -75,7 +75,7 @@ def join_shards(out: Path, *, copy: bool = False) -> int:
 
 
 def _read_headers(paths: list[Path]) -> tuple[Identity, list[Span], RowTypes]:
-    """Return the shards' common identity, their rows, and their data sets; raise `DuplexError` where they disagree or
+    """Return the shards' common identity, ranges of rows, and row types; raise `DuplexError` if the shards disagree or
     leave a gap."""
     first: Identity | None = None
     spans: list[Span] = []
@@ -97,7 +97,7 @@ def _read_headers(paths: list[Path]) -> tuple[Identity, list[Span], RowTypes]:
 
 
 def row_types(file: Any) -> RowTypes:
-    """Return each HDF5 data set's row dtype, from an open cache."""
+    """Return the dtype of one row of each HDF5 data set in an open cache."""
     return {name: np.dtype((file[name].dtype, file[name].shape[1:])) for name in file if name != "identity"}
 
 
@@ -114,7 +114,7 @@ def _link_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identi
 
 
 def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, types: RowTypes) -> None:
-    """Write a plain cache of the rows of others, which follow one another."""
+    """Write a plain cache with the rows of the caches at `paths`, one after another."""
     total = spans[-1].total
     token_shapes = {name: row.shape for name, row in types.items() if name not in REQUIRED}
     step = max(1, CHUNK // sum(row.itemsize for row in types.values()))  # rows
@@ -130,7 +130,7 @@ def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identit
 
 
 def copy_matching_cache(source: Path, expected: Identity, out: Path, identity: Identity) -> bool:
-    """Copy a cache for another manifest that lists the same images in the same order, byte for byte as an extraction.
+    """Copy a cache for another manifest with the same images in the same order; extraction would give the same bytes.
 
     Return False, and write nothing, if `out` exists in any state or `source` is not a finished cache with the identity
     `expected`.

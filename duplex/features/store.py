@@ -44,7 +44,7 @@ class Features:
 
 
 def open_features(path: Path | str, expect: Mapping[str, str | None] | None = None) -> Features:
-    """Read the features of a finished cache into memory. Raises `DuplexError` for a shard, for a cache with pending
+    """Read the CLS features of a finished cache into memory. Raises `DuplexError` for a shard, for a cache with pending
     rows, and where its identity differs from `expect`: the encoder's identity and {"manifest": sha256}."""
     path = Path(path)
     with open_cache(path) as file:
@@ -63,7 +63,7 @@ def open_features(path: Path | str, expect: Mapping[str, str | None] | None = No
 
 @contextmanager
 def claim_cache(path: Path) -> Iterator[None]:
-    """Hold the lock for writing the cache at `path`. Raises `DuplexError` if it is taken, or `path` is foreign."""
+    """Hold the lock for writing the cache at `path`. Raises `DuplexError` if it is taken, or another file is there."""
     refuse_foreign(path)
     with sole_writer(path, "extraction", "or give this one another --out"):
         yield
@@ -80,10 +80,10 @@ def write_header(file: Any, identity: Mapping[str, str], span: Span) -> None:
 
 
 class PartialCache:
-    """An unfinished cache that rows are written into. The caller must hold its lock (`claim_cache`)."""
+    """An unfinished feature cache, to write rows into. The caller must hold the cache's lock (`claim_cache`)."""
 
     def __init__(self, path: Path) -> None:
-        """Open the partial file of the cache at `path`. Raises `InvalidHDF5` if it is damaged."""
+        """Open the unfinished file of the cache at `path`. Raises `InvalidHDF5` if the file is damaged."""
         self.path = path
         self.partial = partial_path(path)
         with _open_partial(self.partial) as file:
@@ -98,7 +98,7 @@ class PartialCache:
 
     @property
     def done(self) -> int:
-        """Number of rows that are encoded or bad."""
+        """Number of rows that are finished: encoded, or of an unreadable image."""
         return int((self.statuses != PENDING).sum())
 
     @classmethod
@@ -110,8 +110,8 @@ class PartialCache:
         dim: int,
         token_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> PartialCache:
-        """Create the partial file of the cache at `path`, with all rows pending. `token_shapes` are the data sets
-        beside `cls` and `status`, each with the shape of one image's row."""
+        """Create the unfinished file of the cache at `path`, with no row encoded yet. `token_shapes`: the HDF5 data
+        sets besides `cls` and `status`, each with its shape per image."""
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         row_shapes = {"cls": (dim,), "status": (), **(token_shapes or {})}
@@ -130,14 +130,14 @@ class PartialCache:
         return cls(path)
 
     def write(self, row: int, statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write a block of rows, beginning at `row`, of the named data sets; they count after the next `commit`."""
+        """Write rows of the named data sets, from row `row` on; they are finished after the next `commit`."""
         for name, block in values.items():
             data = np.ascontiguousarray(block, DATASETS[name][1]).tobytes()
             self._put(data, self._offset[name] + row * row_bytes(name, self._shape[name]))
         self._uncommitted.append((row, statuses))
 
     def commit(self) -> None:
-        """Write the rows to disk and only then their statuses, so that no status stands for a lost row."""
+        """Write the rows to disk and only then their statuses, so that no lost row counts as finished."""
         if not self._uncommitted:
             return
         self._sync()

@@ -45,14 +45,14 @@ def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half
 
 
 def stored_names(file: Any, name: str) -> tuple[str, ...]:
-    """Return the data sets that hold a cache's tokens `name`: one in float16, two in eight bits, or none."""
+    """Return the HDF5 data sets that hold a cache's tokens `name`: one in float16, two in eight bits, or none."""
     if name in file:
         return (name,)
     return (CODES, SCALES) if name == "block_inputs" and CODES in file else ()
 
 
 def read_stored(names: tuple[str, ...], read: Callable[[str], NDArray[Any]]) -> Half:
-    """Return rows in float16, read from the data sets `names` by `read(name)`."""
+    """Return tokens in float16 from the HDF5 data sets `names`, whose values `read(name)` returns."""
     values, *scales = map(read, names)
     return dequantize(values, *scales) if scales else np.asarray(values, dtype=np.float16)
 
@@ -71,7 +71,7 @@ class CacheFile:
     arrays: dict[str, tuple[np.dtype[Any], int]]  # by data set: type of a whole row, and offset of the first in bytes
 
     def read(self, name: str, row: int, count: int) -> NDArray[Any]:
-        """Return `count` rows of a data set, beginning at the cache's row `row`."""
+        """Return `count` rows of the HDF5 data set `name`, beginning at row `row` of the whole cache."""
         row_type, offset = self.arrays[name]
         block = np.empty(count, row_type)
         view = block.view(np.uint8).ravel().data
@@ -85,7 +85,7 @@ class CacheFile:
         return block
 
     def expect(self, row: int, count: int) -> None:
-        """Announce to the system, where it accepts that, that these rows will be read soon."""
+        """Announce to the system, where it accepts that, that `count` rows from `row` on will be read soon."""
         if not hasattr(os, "posix_fadvise"):
             return
         for row_type, begin in self.arrays.values():
@@ -97,7 +97,7 @@ class CacheFile:
 
 
 class CacheFiles:
-    """The data sets `names` of a cache, in all files that hold them. The files close with this object."""
+    """The open files (cache or shards) with the HDF5 data sets `names`. They close with this object."""
 
     def __init__(self, path: Path, names: tuple[str, ...]) -> None:
         self.names = names
@@ -127,8 +127,8 @@ class CacheFiles:
         return CacheFile(path, descriptor, first, arrays)
 
     def runs(self, wanted: Ints) -> Iterator[tuple[CacheFile, int, Ints]]:
-        """Group the rows `wanted` into runs of neighbours within one file, in the order of the files: (file, first row
-        of the run, positions in `wanted` of the run's rows)."""
+        """Group the cache rows `wanted` into runs of consecutive rows within one file, in the order of the files.
+        Yields (file, first row of the run, positions in `wanted` of its rows)."""
         order = np.argsort(wanted, kind="stable")
         rows = wanted[order]
         homes = np.searchsorted(self._firsts, rows, side="right") - 1
@@ -139,7 +139,7 @@ class CacheFiles:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Rows of a cache's tokens on the disk. Indexed like a tensor [n, T, w], by a slice or by rows."""
+    """Tokens of n rows of a cache, left on the disk. Indexed like a tensor [n, T, w], by a slice or by positions."""
 
     files: CacheFiles
     rows: Ints  # rows of the cache that this object stands for
@@ -147,7 +147,7 @@ class DiskTokens:
 
     @classmethod
     def open(cls, path: Path, name: str = "patch") -> DiskTokens:
-        """Return all rows of a cache that has tokens `name`."""
+        """Return the tokens `name` of all rows of a cache that has such tokens."""
         with open_cache(path) as file:
             files = CacheFiles(path, stored_names(file, name))
         return cls(files, np.arange(files.total))
@@ -160,14 +160,14 @@ class DiskTokens:
         return (len(self.rows), *self.files.row)
 
     def at(self, places: Ints) -> DiskTokens:
-        """Return only these of its rows, still on the disk."""
+        """Return the tokens at these positions only, still on the disk."""
         return replace(self, rows=self.rows[places])
 
     def to(self, device: torch.device) -> DiskTokens:
         return replace(self, device=device)
 
     def expect(self, places: Tensor) -> None:
-        """Announce that these rows will be read soon."""
+        """Announce to the system that the tokens at these positions will be read soon."""
         for file, first, targets in self.files.runs(self.rows[places.cpu().numpy()]):
             file.expect(first, len(targets))
 
@@ -180,8 +180,8 @@ class DiskTokens:
         return out.to(self.device, non_blocking=pinned)
 
     def shuffled_rows(self, generator: torch.Generator) -> Tensor:
-        """Return all row numbers once [n]: blocks of neighbours in random order, mixed within a window of `WINDOW`
-        blocks. Only `generator` decides the order."""
+        """Return all row numbers [n] in a random order that a disk reads fast: blocks of neighbours, mixed within a
+        window of `WINDOW` blocks. Only `generator` decides the order."""
         size = max(1, BLOCK // (int(np.prod(self.files.row)) * 2))
         blocks = torch.arange(len(self)).split(size)
         drawn = torch.randperm(len(blocks), generator=generator).tolist()
@@ -197,7 +197,7 @@ ROWS = 4096  # dequantised at once
 
 
 def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes q (int8, of the shape of `y`) and scales s (float16) of tokens.
+    """Quantise tokens to 8 bits: return codes q (int8, of the shape of `y`) and scales s (float16).
 
     y: [B, T, w] or [B, C, H, W] float16; s: [B, T] or [B, H, W].
     """
@@ -209,7 +209,7 @@ def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(q: NDArray[np.int8], s: Half) -> Half:
-    """Return s q in float16, of the shape of `q`; shapes as in `quantize`."""
+    """Return tokens in float16 from codes q and scales s, in the shapes of `quantize`: their product s q."""
     axis = 1 if q.ndim == 4 else 2
     y = np.empty(q.shape, np.float16)
     for start in range(0, len(q), ROWS):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PairMeans:
-    """Mean features of the pairs with images."""
+    """Mean features and image counts of the pairs with images."""
 
     states: Tensor  # m of each pair [P]
     objects: Tensor  # n of each pair [P]
@@ -33,7 +33,7 @@ class PairMeans:
 
 @dataclass(frozen=True)
 class AdditiveEffects:
-    """`mu_mn = mu + a_m + b_n`, stored as `M + N + 1` vectors."""
+    """Mean, state and object effects: `mu_mn = mu + a_m + b_n`, stored as `M + N + 1` vectors."""
 
     mean: Tensor  # mu [d]
     state: Tensor  # a [M, d]
@@ -41,18 +41,18 @@ class AdditiveEffects:
 
     @classmethod
     def of(cls, beta: Tensor, states: int) -> AdditiveEffects:
-        """Split `beta = (mu, a, b)` [1 + M + N, d], with M = `states`."""
+        """Split coefficients `beta = (mu, a, b)` [1 + M + N, d], with M = `states`."""
         return cls(beta[0], beta[1 : 1 + states], beta[1 + states :])
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return `mu_mn` of some pairs [C, d]."""
+        """Return mean plus effects, `mu_mn`, of some pairs [C, d]."""
         return self.mean + self.state[states] + self.object[objects]
 
 
 class NormalEquations:
     """The normal equations `H beta = r` for `beta = (mu, a, b)`, with a ridge on `a` and `b`.
 
-    With `w` the weights as an `M x N` table,
+    With `w` the pairs' weights as an `M x N` table,
 
         H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]
     """
@@ -74,7 +74,7 @@ class NormalEquations:
 
     @property
     def right(self) -> Tensor:
-        """The right-hand side `r` [1 + M + N, d]."""
+        """The right-hand side `r` [1 + M + N, d] of the normal equations."""
         return self.gather(self.w[:, None] * self.seen.means)
 
     def matrix(self) -> Tensor:
@@ -89,7 +89,7 @@ class NormalEquations:
 
 
 def fit_additive(seen: PairMeans, v: float, ridge: float) -> AdditiveEffects:
-    """Fit `mu`, `a` and `b` by least squares; the effect of a state or object without images is 0."""
+    """Fit mean and effects by least squares; the effect of a state or object without images is 0."""
     normal = NormalEquations(seen, v, ridge)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix()))
     return AdditiveEffects.of(inverse @ normal.right, seen.shape[0])
@@ -118,7 +118,7 @@ def marginal_log_likelihood(normal: NormalEquations, matrix: Tensor, right: Tens
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """Return the `v` of highest marginal likelihood, to an eighth of a decade. With `1 / v` images, a seen pair's own
+    """Return the variance `v` of highest likelihood, to an eighth of a decade. With `1 / v` images, a seen pair's own
     mean weighs as much as the fit."""
     heights = {float(e): log_likelihood(seen, 10.0**e, ridge) for e in range(-4, 2)}  # whole decades, then halves
     step = 0.5

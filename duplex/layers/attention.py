@@ -15,7 +15,7 @@ CHUNK = 2**24  # numbers in memory at once in inference
 
 
 class CrossAttention(nn.Module):
-    """`O softmax(Q x (K y)^T / sqrt(d_h)) V y`, in `heads` heads of width d_h; `zero_output`: O starts at zero."""
+    """Multi-head attention of queries x to keys and values y; `zero_output`: the output map starts at zero."""
 
     def __init__(self, dim: int, inside: int, heads: int, *, zero_output: bool) -> None:
         super().__init__()
@@ -28,11 +28,11 @@ class CrossAttention(nn.Module):
             zero_initialised(self.out)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return [(B,) Q, d] for queries `x` [Q, d] or [B, Q, d], keys and values `y` [T, w] or [B, T, w]."""
+        """Return outputs [(B,) Q, d] for queries `x` [Q, d] or [B, Q, d], keys and values `y` [T, w] or [B, T, w]."""
         return self.read(x, y)[0]
 
     def read(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output, and the weight of each key for each query, a mean over heads [(B,) Q, T]."""
+        """Return outputs [(B,) Q, d] and each query's weights of keys, as means over heads [(B,) Q, T]."""
         q, k, v = (self._split_heads(rows) for rows in (self.query(x), self.key(y), self.value(y)))  # [(B,) h, ., d_h]
         weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
         mixed = (weights @ v).transpose(-2, -3)  # [(B,) Q, h, d_h]
@@ -54,11 +54,11 @@ class CrossBlock(nn.Module):
         self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), last)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return [(B,) Q, d] for queries [(B,) Q, d] and keys [(B,) T, w]."""
+        """Return the block's outputs [(B,) Q, d] for queries [(B,) Q, d] and keys [(B,) T, w]."""
         return self.read(x, y)[0]
 
     def read(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output and the weights of A [(B,) Q, T]."""
+        """Return the block's outputs and its attention weights [(B,) Q, T]."""
         read, weights = self.attend.read(self.norm_x(x), self.norm_y(y))
         g = x + read
         return g + self.forward_part(g), weights

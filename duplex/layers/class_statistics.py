@@ -12,7 +12,7 @@ from duplex.errors import DuplexError
 
 @dataclass(frozen=True)
 class Groups:
-    """Statistics of images in groups: compositions, states or objects."""
+    """Feature counts and sums by group: composition, state or object."""
 
     counts: Tensor  # n_g [G]
     sums: Tensor  # sum of z over each group [G, d]
@@ -26,7 +26,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """Statistics of images by composition, in float64 on the device of the features."""
+    """Feature counts and sums by composition, in float64 on the device of the features."""
 
     states: int  # M
     objects: int  # N
@@ -96,7 +96,7 @@ def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
 
 
 def oas_shrinkage(covariance: Tensor, free: float) -> float:
-    """Return the weight of `tr(S)/d I` in the OAS estimate, for a sample covariance of `free` degrees of freedom."""
+    """Return the OAS shrinkage weight of `tr(S)/d I`, for a sample covariance S of `free` degrees of freedom."""
     d = len(covariance)
     trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
     above = (1 - 2 / d) * squares + trace**2

@@ -4,7 +4,7 @@ A prototype that was never refined follows from `M + N + 1` mean features,
 
     h_mn = normalise(mean_s + mean_o - mean_all),
 
-or, with `unseen="random"`, from a seed and its number. Stored are the prototypes of compositions with training images
+or, with `unseen="random"`, from a seed and its index. Stored are the prototypes of compositions with training images
 and those that were refined. Logits over many candidates need no prototypes of the others either:
 
     z . h_mn = (z . a_m + z . b_n) / |a_m + b_n|,   a_m = mean_s - mean_all,   b_n = mean_o.
@@ -95,7 +95,7 @@ class Codebook(nn.Module):
         return len(self._known)
 
     def prototypes(self, compositions: Ints) -> Tensor:
-        """Return `h_c` of some compositions [C, d]."""
+        """Return visual prototypes of some compositions [C, d]."""
         pairs = self.labels.state_of(compositions), self.labels.object_of(compositions)
         states, objects, place, slot = copy_to_device(self._stored.device, *pairs, *self._find_stored(compositions))
         rows = self._unrefined(states, objects)
@@ -113,7 +113,7 @@ class Codebook(nn.Module):
         return normalize(mean_s + mean_o - self.mean_all, dim=-1)
 
     def _find_stored(self, compositions: Ints) -> tuple[Ints, Ints]:
-        """Positions in `compositions` of those that are stored, and their rows in `_stored`."""
+        """Return positions in `compositions` of the stored ones, and their row indices in `_stored`."""
         if not self.stored_count:
             return self._slots[:0], self._slots[:0]
         place = np.searchsorted(self._known, compositions).clip(max=self.stored_count - 1)
@@ -130,7 +130,7 @@ class Codebook(nn.Module):
         self._stored.index_copy_(0, slots, rows.detach().to(self._stored.dtype))
 
     def _make_room(self, added: Ints) -> None:
-        """Reserve rows for compositions that were not stored; memory grows by a quarter at a time."""
+        """Reserve memory for prototypes of compositions not yet stored; memory grows by a quarter at a time."""
         total = self.stored_count + len(added)
         if total > len(self._stored):
             more = max(total, min(len(self._stored) * 5 // 4, self.labels.size)) - len(self._stored)
@@ -155,7 +155,7 @@ class Codebook(nn.Module):
         return lambda z, scale: scale * (z @ rows.T)
 
     def _logits_in_blocks(self, candidates: Ints) -> Logits:
-        """Logits of prototypes that are computed again for each batch, some at a time."""
+        """Return a function for logits whose prototypes are computed per call, in blocks."""
 
         def logits(z: Tensor, scale: float) -> Tensor:
             blocks = (candidates[first : first + BLOCK] for first in range(0, len(candidates), BLOCK))
@@ -164,7 +164,7 @@ class Codebook(nn.Module):
         return logits
 
     def _logits_by_sums(self, candidates: Ints | None) -> Logits:
-        """Logits by outer sums over states and objects, with those of stored prototypes in their places."""
+        """Return a function for logits by outer sums over states and objects; stored prototypes override."""
         if candidates is None:  # stored prototypes in the order of memory, so that they are not copied
             order = np.argsort(self._slots)
             (place,) = copy_to_device(self._stored.device, self._known[order])
@@ -205,7 +205,7 @@ class Codebook(nn.Module):
             yield block.index_copy_(1, place, scale * z @ self._stored.index_select(0, slots).T)
 
     def _sums(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `z . a_m` [B, M] and `z . b_n` [B, N]."""
+        """Return features' products with state and object means, `z . a_m` [B, M] and `z . b_n` [B, N]."""
         return z @ (self.mean_s - self.mean_all).T, z @ self.mean_o.T
 
     @torch.no_grad()
@@ -218,13 +218,13 @@ class Codebook(nn.Module):
         return self._inverse[states]
 
     def _reciprocal(self, states: slice) -> Tensor:
-        """`|a + b|^2 = |a|^2 + |b|^2 + 2 a . b`, in double precision because the terms may cancel."""
+        """Return `1 / |a_m + b_n|` of states and all objects, in double precision because terms may cancel."""
         a, b = (self.mean_s[states] - self.mean_all).double(), self.mean_o.double()
         squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)
         return squares.clamp_(min=LEAST**2).rsqrt_().to(self.mean_s.dtype)
 
     def _lengths(self, states: Tensor, objects: Tensor) -> Tensor:
-        """`|a_m + b_n|` of some pairs [C], a block at a time."""
+        """Return norms `|a_m + b_n|` of some pairs [C], in blocks."""
         blocks = zip(states.split(BLOCK), objects.split(BLOCK), strict=True)
         lengths = [(self.mean_s[m] + self.mean_o[n] - self.mean_all).norm(dim=1) for m, n in blocks]
         return torch.cat(lengths).clamp(min=LEAST)
@@ -269,7 +269,7 @@ GOLDEN = -0x61C8864680B583EB  # its increment
 
 
 def pass_over(count: int) -> None:
-    """Advance torch's generator as drawing `count` normal numbers does, with little memory."""
+    """Advance torch's random generator as if drawing `count` normal numbers, with little memory."""
     while count >= 2 * STEP:
         torch.randn(STEP)
         count -= STEP
@@ -277,7 +277,7 @@ def pass_over(count: int) -> None:
 
 
 def rows_at(seed: Tensor, numbers: Tensor, dim: int) -> Tensor:
-    """Return the random unit vectors with these `numbers` [C, d]; each depends on the scalar `seed` and its number."""
+    """Return random unit vectors [C, d]; each depends only on the scalar `seed` and its entry of `numbers`."""
     cells = numbers[:, None] * dim + torch.arange(dim, device=numbers.device)
     bits = _mixed(seed + GOLDEN * (cells + 1))
     # Box-Muller: 24 bits give a length, 24 others an angle
@@ -287,12 +287,12 @@ def rows_at(seed: Tensor, numbers: Tensor, dim: int) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """Finaliser of splitmix64; products wrap around."""
+    """Hash int64 values by splitmix64's finaliser."""
     x = (x ^ _shifted(x, 30)) * MIX[0]
     x = (x ^ _shifted(x, 27)) * MIX[1]
     return x ^ _shifted(x, 31)
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """Shift to the right with zeros moving in, unlike torch's shift of signed numbers."""
+    """Shift int64 bits right, filling with zeros, unlike torch's signed shift."""
     return (x >> by) & ((1 << (64 - by)) - 1)

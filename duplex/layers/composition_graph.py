@@ -23,7 +23,7 @@ from duplex.layers.composition_index import CompositionIndex
 
 
 class NodeFeatures(NamedTuple):
-    """Features of the nodes, by kind."""
+    """Node features: states, objects, compositions."""
 
     states: Tensor  # [M, w]
     objects: Tensor  # [N, w]
@@ -31,7 +31,7 @@ class NodeFeatures(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Row-normalised means over neighbours. `weights` [C] scale the messages from compositions to their states and
+    """Means over each node's graph neighbours. `weights` [C] scale the messages from compositions to their states and
     objects (Co-CGE), not those in the other direction."""
 
     weights: Tensor
@@ -43,7 +43,7 @@ class CompositionGraph(nn.Module):
         self.register_buffer("weights", torch.ones(len(compositions)))
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
-        """Return `D^-1 (A + I) X`."""
+        """Return means of each node and its neighbours, `D^-1 (A + I) X`."""
         m, n, w = self.columns.states, self.columns.objects, self.weights[:, None]
         states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.pairs), self.sizes[0])
         objects = self._primitive_means(x.objects, n, w * (x.states.index_select(0, m) + x.pairs), self.sizes[1])
@@ -56,7 +56,7 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Return means of compositions' `rows`, their states' and their objects' [C, w]."""
+        """Return, per composition, the mean of its feature, its state's and its object's [C, w]."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
@@ -72,7 +72,7 @@ class GraphNetwork(nn.Module):
         self.out = sizes[-1]
 
     def forward(self, states: Tensor, objects: Tensor) -> list[NodeFeatures]:
-        """Return the features before the first layer and after each."""
+        """Return node features before the first layer and after each."""
         features = [NodeFeatures(states, objects, mean_pairs(states, objects, self.graph.columns))]
         for depth in range(len(self.weights)):
             means = self.graph.means(NodeFeatures(*(dropout(rows, self.rate, self.training) for rows in features[-1])))

@@ -10,7 +10,7 @@ from duplex.labels import Ints
 
 
 class CompositionIndex(nn.Module):
-    """A rising list of compositions on a device, with their states and objects."""
+    """A sorted list of compositions on a device, with their states and objects."""
 
     compositions: Tensor
     states: Tensor
@@ -24,11 +24,11 @@ class CompositionIndex(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def places(self, compositions: Tensor) -> Tensor:
-        """Return the positions of compositions that are in the list."""
+        """Return positions in the list of `compositions`, valid for those in it."""
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Return means of `rows` [C, ...] by state and by object; zero for one without compositions."""
+        """Return means of `rows` [C, ...] by state and by object; zero if without compositions."""
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 

@@ -57,7 +57,7 @@ class Mlp(nn.Sequential):
 
 
 class Disentangler(nn.Module):
-    """`D^s` or `D^o`: a two-layer MLP with output of unit length; `residual` adds its input."""
+    """Two-layer MLP from a feature to its unit state or object factor; `residual` adds its input."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
@@ -81,11 +81,11 @@ class Fusion(nn.Module):
         self.state, self.object = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
 
     def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `M_s z^s` and `M_o z^o` [B, d]."""
+        """Return projected factors `M_s z^s` and `M_o z^o` [B, d]."""
         return self.state(z_s), self.object(z_o)
 
     def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
-        """Return the fusion of each row of `z_s` with the same row of `z_o` [B, d]."""
+        """Return each image's state factor fused with its object factor [B, d]."""
         state, object = self.project(z_s, z_o)
         joined = state + object
         return normalize(relu(joined) if self.rectified else joined, dim=-1)
@@ -103,5 +103,5 @@ class Factors(nn.Module):
 
 
 def unit(z: Tensor) -> Tensor:
-    """Return rows of unit length; half precision becomes float32."""
+    """Return `z` with rows of unit length; half precision becomes float32."""
     return normalize(z.to(torch.float32) if z.dtype in (torch.float16, torch.bfloat16) else z, dim=-1)

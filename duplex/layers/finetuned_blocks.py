@@ -42,7 +42,7 @@ def finetuned_blocks_factory(
 
 
 class LowRank(nn.Module):
-    """`W + B A` of rank r, with `A [r, in]` random and `B [out, r]` zero at first; `in` counts a kernel's cells too."""
+    """Low-rank update `W + B A`, `A [r, in]` random, `B [out, r]` zero at first; `in` includes a kernel's cells."""
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class FinetunedBlocks(nn.Module):
     def __init__(
         self, cut: LastBlocks, options: FinetuneOptions, shape: tuple[int, ...], precision: str = "fp32"
     ) -> None:
-        """`cut` has at least `options.blocks` blocks; `shape` is that of one image's block input. `precision` is
+        """Copy `cut`'s blocks, at least `options.blocks`; `shape` is that of one image's block input. `precision` is
         that of the cache."""
         super().__init__()
         self.options, self.checkpointing, self._precision = options, False, precision
@@ -89,7 +89,7 @@ class FinetunedBlocks(nn.Module):
         return adapters
 
     def _output_channels(self, modules: list[nn.Module], shape: tuple[int, ...]) -> list[int]:
-        """Widths of the modules' outputs, measured on a blank image."""
+        """Return widths of the modules' outputs, measured on a blank image."""
         widths: dict[nn.Module, int] = {}
         hooks = [
             module.register_forward_hook(
@@ -133,8 +133,8 @@ class FinetunedBlocks(nn.Module):
         return torch.cat([self.features(block_inputs[start : start + IMAGES]) for start in starts])
 
     def features(self, block_inputs: Tensor) -> Tensor:
-        """Like `forward`, for all images at once. Without gradients, the arithmetic is that of the cache; in training,
-        that of the epoch."""
+        """Return features [B, d] of all images at once. Without gradients, float arithmetic is that of the cache; in
+        training, that of the epoch."""
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
             x = block_inputs.to(self._device).float()
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):

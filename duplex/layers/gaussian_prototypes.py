@@ -1,6 +1,6 @@
 """Visual prototypes in closed form: class means of features, composed for pairs without images, and their metric.
 
-    1. Sigma, the covariance of images about their pair's mean, shrunk (covariance.py); x = z W has unit covariance
+    1. Sigma, the covariance of images about their pair's mean, shrunk (class_statistics); x = z W has unit covariance
     2. mu_mn = mu + a_m + b_n by weighted least squares over pairs (additive.py), v = Var(interaction) by likelihood;
        with word embeddings, + gamma_mn, interactions shared between pairs of like words (interactions.py)
     3. h_c = (n_c x_c + k mu_mn) / (n_c + k), k = 1/v, for seen pairs (empirical Bayes); h_c = mu_mn for all others
@@ -37,7 +37,7 @@ LEAST = 1e-300  # smallest support
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Constants of the fit; for None, the marginal likelihood chooses."""
+    """Constants of the closed form's fit; where None, the likelihood chooses."""
 
     ridge: float = 0.1  # in images: with so many, the effect of a state is shrunk by half
     shrinkage: float | None = None  # k, in images
@@ -64,7 +64,7 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class ClosedForm(TensorRecord):
-    """A fitted model: `M + N + P + 1` vectors and a map. float64 as fitted; `to` sets the precision of scoring."""
+    """Fitted closed form: `M + N + P + 1` vectors and a map. float64 as fitted; `to` sets the precision of scoring."""
 
     settings: FitSettings
     whitening: Tensor  # W [d, d]
@@ -105,7 +105,7 @@ class ClosedForm(TensorRecord):
         return len(self.additive.state), len(self.additive.object)
 
     def prototypes(self, compositions: Tensor) -> Tensor:
-        """Return `h_c` of some compositions, in whitened coordinates [C, d]."""
+        """Return visual prototypes of some compositions, in whitened coordinates [C, d]."""
         n = self.shape[1]
         rows = self.additive.at(compositions // n, compositions % n)
         if self.interactions is not None:
@@ -115,7 +115,7 @@ class ClosedForm(TensorRecord):
         return rows
 
     def _find_seen(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of seen compositions in `compositions`, and their places in `pairs`."""
+        """Return positions in `compositions` of the seen ones, and their positions in `pairs`."""
         place = torch.searchsorted(self.pairs, compositions).clamp(max=len(self.pairs) - 1)
         positions = (self.pairs[place] == compositions).nonzero()[:, 0]
         return positions, place[positions]
@@ -156,11 +156,11 @@ class ClosedForm(TensorRecord):
         return lambda z: torch.addmm(offset, self._whiten(z), h.T)
 
     def _whiten(self, z: Tensor) -> Tensor:
-        """Return `x - mu` [B, d]."""
+        """Return whitened features minus the overall mean [B, d]."""
         return z.to(self.whitening) @ self.whitening - self.additive.mean
 
     def _outer_sum_scorer(self, candidates: Tensor) -> FeatureScorer:
-        """Score `(x - mu) . (mu_mn - mu) = x . a_m + x . b_n + x . gamma_mn`, with seen pairs corrected afterwards."""
+        """Return a scorer by outer sums, `x . a_m + x . b_n + x . gamma_mn`, with seen pairs corrected afterwards."""
         m, n = self.shape
         a, b, interactions = self.additive.state, self.additive.object, self.interactions
         positions, place = self._find_seen(candidates)
@@ -190,7 +190,7 @@ class ClosedForm(TensorRecord):
         return scores
 
     def _squares(self) -> Tensor:
-        """`|mu_mn - mu|^2` [M, N]; with interactions, one state at a time."""
+        """Return `|mu_mn - mu|^2` of all pairs [M, N]; with interactions, one state at a time."""
         a, b = self.additive.state, self.additive.object
         if self.interactions is None:
             return (a * a).sum(1)[:, None] + (b * b).sum(1) + 2 * a @ b.T
@@ -204,7 +204,7 @@ class ClosedForm(TensorRecord):
 def _fit_means(
     seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None
 ) -> tuple[AdditiveEffects, Interactions | None, float, float]:
-    """Effects, interactions, `v` and `tau`."""
+    """Return fitted effects, interactions, and variances `v`, `tau`."""
     v = None if settings.shrinkage is None else 1 / settings.shrinkage
     if words is None or settings.interactions == 0:
         v = interaction_variance(seen, settings.ridge) if v is None else v
@@ -226,7 +226,7 @@ class GroupPosterior(TensorRecord):
 
     @classmethod
     def fit(cls, groups: Groups) -> GroupPosterior:
-        """Fit statistics grouped by state or by object."""
+        """Fit discriminants to statistics grouped by state or by object."""
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()

@@ -37,7 +37,7 @@ class CellSums(torch.autograd.Function):
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """Return [cells, d] for `a`, `b` [B, d] and the pairs' `i`, `j`, `cell`, `w` [P]."""
+        """Return sums [cells, d] for `a`, `b` [B, d] and the pairs' `i`, `j`, `cell`, `w` [P]."""
         out = a.new_zeros(cells, a.shape[1])
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
@@ -48,7 +48,7 @@ class CellSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """With `u = r / |r|` and the cell's gradient `g`: `dw = g.u`, `dr = w (g - u (g.u)) / |r|` where `r > 0`."""
+        """Gradients for the cell's `g`, `u = r / |r|`: `dw = g.u`, `dr = w (g - u (g.u)) / |r|` where `r > 0`."""
         a, b, w, i, j, cell = ctx.saved_tensors
         rectified: bool = ctx.rectified
         da, db, dw = torch.zeros_like(a), torch.zeros_like(b), torch.empty_like(w)
@@ -66,7 +66,7 @@ class CellSums(torch.autograd.Function):
 
 
 def _counterfactuals(a: Tensor, b: Tensor, i: Tensor, j: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
-    """`r = relu(a_i + b_j)` [p, d] and `1 / |r|` [p]."""
+    """Return counterfactuals `r = relu(a_i + b_j)` [p, d] and `1 / |r|` [p]."""
     r = a.index_select(0, i).add_(b.index_select(0, j))
     if rectified:
         r.relu_()
@@ -150,7 +150,7 @@ def aggregate(
 def _sums(
     kind: Message, nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Sums of weighted messages of one kind into each candidate [C, d], and of their weights [C, 1]."""
+    """Return sums of weighted messages of one kind into each candidate [C, d], and of their weights [C, 1]."""
     m, n = candidates.row, candidates.column  # place of each candidate in the grid [C]
     if kind == "state":
         p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # p(s_m|x_i) / |O_cand(m)|  [B, S]
@@ -164,7 +164,7 @@ def _sums(
 def _counterfactual_sums(
     nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Sums over the pairs of images `(i, j)` whose label is a candidate, weighted by `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`.
+    """Counterfactuals of image pairs `(i, j)` summed by candidate, weighted by `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`.
 
     Without a learned fusion `z^cf = normalise(z^c_i + z^c_j - mean z^c)`: the difference of each image from the
     average, added in the space in which prototypes are compared with images.
@@ -180,7 +180,7 @@ def _counterfactual_sums(
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """Return `h' = lambda h + (1 - lambda) h_hat`, re-normalised (Eq. 17-18); the same `rows` for lambda = 1."""
+    """Return refined prototypes `normalise(lambda h + (1 - lambda) h_hat)` (Eq. 17-18); `rows` for lambda = 1."""
     if momentum == 1.0:
         return rows
     mixed = momentum * rows + (1.0 - momentum) * aggregated

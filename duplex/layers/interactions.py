@@ -43,7 +43,7 @@ class Kernels:
         return cls(factor(states), factor(objects))
 
     def features(self, seen: PairMeans) -> Tensor:
-        """Return `phi` of pairs [P, r s]."""
+        """Return products of kernel factors, `phi`, of pairs [P, r s]."""
         u, v = self.states[seen.states], self.objects[seen.objects]
         return (u[:, :, None] * v[:, None]).flatten(1)
 
@@ -61,14 +61,14 @@ def factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 @dataclass(frozen=True)
 class Interactions:
-    """`gamma_mn`, stored as `r s` vectors."""
+    """Interaction vectors `gamma_mn`, stored as `r s` vectors."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
     core: Tensor  # G [r, s, d]
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return `gamma_mn` of some pairs [C, d]."""
+        """Return interactions `gamma_mn` of some pairs [C, d]."""
         phi = (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
         return phi @ self.core.flatten(0, 1)
 
@@ -92,7 +92,7 @@ class JointEquations:
         self.log_prior = phi.shape[1] * math.log(tau)
 
     def log_likelihood(self) -> float:
-        """Return the marginal log-likelihood, with the interactions integrated out as well."""
+        """Return the marginal log-likelihood, with effects and interactions integrated out."""
         return marginal_log_likelihood(self.normal, self.matrix, self.right, self.log_prior)
 
 
@@ -108,7 +108,7 @@ def fit_with_interactions(
 
 
 def choose_variances(seen: PairMeans, kernels: Kernels, ridge: float) -> tuple[float, float]:
-    """Return the `v` and `tau` of highest marginal likelihood, to an eighth of a decade, by a compass search over the
+    """Find variances `v`, `tau` of highest marginal likelihood, to an eighth of a decade, by a compass search over the
     most frequent pairs."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
@@ -121,7 +121,7 @@ def choose_variances(seen: PairMeans, kernels: Kernels, ridge: float) -> tuple[f
 
 
 def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) -> Guess:
-    """Return the highest point within four decades about 0.01, by steps that are halved when none leads upwards."""
+    """Return the argmax (in log10) within four decades of 0.01, by steps that are halved when none leads upwards."""
     heights = {start: height(start)}
     best = start
     while step > 0.1:

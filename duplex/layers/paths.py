@@ -45,7 +45,7 @@ class PathOptions(Options):
     semantic_negatives: Literal["seen", "target"] = "seen"
 
     def path_rules(self, losses: Sequence[str], inference: Sequence[str]) -> Iterable[tuple[object, str]]:
-        """Rules between these options and the names of a method's losses and score terms."""
+        """Yield rules, with messages, for these options and a method's losses and score terms."""
         three = self.paths == "three"
         yield three or not {"state", "object"} & set(losses), "losses state and object need paths: three"
         yield three or "factors" not in inference, "inference factors needs paths: three"
@@ -81,7 +81,7 @@ class Paths(nn.Module):
     negatives: Tensor
 
     def __init__(self, labels: LabelSpace, tower: TextTower, options: PathOptions, world: World) -> None:
-        """`world` decides the candidates of `L_c^t` for `semantic_negatives: target`."""
+        """Build the modules; `world` decides the candidates of `L_c^t` for `semantic_negatives: target`."""
         super().__init__()
         self.scale = math.exp(tower.logit_scale)  # 1 / tau
         self.objects = len(labels.objects)
@@ -113,7 +113,7 @@ class Paths(nn.Module):
         return prototypes
 
     def logits(self, z: Tensor, prototypes: Tensor) -> Tensor:
-        """Return `z . t / tau` [B, C]."""
+        """Return logits of features and prototypes, `z . t / tau` [B, C]."""
         return self.scale * (z @ prototypes.T)
 
     def factor_posteriors(self, z: Tensor, t: Prototypes) -> FactorPosteriors:
@@ -154,7 +154,7 @@ class Paths(nn.Module):
             yield "factors", p_s[:, states] * p_o[:, objects]
 
     def primitive_posteriors(self, z: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
-        """Return `p(s|x)` [B, M] and `p(o|x)` [B, N]."""
+        """Return posteriors of states [B, M] and objects [B, N]."""
         assert self.factors is not None
         z_s, z_o = self.factors(z)
         return self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
@@ -165,5 +165,5 @@ class Paths(nn.Module):
 
     @torch.no_grad()
     def semantic(self, compositions: Ints) -> Tensor:
-        """Return `t^c` of some compositions [C, d]."""
+        """Return semantic prototypes of some compositions [C, d]."""
         return self.prompts.encode(np.asarray(compositions)).compositions

@@ -58,7 +58,7 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
 
 
 def _prompt_tensors(paths: Paths) -> dict[str, Tensor]:
-    """Contexts and learned vectors of words, from which prompts of further words are composed."""
+    """Return contexts and learned vectors of words, from which prompts of further words are composed."""
     prompts, lexicon = paths.prompts, paths.prompts.lexicon()
     tensors = {f"context.{path}": lexicon[rows] for path, rows in prompts.context_rows.items()}
     if prompts.vocabulary == "learned":  # one lexicon row per name

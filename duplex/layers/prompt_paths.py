@@ -28,7 +28,7 @@ class Prototypes(NamedTuple):
 
 
 class Prompts(nn.Module):
-    """`P^c = [v^c_1..v^c_K, s_m, o_n]`, `P^s = [v^s.., s_m]`, `P^o = [v^o.., o_n]`.
+    """Prompts: `P^c = [v^c_1..v^c_K, s_m, o_n]`, `P^s = [v^s.., s_m]`, `P^o = [v^o.., o_n]`.
 
     Every prompt is a sequence of rows of one lexicon `[V, width]`, which holds the start and end token, the context
     vectors of each path, and the names of states and objects: one vector per name if the vocabulary is learned
@@ -87,7 +87,7 @@ class Prompts(nn.Module):
         self._encoded: Tensor | None = None  # features of the tree's prompts, if none of them is learned
 
     def lexicon(self) -> Tensor:
-        """Return the lexicon [V, width]."""
+        """Return all token vectors of prompts [V, width]."""
         if self.learned_rows is None:
             return self.frozen_rows
         return torch.cat([self.frozen_rows, self.learned_rows])
@@ -114,7 +114,7 @@ class Prompts(nn.Module):
         return np.concatenate([np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks])
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
-        """Return prototypes with gradients to the learned rows; features of fixed prompts are cached.
+        """Return semantic prototypes with gradients to learned vectors; features of fixed prompts are cached.
 
         `checkpointing` recomputes activations in the backward pass to save memory.
         """
@@ -132,7 +132,7 @@ class Prompts(nn.Module):
 
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:
-        """Return prototypes without gradients, encoded in blocks, for any number of compositions."""
+        """Return semantic prototypes without gradients, encoded in blocks, for any number of compositions."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         encoded = self.tower.encode_blocks(self.all_sequences(compositions), self.lexicon())

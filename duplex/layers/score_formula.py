@@ -62,6 +62,6 @@ def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any
 
 
 def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
-    """Return a term as the score adds it up: a weighted probability, or a weighted logarithm in a product."""
+    """Return a score term times its weight: a probability, or a logarithm if terms multiply."""
     term = log_p if "product" in t else xp.exp(log_p)
     return t[f"weights.{name}"] * term if f"weights.{name}" in t else term

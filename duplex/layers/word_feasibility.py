@@ -27,7 +27,7 @@ def feasibility(states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> Fl
 
 
 class Feasibility:
-    """`f` of all compositions, computed in blocks of states; only word vectors and seen pairs are stored."""
+    """Feasibility of all compositions, computed in blocks of states; only word vectors and seen pairs are stored."""
 
     def __init__(self, states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> None:
         self.labels = labels
@@ -36,7 +36,7 @@ class Feasibility:
         self._seen = np.asarray(labels.pairs["train"], dtype=np.int64)
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield each block's first composition and feasibility values."""
+        """Yield each block's first composition index and feasibility values."""
         step = max(1, BLOCK // len(self.labels.objects))  # states
         m, n = self.labels.state_of(self._seen), self.labels.object_of(self._seen)
         by_n = np.argsort(n, kind="stable")
@@ -64,18 +64,18 @@ class Cosines:
         self._table: Floats | None = self._rows @ self._rows.T if count <= TABLE else None
 
     def of(self, some: slice) -> Floats:
-        """Return cosines of `some` with all [S, count]."""
+        """Return cosines of `some` words with all [S, count]."""
         return self._rows[some] @ self._rows.T if self._table is None else self._table[some]
 
     def to(self, some: Ints) -> Floats:
-        """Return cosines of all with `some` [count, S]."""
+        """Return cosines of all words with `some` [count, S]."""
         return self._rows @ self._rows[some].T if self._table is None else self._table[:, some]
 
 
 def _nearest(cosines: Floats, partners: Ints, others: int) -> Floats:
-    """Return the largest cosine between each `a` and any `a'` seen with each `b` [A, B]; -1 where `b` was not seen.
+    """Return the largest cosine of each state and any seen with each object, or vice versa [A, B]; -1 for none.
 
-    `cosines` [A, K] are those of each `a` with the state (or object) of the K seen compositions, whose other parts are
+    `cosines` [A, K] are cosines with the states (or objects) of the K seen compositions, whose other parts are
     `partners` [K], rising.
     """
     largest = np.full((len(cosines), others), NO_NEIGHBOUR)

@@ -1,4 +1,4 @@
-"""Features and labels that a user has in memory, checked, as the inputs of runs."""
+"""Data sets in memory: check a user's features and labels and make the inputs of runs from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEEDED = ("state", "object")
 
 @dataclass(frozen=True)
 class ArrayFeatures:
-    """Features in memory, as the inputs of runs."""
+    """Data set of labels and features in memory, from which runs get inputs."""
 
     data: LabelledImages
     features: Floats  # [N, d] float32
@@ -36,7 +36,7 @@ class ArrayFeatures:
     augmentation: Augmentation | None = None
 
     def read(self, request: InputRequest) -> RunInputs:
-        """Return the inputs of a run; patch tokens and block inputs are not among them."""
+        """Return the inputs of a run, without patch tokens and block inputs."""
         manifest, labels = self.data.manifest, self.data.labels
         tower, identity = load_text_tower(self.encoder, self.device, request.precision)
         examples = join(manifest, labels, {"cls": self.features}, np.zeros(len(manifest), dtype=bool))
@@ -65,7 +65,7 @@ def checked_features(features: Any) -> Floats:
 
 
 def checked_table(table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int) -> pd.DataFrame:
-    """Return image, state, object and, if the table has it, split; images without a name get their row's number."""
+    """Check a user's table and return image, state, object and, if present, split; unnamed images get row numbers."""
     try:
         frame = pd.DataFrame(table).reset_index(drop=True)
     except ValueError as error:

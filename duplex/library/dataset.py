@@ -44,7 +44,7 @@ class Dataset:
         patches: bool = False,
         project: Params | None = None,
     ) -> None:
-        """Keep what `load_dataset` read; `patches`: whether the source has patch tokens; `project`: its params.yaml."""
+        """Make a data set of its parts; `patches`: whether it has patch tokens; `project`: its params.yaml, if any."""
         self.name, self.manifest, self.labels = name, manifest, labels
         self.in_project = project is not None
         self.params = project or _shipped_params()
@@ -70,13 +70,13 @@ class Dataset:
 
         features: numbers [images, width], as an array or a tensor, not normalised.
         table: one row per image with the columns state, object and split (train, val or test), and optionally image,
-            the names of the images. Without a split one is made, as `duplex data add` makes it.
+            the names of the images. Without a split column, images are split as by `duplex data add`.
         encoder: name of the encoder that computed the features (`duplex encoders`). Without it there is no text tower,
             and only methods without prompts can be trained.
         weights: the encoder's weights, a published tag or a file.
         word_vectors: file in GloVe format, for the methods and the feasibility that use word vectors.
-        device: of training and evaluation: auto, cpu or cuda.
-        name: of the data set, for messages.
+        device: device for training and evaluation: auto, cpu or cuda.
+        name: name of the data set, for messages.
         """
         if encoder is None and weights is not None:
             raise UsageError("weights are given without an encoder; give `encoder=` its name")
@@ -93,12 +93,12 @@ class Dataset:
 
     @property
     def evaluation(self) -> EvaluationParams:
-        """How runs are calibrated and evaluated: by params.yaml, else by the defaults."""
+        """Options of calibration and evaluation, from params.yaml or else the defaults."""
         return self.params.evaluation if self.in_project else EvaluationParams()
 
     @property
     def training(self) -> TrainingOptions:
-        """Training options where neither the method nor the caller sets others."""
+        """Training options used where neither the method nor the caller sets others."""
         return (
             self.params.dataset(self.name).training if self.in_project else TrainingOptions.from_dict(DEFAULT_TRAINING)
         )
@@ -134,11 +134,11 @@ def load_dataset(
     encoder: name of the frozen encoder (`duplex encoders` lists those on disk).
     weights: the encoder's weights, a published tag or a file.
     images: folder that a table's image paths start from; by default the table's own.
-    split_seed: of the split that is made for data without one.
+    split_seed: seed of the random split, for data without a split.
     tokens: "patch" also keeps patch tokens, for the methods that need them.
     word_vectors: file in GloVe format, for the methods and the feasibility that use word vectors.
     cache: folder of the feature caches; by default `duplex` in the user's cache folder.
-    device: of encoder, training and evaluation: auto, cpu or cuda. None: that of params.yaml, else auto.
+    device: device for encoder, training and evaluation: auto, cpu or cuda. None: as in params.yaml, else auto.
     """
     if encoder is None:
         given = {"weights": weights, "images": images, "word_vectors": word_vectors, "cache": cache}
@@ -208,7 +208,7 @@ def _word_file(path: str | Path | None) -> Path | None:
 
 
 def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderParams:
-    """Return the encoder's entry. Raises UsageError for an unknown encoder and for labels that it has no words for."""
+    """Return an encoder's options; raise UsageError if it is unknown or its tokenizer lacks words of the labels."""
     encoder_identity(name, weights)
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; choose another encoder")

@@ -23,11 +23,11 @@ from duplex.training.checkpoint import check_inputs
 def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "test") -> Result:
     """Return the metrics of a run, with 95 % intervals, as the pipeline computes them.
 
-    run: from `fit`.
+    run: a run from `fit`.
     data: the data set of training, or another with the same labels and encoder.
-    world: closed: the candidates are the seen pairs and those of the split; open: all pairs, without those that
-        validation found infeasible.
-    split: test, or val.
+    world: closed (the candidates are the seen pairs and those of the split) or open (all pairs, without those
+        that validation found infeasible).
+    split: test or val.
     """
     require(world, WORLDS, "world")
     require(split, ("val", "test"), "split")

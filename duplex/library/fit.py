@@ -38,10 +38,10 @@ def fit(
 ) -> Run:
     """Train a method on the training images, choose its best epoch and its bias on validation images; return the run.
 
-    data: from `load_dataset` or `Dataset.from_arrays`.
+    data: data set from `load_dataset` or `Dataset.from_arrays`.
     method: name of a method of params.yaml (outside of a project, of the one that ships with the package); else of an
         installed kind (`duplex methods`) or `module:Class`, with default options; or a subclass of `Method`.
-    seed: of the initial parameters and of the order of images.
+    seed: seed of the initial parameters and of the order of images.
     world: closed or open, the world that the run is trained and calibrated for. None: as the method's entry says;
         a kind is trained for the closed world and calibrated for both.
     settings: training options, such as `epochs`, and options of the method's kind.
@@ -65,7 +65,7 @@ def fit(
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Run the block with the algorithms of the stages, the same in every run; restore the caller's choice after it."""
+    """Run the `with` block with PyTorch's deterministic algorithms; restore the caller's setting after it."""
     enabled, warn_only = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -104,7 +104,7 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
 
 
 def _kind_of(method: type[Method[Any]]) -> str:
-    """Return the kind by which checkpoints find a class again: an installed one, else `module:Class`."""
+    """Return the kind that a checkpoint stores for a method's class: an installed kind, else `module:Class`."""
     target = f"{method.__module__}:{method.__qualname__}"
     if "<locals>" in target:
         raise UsageError(f"{method.__name__} is defined inside a function; define it in a module or a notebook's cell")
@@ -117,7 +117,7 @@ def _kind_of(method: type[Method[Any]]) -> str:
 
 
 def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, settings: Mapping[str, Any]) -> MethodSpec:
-    """Return the method as its entry and the caller's settings define it."""
+    """Return a method's specification from its entry in params.yaml and the caller's settings."""
     known = [field.name for field in fields(find_method(entry.kind).Options)]
     for key in settings:
         require(key, dict.fromkeys([*TRAINING_KEYS, *known]), f"setting of training or of {name}")

@@ -39,7 +39,7 @@ SHARED_BY_VIEWS = ("tokens", "block_inputs", "bits")  # settings equal in the ca
 
 @dataclass(frozen=True)
 class InputRequest:
-    """What a run reads of a data set."""
+    """Request for a run's inputs: which features, precision, memory."""
 
     needs: frozenset[str] = frozenset({"cls", "text"})  # `Method.needs`
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
@@ -50,7 +50,7 @@ class InputRequest:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What a run reads: made once per request, shared by all runs with the same request."""
+    """Inputs of a run: labels, features, text tower. Made once per request, shared by runs with the same request."""
 
     manifest: pd.DataFrame
     labels: LabelSpace
@@ -63,7 +63,7 @@ class RunInputs:
     make_blocks: Callable[[], FinetunedBlocks] | None = None
 
     def task(self, world: World = "closed") -> TaskContext:
-        """Return what a method gets to know about the data set and the encoder."""
+        """Return the labels, shapes, text tower and word vectors that a method is built from."""
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
         return TaskContext(self.labels, shapes, self.tower, self.words, world, self.make_blocks)
 
@@ -83,7 +83,7 @@ LoadInputs = Callable[[Params, str, ArtifactPaths, InputRequest], RunInputs]  # 
 
 
 class InputsCache:
-    """A `load_inputs` that keeps the inputs of the last data set, for runs that follow each other."""
+    """Callable like `load_inputs` that keeps the last data set's inputs in memory for the next run."""
 
     def __init__(self) -> None:
         self._dataset = ""
@@ -97,7 +97,7 @@ class InputsCache:
 
 
 class InputsByRequest:
-    """The inputs of one data set, read once per request."""
+    """Callable that returns the inputs of one data set, read once per request."""
 
     def __init__(self, source: InputSource) -> None:
         self.source = source
@@ -130,10 +130,10 @@ class InputSource(Protocol):
 
     @property
     def augmentation(self) -> Augmentation | None:
-        """The random crops of training images; None without."""
+        """Options of the random crops of training images; None without crops."""
 
     def read(self, request: InputRequest) -> RunInputs:
-        """Read what a run needs."""
+        """Read the inputs of a run."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class DatasetFiles:
         )
 
     def read(self, request: InputRequest) -> RunInputs:
-        """Read the inputs of a run. Raises UsageError without its block inputs, DuplexError for an outdated cache."""
+        """Read the inputs of a run. Raises UsageError for missing block inputs, DuplexError for an outdated cache."""
         manifest, labels = read_manifest(self.manifest), LabelSpace.load(self.labels)
         tower, identity = load_text_tower(self.encoder, self.device, request.precision)
         expected = {**identity, "manifest": sha256(self.manifest)}
@@ -199,7 +199,7 @@ def encoder_record(
 ) -> dict[str, str]:
     """Return what a checkpoint keeps of the encoder: its identity, its name and the file of word vectors.
 
-    `cache`: identity of the features, the only one that imported features have.
+    `cache`: identity of the feature cache, for imported features, whose encoder is unknown.
     """
     return {
         **identity,
@@ -213,7 +213,7 @@ def encoder_record(
 
 
 def load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[TextTower | None, dict[str, str]]:
-    """Return an encoder's text tower, if it has one, and the encoder's identity."""
+    """Return an encoder's text tower, None if it has none, and its identity."""
     if entry.name == IMPORTED:
         return None, {"encoder": IMPORTED}
     encoder = load_encoder(entry.name, entry.weights, towers="text", device=device, precision=precision)
@@ -221,7 +221,7 @@ def load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[
 
 
 def _read_arrays(features: Features, request: InputRequest) -> Arrays:
-    """Read what a run needs of a cache; patch tokens only if the cache has them (the method reports their absence)."""
+    """Read the arrays that a run needs from a feature cache; missing patch tokens are left to the method to report."""
     limit = int(request.memory * 2**30)
     arrays: dict[str, Any] = {"cls": features.cls}
     patches = read_tokens(features.path, "patch", limit) if "patch" in request.needs else None

@@ -1,4 +1,4 @@
-"""`Result`: the metrics of a run on a split, and `duplex.compare`: the difference of two on the same images."""
+"""`Result`: the metrics of a run on a split, and `duplex.compare`: the difference of two results."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class Result:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of AUC; None where the images are too few."""
+        """The 95 % interval of AUC; None if there are too few images."""
         low, high = self.metrics.get("auc_low"), self.metrics.get("auc_high")
         return None if low is None or high is None else (low, high)
 
     @cached_property
     def curve(self) -> pd.DataFrame:
-        """Points of the curve with the columns bias, seen, unseen and hm."""
+        """Points of the seen–unseen curve, with the columns bias, seen, unseen and hm."""
         table = Curve.of(self.margins).table()
         return table.assign(**{name: 100 * table[name] for name in ("seen", "unseen", "hm")})
 
@@ -79,7 +79,7 @@ class Result:
         return f"{self._title}\n{self.table().round(2)}"
 
     def _repr_html_(self) -> str:
-        """Return table and curve for a notebook."""
+        """Return the metrics and the seen–unseen curve as HTML for a notebook."""
         mean = mean_curve([self.margins])
         seen, unseen, low, high = (values.tolist() for values in (mean.seen, mean.unseen, mean.low, mean.high))
         title = escape(self._title)
@@ -99,12 +99,12 @@ class Result:
 
 
 def compare(first: Result | Sequence[Result], second: Result | Sequence[Result]) -> pd.DataFrame:
-    """Return second minus first in S, U, HM and AUC, in percentage points, with 95 % intervals and p-values.
+    """Return `second` minus `first` in S, U, HM and AUC, in percentage points, with 95 % intervals and p-values.
 
-    One result of each: AUC by DeLong, the others by a bootstrap over images. Several: a bootstrap over runs and images.
+    Intervals of single results: DeLong for AUC, else a bootstrap over images. Of lists: bootstrap over runs and images.
 
-    first: a result, or one per seed.
-    second: a result on the same images, or as many, in the order of the same seeds.
+    first: a result, or a list with one per seed.
+    second: a result on the same images, or a list in the order of the same seeds.
     """
     one, other = ([each] if isinstance(each, Result) else list(each) for each in (first, second))
     _check_same_images([*one, *other])

@@ -30,7 +30,7 @@ TERM_METRICS = ("seen", "unseen", "hm", "auc")
 
 @dataclass(frozen=True)
 class WorldResult:
-    """Results of one world, the closed or the open one."""
+    """Metrics, curve and predictions of a method in one world, closed or open."""
 
     metrics: dict[str, Any]
     margins: Margins
@@ -41,7 +41,7 @@ class WorldResult:
 
 
 def calibration_for(record: Record, world: World, place: object) -> Calibration:
-    """Return a run's choices for a world; `place` names the run in the error of one without them."""
+    """Return a run's calibration for a world; raise UsageError if it has none. `place` names the run."""
     calibration = (record.calibration or {}).get(world)
     if calibration is None:
         raise UsageError(f"{place} was not trained for the {world} world; train again, or change `world` of the method")
@@ -56,9 +56,9 @@ def evaluate_world(
     calibration: Calibration,
     split: str = "test",
 ) -> WorldResult:
-    """Evaluate one world on a split, whose examples are on the method's device.
+    """Evaluate a method in one world on a split, whose features are on the method's device.
 
-    In the open world, compositions below the threshold chosen on validation data score -inf.
+    In the open world, compositions below the feasibility threshold chosen on validation data score -inf.
     """
     labels, test = inputs.labels, inputs.examples[split]
     task = ScoringTask.of(method, labels.candidates(world, split))
@@ -89,7 +89,7 @@ def evaluate_world(
 
 
 def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
-    """Return the threshold, the number of feasible compositions, and validation metrics at the threshold."""
+    """Return the feasibility threshold, the number of feasible compositions and validation AUCs."""
     validation = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
     return {"threshold": calibration.threshold, "feasible": feasible, **validation}
 
@@ -97,7 +97,7 @@ def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
 def _with_other_feasibility(
     task: ScoringTask, test: Examples, method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> dict[str, Any]:
-    """Return the metrics of the open world that change with the other source of feasibility."""
+    """Return open-world metrics by the source of feasibility (words or likelihood) that the run does not use."""
     feasible_mask = feasible_compositions(method, words, calibration)
     competitors = assess(task, test, method.labels, feasible_mask=feasible_mask).accumulator.competitors()
     metrics = flatten(measure(competitors, rounds=0))
@@ -125,7 +125,7 @@ def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
 def _metrics(
     result: ScoringResult, competitors: TopCompetitors, labels: LabelSpace, settings: EvaluationParams
 ) -> dict[str, Any]:
-    """Return S, U, HM, AUC and their intervals for k = 1, and those of every further k under `top_k`."""
+    """Return S, U, HM, AUC and intervals by top-1 accuracy, and by top-k accuracy for further k under `top_k`."""
     states, objects = labels.state_of(result.compositions), labels.object_of(result.compositions)
     by_k = {
         k: flatten(measure(competitors, k, states=states, objects=objects, rounds=settings.bootstrap))
@@ -137,7 +137,7 @@ def _metrics(
 def _sampled(
     task: ScoringTask, test: Examples, result: ScoringResult, feasible_mask: Bools | None, settings: EvaluationParams
 ) -> dict[str, Any]:
-    """Return the metrics of the literature's 20 values of the bias, in place of the exact ones; without intervals."""
+    """Return metrics by the literature's protocol, which tries only 20 values of the bias; without intervals."""
     accumulator = result.accumulator
 
     def blocks() -> Iterator[tuple[slice, Tensor]]:
@@ -151,7 +151,7 @@ def _sampled(
 
 
 def flatten(metrics: Metrics) -> dict[str, Any]:
-    """Return metrics as numbers; intervals become `auc_low`, `auc_high`, because DVC ignores lists."""
+    """Return metrics as a flat dict of numbers; intervals become `auc_low`, `auc_high`, because DVC ignores lists."""
     record: dict[str, Any] = {}
     for key, value in metrics.to_dict().items():
         if value is not None and key.endswith("_interval"):
@@ -163,9 +163,9 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 
 
 def group_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
-    """Return closed-world accuracies in percent by training frequency: at bias 0, and at the ends of the curve.
+    """Return closed-world accuracies in percent by frequency group: at bias 0, and at the ends of the curve.
 
-    The paper's appendix reads seen groups at the seen end and unseen pairs at the other.
+    At the ends, seen groups are measured with unseen pairs excluded, unseen pairs with seen ones excluded.
     """
     train, test = (inputs.examples[split].compositions.cpu().numpy() for split in ("train", "test"))
     groups = frequency_groups(train, inputs.labels.size)
@@ -179,7 +179,7 @@ def group_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[s
 
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Return the closed-world metrics of single score terms and their sums, for this model."""
+    """Return the closed-world metrics of a method's single score terms and of their sums."""
     labels = inputs.labels
     sums = assess_sums(method, labels.candidates("closed", "test"), inputs.examples["test"], labels)
     records = {}
@@ -192,7 +192,7 @@ def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, 
 def _predictions(
     result: ScoringResult, margins: Margins, test: Examples, labels: LabelSpace, manifest: pd.DataFrame, bias: float
 ) -> pd.DataFrame:
-    """Return one row per image: label, whether it is right and the best three compositions at the bias, and its margin.
+    """Return a table of images: label, best three compositions at the bias, whether the best is right, and margin.
 
     The margin is the bias at which the image turns from right to wrong or back.
     """

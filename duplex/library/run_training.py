@@ -44,7 +44,7 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """Return a method of params.yaml on a data set of params.yaml."""
+        """Return the specification of a method of params.yaml on a data set of params.yaml."""
         entry: MethodEntry = params.entry(method)
         return cls(
             method,
@@ -58,14 +58,14 @@ class MethodSpec:
 
     @property
     def request(self) -> InputRequest:
-        """The inputs that training reads."""
+        """Request for the inputs that the method's training reads."""
         needs = find_method(self.kind).needs(self.options)
         return InputRequest(needs, self.training.precision, self.finetune, self.training.memory, views=True)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trained method with its record and history; `duplex.fit` returns it."""
+    """A trained method with its checkpoint metadata and history; `duplex.fit` returns it."""
 
     name: str
     method: Method[Any]  # holds the tensors of its best epoch
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row per epoch: means of the loss terms and the validation AUC (a fraction)."""
+        """Training history, one row per epoch: means of the loss terms and the validation AUC (a fraction)."""
         return pd.DataFrame(self.result.history)
 
     def save(self, folder: str | Path) -> Path:
@@ -106,7 +106,7 @@ def train_method(
     settings: EvaluationParams,
     resume: ResumePoint = ResumePoint(),
 ) -> Run:
-    """Train, keep the epoch with the best validation AUC, and calibrate on validation images."""
+    """Train a method, keep the epoch with the best validation AUC, and calibrate on validation images."""
     method = start_method(spec.kind, spec.options, inputs.task(spec.trained_for), inputs, seed, device)
     images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
     result = train(method, images, spec.training, seed, lambda m: validation_auc(m, val, inputs.labels), resume)

@@ -1,1 +1,1 @@
-"""Methods: one module per kind. All read cached features, also where the paper trains the image encoder."""
+"""Methods, one module per kind. All read cached features, even where a method's paper trains the image encoder."""

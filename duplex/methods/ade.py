@@ -1,7 +1,7 @@
 """ADE (Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023).
 
 Three attention modules read an image's patch tokens, for its composition, its state and its object, with the CLS
-feature as the query: `v_c = A_c(x, x)`, and likewise v_s and v_o. In training the last two read across images: x
+feature as the query: `v_c = A_c(x, x)`, and likewise v_s and v_o. In training, A_s and A_o read across images: x
 attends to the tokens of a partner y that shares its state but not its object, `A_s(x, y)`, and y to those of x. As
 cross-attention can only read what both images have in common, it disentangles the state; likewise for objects. Features
 are compared with embedded words by cosine at temperature T:
@@ -57,19 +57,19 @@ class ConceptAttention(nn.Module):
         self.value = nn.Linear(token_width, width)
 
     def weights(self, z: Tensor, tokens: Tensor) -> Tensor:
-        """Return the attention a [B, T] of features `z` [B, d] to tokens [B, T, w]."""
+        """Return the attention weights [B, T] of features `z` [B, d] over patch tokens [B, T, w]."""
         q = self.query(z)  # [B, e]
         scores = (tokens @ (q @ self.key.weight)[:, :, None])[..., 0] + (q @ self.key.bias)[:, None]
         return torch.softmax(scores / math.sqrt(self.query.out_features), -1)
 
     def forward(self, z: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return unit features v [B, e] and attention a [B, T] of features `z` [B, d] and tokens [B, T, w]."""
+        """Attend from features `z` [B, d] to tokens [B, T, w]; return unit outputs [B, e] and weights [B, T]."""
         weights = self.weights(z, tokens)
         return unit(self.value((weights[:, None] @ tokens)[:, 0])), weights
 
 
 class Ade(WordMethod[AdeOptions]):
-    """`S = cos_c + a cos_s cos_o` of features that three attention modules read from patch tokens."""
+    """ADE: scores by features that three attention modules read from patch tokens, `S = cos_c + a cos_s cos_o`."""
 
     def __init__(self, task: TaskContext, options: AdeOptions) -> None:
         super().__init__(task, options, trained_words=False)
@@ -83,7 +83,7 @@ class Ade(WordMethod[AdeOptions]):
         return frozenset({"cls", "patch", "words"})
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
-        """Embeddings of the candidates and of all primitives."""
+        """Return unit embeddings of the candidates, all states and all objects."""
         pairs = self.composer(self.words, candidates)
         return Prototypes(pairs, unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects)))
 
@@ -110,7 +110,7 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`CE(A(x, y)) + CE(A(y, x))`, and the distance of the two attention maps."""
+        """Return the summed cross-entropies of images attending to partners and vice versa, and the maps' distance."""
         v, to_partner = attend(z, tokens[partner])
         v_partner, to_image = attend(z[partner], tokens)
         loss = sum(cross_entropy(self.options.scale * features @ words.T, target) for features in (v, v_partner))
@@ -119,7 +119,7 @@ class Ade(WordMethod[AdeOptions]):
 
     @staticmethod
     def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
-        """Distance of the attention maps of images to their partners and of partners to images."""
+        """Return the distance between attention maps of images over partners' tokens and of partners over images'."""
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
@@ -135,8 +135,8 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """For every image the next one with an equal label `same` and a different label `other`; without any, the next with
-    an equal label `same`, else the image itself [B]."""
+    """Return, for each image, the index [B] of the next image with an equal label in `same` and another in `other`;
+    without any, of the next with an equal label in `same`; else its own index."""
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))
     nearest, _ = next_allowed_partner(equal)
@@ -144,5 +144,5 @@ def partners(same: Tensor, other: Tensor) -> Tensor:
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Mean absolute difference of sorted attention maps [B, T]."""
+    """Return the mean absolute difference of two attention maps [B, T], each sorted by weight."""
     return (a.sort(1).values - b.sort(1).values).abs().mean()

@@ -39,7 +39,7 @@ Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: those that
 
 @dataclass(frozen=True)
 class Inspectable:
-    """Functions without gradients; None for those that a method cannot offer."""
+    """A method's functions for features, factors and prototypes, without gradients; None for missing ones."""
 
     features: Callable[[Inputs], Tensor] | None = None  # z^c [B, d] of unit length, to compare with prototypes
     semantic: Callable[[Ints], Tensor] | None = None  # t^c [C, d] of compositions
@@ -50,12 +50,12 @@ class Inspectable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the functions that are not None."""
+        """Names of the inspection functions that the method offers (not None)."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
 
 def inspect_paths(paths: Paths) -> Inspectable:
-    """Features, semantic prototypes and, with three paths, factors."""
+    """Return functions for features, semantic prototypes and, with three paths, factors of a prompt method."""
 
     @torch.no_grad()
     def features(inputs: Inputs) -> Tensor:
@@ -103,7 +103,7 @@ class TaskContext:
 
     @property
     def tower(self) -> TextTower:
-        """The text tower of a method whose `needs` include `text`."""
+        """The encoder's text tower, for methods whose `needs` include `text`."""
         assert self.text is not None
         return self.text
 
@@ -135,7 +135,7 @@ class Batch:
         return Batch(inputs, self.compositions[device_rows], self.compositions_np[host_rows], self.rows_np[host_rows])
 
     def shuffled_rows(self, order: torch.Generator) -> Tensor:
-        """Return all row numbers in random order; inputs on disk choose an order in which they are read fast."""
+        """Return the indices of all images in random order; inputs on disk choose one that is fast to read."""
         for values in self.inputs.values():
             if not isinstance(values, Tensor):
                 return values.shuffled_rows(order)
@@ -143,7 +143,7 @@ class Batch:
 
     @property
     def rows(self) -> Tensor:
-        """The place [B] of each image among the training images that `start` receives."""
+        """Index [B] of each image among the training images that `Method.start` receives."""
         return copy_to_device(self.compositions.device, self.rows_np)[0]
 
     @property
@@ -169,7 +169,7 @@ class Method(nn.Module, Generic[OptionsT]):
                 cls.Options = kind
 
     def __init__(self, task: TaskContext, options: OptionsT) -> None:
-        """Register every parameter and buffer, and draw random ones; `start` computes those that need data."""
+        """Register all parameters and buffers with their random values; `start` computes values that need data."""
         super().__init__()
         self.task, self.labels = task, task.labels
         self.options: OptionsT = options
@@ -180,9 +180,9 @@ class Method(nn.Module, Generic[OptionsT]):
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register an empty buffer [0, *shape] to which `start` assigns any number of rows: features to remember.
+        """Register an empty buffer [0, *shape]; `start` assigns a tensor of any length, such as features to store.
 
-        name: attribute to which rows of the same `shape` and `dtype` are assigned; a checkpoint stores them all.
+        name: attribute for the tensor [length, *shape] of type `dtype`; a checkpoint stores all of it.
         """
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
@@ -195,56 +195,56 @@ class Method(nn.Module, Generic[OptionsT]):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices of the states and of the objects of compositions."""
+        """Return the state index and the object index of each composition."""
         return compositions // len(self.labels.objects), compositions % len(self.labels.objects)
 
     # -- inputs and initial state ---------------------------------------------------------------------------------
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """Names of required inputs: `cls` and `patch` are cached, `text` is the text tower, `words` word vectors."""
+        """Names of required inputs: cached `cls` and `patch`, `text` (the text tower), `words` (word vectors)."""
         return frozenset({"cls"})
 
     def start(self, train: Batch) -> None:
-        """Compute state from all training images before the first epoch; not called when a checkpoint is loaded."""
+        """Compute buffers from all training images before the first epoch; not called when a checkpoint is loaded."""
 
     # -- training -------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of the optimiser; an empty list if the method trains nothing."""
+        """Return parameter groups for the optimiser; an empty list if the method trains nothing."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": parameters}] if parameters else []
 
     def shared(self) -> tuple[Any, ...]:
-        """Values that all batches of an optimiser step use, such as encoded prompts: a tuple or named tuple.
+        """Return values that all batches of an optimiser step use, such as encoded prompts: a tuple or named tuple.
 
-        Gradients of the batches accumulate at its tensors and are propagated further once per step."""
+        Batches' gradients accumulate at the tuple's tensors and are propagated further once per step."""
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        """Loss terms by name, each a scalar; training minimises their sum. `shared` is a copy of `shared()`."""
+        """Return scalar loss terms by name; training minimises their sum. `shared` is a copy of `shared()`'s result."""
         raise NotImplementedError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
-        """Update state that autograd needed unchanged until the backward pass of a batch."""
+        """Update buffers after a batch's backward pass, which needs them unchanged."""
 
     def after_step(self) -> None:
-        """Update state after the optimiser changed the parameters."""
+        """Update buffers after the optimiser changed the parameters."""
 
     def on_features_changed(self, train: Batch) -> None:
-        """Recompute state made from features. Called after every epoch with all training images, in evaluation mode."""
+        """Recompute buffers made from features. Called after every epoch on all training images in evaluation mode."""
 
     def after_epoch(self, epoch: int) -> None:
-        """Update state such as schedules before validation; `epoch` counts from 1."""
+        """Update schedules and the like before validation; `epoch` counts from 1."""
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         """Choose settings on validation images after training, such as weights of score terms, and store them in
-        buffers. `auc` returns the validation AUC of scores [N, C] over `candidates`, those of the closed world."""
+        buffers. `auc` returns the validation AUC of scores [N, C] over closed-world `candidates`."""
 
     # -- inference ------------------------------------------------------------------------------------------------
 
     def scorer(self, candidates: Ints) -> Scorer:
-        """Return a function from inputs to scores over `candidates` [C]; it is built once and called per batch."""
+        """Return a function from inputs to scores [B, C] over `candidates`, built once and called per batch."""
         raise NotImplementedError(f"{type(self).__name__} must define scorer()")
 
     def score_blocks(self, states: int) -> ScoreBlocks | None:
@@ -253,27 +253,27 @@ class Method(nn.Module, Generic[OptionsT]):
         return None
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """Return a function that yields the named summands of the scores, which predictions list; None if there are
-        none."""
+        """Return a function that yields the named summands of the scores, which predictions list; None if the
+        scores are no sum."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """`p(c|x)` among the candidates, from scores [B, C]; -inf marks excluded candidates."""
+        """Return `p(c|x)` among the candidates, given scores [B, C]; -inf marks excluded candidates."""
         return scores.softmax(-1)
 
     def likelihood(self) -> Tensor | None:
-        """How likely the training images make each of the M·N compositions, larger meaning likelier; None if the
-        method does not estimate it. The open world can exclude unlikely unseen compositions."""
+        """Return how likely each of the M·N compositions is, given the training images (larger is likelier); None if
+        the method has no estimate. The open world can exclude unlikely unseen compositions."""
         return None
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """Tensors from which `duplex.layers.portable` computes the scores without the method; None if it cannot."""
+        """Return tensors from which `duplex.layers.portable` computes scores without the method, or None."""
         return None
 
     def inspectable(self) -> Inspectable:
-        """Features and prototypes for the report, `duplex retrieve` and `duplex swap`."""
+        """Return the method's functions for features and prototypes, for reports, `duplex retrieve` and `swap`."""
         return Inspectable()
 
     def summary(self) -> dict[str, int]:
-        """Sizes to report, by name."""
+        """Return sizes of the method by name for the report, such as its parameter count."""
         return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}

@@ -50,12 +50,12 @@ class ConceptAdapters(nn.Module):
         self.mixture = options.mixture
 
     def images(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return z^c, z^s, z^o [B, d]. An adapter adds `a A(z)` to z [B, d], so the normalised sum is the mixture."""
+        """Return adapted composition, state and object features [B, d]; the normalised sum is the mixture."""
         state, object, whole = self.state(z), self.object(z), self.whole(z)
         return unit(state + object + whole if self.mixture else whole), unit(state), unit(object)
 
     def texts(self, t: Prototypes, candidates: CompositionIndex) -> Prototypes:
-        """Return t^c, t^s, t^o of the text features of the candidates' prompts."""
+        """Return adapted text features of compositions, states and objects, given those of the prompts."""
         whole, states, objects = self.whole(t.compositions), self.state(t.states), self.object(t.objects)
         if self.mixture:
             both = states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects)
@@ -64,7 +64,7 @@ class ConceptAdapters(nn.Module):
 
 
 class Caila(TextMethod[CailaOptions]):
-    """`L = L_s + L_o + L_c + L_shift`, `S = p(c|x)` of adapted features."""
+    """CAILA: `S = p(c|x)` by adapted features, with a loss for concept shift."""
 
     is_seen: Tensor
 
@@ -86,7 +86,7 @@ class Caila(TextMethod[CailaOptions]):
         return losses
 
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
-        """L_shift: mean cross-entropy of the artificial images whose composition is seen, 0 without any."""
+        """Return the mean cross-entropy of artificial images whose composition is seen; 0 if there are none."""
         images = unit(z_s + z_o.roll(-1, 0))
         m, n = self.primitives(compositions)
         label = m * len(self.labels.objects) + n.roll(-1, 0)

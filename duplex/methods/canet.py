@@ -39,7 +39,7 @@ class CanetOptions(Options):
 
 
 class BaseLearner(nn.Module):
-    """`a_2 * W_2 relu(norm(a_1 * W_1 w_s))` of all states, for every image or, without beta, once."""
+    """Two-layer network that embeds all states' words, scaled for every image or, without `beta`, once for all."""
 
     def __init__(self, word_width: int, options: CanetOptions) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class BaseLearner(nn.Module):
 
 
 class Canet(WordMethod[CanetOptions]):
-    """`L = L_c + (L_s + L_o) / 2`, `S = (1 - a) P_c + a P_s P_o`, with states that look different on every object."""
+    """CANet: composition, state and object cosines; the states' embeddings depend on the image and its object."""
 
     def __init__(self, task: TaskContext, options: CanetOptions) -> None:
         super().__init__(task, options, trained_words=True)
@@ -71,14 +71,14 @@ class Canet(WordMethod[CanetOptions]):
         self.compose = Mlp(2 * word, width, word, 1, rate)  # g
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:
-        """`g(w_s, w_o)` of unit length [C, w], in chunks, as the perceptron is wider than its output."""
+        """Return unit embeddings of the candidates [C, w], in chunks, as the perceptron is wider than its output."""
         states, objects = self.words.states, self.words.objects
         chunks = zip(candidates.states.split(CHUNK), candidates.objects.split(CHUNK), strict=True)
         pairs = [torch.cat([states.index_select(0, m), objects.index_select(0, n)], dim=-1) for m, n in chunks]
         return torch.cat([unit(self.compose(pair)) for pair in pairs])
 
     def cosines(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cosines d_s [B, M] and d_o [B, N] of unit features [B, d]."""
+        """Return cosines with all states [B, M] and all objects [B, N] of images' unit features [B, d]."""
         objects = self.words.objects
         d_o = unit(self.see_o(z)) @ unit(objects).T
         beta = None

@@ -41,7 +41,7 @@ class CdsOptions(ThreePathOptions):
 
 
 class Cds(ThreePaths[CdsOptions]):
-    """Three paths whose factor term is larger for specific compositions."""
+    """CDS-CZSL: three paths whose `factors` score term is larger for specific compositions."""
 
     more_specific: Tensor
     less_specific: Tensor
@@ -54,7 +54,7 @@ class Cds(ThreePaths[CdsOptions]):
         self.register_buffer("less_specific", less, persistent=False)
 
     def specificity_logits(self, t: Prototypes, candidates: CompositionIndex) -> Tensor:
-        """`l(s, o)` of the candidates [C], without gradients to the semantic prototypes."""
+        """Return logits of the candidates' specificity [C], without gradients to the semantic prototypes."""
         assert self.context is not None
         states, objects = t.states.detach(), t.objects.detach()
         both = [states.index_select(0, candidates.states), objects.index_select(0, candidates.objects)]
@@ -79,15 +79,15 @@ class Cds(ThreePaths[CdsOptions]):
 
 
 def diversity(labels: LabelSpace) -> Tensor:
-    """Return each state's specificity by diversity, `d(s)` [M]."""
+    """Return each state's specificity by diversity [M]: larger if it is seen with fewer objects."""
     seen = torch.as_tensor(labels.state_of(labels.pairs["train"]))
     counts = seen.bincount(minlength=len(labels.states)).to(torch.float64)
     return 1 - (1 + counts).log() / torch.tensor(1.0 + len(labels.objects), dtype=torch.float64).log()
 
 
 def specificity_pairs(labels: LabelSpace) -> tuple[Tensor, Tensor]:
-    """All pairs of seen compositions with the same object and different specificity, as positions among the seen
-    compositions: the more specific [R] and the less specific [R]."""
+    """Return all pairs of seen compositions with the same object and different specificity, as positions among the
+    seen compositions: of the more specific [R] and of the less specific [R]."""
     seen = torch.as_tensor(labels.pairs["train"])
     n = len(labels.objects)
     d = diversity(labels)[seen // n]

@@ -2,8 +2,8 @@
 
 A graph of states, objects and compositions starts at word vectors; two graph convolutions `H' = relu(D^-1 A H W)` give
 every composition its embedding h_c, of unit length, and an image is scored by a dot product `f(x) . h_c`. The loss is
-a cross-entropy over seen compositions. The graph holds the training candidates of the world. The paper's trained
-backbone is the cached encoder here, as in its rows with a fixed one.
+a cross-entropy over seen compositions. The graph holds the training candidates. The paper's trained backbone is the
+cached encoder here, as in its results with a fixed one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
 
 
 class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
-    """Embeddings of images by a perceptron and of compositions by a graph network."""
+    """Base class: a perceptron embeds images and a graph network embeds compositions."""
 
     def __init__(self, task: TaskContext, options: CgeOptionsT) -> None:
         super().__init__(task, options, trained_words=False)
@@ -54,4 +54,4 @@ class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
 
 
 class Cge(GraphHead[CgeOptions]):
-    """`S = f(x) . h_c`."""
+    """CGE: the score is the dot product of image and composition embeddings."""

@@ -35,7 +35,7 @@ class CgeVisualOptions(CgeOptions):
 
 
 class CgeVisual(GraphHead[CgeVisualOptions]):
-    """CGE, a codebook and two factors: `S = p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)`."""
+    """CGE with a codebook and factors: `S = p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)`."""
 
     def __init__(self, task: TaskContext, options: CgeVisualOptions) -> None:
         super().__init__(task, options)
@@ -51,7 +51,7 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         self.codebook.start(unit(train.cls), train.compositions, seen=True)
 
     def posteriors(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return z^s, z^o [B, d], log p(s|x) [B, M] and log p(o|x) [B, N] of unit features [B, d]."""
+        """Return state and object factors [B, d], log p(s|x) [B, M] and log p(o|x) [B, N] of unit features [B, d]."""
         z_s, z_o = self.factors(z)
         t_s, t_o = unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects))
         log_s, log_o = ((self.options.scale * f @ t.T).log_softmax(-1) for f, t in ((z_s, t_s), (z_o, t_o)))

@@ -37,7 +37,7 @@ LARGEST_WEIGHT = 64
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
-    """Options of `kind: closed_form`; the defaults are three trained paths times the closed form."""
+    """Options of `kind: closed_form`; the defaults multiply three trained paths by the closed form."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")
     inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")
@@ -67,7 +67,7 @@ class ClosedFormOptions(PathOptions):
 
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
-    """`L = L_s + L_o + L_c^t` of the terms switched on; `g` follows from the training images."""
+    """Prompts trained by the losses switched on, with visual prototypes in closed form from training images."""
 
     counts: Tensor  # statistics of the training features by training composition
     sums: Tensor
@@ -93,7 +93,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return frozenset({"cls", *({"text"} if options.uses_text else ()), *words})
 
     def start(self, train: Batch) -> None:
-        """Fit the closed form to the training features; do nothing if their statistics are those of the last fit."""
+        """Fit the closed form to the training features; do nothing if their statistics have not changed."""
         labels = self.labels
         features = unit(train.cls)
         statistics = ClassStatistics.of(features, train.compositions, len(labels.states), len(labels.objects))
@@ -113,7 +113,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         self.start(train)
 
     def fitted(self) -> ClosedForm:
-        """Return the fitted model in float32, on the method's device."""
+        """Return the fitted closed form in float32, on the method's device."""
         if self._fitted is None:
             model = self._fit(float(self.chosen[0]), float(self.chosen[1]))
             self._fitted = model.to(torch.float32, self.counts.device)
@@ -152,8 +152,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return {name: losses[name] for name in names}
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        """Choose the weights of highest validation AUC: each in turn is tried larger and smaller, by smaller and
-        smaller factors. The last stays, because a common factor of all weights changes nothing."""
+        """Choose the score terms' weights by validation AUC: each in turn is tried larger and smaller, by ever smaller
+        factors. The last weight is fixed, because a common factor of all weights changes nothing."""
         if self.options.weights is not None or len(self.options.inference) < 2:
             return
         terms = [term.cpu() for term in self._log_terms(candidates)(images)]
@@ -192,7 +192,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return super().probabilities(scores) if self.options.fusion == "product" else normalised_mixture(scores)
 
     def _weighted(self, terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
-        """Summands of the scores [B, C] from logarithms of the terms [B, C]."""
+        """Return the weighted summands of the scores [B, C], given logarithms of the score terms [B, C]."""
         multiplies = self.options.fusion == "product"
         return [w * (term if multiplies else term.exp()) for w, term in zip(weights, terms, strict=True)]
 
@@ -212,7 +212,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return tensors | ({"product": torch.ones((), device=device)} if self.options.fusion == "product" else {})
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], list[Tensor]]:
-        """A function from inputs to the logarithms of the terms of `inference`, in their order, [B, C] each."""
+        """Return a function from inputs to logarithms [B, C] of the score terms, in the order of `inference`."""
         names = self.options.inference
         numbers = torch.as_tensor(candidates, device=self.counts.device)
         likelihood = self.fitted().scorer(numbers)

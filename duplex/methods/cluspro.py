@@ -39,7 +39,7 @@ class ClusProOptions(ThreePathOptions):
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
-    """Three paths whose factors are trained towards clusters."""
+    """ClusPro: three paths whose factors are trained towards clusters of each primitive."""
 
     states: Tensor
     objects: Tensor
@@ -54,7 +54,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
-        """Set prototypes to factors of training images, evenly chosen among each primitive's."""
+        """Set each primitive's prototypes to factors of training images, evenly chosen among its images."""
         assert self.paths.factors is not None
         factors = self.paths.factors(self.paths.adapt(train.cls))
         for name, z, group in zip(("states", "objects"), factors, self.primitives(train.compositions), strict=True):
@@ -77,8 +77,8 @@ class ClusPro(ThreePaths[ClusProOptions]):
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """L_contrast of factors [B, d]; `own_s` and `own_o` [B] number their prototypes among all of the states and
-        among all of the objects."""
+        """Return the contrastive loss of factors [B, d]; `own_s` and `own_o` [B] are the assigned prototypes'
+        indices, among those of all states and of all objects."""
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
         logits_s, logits_o = (z @ prototypes.T / self.options.temperature for z in (z_s, z_o))
@@ -92,7 +92,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
 
 def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
-    """`|cov(x, y)|^2` over a batch; 0 for a single image."""
+    """Return the squared norm of the cross-covariance of x and y over a batch; 0 for a single image."""
     a, b = (rows - rows.mean(0) for rows in (x, y))
     return ((a.T @ b) / max(len(a) - 1, 1)).square().sum()
 
@@ -101,7 +101,7 @@ SHARPNESS, ROUNDS = 0.05, 3  # entropy of the transport, and its iterations
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Return initial prototypes [G, K, d]: features of evenly spaced images of each group; without images, `rows`."""
+    """Return initial prototypes [G, K, d]: features of evenly spaced images of each group, else `rows`."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]
@@ -111,14 +111,14 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Return the index of the prototype, within its group, that each image is assigned to [B]."""
+    """Return, for each image, the index of its assigned prototype among those of its group [B]."""
     similarity = torch.bmm(rows.index_select(0, groups), z[:, :, None].to(rows))[..., 0]  # [B, K]
     return balanced_assignment(similarity, groups, len(rows)).argmax(1)
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return the rows [B, K] of transport plans near `exp(similarity / SHARPNESS)`, by Sinkhorn-Knopp in all `count`
-    groups at once: in each group, all prototypes get the same mass and so do all images.
+    """Return each image's shares in K prototypes [B, K], by Sinkhorn-Knopp from `exp(similarity / SHARPNESS)` in all
+    `count` groups at once: in each group, all prototypes get the same mass and so do all images.
 
     Similarities are cosines, so exponents differ by at most 2 / SHARPNESS, and sums of exponentials cannot overflow.
     """
@@ -131,7 +131,7 @@ def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tenso
 
 
 def updated_clusters(rows: Tensor, z: Tensor, groups: Tensor, cluster: Tensor, momentum: float) -> Tensor:
-    """Return `normalise(mu p + (1 - mu) mean of its images)` of all prototypes; without images, `p` bit for bit."""
+    """Return the prototypes, moved by momentum towards the means of their images; unchanged if without images."""
     count, clusters, dim = rows.shape
     place = groups * clusters + cluster
     sums = rows.new_zeros(count * clusters, dim).index_add(0, place, z.to(rows))

@@ -29,7 +29,7 @@ class CoCgeOptions(CgeOptions):
 
 
 class CoCge(GraphHead[CoCgeOptions]):
-    """`S = cos(f(x), h_c) / T`, with margins by feasibility in the open world."""
+    """Co-CGE: cosines of image and graph embeddings; trained with feasibility margins in the open world."""
 
     def __init__(self, task: TaskContext, options: CoCgeOptions) -> None:
         super().__init__(task, options)

@@ -37,7 +37,7 @@ class CompCosOptions(Options):
 
 
 class CompCos(EmbeddingHead[CompCosOptions]):
-    """`S = cos(w(x), phi(s, o)) / T`, with margins by feasibility in the open world."""
+    """CompCos: cosines of image and word embeddings; trained with feasibility margins in the open world."""
 
     def __init__(self, task: TaskContext, options: CompCosOptions) -> None:
         super().__init__(task, options, trained_words=options.train_words, scale=options.scale)

@@ -54,7 +54,7 @@ class DfspOptions(Options):
 
 
 class Dfsp(TextMethod[DfspOptions]):
-    """A soft prompt whose text features are fused with the image's tokens."""
+    """DFSP: a soft prompt whose text features are fused with the image's tokens."""
 
     def __init__(self, task: TaskContext, options: DfspOptions) -> None:
         super().__init__(task, options)
@@ -72,27 +72,27 @@ class Dfsp(TextMethod[DfspOptions]):
         return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
     def decompose(self, t: Tensor) -> Prototypes:
-        """Text features t_c of the seen compositions [C, d], and their means t_s, t_o by primitive."""
+        """Return the text features of the seen compositions [C, d], and their means by state and by object."""
         return Prototypes(t, *self.train_candidates.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Prototypes:
         return self.decompose(self.prompts(self.labels.pairs["train"], self.checkpointing).compositions)
 
     def fused_images(self, z: Tensor, t: Prototypes, tokens: Tensor) -> Tensor:
-        """`x'` of unit length [B, d]"""
+        """Return unit image features after fusion with the text [B, d]."""
         x = torch.cat([z[:, None], self.project(tokens)], dim=1)  # [B, 1 + T, d]
         h = self.to_image(x, torch.cat([t.states, t.objects]))
         return unit(self.options.keep * z + (1 - self.options.keep) * self.to_itself(h[:, :1], h)[:, 0])
 
     def fused_texts(self, t: Prototypes, candidates: CompositionIndex, tokens: Tensor) -> Tensor:
-        """`t'_c` of unit length [B, C, d]"""
+        """Return the candidates' unit text features after fusion with each image's tokens [B, C, d]."""
         primitives = self.to_text(torch.cat([t.states, t.objects]), tokens)  # [B, M + N, d]
         states, objects = primitives.split((len(t.states), len(t.objects)), dim=1)
         composed = self.compose(states.index_select(1, candidates.states) * objects.index_select(1, candidates.objects))
         return unit(self.options.keep * t.compositions + (1 - self.options.keep) * composed)
 
     def fused_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
-        """Logits of the candidates after fusion [B, C]."""
+        """Return logits of the candidates after fusion [B, C]."""
         tokens = None if tokens is None else tokens.to(z.dtype)
         x = self.fused_images(z, t, tokens) if self.options.to_image and tokens is not None else z
         if not self.options.to_text or tokens is None:

@@ -70,7 +70,7 @@ class DuplexOptions(PathOptions):
 
 
 class Duplex(PathMethod[DuplexOptions]):
-    """`L = L_s + L_o + L_c^t + L_c^h`, `S(c|x) = p(c^h|x) + p(c^t|x) + p(s|x) p(o|x)`, of the terms switched on."""
+    """Duplex: semantic and visual prototypes and factors; losses and score add up the terms that are switched on."""
 
     def __init__(self, task: TaskContext, options: DuplexOptions) -> None:
         super().__init__(task, options)
@@ -97,7 +97,7 @@ class Duplex(PathMethod[DuplexOptions]):
         return self.paths.negatives.device
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        """Return the losses of a batch, and leave its refined prototypes in `pending` for `after_batch`."""
+        """Return the losses of a batch; keep its refined prototypes in `pending` until `after_batch`."""
         names, z = self.options.losses, self.paths.adapt(batch.cls)
         refines = self.options.graph and self.options.visual
         losses, factors = self.paths.losses(z, batch.compositions, shared, names, with_factors=refines)
@@ -121,7 +121,7 @@ class Duplex(PathMethod[DuplexOptions]):
             self.pending = None
 
     def _visual_logits(self, z: Tensor, refinement: RefinedPrototypes | None) -> Tensor:
-        """`z . h' / tau` over C_tgt [B, C], with the refined prototypes in place, without a copy of the codebook."""
+        """Return logits by visual prototypes [B, C], refined ones included, without a copy of the codebook."""
         logits = self.codebook.logits_over(self.target.listed)(z, self.paths.scale)
         if refinement is None:
             return logits
@@ -152,14 +152,14 @@ class Duplex(PathMethod[DuplexOptions]):
 
     @torch.no_grad()
     def score_blocks(self, states: int) -> ScoreBlocks | None:
-        """None with semantic prototypes: each composition's is a prompt of its own, not made of `M + N` vectors."""
+        """Return a scorer in blocks of states; None with semantic prototypes, which take a prompt per composition."""
         names, n = self.options.inference, len(self.labels.objects)
         if "semantic" in names:
             return None
         prototypes = self.paths.encode(np.arange(0), names)
 
         def visual(z: Tensor) -> Iterator[Tensor]:
-            """Blocks of `p(c^h|x)`: one pass for the softmax's normaliser, one for the probabilities."""
+            """Yield `p(c^h|x)` in blocks: one pass for the softmax's normaliser, one for the probabilities."""
             logits = partial(self.codebook.logits_by_states, z, self.paths.scale, states)
             normaliser = z.new_full((len(z),), -torch.inf)
             for block in logits():

@@ -59,7 +59,7 @@ class GraphPrompts(Prompts):
 
 
 class Gipcol(TextMethod[GipcolOptions]):
-    """`S = p(c|x)` of prompts whose primitives' vectors pass through a graph network."""
+    """GIPCOL: `S = p(c|x)` of prompts whose primitives' vectors pass through a graph network."""
 
     def __init__(self, task: TaskContext, options: GipcolOptions) -> None:
         super().__init__(task, options)

@@ -22,22 +22,22 @@ INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
     """Base class of methods whose losses compare compositions, by default the seen ones (`train_candidates`). A
-    subclass defines `score`, and `prepare` for what all images need."""
+    subclass defines `score`, and `prepare` for values that all images share."""
 
     def __init__(self, task: TaskContext, options: OptionsT) -> None:
         super().__init__(task, options)
         self.train_candidates = CompositionIndex(task.labels.pairs["train"], len(task.labels.objects))
 
     def prepare(self, candidates: CompositionIndex) -> Any:
-        """Compute what scores of any image over the candidates need, such as embeddings of the candidates."""
+        """Return values that all images' scores over the candidates need, such as the candidates' embeddings."""
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
-        """Scores [B, C] of images, given the result of `prepare`."""
+        """Return scores [B, C] of images, given the result of `prepare`."""
         raise NotImplementedError(f"{type(self).__name__} must define score()")
 
     def cross_entropies(self, names: Iterable[str], logits: Iterable[Tensor], own: Tensor) -> dict[str, Tensor]:
-        """Named cross-entropies of logits of training candidates [B, C], states [B, M] and objects [B, N], for images
-        with the compositions `own` [B]."""
+        """Return named cross-entropies of logits over training candidates [B, C], states [B, M] and objects [B, N], for
+        images labelled with compositions `own` [B]."""
         targets = (self.train_candidates.places(own), *self.primitives(own))
         return {name: cross_entropy(path, target) for name, path, target in zip(names, logits, targets, strict=True)}
 
@@ -55,7 +55,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
 
 class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
     """Base class of methods that compare features with encoded prompts at CLIP's temperature `tau = 1 / scale`.
-    `S = p(c|x)` of the candidates' vectors that `prepare` returns, unless a subclass defines `score`."""
+    Scores are p(c|x) over the vectors that `prepare` returns, unless a subclass defines `score`."""
 
     def __init__(self, task: TaskContext, options: OptionsT) -> None:
         super().__init__(task, options)
@@ -66,20 +66,20 @@ class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
         return frozenset({"cls", "text"})
 
     def logits(self, z: Tensor, t: Tensor) -> Tensor:
-        """`cos(z, t) / tau` [B, C] of features [B, d] and vectors `t` [C, d]."""
+        """Return logits `cos(z, t) / tau` [B, C] of features [B, d] and unit vectors `t` [C, d]."""
         return self.scale * unit(z) @ t.T
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         return self.logits(inputs["cls"], prepared).softmax(-1)
 
     def soft_prompts(self, template: str) -> Prompts:
-        """Composition prompts with a learned prefix, initialised from the template, and a learned vocabulary."""
+        """Return composition prompts with a learned prefix, initialised from the template, and a learned vocabulary."""
         labels, tower = self.labels, self.task.tower
         return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
 
 
 class WordTable(nn.Module):
-    """One vector per state and object, initialised with normalised word vectors; parameters if `trained`."""
+    """One vector per state and object, initialised with normalised word vectors; trainable if `trained`."""
 
     states: Tensor
     objects: Tensor
@@ -99,7 +99,7 @@ class WordTable(nn.Module):
 
 
 class Composer(nn.Module):
-    """`W [w_s ; w_o] + b` of compositions, of unit length; each word vector is multiplied by its half of `W` once."""
+    """Embeds compositions: a linear map of both word vectors, of unit length; each word is multiplied only once."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
         return self.composer(self.words, candidates)
 
     def shared(self) -> tuple[Any, ...]:
-        """The training candidates' embeddings."""
+        """Return the training candidates' embeddings in a tuple."""
         return (self.prepare(self.train_candidates),)
 
     @classmethod
@@ -135,9 +135,9 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
 
 
 class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
-    """`L = CE(logits(f(x), g(c)))` over the seen compositions, or over all of them in the open world.
+    """Base class with a cross-entropy loss over the seen compositions, or over all of them in the open world.
 
-    A subclass defines the embeddings f (`embed_images`) and g (`prepare`), may scale their products (`scale`), and may
+    A subclass embeds images (`embed_images`) and compositions (`prepare`), may scale dot products (`scale`), and may
     subtract `margins` from the logits in training.
     """
 
@@ -155,7 +155,7 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
         raise NotImplementedError(f"{type(self).__name__} must define embed_images()")
 
     def logits(self, images: Tensor, compositions: Tensor) -> Tensor:
-        """`scale f . g` [B, C] of embeddings [B, e], [C, e]."""
+        """Return scaled dot products [B, C] of image embeddings [B, e] and composition embeddings [C, e]."""
         return self.scale * (images @ compositions.T)
 
     @torch.no_grad()
@@ -165,7 +165,7 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
         return torch.as_tensor(rho, dtype=torch.float32)
 
     def initial_margins(self) -> Tensor:
-        """Return margins [M * N] above any logit, so that unseen compositions are excluded from the loss."""
+        """Return margins [M * N]: 0 if seen, else above any logit, which excludes the composition from the loss."""
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ class IvrOptions(Options):
 
 
 class PrimitiveHead(nn.Module):
-    """Head h of states or of objects, with its classifiers V and V'."""
+    """Head for states or for objects, with a classifier V of images and V' of their partners."""
 
     def __init__(self, width: int, count: int, options: IvrOptions) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class PrimitiveHead(nn.Module):
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
 
     def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`CE + CE'`, `L + L'` and `L_grad` of embedded images [B, e] with labels and domains [B]."""
+        """Return three losses of images [B, e]: cross-entropy, another without discarded channels, gradient penalty."""
         partner, paired = next_allowed_partner((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner
         h, mask = self.head(f), self.channel_mask(labels)
@@ -75,7 +75,7 @@ class PrimitiveHead(nn.Module):
 
 
 class Ivr(WordMethod[IvrOptions]):
-    """`S = p(s|x) p(o|x) + d_c` with features that are made invariant to the other primitive."""
+    """IVR: `S = p(s|x) p(o|x) + d_c`; each primitive's features are trained to be invariant to the other one."""
 
     def __init__(self, task: TaskContext, options: IvrOptions) -> None:
         super().__init__(task, options, trained_words=True)
@@ -107,10 +107,10 @@ class Ivr(WordMethod[IvrOptions]):
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Sum of the images' cross-entropies, each times its weight [B]."""
+    """Return the sum of the images' cross-entropies, each times its weight [B]."""
     return cross_entropy(logits, labels, reduction="none") @ weights
 
 
 def errors(logits: Tensor, labels: Tensor) -> Tensor:
-    """`softmax(logits) - onehot(labels)`"""
+    """Return `softmax(logits) - onehot(labels)`."""
     return logits.softmax(-1).scatter_add(1, labels[:, None], -torch.ones_like(logits[:, :1]))

@@ -29,7 +29,7 @@ class KgSpOptions(Options):
 
 
 class KgSp(SeenMethod[KgSpOptions]):
-    """`L = L_s + L_o`, `S = p(s|x) p(o|x)`."""
+    """KG-SP: independent state and object classifiers, `S = p(s|x) p(o|x)`."""
 
     def __init__(self, task: TaskContext, options: KgSpOptions) -> None:
         super().__init__(task, options)

@@ -40,7 +40,7 @@ class LdeOptions(Options):
 
 
 class Lde(TextMethod[LdeOptions]):
-    """`S = p(c|x)` of compositions put together from ideal words; nothing is trained."""
+    """LDE and GDE: `S = p(c|x)` of compositions put together from ideal words; nothing is trained."""
 
     centre: Tensor
     states: Tensor
@@ -63,7 +63,7 @@ class Lde(TextMethod[LdeOptions]):
         self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
     def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor | None = None) -> None:
-        """Set the ideal words from unit features `u` [C, d]; a primitive without a composition gets zeros."""
+        """Compute the ideal words from unit composition features `u` [C, d]; zeros for a primitive without any."""
         weights = u.new_ones(len(u)) if weights is None else weights.to(u)
         compositions = compositions.to(u.device)
         if self.options.space == "linear":
@@ -87,7 +87,7 @@ SMALL = 1e-7
 
 
 def log_map(mu: Tensor, u: Tensor) -> Tensor:
-    """Return `log_mu(u) = theta / sin(theta) (u - cos(theta) mu)`, `cos(theta) = mu . u` [C, d], of `u` [C, d]."""
+    """Map points `u` [C, d] of the unit sphere to tangent vectors [C, d] at `mu`."""
     cosine = (u @ mu).clamp(-1, 1)
     theta = cosine.arccos()
     factor = torch.where(theta > SMALL, theta / theta.sin().clamp(min=SMALL), 1.0)
@@ -95,13 +95,13 @@ def log_map(mu: Tensor, u: Tensor) -> Tensor:
 
 
 def exp_map(mu: Tensor, v: Tensor) -> Tensor:
-    """Return `exp_mu(v) = cos(|v|) mu + sin(|v|) v / |v|` [C, d]."""
+    """Map tangent vectors `v` [C, d] at `mu` to the unit sphere: `cos(|v|) mu + sin(|v|) v / |v|` [C, d]."""
     length = v.norm(dim=-1, keepdim=True)
     return normalize(length.cos() * mu + torch.sinc(length / torch.pi) * v, dim=-1)
 
 
 def intrinsic_mean(u: Tensor, weights: Tensor | None = None, rounds: int = 20) -> Tensor:
-    """Return the point [d] where the weighted tangent vectors to the rows of `u` [C, d] sum to zero, iteratively."""
+    """Return the unit vector [d] at which weighted tangent vectors to `u` [C, d] sum to zero, iteratively."""
     weights = u.new_ones(len(u)) if weights is None else weights
     shares = weights / weights.sum()
     mu = normalize(shares @ u, dim=-1)

@@ -11,7 +11,7 @@ violate the rules. With the product t-norm and its implication `a -> b  =  1 - a
   the marginal of the composition path, q(s) = sum_o p(s, o).
 
 In the paper a language model writes the rules. Here they are lines of the option `rules_written`; without any, they are
-derived from the training labels (`duplex.methods.logiczsl`). Scores are the three paths'.
+derived from the training labels (`observed_rules`). Scores are the three paths'.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ FORM = "write `state: A excludes B`, `state: A implies B`, or the same with `obj
 
 
 class RuleTables(NamedTuple):
-    """`excludes[a, b]` and `implies[a, b]` between states [M, M] or objects [N, N], 0 or 1."""
+    """Rules between states [M, M] or objects [N, N] as tables of 0 and 1: `excludes[a, b]`, `implies[a, b]`."""
 
     excludes: Tensor
     implies: Tensor
 
 
 def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Return the rules of states and of objects in lines. Raises UsageError for an unknown name."""
+    """Parse lines of text to rules of states and of objects; raise UsageError for an unknown name."""
     names = {"state": labels.states, "object": labels.objects}
     tables = {kind: RuleTables(*(torch.zeros(len(of), len(of)) for _ in range(2))) for kind, of in names.items()}
     for line in lines:
@@ -82,7 +82,7 @@ class LogicOptions(ThreePathOptions):
 
 
 class LogicZsl(ThreePaths[LogicOptions]):
-    """Three paths, trained so that their posteriors satisfy logical rules."""
+    """LOGICZSL: three paths, trained so that their posteriors satisfy logical rules."""
 
     excludes_s: Tensor
     implies_s: Tensor
@@ -118,5 +118,5 @@ class LogicZsl(ThreePaths[LogicOptions]):
 
 
 def violation(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
-    """`sum_(a excludes b) p_a q_b + sum_(a implies b) p_a (1 - q_b)` of each image [B]."""
+    """Return each image's rule violation [B]: `sum_(a excludes b) p_a q_b + sum_(a implies b) p_a (1 - q_b)`."""
     return ((p @ excludes) * q).sum(1) + ((p @ implies) * (1 - q)).sum(1)

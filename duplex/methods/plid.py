@@ -61,14 +61,14 @@ class PlidOptions(Options):
 
 
 class Classes(NamedTuple):
-    """Distributions of compositions, states and objects: unit means, and deviations of samples from them."""
+    """Text feature distributions of compositions, states and objects: unit means, and deviations of samples."""
 
     means: tuple[Tensor, Tensor, Tensor]  # [C, d], [M, d], [N, d]
     deviations: tuple[Tensor, Tensor, Tensor]  # [C, D, d], [M, D, d], [N, D, d]
 
 
 class Enrichment(nn.Module):
-    """`t + O Attention(Q t, K D, V D)` over each composition's descriptions; O starts at zero."""
+    """Residual attention of each composition's text feature to its descriptions; the identity at first."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -76,14 +76,14 @@ class Enrichment(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, t: Tensor, described: Tensor) -> Tensor:
-        """Return enriched features [C, d] of `t` [C, d], given the features of descriptions [C, D, d]."""
+        """Return text features `t` [C, d], enriched by those of D descriptions each [C, D, d]."""
         keys, values = self.key(described), self.value(described)
         weights = ((keys @ self.query(t)[:, :, None])[..., 0] / math.sqrt(t.shape[-1])).softmax(-1)  # [C, D]
         return torch.add(t, self.out((weights[:, None] @ values)[:, 0]))
 
 
 class Plid(TextMethod[PlidOptions]):
-    """`S = softmax((1 - b) l_c + b (l_s + l_o))` of distributions of text features, b at its mean."""
+    """PLID: scores mix logits of compositions and primitives, from distributions of text features."""
 
     described: Tensor
 
@@ -99,7 +99,7 @@ class Plid(TextMethod[PlidOptions]):
 
     @torch.no_grad()
     def describe(self, compositions: Ints) -> Tensor:
-        """Features of the compositions' D descriptions [C, D, d]."""
+        """Return text features of the D descriptions of each composition [C, D, d]."""
         labels, tower = self.labels, self.task.tower
         prompts = (Prompts(labels, tower, paths="composition", template=t) for t in self.options.templates)
         return torch.stack([descriptions.encode(compositions).compositions for descriptions in prompts], dim=1)
@@ -109,7 +109,7 @@ class Plid(TextMethod[PlidOptions]):
         return self.classes(t, self.described.to(t))
 
     def classes(self, t: Tensor, described: Tensor) -> Classes:
-        """Distributions from text features of the seen compositions [C, d] and of their descriptions [C, D, d]."""
+        """Return class distributions from text features of seen compositions [C, d] and descriptions [C, D, d]."""
         enriched = self.enrich(t, described)
         pairs = (
             (enriched, described),
@@ -119,11 +119,11 @@ class Plid(TextMethod[PlidOptions]):
         return Classes((c[0], s[0], o[0]), (c[1], s[1], o[1]))
 
     def primitive_means(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of rows [C, ...] of the seen compositions by state [M, ...] and by object [N, ...]."""
+        """Return means of the seen compositions' values [C, ...] by state [M, ...] and by object [N, ...]."""
         return self.train_candidates.means(rows, len(self.labels.states), len(self.labels.objects))
 
     def path_logits(self, z: tuple[Tensor, Tensor, Tensor], means: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """l_c, l_s and l_o from features [B, d] and means [C, d] of compositions, states and objects."""
+        """Return composition, state and object logits, given the features [B, d] and class means of each."""
         return [self.scale * f @ t.T for f, t in zip(z, means, strict=True)]
 
     def losses(self, batch: Batch, shared: Classes) -> dict[str, Tensor]:
@@ -140,12 +140,12 @@ class Plid(TextMethod[PlidOptions]):
         return {"composition": c, "state": self.options.primitives * s, "object": self.options.primitives * o}
 
     def draw_mix(self, like: Tensor) -> Tensor:
-        """`b ~ Beta(1, q)` of mean `1 / (1 + q)`, by the inverse of its distribution function."""
+        """Draw the mixing weight `b ~ Beta(1, q)` of mean `1 / (1 + q)`, by inverting the distribution function."""
         q = 1 / self.options.mix - 1
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
     def margins(self, x: Tensor, deviations: Tensor, target: Tensor) -> Tensor:
-        """`(1/2 tau^2) x^2 . variance of (sample of k - sample of y)` [B, C], y the target [B]."""
+        """Return each class's margin [B, C]: half the variance of its logit minus the `target`'s."""
         squares = x**2
         spread = squares @ deviations.square().sum(1).T  # [B, C]
         together = (squares[:, None] * deviations[target]).flatten(1) @ deviations.flatten(1).T  # [B, C]
@@ -169,6 +169,6 @@ class Plid(TextMethod[PlidOptions]):
 
 
 def deviations(mean: Tensor, described: Tensor) -> Tensor:
-    """Return the samples `normalise(mean + d)` minus their mean [C, D, d], of `mean` [C, d], `described` [C, D, d]."""
+    """Return samples `normalise(mean + d)` minus the samples' mean [C, D, d], d one of `described` [C, D, d]."""
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

@@ -43,8 +43,8 @@ class PromptOptions(PathOptions):
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose score is a sum of posteriors, among them those of `paths`, which a subclass sets. Its
-    options have the fields `losses` and `inference`."""
+    """Base class of methods whose score is a sum of posteriors, some of them from `paths`, set by the subclass. The
+    method's options have the fields `losses` and `inference`."""
 
     options: Any
     paths: Paths
@@ -60,7 +60,7 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
         return self.paths.prototypes(self.options.losses, self.checkpointing)
 
     def scorer(self, candidates: Ints) -> Scorer:
-        """Add up the score terms, holding one at a time."""
+        """Return a function that adds up the score terms, with one in memory at a time."""
         terms, device = self.score_terms(candidates), self.paths.negatives.device
         assert terms is not None
 
@@ -81,7 +81,7 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
 
 
 class PromptMethod(PathMethod[PromptOptions]):
-    """`L = L_s + L_o + L_c^t`, `S(c|x) = p(c^t|x) + p(s|x) p(o|x)`, of the terms switched on."""
+    """Prompt method without visual prototypes: `S = p(c^t|x) + p(s|x) p(o|x)`, of the terms switched on."""
 
     def __init__(self, task: TaskContext, options: PromptOptions) -> None:
         super().__init__(task, options)

@@ -46,11 +46,11 @@ class MethodSource:
 
 
 class BrokenMethod(DuplexError):
-    """An installed kind that cannot be loaded."""
+    """Error: an installed kind of method cannot be loaded."""
 
 
 def installed_methods() -> dict[str, MethodSource]:
-    """Return all installed kinds, sorted. Of two with the same name, the built-in one counts, else the first target."""
+    """Return all installed kinds of methods, sorted. Of equal names, the built-in one counts, else the first target."""
     kinds: dict[str, MethodSource] = {}
     points = entry_points(group=GROUP)
     for point in sorted(points, key=lambda point: (not point.value.startswith("duplex."), point.value)):
@@ -60,7 +60,7 @@ def installed_methods() -> dict[str, MethodSource]:
 
 
 def method_source(kind: str) -> MethodSource:
-    """Return the source of an installed kind or of `module:Class`; raise `UsageError` for an unknown kind."""
+    """Return the `MethodSource` of an installed kind or `module:Class`; raise `UsageError` for an unknown kind."""
     if ":" in kind:
         return MethodSource(kind, kind, kind.partition(":")[0])
     known = installed_methods()
@@ -71,7 +71,7 @@ def method_source(kind: str) -> MethodSource:
 
 @contextmanager
 def report_exits(kind: str) -> Iterator[None]:
-    """Raise `DuplexError`, naming the kind, if a method's code exits inside the block; Ctrl-C stays Ctrl-C."""
+    """Context manager: raise `DuplexError`, naming the kind, if a method's code exits."""
     try:
         yield
     except (Exception, KeyboardInterrupt, GeneratorExit):
@@ -83,7 +83,7 @@ def report_exits(kind: str) -> Iterator[None]:
 
 @contextmanager
 def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
-    """Return a kind that names a class inside the block, even one that no module holds."""
+    """Context manager: yield a kind for `method_class`, valid inside the block, even if it cannot be imported."""
     kind = f"{method_class.__module__}:{method_class.__qualname__}"
     find_method.cache_clear()
     _temporary[kind] = method_class
@@ -127,12 +127,12 @@ def find_method(kind: str) -> type[Method[Any]]:
 
 
 def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
-    """Return the options of a kind from a table; raise `OptionError` for unknown keys and wrong values."""
+    """Return a method kind's options from a mapping; raise `OptionError` for unknown keys and wrong values."""
     return find_method(kind).Options.from_dict(record)
 
 
 def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
-    """Build a new method, wrapped `WithFinetuning` where `task.finetuned_blocks` is given.
+    """Build a new method, wrapped in `WithFinetuning` if `task.finetuned_blocks` is given.
 
     Raise `UsageError` if the task lacks an input that the method needs, or blocks are to be fine-tuned for a method
     that trains nothing."""
@@ -156,8 +156,8 @@ def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
 
 
 def describe_method(kind: str) -> dict[str, Any]:
-    """Return what `duplex methods` prints: provider, module, default needs and options with types and defaults, or
-    `error` for a kind that cannot be loaded."""
+    """Return what `duplex methods` prints of a kind: provider, module, default needs and options with types and
+    defaults, or `error` if it cannot be loaded."""
     source = method_source(kind)
     record: dict[str, Any] = {"kind": kind, "source": source.provider, "module": source.module}
     try:

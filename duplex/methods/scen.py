@@ -39,7 +39,7 @@ class ScenOptions(Options):
 
 
 class Scen(EmbeddingHead[ScenOptions]):
-    """Cosines of fused state and object embeddings with those of compositions."""
+    """SCEN: scores are cosines of fused state and object embeddings with those of compositions."""
 
     def __init__(self, task: TaskContext, options: ScenOptions) -> None:
         super().__init__(task, options, trained_words=False, scale=options.scale)
@@ -51,7 +51,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         self.composer = Composer(self.words.width, width)
 
     def spaces(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """`h_s`, `h_o` [B, e], of unit length"""
+        """Return unit embeddings [B, e] of images in the state space and in the object space."""
         z = unit(z)
         return unit(self.encode_s(z)), unit(self.encode_o(z))
 
@@ -71,8 +71,8 @@ class Scen(EmbeddingHead[ScenOptions]):
         }
 
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
-        """L_ts or L_to of embeddings [B, e]: a mean over images with a positive, of equal label `same`, and a negative,
-        of equal label `other` and different `same`."""
+        """Return the contrastive loss of embeddings [B, e]: a mean over images with a positive (equal in `same`) and a
+        negative (equal in `other`, different in `same`)."""
         positive, paired = next_allowed_partner(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]
         counted = paired & negative.any(1)

@@ -32,7 +32,7 @@ ThreePathOptionsT = TypeVar("ThreePathOptionsT", bound=ThreePathOptions)
 
 
 class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
-    """`L = L_s + L_o + L_c^t + ...`, `S(c|x) = p(c^t|x) + p(s|x) p(o|x) + ...`; subclasses add terms."""
+    """Base class: `S(c|x) = p(c^t|x) + p(s|x) p(o|x)`; subclasses add losses and score terms."""
 
     def __init__(self, task: TaskContext, options: ThreePathOptionsT) -> None:
         super().__init__(task, options)
@@ -43,14 +43,14 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return self.paths.prototypes(LOSSES, self.checkpointing)
 
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
-        """Return z^c [B, d], the factors and the three losses of a batch, given the prototypes of `shared`."""
+        """Return adapted features [B, d], factors and the three losses of a batch, given semantic prototypes."""
         z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None
         return z, factors, losses
 
     def terms(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Iterator[Tensor]:
-        """Yield the summands of the scores over `candidates` [B, C]; `z` is z^c [B, d]."""
+        """Yield the summands of the scores over `candidates` [B, C]; `z` are adapted features [B, d]."""
         yield from (term for _, term in self.paths.score_terms(z, t, candidates.states, candidates.objects, TERMS))
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:

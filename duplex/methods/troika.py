@@ -37,7 +37,7 @@ class TroikaOptions(ThreePathOptions):
 
 
 class TractionLayer(nn.Module):
-    """`h -> g + F(norm(g))`, `g = h + A(h, X)`"""
+    """Residual cross-attention of prompt features to patch tokens, then a feed-forward network."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class TractionLayer(nn.Module):
         self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
 
     def forward(self, h: Tensor, tokens: Tensor) -> Tensor:
-        """Return [B, C, d] for prompt features `h` [C, d] or [B, C, d] and patch tokens [B, T, w]."""
+        """Return updated prompt features [B, C, d] of `h` [C, d] or [B, C, d], given patch tokens [B, T, w]."""
         g = h + self.attend(h, tokens)
         return torch.add(g, self.forward_part(g))
 
 
 class Traction(nn.Module):
-    """`t' = t + lambda * h_N` per image."""
+    """Layers that pull prompts' features towards each image: `t' = t + lambda * h_N`."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Traction(nn.Module):
 
 
 class Troika(ThreePaths[TroikaOptions]):
-    """Three paths whose prompts are pulled towards each image."""
+    """Troika: three paths whose prompts are pulled towards each image."""
 
     def __init__(self, task: TaskContext, options: TroikaOptions) -> None:
         super().__init__(task, options)
@@ -80,7 +80,7 @@ class Troika(ThreePaths[TroikaOptions]):
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
     def path_logits(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [B, C], [B, M], [B, N] of compositions, states and objects, whose prototypes are `t`."""
+        """Return logits [B, C], [B, M], [B, N] of compositions, states and objects, whose prototypes are `t`."""
         assert self.paths.factors is not None
         features = (z, *self.paths.factors(z))
         if self.traction is None or tokens is None:

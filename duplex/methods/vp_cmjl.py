@@ -44,7 +44,7 @@ Logits = tuple[Tensor, Tensor, Tensor]  # of compositions [B, C], states [B, M] 
 
 
 class VpCmjl(ThreePaths[VpCmjlOptions]):
-    """Three paths of prompts that images attend to, with trained visual prototypes (*proxies*) of primitives."""
+    """VP-CMJL: paths of prompts that images attend to, with trained visual prototypes (*proxies*) of primitives."""
 
     def __init__(self, task: TaskContext, options: VpCmjlOptions) -> None:
         super().__init__(task, options)
@@ -56,14 +56,14 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
             self.read_s, self.read_o = (CrossBlock(dim, dim, heads) for _ in range(2))
 
     def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
-        """Return the text logits l_t of features z^c [B, d]."""
+        """Return composition, state and object logits by prompts, for adapted features [B, d]."""
         (z_s, a_s), (z_o, a_o) = self.read_s.read(z, t.states), self.read_o.read(z, t.objects)
         rows = ((unit(z_s), t.states, a_s), (unit(z_o), t.objects, a_o))
         s, o = (self.paths.logits(f, prototypes) + self.paths.scale * a for f, prototypes, a in rows)
         return self.paths.logits(z, t.compositions), s, o
 
     def visual_logits(self, z: Tensor, candidates: CompositionIndex) -> Logits:
-        """Return the logits l_v by visual proxies of features z^c [B, d]."""
+        """Return composition, state and object logits by visual proxies, for adapted features [B, d]."""
         assert self.paths.factors is not None
         z_s, z_o = self.paths.factors(z)
         states, objects = self.states @ self.from_state.T, self.objects @ self.from_object.T

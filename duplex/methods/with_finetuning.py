@@ -1,5 +1,5 @@
-"""Training of any method together with the image tower's last blocks, which compute the `cls` that the method reads
-from cached `block_inputs`: with gradients in `losses`, without them elsewhere."""
+"""Training of any method together with the image tower's last blocks, which compute the method's input `cls` from
+cached `block_inputs`: with gradients in `losses`, without them elsewhere."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoin
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
-    """Inputs whose `cls` is computed by fine-tuned blocks on first access."""
+    """A method's inputs whose `cls` is computed by fine-tuned blocks on first access."""
 
     def __init__(self, inputs: Inputs, blocks: FinetunedBlocks) -> None:
         self.inputs, self.blocks = inputs, blocks
 
     @cached_property
     def features(self) -> Tensor:
-        """CLS features [B, d]."""
+        """CLS features [B, d] that the fine-tuned blocks compute."""
         features: Tensor = self.blocks(self.inputs["block_inputs"])
         return features
 
@@ -42,7 +42,7 @@ class FinetunedInputs(Mapping[str, Tensor]):
 
 
 def with_finetuned_features(function: Callable[[Inputs], Any], blocks: FinetunedBlocks) -> Callable[[Inputs], Any]:
-    """Return `function` of inputs whose `cls` is computed by the blocks, without gradients."""
+    """Wrap `function` so that fine-tuned blocks compute its inputs' `cls`, without gradients."""
 
     @torch.no_grad()
     def wrapped(inputs: Inputs) -> Any:
@@ -52,7 +52,7 @@ def with_finetuned_features(function: Callable[[Inputs], Any], blocks: Finetuned
 
 
 class WithFinetuning(Method[Options]):
-    """A method trained together with the image tower's last blocks; its state holds both."""
+    """A method trained together with the image tower's last blocks; its state dict holds both."""
 
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
         super().__init__(method.task, method.options)
@@ -125,7 +125,7 @@ class WithFinetuning(Method[Options]):
         )
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """Tensors for scores of fine-tuned features, and those of the fine-tuned blocks."""
+        """Return the method's tensors for scoring and those of the fine-tuned blocks."""
         tensors = self.method.portable(candidates)
         blocks = {f"{FINETUNED_PREFIX}{name}": value.detach() for name, value in self.blocks.state_dict().items()}
         return None if tensors is None else {**tensors, **blocks}

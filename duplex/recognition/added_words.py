@@ -1,9 +1,9 @@
 """Compositions outside a model's label space, scored without training: new pairs of known words, and new words.
 
-The semantic prototype is the prompt's, with learned vectors for known words and the name's own tokens for new ones. The
+A semantic prototype is encoded from a prompt with learned vectors for known words and ordinary tokens for new ones. A
 visual prototype is composed as in the codebook, from means of the known primitives' prototypes:
-`normalise(mean_state + mean_object - mean_all)`, where a new primitive contributes nothing; in closed form it is
-`mu + a_state + b_object`, likewise.
+`normalise(mean_state + mean_object - mean_all)`, where `mean_all` replaces the mean of a new primitive; in closed form
+it is `mu + a_state + b_object`, where 0 replaces the term of a new primitive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLUMNS = ("state", "object")
 
 
 def read_compositions(path: Path) -> list[Pair]:
-    """Read a CSV file with the heading `state,object`."""
+    """Return the (state, object) pairs in a CSV file with the heading `state,object`."""
     try:
         rows = list(csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True))
     except (DuplexError, csv.Error) as error:
@@ -52,7 +52,7 @@ def read_compositions(path: Path) -> list[Pair]:
 
 
 def split_composition(text: str, labels: LabelSpace) -> Pair:
-    """Split `rusty kettle`, or `very rusty,kettle` where unknown names have more than two words, into its two names."""
+    """Return the (state, object) names in `rusty kettle`; longer unknown names need a comma: `very rusty,kettle`."""
     if "," in text:
         state, _, name = (part.strip() for part in text.partition(","))
         if state and name:
@@ -68,9 +68,9 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
 def with_added_compositions(
     candidates: Candidates, tensors: Mapping[str, Tensor], labels: LabelSpace, tower: TextTower, pairs: Iterable[Pair]
 ) -> Candidates:
-    """Return the candidates with further pairs, scored from the exported `tensors`.
+    """Return the candidates extended by `pairs`; all are then scored from the exported `tensors`.
 
-    Names that prompts write alike are the same; pairs that are candidates already are left out.
+    Names with the same text in prompts are equal; pairs that are candidates already are left out.
     """
     states, objects = list(labels.states), list(labels.objects)
     present = set(zip(candidates.state_of.tolist(), candidates.object_of.tolist(), strict=True))
@@ -103,7 +103,7 @@ def with_added_compositions(
 
 
 def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
-    """Return the function from inputs to score terms [B, C] that exported tensors define."""
+    """Return the function that computes the score terms [B, C] of inputs from exported tensors."""
 
     @torch.no_grad()
     def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
@@ -119,7 +119,7 @@ def _with_rows(
     added: np.ndarray,
     tower: TextTower,
 ) -> dict[str, Tensor]:
-    """Return the exported tensors with rows for the pairs `added` [P, 2], indices into `names`."""
+    """Return the exported tensors extended by the pairs `added` [P, 2], indices into `names` (states, objects)."""
     more, (states, objects) = dict(t), names
     device = t["state_of"].device
     new_states, new_objects = states[len(labels.states) :], objects[len(labels.objects) :]
@@ -151,7 +151,7 @@ def _with_rows(
 
 
 def _likelihoods(t: Mapping[str, Tensor], labels: LabelSpace, added: np.ndarray) -> dict[str, Tensor]:
-    """Return the closed form's rows and offsets with those of the added pairs."""
+    """Return the closed form's prototypes and score offsets, extended by the added pairs."""
     device = t["state_of"].device
     limits = torch.tensor([len(labels.states), len(labels.objects)], device=device)
     indices = torch.as_tensor(added, device=device)
@@ -162,7 +162,7 @@ def _likelihoods(t: Mapping[str, Tensor], labels: LabelSpace, added: np.ndarray)
 
 
 def _primitives(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Tensor]:
-    """Return the posterior of states or objects with `count` more, each of one image at the mean of all."""
+    """Extend the posterior of states or objects by `count` new ones, each as if with one image, at the mean of all."""
     weight, offset = (f"primitives.{name}.{part}" for part in ("weight", "offset"))
     if weight not in t:
         return {}
@@ -174,14 +174,14 @@ def _primitives(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Ten
 
 
 class NamedPrompts:
-    """Prompts `[context, state, object]` of any names, with the learned vectors of the context and of known names."""
+    """Prompts `[context, state, object]` for any names; the context and known names have learned vectors."""
 
     def __init__(self, t: Mapping[str, Tensor], labels: LabelSpace, tower: TextTower) -> None:
         self._t, self._labels, self._tower = t, labels, tower
 
     @torch.no_grad()
     def encode(self, path: str, names: Sequence[tuple[str | None, str | None]]) -> Tensor:
-        """Return unit prototypes [P, d] of (state, object) names; None leaves a word out."""
+        """Return unit text prototypes [P, d] of (state, object) names; a None leaves that word out of the prompt."""
         tower = self._tower
         ends = tower.embedding([tower.start, tower.end])
         prompts = [torch.cat([ends[:1], self._t[f"context.{path}"], *self._words(pair), ends[1:]]) for pair in names]

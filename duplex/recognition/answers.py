@@ -11,7 +11,7 @@ DIGITS = 6  # of numbers in JSON; scores are float32
 
 @dataclass(frozen=True)
 class KnownFlags:
-    """Whether the state and the object of an added composition are labels of the model."""
+    """Whether the state and the object of a composition that the user added are labels of the model."""
 
     state: bool
     object: bool
@@ -19,7 +19,7 @@ class KnownFlags:
 
 @dataclass(frozen=True)
 class Guess:
-    """One composition: its score, and its probability among the candidates."""
+    """One composition of an answer, with its score and its probability among the candidates."""
 
     state: str
     object: str
@@ -47,7 +47,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Answer:
-    """The best compositions of an image, best first, and the marginal probabilities of states and objects."""
+    """Answer for one image: its best compositions, best first, and marginal probabilities of states and objects."""
 
     top: tuple[Guess, ...]
     states: Mapping[str, float]  # every state, most likely first; they sum to 1
@@ -60,7 +60,7 @@ class Answer:
         return self.top[0]
 
     def to_dict(self, marginals: int | None = None) -> dict[str, Any]:
-        """Return JSON values, with the `marginals` most likely states and objects (default: all)."""
+        """Return the answer as JSON values, with the `marginals` most likely states and objects (default: all)."""
         return {
             "top": [guess.to_dict() for guess in self.top],
             "states": _rounded(self.states, marginals),
@@ -72,7 +72,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class UnreadableImage:
-    """A file that is not a readable image."""
+    """Result for a file that cannot be read as an image."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Batches of the images that requests bring at the same time, for the worker processes of the server."""
+"""Collect the images of concurrent requests into batches for the worker processes of the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Batcher:
 
     The images in progress are shared evenly among workers: a free worker waits for its share, `wait` seconds at most.
     Clients that get their answers together send their next images together, so batches fill; a lone image is a whole
-    share and does not wait. Batches have at most `size` images. `full`: more than `room` images are waiting.
+    share and does not wait. Batches have at most `size` images. `full`: at least `room` images wait.
     """
 
     def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
@@ -42,7 +42,7 @@ class Batcher:
         self._tasks = [loop.create_task(self._serve(worker)) for worker in self._workers]
 
     async def stop(self) -> None:
-        """Wait until every image in progress is answered."""
+        """Wait until every image in progress is answered, then stop sending batches."""
         if self._in_progress:
             await asyncio.wait(self._in_progress)
         for task in self._tasks:
@@ -53,7 +53,7 @@ class Batcher:
         return len(self._queue) >= self._room
 
     async def answer(self, request: ImageRequest) -> Reply:
-        """Return the reply; raise `DuplexError` if the image or its worker failed."""
+        """Return the reply to one image; raise `DuplexError` if answering fails or the worker dies."""
         done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._in_progress.add(done)
         self._peak = max(self._peak, len(self._in_progress))
@@ -68,7 +68,7 @@ class Batcher:
 
     @property
     def _share(self) -> int:
-        """ceil(images / workers), at least 1 and at most `size`."""
+        """Images per worker, ceil(images in progress / workers), at least 1 and at most `size`."""
         return max(1, min(self._size, -(-self._peak // len(self._workers))))
 
     async def _serve(self, worker: WorkerProcess) -> None:
@@ -120,7 +120,7 @@ class Batcher:
 
 
 async def _ask(worker: WorkerProcess, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
-    """Return the replies to a batch; if the worker dies over it, try once more with its replacement."""
+    """Return a worker's replies to a batch; if the worker dies, send the batch once more to its replacement."""
     try:
         return await asyncio.wrap_future(worker.submit(batch))
     except BrokenProcessPool:

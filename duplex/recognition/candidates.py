@@ -60,12 +60,12 @@ class Candidates:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """State and object of each candidate."""
+        """Names (state, object) of each candidate."""
         rows = zip(self.state_of.tolist(), self.object_of.tolist(), strict=True)
         return [(self.states[m], self.objects[n]) for m, n in rows]
 
     def answers(self, inputs: Inputs, top: int) -> Iterator[Answer]:
-        """Yield one answer with `top` compositions per image, in order."""
+        """Yield one answer per image, in order, each with the `top` most probable compositions."""
         if top < 1:
             raise UsageError(f"top is {top}; expected at least 1")
         images, rows = len(inputs["cls"]), max(1, BLOCK_SCORES // len(self))
@@ -74,7 +74,7 @@ class Candidates:
             yield from self._block(block, min(top, int(self.feasible.sum())))
 
     def log_posteriors(self, scores: Tensor) -> Tensor:
-        """Return `log q(c|x)` [B, C] of scores, in float64: order, probabilities and marginals all follow from it."""
+        """Return log probabilities `log q(c|x)` [B, C] of scores, in float64, from which answers are computed."""
         excluded = torch.as_tensor(~self.feasible, device=scores.device)
         log_p = log_probabilities(self.probabilities, scores.masked_fill(excluded, -torch.inf))
         prior = torch.from_numpy(self.confidence.log_prior(self.seen, self.feasible)).to(scores.device)
@@ -112,12 +112,12 @@ class Candidates:
 
 
 def sum_of(terms: ScoreTerms) -> Scorer:
-    """Return the function from inputs to scores [B, C] that adds up the terms, holding one at a time."""
+    """Return the function that computes scores [B, C] as the sum of score terms, with one term in memory at a time."""
     return lambda inputs: cast(Tensor, sum(term for _, term in terms(inputs)))
 
 
 def _marginals(shares: Tensor, groups: Ints, count: int) -> Floats:
-    """Sum shares [B, C] over the candidates of each group: [B, count]."""
+    """Return sums [B, count] of probabilities [B, C] over the candidates with the same state or object."""
     index = torch.as_tensor(groups, device=shares.device)
     sums = shares.new_zeros(len(shares), count).index_add_(1, index, shares)
     return sums.cpu().numpy().astype(np.float64)

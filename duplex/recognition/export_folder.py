@@ -34,7 +34,7 @@ def export(
     facts: RunFacts,
     add_files: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Write one world's candidates to the folder `out`, atomically, with the files that `add_files` writes."""
+    """Export a model for one world to the folder `out`, atomically; `add_files(folder)` writes further files."""
     tensors = exported_tensors(trained, world)
     options = None if trained.finetuned is None else trained.finetuned.options.to_dict()
     config = {
@@ -66,7 +66,7 @@ def export(
 
 
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
-    """Return the score's tensors, with masks [C] of the seen and of the feasible candidates and their `log_prior`."""
+    """Return the tensors that define the score, masks [C] of seen and of feasible candidates, and their `log_prior`."""
     tensors = trained.tensors(world)
     if tensors is None:
         raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose another run")
@@ -79,7 +79,7 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
 
 
 def replace_export(out: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a temporary folder and rename it to `out`, replacing an earlier export but nothing else."""
+    """Call `fill` on a temporary folder and rename it to `out`, which must be absent, empty or an earlier export."""
     if os.path.lexists(out) and not (out.is_dir() and _is_export(out)):
         raise UsageError(f"{out} exists and is not an export of duplex, or holds other files; choose another folder")
     with replace_folder(Path(os.path.abspath(out))) as scratch:
@@ -87,7 +87,7 @@ def replace_export(out: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _is_export(folder: Path) -> bool:
-    """Whether a folder is empty or holds files of `duplex export` only: other programs write a config.json too."""
+    """Whether a folder is empty or an export: only names of files of `duplex export`, with its config.json."""
     names = {path.name for path in folder.iterdir()}
     try:
         return not names or (names <= NAMES and bool(read_config(folder / CONFIG)))
@@ -96,7 +96,7 @@ def _is_export(folder: Path) -> bool:
 
 
 def push(folder: Path, name: str) -> str:
-    """Upload a folder to the hub repository `name`, which is created if missing; return its URL."""
+    """Upload a folder to the Hugging Face repository `name`, which is created if missing; return its URL."""
     from huggingface_hub import HfApi
 
     api = HfApi()

@@ -1,4 +1,4 @@
-"""Images in any form, or cached features, as a method's inputs."""
+"""Convert images in any form, or cached features, to a method's inputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def encode_files(
     outputs: OutputSpec,
     batch_multiple: int = BATCH_MULTIPLE,
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
-    """Yield statuses [B] and inputs of each block of files, in order, while worker processes decode the next ones."""
+    """Yield status codes [B] (encoded or unreadable) and inputs per batch of files, while workers decode the next."""
     blocks = split_rows(len(paths), batch_size)
     images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
     workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
@@ -62,7 +62,7 @@ def encode_files(
 
 
 def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
-    """Convert arrays to tensors as in training: CLS features in float32, tokens in float16."""
+    """Convert a feature cache's arrays to tensors as in training: CLS features in float32, tokens in float16."""
     if CODES in values:
         others = {name: value for name, value in values.items() if name not in (CODES, SCALES)}
         values = {**others, "block_inputs": dequantize(values[CODES], values[SCALES])}
@@ -71,7 +71,7 @@ def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
 
 
 def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
-    """Return cached features [B, d]; None if `images` are images. Raise `UsageError` for features of another width."""
+    """Return `images` [B, d] if they are features, None if they are images. Raise `UsageError` for another width."""
     if isinstance(images, Features):
         if images.bad.any():
             raise UsageError(f"{images.path} has rows without an image; leave them out: features.cls[~features.bad]")
@@ -101,7 +101,7 @@ def _as_numpy(value: Any) -> Any:
 
 
 def open_image(image: ImageLike) -> Image.Image:
-    """Return the image as RGB; raise `UsageError` if it cannot be read."""
+    """Return a path, PIL image or array as an RGB image; raise `UsageError` if it cannot be read."""
     try:
         if isinstance(image, (str, Path)):
             return read_image(Path(image))

@@ -22,9 +22,9 @@ INTERVAL = 2.0  # seconds between lines of progress
 
 
 def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """Return each file once, in the order of `names`; of folders, the files with image endings, sorted.
+    """Return the files that `names` stand for, each once, in order; a folder stands for its image files, sorted.
 
-    log: called with a line of progress while a large folder is listed, and with the number of files left out.
+    `log` is called with lines of progress while a large folder is listed, and with the number of files skipped.
     """
     paths: dict[Path, None] = {}
     folders = _Folders(log)
@@ -42,7 +42,7 @@ def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] 
 
 
 class _Folders:
-    """Lists the images in folders, and counts all other files by suffix."""
+    """Lists the images in folders, and counts the files that are no images by suffix."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self.skipped: Counter[str] = Counter()

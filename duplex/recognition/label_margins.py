@@ -23,14 +23,14 @@ FOLDS, NEIGHBOURS, SHARPNESS = 5, 20, 20.0
 
 @dataclass(frozen=True)
 class LabelMargins:
-    """Margins of n images; a negative one says that another label fits better."""
+    """Margins of n images: the score of the label less that of the best other one, which fits better if negative."""
 
     margin: Floats  # [n]
     better: Ints  # [n] the best other class
 
 
 def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Return the out-of-fold margins of labels [n] over unit features [n, d]."""
+    """Return the margins of labels [n] by unit features [n, d]; each image is scored by the other folds."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -53,7 +53,7 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
 
 
 def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Return cosines with class means [B, K]; -inf for a class without images."""
+    """Return cosines [B, K] of queries with the mean of each class; -inf for a class without images."""
     sums, sizes = np.zeros((count, features.shape[1])), np.bincount(labels, minlength=count)
     np.add.at(sums, labels, features)
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
@@ -61,7 +61,7 @@ def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], 
 
 
 def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Return shares of the nearest images' votes [B, K], by `exp(20 cosine)`; -inf for a class without images."""
+    """Return each class's share [B, K] of the nearest images' votes, weighted by `exp(20 cosine)`; -inf if absent."""
     votes = np.zeros((len(queries), count))
     k = min(NEIGHBOURS, len(features))
     for start in range(0, len(queries), 1024):

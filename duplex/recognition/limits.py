@@ -18,7 +18,7 @@ TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits per request and, for connections, per server."""
+    """The server's limits: all per request, except the number of connections."""
 
     bytes: int = 32 * 2**20
     pixels: int = 40_000_000  # per image

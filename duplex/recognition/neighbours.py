@@ -20,7 +20,7 @@ THUMBNAIL = 96  # pixels
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Features [n, d] of training images, with paths below `root` and labels."""
+    """Features [n, d] of training images, with their labels and their paths relative to `root`."""
 
     features: NDArray[np.float32]
     images: Sequence[str]
@@ -32,7 +32,7 @@ class Neighbours:
         object.__setattr__(self, "features", _unit(self.features))
 
     def nearest(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
-        """Return records of the `count` nearest images by cosine, best first, with thumbnails as data URLs."""
+        """Return path, labels, cosine and thumbnail of the `count` images nearest to a feature, best first."""
         cosines = self.features @ _unit(feature)
         best = np.argsort(-cosines, kind="stable")[:count]
         return [
@@ -49,7 +49,7 @@ class Neighbours:
 
 @lru_cache(maxsize=512)
 def thumbnail(path: Path) -> str | None:
-    """Return a small JPEG as a data URL; None if the image cannot be read."""
+    """Return an image file as a small JPEG in a data URL; None if it cannot be read."""
     try:
         image = read_image(path)
     except BadImageFile:

@@ -1,4 +1,4 @@
-"""Print the composition of each row of features by an exported model, with numpy alone: recognize.py FEATURES.npy"""
+"""Print the composition that an exported model finds for each feature, with numpy alone: recognize.py FEATURES.npy"""
 
 import json
 import sys

@@ -16,7 +16,7 @@ RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILI
 
 
 def pixels(image: Any, preprocess: Any) -> Any:
-    """Resize the shorter side to the encoder's size and crop the centre: [3, R, R] uint8."""
+    """Return [3, R, R] uint8: an image with its shorter side resized to the encoder's size, and its centre cropped."""
     size, image = preprocess["size"], rgb(image)
     short = min(image.size)
     width, height = (int(size * side / short) for side in image.size)
@@ -26,7 +26,7 @@ def pixels(image: Any, preprocess: Any) -> Any:
 
 
 def rgb(image: Any) -> Any:
-    """Convert to RGB. Sixteen-bit grey is scaled first: Pillow would clip it to white."""
+    """Convert an image to RGB. Sixteen-bit grey is scaled first: Pillow would clip it to white."""
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).astype(np.float32) / 257 + 0.5).astype(np.uint8))
     return image.convert("RGB")

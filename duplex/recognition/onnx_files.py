@@ -1,4 +1,4 @@
-"""The scores and the image tower as ONNX files for onnxruntime."""
+"""Write the scores and the image tower as ONNX files for onnxruntime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
 class OnnxScores(nn.Module):
-    """Module of the ONNX file of scores: features [B, d] to scores [B, C]."""
+    """Module exported to ONNX that computes scores [B, C] from features [B, d]."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class OnnxScores(nn.Module):
 
 
 class OnnxImageTower(nn.Module):
-    """Module of the ONNX image tower: pixels [B, 3, R, R] uint8 to features [B, d], fine-tuned or as in caches."""
+    """Image tower exported to ONNX, with any fine-tuned blocks: pixels [B, 3, R, R] uint8 to features [B, d]."""
 
     mean: Tensor
     std: Tensor
@@ -59,7 +59,7 @@ class OnnxImageTower(nn.Module):
 
 
 def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:
-    """Write trained.onnx: from features [B, dim] to scores."""
+    """Write trained.onnx, which computes scores from features [B, dim]."""
     _export(OnnxScores(tensors), torch.zeros(2, dim), folder / TRAINED, "features", "scores")
 
 
@@ -104,7 +104,7 @@ def _export(module: nn.Module, example: Tensor, path: Path, input_name: str, out
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Hide the exporter's warnings about its own versions."""
+    """Hide the warnings of PyTorch's ONNX exporter inside the block."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
     try:

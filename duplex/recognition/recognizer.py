@@ -1,4 +1,4 @@
-"""`Recognizer`: images in, compositions out.
+"""The class `Recognizer`, which names the compositions in images.
 
 recognizer = Recognizer.load("artifacts/shapes/duplex/0")
 for answer in recognizer(["kettle.jpg"], top=3):
@@ -37,7 +37,7 @@ BATCH = 64
 class Recognizer:
     """A trained model that names the compositions in images. Calls do not change it.
 
-    `added`: compositions to choose from beside the model's own. `exact`, `new_share`: see `load`.
+    `added`: (state, object) pairs, candidates beside the model's own. `exact`, `new_share`: see `Recognizer.load`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Recognizer:
         exact: bool = False,
         new_share: float | None = None,
     ) -> Recognizer:
-        """Load a run's folder, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
+        """Load a model from a run's folder, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
 
         `word_vectors` is the GloVe-format file that training read, if it read one. `exact` pads small batches to
         sixteen images, which gives the cache's features to the last bit; without it a lone image is encoded up to ten
@@ -84,11 +84,11 @@ class Recognizer:
 
     @property
     def encoder(self) -> Any:
-        """The image tower, loaded at its first use."""
+        """The encoder with its image tower, loaded at first use."""
         return self.trained.backbone.tower("image")
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
-        """Return a recognizer that also chooses from these: `"rusty kettle"` or `("rusty", "kettle")`."""
+        """Return a recognizer with more candidates, such as `"rusty kettle"` or `("rusty", "kettle")`."""
         pairs = [split_composition(text, self.labels) if isinstance(text, str) else text for text in compositions]
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
@@ -102,7 +102,7 @@ class Recognizer:
         world: World | None = None,
         batch_size: int = BATCH,
     ) -> list[Answer]:
-        """Return one answer per image, with the `top` compositions.
+        """Return one answer per image, each with its `top` most probable compositions.
 
         `images`: one or a list of paths, PIL images or uint8 arrays [H, W, 3]; or cached features, as an array [B, d]
         or from `open_features`.
@@ -130,11 +130,11 @@ class Recognizer:
                 yield UnreadableImage(status_reason(status)) if status >= FIRST_BAD else answer
 
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
-        """Return scores [B, C] of `candidates(world)`, as the evaluation computes them."""
+        """Return the scores [B, C] of images for `candidates(world)`, as the evaluation computes them."""
         return torch.cat([self.candidates(world).scorer(inputs) for inputs in self._inputs(images, batch_size)])
 
     def candidates(self, world: World | None = None) -> Candidates:
-        """Return the compositions that a world's answers are chosen from."""
+        """Return the compositions that answers in a world are chosen from."""
         if not self.worlds:
             raise UsageError(f"{self.trained.where} was calibrated for no world; train again")
         world = self.worlds[0] if world is None else world
@@ -179,7 +179,7 @@ class Recognizer:
             yield self.encode([self.encoder.image_transform(image) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
-        """Return the inputs that a cache would hold of transformed images, uint8 [3, R, R] each."""
+        """Return a method's inputs for transformed images, uint8 [3, R, R] each, as a feature cache would hold them."""
         return encode(self.encoder, torch.stack(list(pixels)), **self._encoding)
 
     @property

@@ -1,4 +1,4 @@
-"""HTTP server: images in, JSON answers out, and a web page."""
+"""HTTP server that takes images and answers in JSON, with a web page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def application(
     neighbours: Neighbours | None = None,
     world: World | None = None,
 ) -> Any:
-    """Return the ASGI application that answers for one world with the running `workers`."""
+    """Return the ASGI application that answers requests in one world with the running `workers`."""
     batcher, limits = Batcher(workers), limits or Limits()
     metrics, candidates = ServerMetrics(batcher, workers), recognizer.candidates(world)
 
@@ -61,7 +61,7 @@ def application(
 
     @app.post("/predict", openapi_extra=UPLOAD, summary="Recognise the compositions in images")
     async def predict(request: Request, top: int = 3, similar: int = 0) -> JSONResponse:
-        """One answer per image of the form, in order. `similar`: number of nearest training images to add."""
+        """Return one answer per image of the form, in order. `similar`: number of nearest training images to add."""
         if not (1 <= top <= 50 and 0 <= similar <= 20):
             raise HTTPException(422, f"top is {top} and similar is {similar}; expected 1–50 and 0–20")
         if batcher.full:

@@ -17,7 +17,7 @@ PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.j
 
 
 class ServerMetrics(Collector):
-    """Counters of one server, in a registry of their own."""
+    """Prometheus metrics of one server, in a registry of their own."""
 
     def __init__(self, batcher: Batcher, workers: Sequence[WorkerProcess]) -> None:
         self.registry = registry = CollectorRegistry()
@@ -63,7 +63,7 @@ class ServerMetrics(Collector):
 
 
 def resident_bytes(process: int | str) -> int:
-    """Return the resident memory of a process id; 0 where the system does not report it."""
+    """Return the resident memory of a process, in bytes; 0 where the system does not report it."""
     try:
         return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * 4096
     except OSError:

@@ -21,7 +21,7 @@ FINETUNED_FORMAT = "duplex-export-3-finetuned"  # another format: a reader must 
 
 
 def open_trained(where: str | Path, device: torch.device, words: WordFile | None = None) -> TrainedModel:
-    """Load a model; every error is a `UsageError`, since the user named it."""
+    """Load a trained model by path or hub name; every error is a `UsageError`, since the user gave the name."""
     try:
         if str(where).startswith(HUB):
             return _open_export(download(str(where).removeprefix(HUB)), device)
@@ -64,7 +64,7 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return an export's config.json; raise `UsageError` for any other file."""
+    """Return the content of an export's config.json; raise `UsageError` for any other file."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -75,7 +75,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def download(name: str) -> Path:
-    """Return the local folder of a hub repository, downloaded unless it is in the hub's cache."""
+    """Return the local folder of a Hugging Face repository; download it unless it is in the hub's cache."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -85,6 +85,6 @@ def download(name: str) -> Path:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of another library's message."""
+    """Return the first line of an error message from another library."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -20,7 +20,7 @@ s { color: #b3541e } small { opacity: .7 }"""
 def write_suspects_page(
     path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path, list_sha256: str
 ) -> None:
-    """Write images with their labels and better ones, in the order of `rows`; the head holds the list's sha256."""
+    """Write a page of images with current and suggested labels, in the order of `rows`; it stores `list_sha256`."""
     figures = "\n".join(_figure(row, root) for row in rows)
     write_text(
         path,
@@ -31,7 +31,7 @@ def write_suspects_page(
 
 
 def is_page_of(path: Path, list_sha256: str) -> bool:
-    """Whether a file is the page of the list with this sha256."""
+    """Whether a file is the page written for the list of suspects with this sha256."""
     with path.open("rb") as file:
         return _meta(list_sha256).encode() in file.read(1000)
 

@@ -1,4 +1,4 @@
-"""Trained models behind a recognizer: a run's checkpoint or an exported folder."""
+"""Load the trained model of a recognizer: a run's checkpoint or an exported folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from duplex.training.known_images import PREFIX, KnownImages
 
 @dataclass(frozen=True)
 class WordFile:
-    """Word vectors in a GloVe-format file."""
+    """A file of word vectors in GloVe's format."""
 
     path: Path
 
@@ -52,7 +52,7 @@ class WordFile:
 
 @dataclass
 class Backbone:
-    """The frozen encoder that a model names; each tower is loaded at its first use."""
+    """The frozen encoder of a trained model; its image and text towers are loaded at first use."""
 
     record: Mapping[str, str]
     device: str
@@ -64,9 +64,9 @@ class Backbone:
             raise UsageError(f"the model lacks the {missing[0]} of its encoder; train again with this version")
 
     def tower(self, which: str) -> Encoder:
-        """Return the encoder with its "image" or "text" tower; raise `UsageError` unless it is that of training.
+        """Return the encoder with its "image" or "text" tower; raise `UsageError` if training used another.
 
-        The text tower brings the image tower along where both have the same precision: the weights are one file.
+        Both towers are loaded together if they have the same precision, since one file holds the weights of both.
         """
         if which not in self._towers:
             name, tag = self.record["name"], self.record["tag"] or None
@@ -84,7 +84,7 @@ class Backbone:
         return self._towers[which]
 
     def use(self, encoder: Encoder) -> None:
-        """Take an image tower that is loaded already."""
+        """Use an image tower that is already loaded."""
         self._towers["image"] = encoder
 
     @property
@@ -95,8 +95,8 @@ class Backbone:
 class TrainedModel(ABC):
     """A model with its labels, encoder and calibration.
 
-    `fingerprint` identifies the model: the same place may hold another one later. `finetuned` computes the features
-    where blocks of the image tower were fine-tuned, else None.
+    `fingerprint` identifies the model: its path may hold another one later. `finetuned` computes features with the
+    fine-tuned blocks; None if no block was fine-tuned.
     """
 
     where: str
@@ -112,20 +112,20 @@ class TrainedModel(ABC):
 
     @property
     def outputs(self) -> OutputSpec:
-        """Outputs of the image tower that the model reads."""
+        """Outputs of the image tower that the model takes as inputs."""
         blocks = 0 if self.finetuned is None else int(self.backbone.record["block_inputs"])
         return OutputSpec("patch" in self.needs, blocks, int(self.backbone.record.get("bits", 16)))
 
     @abstractmethod
     def candidates(self, world: World) -> Candidates:
-        """Return the world's candidates with their scorer."""
+        """Return a world's candidates with the function that scores them."""
 
     @abstractmethod
     def tensors(self, world: World) -> dict[str, Tensor] | None:
-        """Return the score as tensors (`layers.portable`); None where the method has no such form."""
+        """Return the tensors that `layers.portable` computes scores from; None if the method does not provide them."""
 
     def on_finetuned_features(self, candidates: Candidates) -> Candidates:
-        """Return candidates whose scorer of features reads those of the fine-tuned blocks, if there are any."""
+        """Return the candidates, scored by features of the fine-tuned blocks if the model has any."""
         if self.finetuned is None:
             return candidates
         terms = None if candidates.terms is None else with_finetuned_features(candidates.terms, self.finetuned)
@@ -139,10 +139,10 @@ class TrainedModel(ABC):
 
 
 class TrainedRun(TrainedModel):
-    """The checkpoint of a run."""
+    """The trained model in the checkpoint of a run."""
 
     def __init__(self, path: Path, device: torch.device, words: WordFile | None = None) -> None:
-        """`words`: the word vectors of training, where it read a file."""
+        """`words`: the file of word vectors that training read; None if it read none."""
         checkpoint = read_checkpoint(path)
         record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:
@@ -172,7 +172,7 @@ class TrainedRun(TrainedModel):
 
     @cached_property
     def words(self) -> PrimitiveVectors:
-        """Word vectors as in training, from the same file or the encoder."""
+        """Word vectors as in training, from the same file or from the encoder's text tower."""
         digest = None if self._source is None else sha256(self._source.path)
         if digest != self.record.encoder.get(WORD_VECTORS):
             fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, to that file"
@@ -189,11 +189,11 @@ class TrainedRun(TrainedModel):
         return Candidates.of(self.labels, compositions, feasible, self.confidence, scorer, terms, method.probabilities)
 
     def _compositions(self, world: World) -> Ints:
-        """Return the world's candidates; in the closed world every pair that labels an image of any split."""
+        """Return the indices of a world's candidates; in the closed world, all pairs with images in any split."""
         return self.labels.candidates(world, "train")
 
     def _feasible_mask(self, world: World) -> Bools:
-        """Mask [C] of the world's candidates within the feasibility threshold."""
+        """Return the mask [C] of a world's candidates that the feasibility threshold does not exclude."""
         compositions, calibration = self._compositions(world), self.calibration_of(world)
         if calibration.threshold is None:
             return np.ones(len(compositions), dtype=bool)
@@ -206,7 +206,7 @@ class TrainedRun(TrainedModel):
 
 
 class ExportedModel(TrainedModel):
-    """A folder of `duplex export`: one world's candidates as tensors."""
+    """A trained model in a folder of `duplex export`: tensors that score the candidates of one world."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device):
         self.where, self.kind = str(folder), config["kind"]
@@ -243,7 +243,7 @@ class ExportedModel(TrainedModel):
 
 
 def portable_candidates(labels: LabelSpace, tensors: Mapping[str, Tensor], confidence: Confidence) -> Candidates:
-    """Return candidates whose scores are computed from exported tensors."""
+    """Return an export's candidates, scored from its tensors."""
     compositions = labels.composition(_numpy(tensors["state_of"]), _numpy(tensors["object_of"]))
     feasible = _numpy(tensors["feasible"]) if "feasible" in tensors else np.ones(len(compositions), dtype=bool)
     terms, probabilities = portable_terms(tensors), partial(portable.probabilities, tensors)

@@ -28,7 +28,7 @@ Failure = str  # the error that an image caused in the worker
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """A file's bytes, the number of compositions to return, and whether to return the feature."""
+    """An image to recognise: file bytes, the number of compositions to return, and whether to return the feature."""
 
     data: bytes
     top: int
@@ -73,7 +73,7 @@ class BatchAnswerer:
         self._transform = self._recognizer.encoder.image_transform
 
     def __call__(self, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
-        """Return one reply per image, in order. After an error, each image is answered alone."""
+        """Return one reply per image, in order. If the batch fails, each image is answered alone."""
         try:
             return [*self._answer(batch)]
         except Exception as error:
@@ -97,7 +97,7 @@ class BatchAnswerer:
         return replies
 
     def _decode(self, data: bytes) -> Tensor | str:
-        """Return [3, R, R] uint8, or the reason why the file is not an image."""
+        """Return an image as uint8 [3, R, R], or the reason why the file cannot be read."""
         if not data:
             return "empty"
         try:

@@ -27,12 +27,12 @@ Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
-    """Return `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., auc_high: .., seeds: n}}}}`.
+    """Return means over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
 
     `auc_low`, `auc_high`: means over seeds of the 95 % intervals over images. `auc_se`: standard error of the mean over
-    seeds (0 for one seed). Besides worlds, `terms_semantic+visual` is the closed world by these score terms alone,
-    `groups` the mean accuracy of each frequency group, `groups_at_ends` the same at the ends of the curve. Numbers that
-    are undefined for a seed are left out.
+    seeds (0 for one seed). Keys besides worlds: `terms_semantic+visual`, the closed world by these score terms alone;
+    `groups`, the mean accuracy of each frequency group; `groups_at_ends`, that accuracy at the ends of the curve.
+    Numbers that are undefined for a seed are left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
@@ -53,7 +53,7 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 def headlines(table: Aggregate) -> Aggregate:
     """Return S, U, HM and AUC of every method and world, for `dvc metrics diff` and `dvc exp show`.
 
-    Where there are two sources of feasibility, the AUC by the one that was not used is included.
+    Where a run has two sources of feasibility, the AUC by the unused source is included.
     """
     return {
         dataset: {
@@ -106,7 +106,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def read_metrics(path: Path, command: str = "dvc repro report", *, names: int = 2) -> dict[str, Any]:
-    """Read a file of metrics by data set and method (or seed); `command`, which writes it, is named in errors."""
+    """Read a JSON file of metrics by data set and method (or seed); errors name `command`, which writes it."""
     metrics = read_numbers(path, command, names=names)
     if metrics is None:
         raise DuplexError(f"{path} does not exist; `{command}` writes it")
@@ -114,7 +114,7 @@ def read_metrics(path: Path, command: str = "dvc repro report", *, names: int = 
 
 
 def read_numbers(path: Path, command: str, *, names: int = 0) -> Tree | None:
-    """Read a table of numbers and nested tables; None if the file does not exist.
+    """Read a JSON file of numbers and nested tables; None if the file does not exist.
 
     `names`: number of outer levels whose keys are names of data sets, methods or seeds. `command` is named in errors.
     NaN and infinite numbers are read as None.
@@ -148,7 +148,7 @@ def write_json(record: Mapping[str, Any], path: Path) -> None:
 
 
 def metrics_table(table: Aggregate) -> list[list[str]]:
-    """Return rows of text: a header, then one row per data set, world and method."""
+    """Return aggregated metrics as rows of text: a header, then one row per data set, world and method."""
     rows = [["data set", "world", "method", "S", "U", "HM", "AUC", "AUC 95 %"]]
     for dataset, methods in table.items():
         worlds = [world for world in WORLDS if any(world in summaries for summaries in methods.values())]

@@ -11,7 +11,7 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class TableCell:
-    """Entry of a table. `source` is `file#/json/pointer` of its number."""
+    """Cell of a report table. `source`: where its number was read, as `file#/json/pointer`."""
 
     text: str
     value: float | str | None = None  # to sort by
@@ -22,13 +22,13 @@ class TableCell:
 
 
 def text_cell(text: str) -> TableCell:
-    """Return a cell that shows a text and sorts by it."""
+    """Return a table cell that shows a text and sorts by it."""
     return TableCell(text, text)
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """Row of a table; `quoted` rows hold published numbers."""
+    """Row of a report table; `quoted` rows hold published numbers."""
 
     cells: Sequence[TableCell]
     quoted: bool = False
@@ -36,7 +36,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Column:
-    """Column heading; `tip` is its hover text."""
+    """Column heading of a report table; `tip` is its hover text."""
 
     title: str
     numeric: bool = True
@@ -44,7 +44,7 @@ class Column:
 
 
 def columns(*titles: str, texts: int = 1) -> list[Column]:
-    """Return headings; the first `texts` are those of text columns."""
+    """Return column headings; the first `texts` columns hold text, the others numbers."""
     return [Column(title, place >= texts) for place, title in enumerate(titles)]
 
 
@@ -68,7 +68,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Note:
-    """Text; `command` produces what is missing."""
+    """Paragraph of a report; `command` computes missing results."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -77,7 +77,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Line:
-    """Line below a thumbnail; `right` marks a right or wrong prediction."""
+    """Line of text below a thumbnail; `right`: whether its prediction is right, None without one."""
 
     text: str
     right: bool | None = None
@@ -86,7 +86,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Thumb:
-    """Small image with its label and lines; `uri` is None if the image is not on this machine."""
+    """Thumbnail with its label and lines of text; `uri` is None if the image is not on this machine."""
 
     uri: str | None
     name: str
@@ -97,7 +97,7 @@ class Thumb:
 
 @dataclass(frozen=True)
 class Strip:
-    """Row of thumbnails."""
+    """Titled row of thumbnails."""
 
     title: str
     thumbs: Sequence[Thumb]
@@ -105,7 +105,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Group:
-    """Titled rows of thumbnails."""
+    """Titled group of rows of thumbnails."""
 
     title: str
     strips: Sequence[Strip]
@@ -123,7 +123,7 @@ Block = Table | Figure | Note | Gallery
 
 @dataclass(frozen=True)
 class ReportPart:
-    """Titled part of a section."""
+    """Titled part of a report section."""
 
     title: str
     blocks: Sequence[Block]

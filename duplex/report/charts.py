@@ -19,7 +19,7 @@ TONES = 8
 
 @dataclass(frozen=True)
 class Mark:
-    """Point with hover text."""
+    """Point of a chart with hover text."""
 
     x: float
     y: float
@@ -40,7 +40,7 @@ class Series:
     tone: int | None = None  # number of the colour; None: position in the chart
 
     def colour_class(self, place: int) -> str:
-        """Return the CSS class of the colour of the series at a position of the chart."""
+        """Return the CSS class of the line's colour; `place` is its position in the chart."""
         return f"t{(place if self.tone is None else self.tone) % TONES}"
 
 
@@ -58,7 +58,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """Linear map from data to pixels, with ticks."""
+    """Axis of a chart: a linear map from data to pixels, with ticks."""
 
     low: float
     high: float
@@ -91,7 +91,7 @@ def draw(chart: Chart) -> str:
 
 
 def standalone(svg: str) -> str:
-    """Return the content of an SVG file of the drawing, colours included."""
+    """Return the content of an SVG file for an `<svg>` element, colours included."""
     style = files("duplex.report").joinpath("charts.css").read_text(encoding="utf-8")
     head, rest = svg.split(">", 1)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>\n<style>{escape(style)}</style>{rest}\n'

@@ -16,7 +16,7 @@ POINTS, ROUNDS = 81, 200
 
 @dataclass(frozen=True)
 class MeanCurve:
-    """Unseen accuracy [G] at a grid of seen accuracies [G], in percent; `low` to `high` is the 95 % interval."""
+    """Unseen accuracy at G evenly spaced seen accuracies, in percent; `low` to `high` is its 95 % interval."""
 
     seen: Floats
     unseen: Floats
@@ -25,7 +25,7 @@ class MeanCurve:
 
 
 def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
-    """Return the margins of the test images from `predictions.csv`; None unless both seen and unseen pairs occur."""
+    """Return images' margins (biases at which they turn right or wrong); None unless seen and unseen pairs occur."""
     rows = predictions[predictions["world"] == world]
     is_seen = rows["seen"].to_numpy(dtype=bool)
     margin = rows["margin"].to_numpy(dtype=np.float64)
@@ -35,7 +35,7 @@ def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
 
 
 def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROUNDS) -> MeanCurve:
-    """Return the best unseen accuracy at each seen accuracy or more, averaged over seeds.
+    """Return the best unseen accuracy for each minimum of seen accuracy, averaged over seeds.
 
     Each of the `rounds` of the bootstrap draws the same seen and unseen images for every seed. Seeds with different
     test sets get no interval.
@@ -56,6 +56,6 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """Return the unseen accuracy [G] of the last point whose seen accuracy reaches the grid's; 0 if none does."""
+    """Return the unseen accuracy [G] of a curve's last point that reaches each seen accuracy of `grid` [G]; else 0."""
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)

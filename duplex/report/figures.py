@@ -20,12 +20,12 @@ from duplex.report.results import DatasetResults
 
 
 def slug(*words: str) -> str:
-    """Make a file name of words."""
+    """Join words to a file name; unsafe characters become `_`."""
     return "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word) for word in words)
 
 
 def curve_figure(data: DatasetResults, world: str) -> Figure | None:
-    """Plot seen against unseen accuracy over all biases; None without predictions."""
+    """Plot the seen–unseen curves of all methods in a world; None without predictions."""
     curves = data.curves[world]
     if not curves:
         return None
@@ -49,7 +49,7 @@ def _steps(method: str, curve: MeanCurve) -> list[Mark]:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Return the colour number of each method, and of the method that it is shown as, for all figures."""
+    """Return the number of each method's colour in figures, by its name and the name that it is shown under."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
@@ -100,7 +100,7 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 
 
 def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
-    """Plot AUC and HM against lambda with the standard error over seeds; `places`: lambda of each ablation run."""
+    """Plot AUC and HM against the momentum lambda, with standard errors; `places`: lambda and name of each ablation."""
     runs = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in runs.get(row["run"], {})]
     figures = []
@@ -144,7 +144,7 @@ def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[
 
 
 def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
-    """Return the SVG: one `<g>` per class with its name as hover text, prototypes above images."""
+    """Draw a t-SNE map as SVG: one `<g>` per class with its name as hover text, prototypes above images."""
     rows = rows.assign(px=_scaled(rows["x"]), py=SIDE - _scaled(rows["y"]))
     hues = {name: i * GOLDEN % 360 for i, name in enumerate(sorted(rows[hue_by].unique()))}
     out = [

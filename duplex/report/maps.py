@@ -1,7 +1,8 @@
 """Two-dimensional t-SNE maps of images and prototypes, as in the paper's figures, as rows of one table.
 
-`prototypes` shows semantic and visual prototypes among test images; `before` and `after` the largest classes with their
-visual prototypes before and after training; `semantic`, `visual` and `combined` prototypes only, coloured by object.
+Map `prototypes` shows semantic and visual prototypes among test images; `before` and `after` show the largest classes
+with their visual prototypes before and after training; `semantic`, `visual` and `combined` show prototypes only,
+coloured by object.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Prototypes = Callable[[Ints], Array]  # compositions [C] -> [C, d]
 
 @dataclass(frozen=True)
 class Scene:
-    """Test images and prototypes to be mapped."""
+    """Test images and prototypes to be shown in t-SNE maps."""
 
     labels: LabelSpace
     compositions: Ints  # [n] compositions of the test images
@@ -43,7 +44,7 @@ def map_count(scene: Scene) -> int:
 
 
 def draw_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
-    """Compute all maps; `tick` gets the number of finished steps, of `map_count(scene) * (EARLY + STEPS)`."""
+    """Compute all t-SNE maps; `tick` gets the number of finished steps, of `map_count(scene) * (EARLY + STEPS)`."""
     tables, done = [], 0
     for name, parts in _plans(scene):
         vectors = np.concatenate([rows for *_, rows in parts])
@@ -56,7 +57,7 @@ def draw_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
 
 
 def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
-    """Yield each map's name and its parts: kind, compositions [r], vectors [r, d]."""
+    """Yield each map's name and its groups of points: their kind, compositions [r] and vectors [r, d]."""
     largest, rows = largest_classes(scene.compositions)
     if scene.visual is not None:
         parts = [("image", scene.compositions[rows], scene.trained[rows])]
@@ -76,7 +77,7 @@ def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
 
 
 def largest_classes(compositions: Ints, classes: int = CLASSES, images: int = IMAGES) -> tuple[Ints, Ints]:
-    """Return the compositions with the most test images, and rows of up to `images` of each, evenly spaced."""
+    """Return the compositions with the most test images, and evenly spaced indices of up to `images` images of each."""
     names, counts = np.unique(compositions, return_counts=True)
     largest = np.sort(names[np.argsort(-counts, kind="stable")[:classes]])
     picked = []
@@ -93,7 +94,7 @@ def _described(labels: LabelSpace, kind: str, compositions: Ints) -> pd.DataFram
 
 
 def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
-    """Return a repeatable t-SNE map [r, 2]: started from principal components, on one thread."""
+    """Return a repeatable t-SNE map [r, 2] of vectors [r, d]: started from principal components, on one thread."""
     if len(vectors) < 5:  # too few for neighbourhoods: use the first two coordinates
         tick(done + EARLY + STEPS)
         return np.asarray(vectors[:, :2], dtype=np.float64)

@@ -19,7 +19,7 @@ STYLES, SCRIPT = ("page.css", "charts.css"), "page.js"
 
 
 def render_page(report: Report) -> str:
-    """Return the HTML page, with styles, script, drawings and images embedded."""
+    """Return the report as an HTML page, with styles, script, drawings and images embedded."""
     *styles, script = (files("duplex.report").joinpath(name).read_text(encoding="utf-8") for name in (*STYLES, SCRIPT))
     template = _environment().get_template("page.html.j2")
     return template.render(report=report, style=Markup("\n".join(styles)), script=Markup(script))
@@ -32,7 +32,7 @@ def render_markdown(report: Report) -> str:
 def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
     """Write index.html, report.md, every figure, and `numbers` (file name -> JSON record), and return the page's path.
 
-    Both folders are replaced, because their old files may be links into DVC's cache.
+    `folder` and `figures` are replaced, because their old files may be links into DVC's cache.
     """
     with replace_folder(figures) as fresh:
         for figure in report.figures:
@@ -46,7 +46,7 @@ def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[s
 
 
 def _environment() -> Environment:
-    """Return the template environment: HTML values are escaped, Markdown ones by the filter `md`."""
+    """Return the Jinja environment: HTML templates escape all values, Markdown templates those with the filter `md`."""
     environment = Environment(
         loader=PackageLoader("duplex.report", ""),
         autoescape=select_autoescape(["html.j2"]),
@@ -61,7 +61,7 @@ def _environment() -> Environment:
 
 
 def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Block]]]:
-    """Group adjacent blocks of one kind, so that figures stand side by side."""
+    """Group adjacent report blocks of one kind, so that figures stand side by side."""
     return [(kind, list(run)) for kind, run in groupby(blocks, key=lambda block: block.kind)]
 
 

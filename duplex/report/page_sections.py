@@ -43,7 +43,7 @@ from duplex.report.tables import (
 def build_report(
     results: Results, origin: Provenance, image_parts: Mapping[str, Sequence[ReportPart]] | None = None
 ) -> Report:
-    """Build the report; `image_parts`: the parts of each data set that need images or a trained method."""
+    """Build the report; `image_parts`: by data set, the parts that need images or a trained method."""
     sections = [dataset_section(results, data, (image_parts or {}).get(data.name, ())) for data in results.datasets]
     provenance = ReportSection("provenance", "Provenance", [provenance_part(results, origin)])
     methods = dict.fromkeys(method for data in results.datasets for method in data.summary)
@@ -88,7 +88,7 @@ def _results(results: Results, data: DatasetResults) -> list[Block]:
 
 
 def _ablations(results: Results, data: DatasetResults) -> list[Block]:
-    """Return the ablation tables whose runs exist, score terms and curves over lambda; one note lists missing runs."""
+    """Return tables of ablations and score terms and curves over lambda; a note lists ablations without runs."""
     entries = ablation_tables(results, data)
     tables = [block for _, block in entries if not isinstance(block, Note)]
     missing = [title for title, block in entries if isinstance(block, Note)]
@@ -114,7 +114,7 @@ class Provenance:
 
 
 def find_provenance(root: Path = Path()) -> Provenance:
-    """Return the git revision of `root` and the versions of the packages that are installed."""
+    """Return the git revision of the folder `root` and the versions of installed packages."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -124,7 +124,7 @@ def find_provenance(root: Path = Path()) -> Provenance:
 
 
 def _revision(root: Path) -> str:
-    """Return the commit, `with changes` if tracked files other than outputs of the pipeline differ from it."""
+    """Return the git commit, plus `with changes` if tracked files other than pipeline outputs differ from it."""
     try:
         commit = _git(root, "rev-parse", "HEAD")
         changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!artifacts", ":!dvc.lock")
@@ -139,7 +139,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def provenance_part(results: Results, origin: Provenance) -> ReportPart:
-    """Return one table on the run and one per data set on its features."""
+    """Return a table of git revision, seeds and versions, and one per data set of its encoder and features."""
     common = [("git revision", origin.revision), ("seeds", ", ".join(map(str, results.seeds)))]
     common += list(origin.versions.items())
     blocks = [_pairs("This run", common)]

@@ -22,7 +22,7 @@ KINDS = (("seen", True), ("unseen", True), ("seen", False), ("unseen", False))
 def predicted_parts(
     predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: Texts
 ) -> list[ReportPart]:
-    """Return the parts on examples and on errors; tables cite the file `source`."""
+    """Return the report parts on examples and on errors; tables cite the predictions file `source`."""
     return [
         ReportPart("Examples", [*notes, examples(predictions, thumbnails, texts.lines), *texts.blocks]),
         ReportPart("Errors", [confused_table(predictions, source), *accuracy_tables(predictions, source)]),
@@ -32,7 +32,7 @@ def predicted_parts(
 def examples(predictions: pd.DataFrame, thumbnails: Thumbnails, texts: TextLines, each: int = EACH) -> Block:
     """Return test images of seen and unseen pairs, right and wrong, with their best three predictions (closed world).
 
-    `texts`: the nearest texts of images, shown below the predictions. `each`: images per kind.
+    `texts`: the nearest texts of images, shown below the predictions. `each`: images per group.
     """
     rows = predictions[predictions["world"] == "closed"]
     groups = []
@@ -53,7 +53,7 @@ def examples(predictions: pd.DataFrame, thumbnails: Thumbnails, texts: TextLines
 
 
 def _spread(rows: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return `count` rows spread over the table, of different labels."""
+    """Return up to `count` predictions of different labels, evenly spread over the table."""
     first = rows.drop_duplicates("label")
     places = np.unique(np.linspace(0, max(len(first) - 1, 0), count).astype(int))
     return first.iloc[places[: len(first)]]
@@ -67,7 +67,7 @@ def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Line]) -> T
 
 
 def confused_table(predictions: pd.DataFrame, source: str, limit: int = SHOWN) -> Table:
-    """Return the most frequent wrong predictions (closed world)."""
+    """Return a table of the most frequent wrong predictions (closed world)."""
     names, label, predicted, _ = _coded(predictions)
     pairs, counts = confusions(label, predicted)
     images = np.bincount(label, minlength=len(names))
@@ -80,7 +80,7 @@ def confused_table(predictions: pd.DataFrame, source: str, limit: int = SHOWN) -
 
 
 def accuracy_tables(predictions: pd.DataFrame, source: str, limit: int = SHOWN) -> list[Table]:
-    """Return the pairs recognised worst and best (closed world)."""
+    """Return tables of the pairs recognised worst and best (closed world)."""
     names, label, _, seen = _coded(predictions)
     rows = predictions[predictions["world"] == "closed"]
     labels, images, share = accuracy_by_label(label, rows["right"].to_numpy(dtype=bool))
@@ -102,7 +102,7 @@ def _count(images: int, source: str) -> TableCell:
 
 
 def _coded(predictions: pd.DataFrame) -> tuple[list[str], np.ndarray, np.ndarray, set[int]]:
-    """Return distinct names, labels and predictions as indices into them, and the seen labels (closed world)."""
+    """Return pair names, labels and predictions as indices of names, and the set of seen labels (closed world)."""
     rows = predictions[predictions["world"] == "closed"]
     both = pd.concat([rows["label"], rows["top1"]])
     codes, names = pd.factorize(both, sort=True)

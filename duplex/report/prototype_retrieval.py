@@ -42,7 +42,7 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class EmbeddedImages:
-    """Test images as embedded by a method."""
+    """Features and factors of the test images, computed by a method."""
 
     z: Array | None  # z^c [n, d], of unit length; None if the method has none
     text_space: Array | None  # [n, d] features that semantic prototypes are compared with
@@ -50,14 +50,14 @@ class EmbeddedImages:
     objects: Array | None  # z^o [n, d]
 
     def in_space_of(self, kind: str) -> Array:
-        """Return the features that a kind of prototypes is compared with."""
+        """Return the image features to compare with prototypes of `kind`, semantic or visual."""
         features = self.text_space if kind == "semantic" else self.z
         assert features is not None
         return features
 
 
 def embed(method: Inspectable, examples: Examples) -> EmbeddedImages:
-    """Compute the features that prototypes are compared with, and the state and object factors, in blocks."""
+    """Compute image features to compare with prototypes, and the state and object factors, in blocks."""
     inputs = examples.inputs
     starts = range(0, len(next(iter(inputs.values()))), BLOCK)
     blocks = [{name: values[start : start + BLOCK] for name, values in inputs.items()} for start in starts]
@@ -71,15 +71,15 @@ def embed(method: Inspectable, examples: Examples) -> EmbeddedImages:
 
 
 def prototypes_of(method: Inspectable, compositions: Ints) -> dict[str, Array]:
-    """Return the prototypes t^c, h of compositions [C, d] that the method has, by kind."""
+    """Return the semantic and visual prototypes [C, d] of compositions that a method has, by kind."""
     kinds = {"semantic": method.semantic, "visual": method.visual}
     return {name: rows(compositions).cpu().numpy() for name, rows in kinds.items() if rows is not None}
 
 
 def fuse_factors(method: Inspectable, states: Array, objects: Array) -> Array:
-    """Return `phi(z^s_i, z^o_j)` [Q, d] (Eq. 11) of state and object factors [Q, d].
+    """Join state and object factors [Q, d] to features `phi(z^s_i, z^o_j)` [Q, d] (Eq. 11 of the paper).
 
-    A method without fusion gets them concatenated [Q, 2d], so that a cosine is the mean of the factors' cosines.
+    Without a fusion, factors are concatenated [Q, 2d], so that a cosine is the mean of the factors' cosines.
     """
     if method.fuse is None:
         return np.concatenate([states, objects], axis=1)
@@ -88,7 +88,7 @@ def fuse_factors(method: Inspectable, states: Array, objects: Array) -> Array:
 
 @dataclass(frozen=True)
 class RetrievalContext:
-    """A method's inspectable parts, the test images and their thumbnails."""
+    """Inputs of retrieval: a method's features and prototypes, the test images and their thumbnails."""
 
     method: Inspectable
     labels: LabelSpace
@@ -104,7 +104,7 @@ class RetrievalContext:
 def prototype_blocks(
     context: RetrievalContext, embedded: EmbeddedImages, file: str
 ) -> tuple[list[Block], dict[str, Any]]:
-    """Return table and gallery of retrieval by prototypes, and the numbers that they cite as being in `file`."""
+    """Return table and gallery of images nearest to prototypes, and the numbers that the table cites from `file`."""
     if embedded.z is None or not (context.method.semantic or context.method.visual):
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
@@ -118,7 +118,7 @@ def prototype_blocks(
 
 @dataclass(frozen=True)
 class Hit:
-    """A retrieved test image."""
+    """Test image found by retrieval, with its cosine."""
 
     row: int  # among the test images
     image: str
@@ -130,7 +130,7 @@ class Hit:
 def prototype_hits(
     context: RetrievalContext, embedded: EmbeddedImages, composition: int, top: int
 ) -> dict[str, list[Hit]]:
-    """Return the `top` test images nearest to each kind of prototype of a composition."""
+    """Return the `top` test images nearest to a composition's semantic and visual prototype, by kind."""
     if embedded.z is None or not (context.method.semantic or context.method.visual):
         raise UsageError("this method has no prototypes; choose another with --method")
     hits = {}
@@ -141,7 +141,7 @@ def prototype_hits(
 
 
 def hits_of(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:
-    """Describe retrieved rows of the test images; those labelled `wanted` are right."""
+    """Describe retrieved images, given by their indices; images of the composition `wanted` are right."""
     labels = context.compositions
     return [
         Hit(row, context.images[row], context.labels.name(int(labels[row])), cosine, bool(labels[row] == wanted))
@@ -150,7 +150,7 @@ def hits_of(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int)
 
 
 def _precisions(context: RetrievalContext, embedded: EmbeddedImages, present: Ints) -> dict[str, dict[str, float]]:
-    """Return the percentage of the four nearest images that have the prototype's label, over test compositions."""
+    """Return the percentage of prototypes' four nearest images that have the prototype's label, by kind and group."""
     precisions: dict[str, dict[str, float]] = {}
     for kind, prototypes in prototypes_of(context.method, present).items():
         rows, _ = nearest(prototypes, embedded.in_space_of(kind), TOP)
@@ -162,7 +162,7 @@ def _precisions(context: RetrievalContext, embedded: EmbeddedImages, present: In
 
 
 def masks_of(seen: Bools) -> dict[str, Bools]:
-    """Return the masks of seen, unseen and all, without empty ones."""
+    """Return the masks `seen`, `unseen` and `all` by name, without empty masks."""
     masks: dict[str, Bools] = {"seen": seen, "unseen": ~seen, "all": np.ones_like(seen)}
     return {name: mask for name, mask in masks.items() if mask.any()}
 
@@ -170,7 +170,7 @@ def masks_of(seen: Bools) -> dict[str, Bools]:
 def shares_table(
     caption: str, heading: str, numbers: Mapping[str, Any], file: str, key: str, titles: Mapping[str, str], note: str
 ) -> Table:
-    """Return the table of `numbers[key]`: row name -> group of pairs -> percentage; `titles` of the rows by name."""
+    """Return a table of the percentages `numbers[key]`, row name -> group of pairs; `titles`: row name -> row title."""
     rows = []
     for name, title in titles.items():
         shares = numbers[key][name]
@@ -202,7 +202,7 @@ def thumb(context: RetrievalContext, hit: Hit) -> Thumb:
 
 @dataclass(frozen=True)
 class Texts:
-    """Nearest texts of the test images; empty if the method has no semantic prototypes."""
+    """Texts (semantic prototypes) nearest to each test image; empty if the method has no semantic prototypes."""
 
     lines: Mapping[int, Sequence[Line]] = field(default_factory=dict)  # by row of the manifest
     blocks: Sequence[Block] = ()
@@ -210,7 +210,7 @@ class Texts:
 
 
 def nearest_texts(context: RetrievalContext, embedded: EmbeddedImages) -> tuple[Ints, Floats] | None:
-    """Return the three nearest compositions of each test image [n, 3] and the cosines, descending."""
+    """Return the compositions [n, 3] of the texts nearest to each test image, and the cosines; None without texts."""
     if context.method.semantic is None or embedded.text_space is None:
         return None
     candidates = context.labels.candidates("closed", "test")
@@ -219,7 +219,7 @@ def nearest_texts(context: RetrievalContext, embedded: EmbeddedImages) -> tuple[
 
 
 def text_blocks(context: RetrievalContext, embedded: EmbeddedImages, file: str) -> Texts:
-    """Return the lines below test images and how often they are right; tables cite the numbers as being in `file`."""
+    """Return each test image's nearest texts and a table of how often they are right, which cites `file`."""
     nearest_three = nearest_texts(context, embedded)
     if nearest_three is None:
         return Texts()

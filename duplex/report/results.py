@@ -20,7 +20,7 @@ from duplex.system.files import os_reason
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Files of one run (data set, method, seed); `files` has the path of each, as the page cites it."""
+    """Contents of one run's files (data set, method, seed); `files`: the path of each, as the report cites it."""
 
     metrics: Tree
     history: pd.DataFrame | None = None
@@ -47,7 +47,7 @@ class DatasetResults:
 
     @cached_property
     def curves(self) -> dict[str, dict[str, MeanCurve]]:
-        """World -> method -> mean curve, for methods with predictions."""
+        """Mean seen–unseen curves of methods with predictions: world -> method -> curve."""
         curves: dict[str, dict[str, MeanCurve]] = {world: {} for world in WORLDS}
         for world, (method, runs) in product(WORLDS, self.runs.items()):
             margins = [margins_of(run.predictions, world) for run in runs.values() if run.predictions is not None]
@@ -58,7 +58,7 @@ class DatasetResults:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that the report shows as numbers."""
+    """All numbers of the report, and their files."""
 
     datasets: tuple[DatasetResults, ...]
     metrics_file: str = "artifacts/summary.json"
@@ -68,7 +68,7 @@ class Results:
 
 
 def read_run(files: RunPaths) -> RunRecord:
-    """Read the files of a run; those that do not exist are empty or None."""
+    """Read the files of a run; a missing file gives an empty table or None."""
     names = ("metrics", "history", "timing", "evaluation_timing", "predictions")
     return RunRecord(
         metrics=read_tree(files.metrics) or {},
@@ -90,12 +90,12 @@ def read_predictions(path: Path) -> pd.DataFrame | None:
 
 
 def read_maps(path: Path) -> pd.DataFrame | None:
-    """Read a data set's maps; None if they do not exist."""
+    """Read the CSV file of a data set's t-SNE maps; None if it does not exist."""
     return _checked(path, ("map", "kind", "label", "object"), ("seen", "x", "y"))
 
 
 def _checked(path: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame | None:
-    """Read a table and check that it has these columns, those of `numbers` numeric."""
+    """Read a CSV file and check that it has the columns `texts` and, numeric, `numbers`."""
     table = read_table(path)
     if table is None:
         return None

@@ -17,7 +17,7 @@ TOP, SHOWN = 5, 3
 
 
 def swap_blocks(context: RetrievalContext, embedded: EmbeddedImages, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Return the table and gallery of swaps, and the numbers that they cite as being in `file`."""
+    """Return table and gallery of feature swaps, and the numbers that the table cites from `file`."""
     if embedded.states is None or embedded.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}
     numbers, gallery = _swap_all(context, embedded.states, embedded.objects, np.unique(context.compositions))
@@ -31,7 +31,7 @@ def swap_blocks(context: RetrievalContext, embedded: EmbeddedImages, file: str) 
 def swap_hits(
     context: RetrievalContext, embedded: EmbeddedImages, states: Array, objects: Array, top: int
 ) -> list[Hit]:
-    """Return the `top` test images whose joined factors are nearest to `phi(z^s, z^o)` of the factors [1, d]."""
+    """Return the `top` test images whose joined factors are nearest to the joined `states` and `objects` [1, d]."""
     if embedded.states is None or embedded.objects is None:
         raise UsageError("this method has no state and object factors to swap; choose another with --method")
     gallery = fuse_factors(context.method, embedded.states, embedded.objects)
@@ -42,7 +42,7 @@ def swap_hits(
 def _swap_all(
     context: RetrievalContext, states: Array, objects: Array, present: Ints
 ) -> tuple[dict[str, float], Gallery]:
-    """Swap once per test composition: the state of an image A with the object of an image B of other compositions."""
+    """Per test composition, join the state of an image A with the object of an image B, both of other compositions."""
     swaps = [swap for swap in (_sources_of_swap(context, int(c)) for c in present) if swap is not None]
     if not swaps:
         return {"questions": 0}, Gallery([], "No two test images have a state and an object of another test pair.")
@@ -63,7 +63,7 @@ def _swap_all(
 
 
 def _sources_of_swap(context: RetrievalContext, wanted: int) -> tuple[int, int, int] | None:
-    """Return `wanted` and two test images: one shares only its state, one only its object. None if one is missing."""
+    """Return a composition, an image with only its state, one with only its object; None if an image is missing."""
     compositions, labels = context.compositions, context.labels
     state, object_ = wanted // len(labels.objects), wanted % len(labels.objects)
     has_state, has_object = labels.state_of(compositions) == state, labels.object_of(compositions) == object_

@@ -1,4 +1,4 @@
-"""Tables of the report. The cell of every number names the file and the place in it where it was read."""
+"""Tables of the report. The cell of every number cites its file and its JSON pointer there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUMBERS = tuple(Column(title, tip=TIPS[title]) for _, title in METRICS)
 
 
 def pointer(file: str, *keys: object) -> str:
-    """Return `file#/a/b`, a JSON pointer with `/` and `~` in keys escaped (RFC 6901)."""
+    """Return `file#/a/b` for the keys a, b: a JSON pointer with `/` and `~` in keys escaped (RFC 6901)."""
     return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
 
 
@@ -44,7 +44,7 @@ def data_file(name: str) -> Tree:
 
 
 def result_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """Return S, U, HM, AUC of every method in one world, with published numbers below on a published benchmark."""
+    """Return a table of S, U, HM, AUC of all methods in one world, with published numbers on a benchmark."""
     ours = {method: worlds[world] for method, worlds in data.summary.items() if world in worlds}
     if not ours:
         return None
@@ -67,7 +67,7 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
 
 
 def quoted_rows(data: DatasetResults, world: str) -> list[TableRow]:
-    """Return published rows if name, states, objects and training pairs are those of a published benchmark."""
+    """Return table rows of published results if the data set is a published benchmark."""
     table, benchmark = data_file("quoted.yaml"), benchmark_of(data)
     if benchmark is None:
         return []
@@ -85,7 +85,7 @@ def quoted_rows(data: DatasetResults, world: str) -> list[TableRow]:
 
 
 def benchmark_of(data: DatasetResults) -> str | None:
-    """Return the published benchmark that a data set is, by its name and counts; None for others."""
+    """Return the published benchmark that has a data set's name and counts; None if there is none."""
     if data.statistics is None:
         return None
     counts = {key: data.statistics.get(key) for key in ("states", "objects")}
@@ -100,7 +100,7 @@ def plain(name: str) -> str:
 
 
 def feasibility_table(data: DatasetResults) -> Table | None:
-    """Return threshold, feasible pairs and AUCs in the open world by each source of feasibility."""
+    """Return a table of threshold, feasible pairs and AUC in the open world by source of feasibility."""
     forms = {"threshold": "{:.3f}", "feasible": "{:,.0f}"}
     forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold", "auc"), "{:.1f}")
     rows = []
@@ -121,7 +121,7 @@ def feasibility_table(data: DatasetResults) -> Table | None:
 
 
 def _feasibility_sources(worlds: Sequence[Tree]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the sources of feasibility, the used one first, and the place of their numbers in a run's metrics."""
+    """Return the sources of feasibility, the used one first, and the keys of their numbers in a run's metrics."""
     used = []
     if any("threshold" in world for world in worlds):
         used.append((SOURCES[any("by_likelihood" in world for world in worlds)], ("open",)))
@@ -129,7 +129,7 @@ def _feasibility_sources(worlds: Sequence[Tree]) -> list[tuple[str, tuple[str, .
 
 
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | Note]]:
-    """Return each ablation table of `tables.yaml` by its title, or a note if its runs do not exist."""
+    """Return title and table of each ablation in `tables.yaml`, or a note if its runs do not exist."""
     spec = data_file("tables.yaml")
     tables: list[tuple[str, Table | Note]] = []
     for entry in spec["tables"]:
@@ -147,7 +147,7 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
 
 
 def _ablation(results: Results, data: DatasetResults, names: str | list[str]) -> tuple[Tree, Sequence[str]]:
-    """Return the closed-world numbers of the first of `names` that was run, and their place; empty if none was."""
+    """Return closed-world metrics of the first method of `names` that was run, with their file and keys."""
     for name in [names] if isinstance(names, str) else names:
         for table, file in ((data.ablations, results.ablations_file), (data.summary, results.metrics_file)):
             if "closed" in table.get(name, {}):
@@ -189,7 +189,7 @@ COUNTS = {
 
 
 def group_table(data: DatasetResults) -> Table | Note:
-    """Return the accuracy of every method by training frequency, without bias."""
+    """Return a table of every method's accuracy by frequency group, without bias."""
     methods = {m: runs for m, runs in data.runs.items() if runs and all(r.metrics.get("groups") for r in runs.values())}
     if not methods:
         metrics = [run.metrics for runs in data.runs.values() for run in runs.values()]
@@ -216,7 +216,7 @@ GRAPH = ("codebook without graph", "with graph", "gain")
 
 
 def graph_table(results: Results, data: DatasetResults) -> Table | None:
-    """Return accuracies without bias, with and without the graph; None unless both ablations were run."""
+    """Return a table of accuracy at bias 0, with and without the graph; None unless both ablations were run."""
     cells = {group: _graph_cells(results, data, "groups", group) for group in GROUPS}
     rows = [TableRow([text_cell(group), *numbers]) for group, numbers in cells.items() if numbers]
     if not rows:
@@ -226,7 +226,7 @@ def graph_table(results: Results, data: DatasetResults) -> Table | None:
 
 
 def ends_table(results: Results, data: DatasetResults) -> Table | None:
-    """Return the same at the ends of the curve, as in the appendix; None unless both ablations have these numbers."""
+    """Return a table of accuracy at the curve's ends, with and without the graph; None unless both were run."""
     runs = [run for seeds in data.runs.values() for run in seeds.values()]
     rows = []
     for group in ("head", "medium", "tail", "seen", "unseen"):  # rows of the appendix
@@ -247,7 +247,7 @@ def ends_table(results: Results, data: DatasetResults) -> Table | None:
 
 
 def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[TableCell]:
-    """Return a number of both ablations and their difference; empty if one is missing."""
+    """Return cells of an accuracy without and with the graph and the difference; empty if one is missing."""
     pair = data_file("tables.yaml")["frequency"]  # entries of `ablations:` that differ in the graph only
     names = (pair["without"], pair["with"])
     values = [_reach(data.ablations, (name, *place)) for name in names]
@@ -260,7 +260,7 @@ def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[Ta
 
 
 def efficiency_table(results: Results, data: DatasetResults) -> Table:
-    """Return parameters, memory, seconds per epoch and for the test split, with HM and AUC."""
+    """Return a table of each method's parameters, memory, seconds per epoch and for the test split, HM and AUC."""
     rows = []
     for method, runs in data.runs.items():
         seeds = list(runs.values())
@@ -283,7 +283,7 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
 
 
 def statistics_table(data: DatasetResults) -> Table | Note:
-    """Return the counts of the data set."""
+    """Return a table of the data set's counts, such as states and images."""
     stats = data.statistics
     if stats is None:
         return Note("The data set has no statistics.", f"dvc repro prepare@{data.name}")
@@ -300,7 +300,7 @@ def statistics_table(data: DatasetResults) -> Table | Note:
 
 
 def ranked(rows: Sequence[TableRow], columns: Iterable[int]) -> list[TableRow]:
-    """Mark the best and the second-best number of each column; equal numbers share a mark."""
+    """Mark the best and the second-best number of some table columns; equal numbers share a rank."""
     grid = [list(row.cells) for row in rows]
     for column in columns:
         numbers = (line[column].value for line in grid)
@@ -313,7 +313,7 @@ def ranked(rows: Sequence[TableRow], columns: Iterable[int]) -> list[TableRow]:
 
 
 def metric_cells(values: Tree, place: Sequence[str], metrics: Sequence[tuple[str, str]] = METRICS) -> list[TableCell]:
-    """Return a cell for each metric (name, title) of a summary; `place` is its file and the keys that lead to it."""
+    """Return a table cell per metric (name, title) of `values`; `place`: their file and the keys that lead to them."""
     cells = []
     for name, _ in metrics:
         value, error = values.get(name), values.get(f"{name}_se")
@@ -338,7 +338,7 @@ def _interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
 def _run_cell(
     runs: Sequence[RunRecord], keys: Sequence[str], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Return the mean over runs of a number in one of their files, citing all of them."""
+    """Return a table cell of a number's mean over runs; it cites the number in each run's file."""
     values = [_reach(getattr(run, part), keys) for run in runs]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if not runs or len(numbers) < len(runs):
@@ -361,7 +361,7 @@ def _reach(tree: Any, keys: Sequence[str]) -> Any:
 
 
 def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """Return measured and published HM and AUC of every method run on a published benchmark; None without any."""
+    """Return a table of measured and published HM and AUC of methods on a published benchmark; None without any."""
     benchmark = benchmark_of(data)
     if benchmark is None:
         return None

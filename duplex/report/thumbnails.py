@@ -1,4 +1,4 @@
-"""Thumbnails of a data set's images, embedded in the page."""
+"""Thumbnails of a data set's images, embedded in the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Thumbnails = Callable[[str], str | None]  # data URI of an image, by its name in
 
 
 def thumbnail(path: Path, side: int = SIDE) -> str | None:
-    """Return the image as a data URI, at most `side` wide and high; None if it cannot be read."""
+    """Return an image file as a data URI, at most `side` pixels wide and high; None if it cannot be read."""
     try:
         image = read_image(path)
     except BadImageFile:
@@ -29,12 +29,12 @@ def thumbnail(path: Path, side: int = SIDE) -> str | None:
 
 
 def thumbnails_under(root: Path) -> Thumbnails:
-    """Return the function that makes thumbnails of a data set whose images are under `root`."""
+    """Return a function from an image's name to its thumbnail, for images under the folder `root`."""
     return lambda image: thumbnail(root / image)
 
 
 def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list[Block]:
-    """Return a note if none of the images exists under `root`."""
+    """Return a note if none of the images exists under the folder `root`."""
     if any((root / image).is_file() for image in images):
         return []
     return [Note(f"The images of {dataset} are not on this machine (expected in {root}); only labels are shown.")]

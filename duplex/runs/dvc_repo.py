@@ -17,28 +17,28 @@ from duplex.errors import DuplexError
 
 @dataclass(frozen=True)
 class DvcRepo:
-    """A folder with a dvc.yaml."""
+    """A folder with a dvc.yaml, in which DVC commands are run."""
 
     folder: Path
 
     @classmethod
     def at(cls, folder: Path) -> DvcRepo | None:
-        """Return the pipeline in a folder; None without a dvc.yaml, outside of a DVC repository, or without DVC."""
+        """Return the DVC pipeline in a folder; None without a dvc.yaml, outside of a DVC repository, or without DVC."""
         place = folder.resolve()
         in_repository = any((parent / ".dvc").is_dir() for parent in (place, *place.parents))
         return cls(folder) if in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc") else None
 
     def changed(self, targets: Collection[str]) -> dict[str, Any]:
-        """Return stage -> changes of the stages among `targets`, or in their groups, that DVC would run."""
+        """Return stage -> changes, for those of `targets` (stages or groups of stages) that DVC would run again."""
         status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
     def repro(self, targets: Iterable[str]) -> None:
-        """Run stages and what they depend on."""
+        """Run stages and the stages that they depend on."""
         self._dvc("repro", *targets, quiet=False)
 
     def commit(self, targets: Iterable[str]) -> None:
-        """Record the outputs of stages as they are now."""
+        """Record the current outputs of stages in dvc.lock, without running the stages."""
         self._dvc("commit", "--force", *targets)  # `--quiet` would hide errors too
 
     def _dvc(self, *words: str, quiet: bool = True) -> str:

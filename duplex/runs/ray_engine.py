@@ -1,7 +1,7 @@
 """Extract shards and execute runs on a Ray cluster: one actor per GPU, or per few CPU slots.
 
-Ray restarts an actor that dies. A shard is repeated and resumes from its unfinished file; a run is reported as failed.
-A second call of the same command skips what is finished. All nodes must see the same files at the same paths.
+Ray restarts an actor that dies. Its shard is resumed from the unfinished file; its run is reported as failed. The
+same command, called again, skips finished shards and runs. All nodes must see the same files at the same paths.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ RETRIES = 5  # per shard
 
 
 class RemoteWorker:
-    """An object in an actor, created there and called with one task after another."""
+    """Ray actor that creates a function once and calls it with one task after another."""
 
     def __init__(self, create: Callable[[], Callable[[Any], Any]], folder: str | None = None) -> None:
-        """`folder`: the actor's working folder."""
+        """`create` returns the function; `folder`: the actor's working folder."""
         keep_freed_memory()
         if folder is not None:
             os.chdir(folder)
@@ -46,7 +46,7 @@ class RemoteWorker:
 def shard_extractor(
     entry: EncoderParams, device: str, images: Sequence[str], options: dict[str, Any]
 ) -> Callable[[tuple[int, int]], ExtractionReport]:
-    """Load the encoder; return the function that extracts a shard `(index, number of shards)`."""
+    """Load an encoder; return the function that encodes a shard, given as `(index, number of shards)`."""
     device = resolve_device(device)
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
     return lambda shard: extract(images, encoder=encoder, shard=shard, progress=False, **options)
@@ -55,7 +55,7 @@ def shard_extractor(
 def extract_dataset_on_ray(
     params: Params, dataset: str, shards: int, out: Path | None = None, **options: Any
 ) -> list[ExtractionReport]:
-    """Extract and join all shards of a data set's cache and, without `out`, of its views."""
+    """Encode a data set's images in shards and join these into one cache; without `out`, its views too."""
     paths = ArtifactPaths()
     entry = params.dataset(dataset).encoder
     caches = {out or paths.features(dataset): extraction_settings(params, dataset, paths)}
@@ -83,7 +83,7 @@ def extract_on_ray(
     progress: bool = True,
     **options: Any,
 ) -> list[ExtractionReport]:
-    """Extract all shards of `out`; `options` are those of `extract`."""
+    """Encode all shards of the cache `out`; `options` are passed to `features.extraction.extract`."""
     encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
     ray = connect()
     options = {"root": root.resolve(), "out": out.resolve(), **options}
@@ -149,7 +149,7 @@ def run_on_actors(ray: Any, actors: list[Any], tasks: Sequence[Any]) -> Iterator
 
 
 def _actor_slots(ray: Any, gpu_allowed: bool, cpus: int) -> tuple[int, dict[str, int]]:
-    """Return how many actors fit into the cluster, and the resources of one.
+    """Return the number of actors that fit into the cluster, and the resources per actor.
 
     Without GPUs one CPU slot stays free: actors on every slot can starve Ray's own tasks.
     """
@@ -161,7 +161,7 @@ def _actor_slots(ray: Any, gpu_allowed: bool, cpus: int) -> tuple[int, dict[str,
 
 
 def _shard_report(ray: Any, future: Any) -> ExtractionReport:
-    """Return an actor's report; raise its `DuplexError` without Ray's traceback."""
+    """Return the extraction report of an actor; raise the actor's `DuplexError` without Ray's traceback."""
     try:
         report: ExtractionReport = ray.get(future)
         return report

@@ -28,7 +28,7 @@ OUTPUTS = {"train": ("checkpoint", "history"), "evaluate": ("metrics", "curve", 
 
 @dataclass(frozen=True)
 class RunId:
-    """A data set, a method and a seed."""
+    """A run, identified by data set, method and seed."""
 
     dataset: str
     method: str
@@ -38,13 +38,13 @@ class RunId:
         return f"{self.dataset} {self.method} {self.seed}"
 
     def stage(self, name: str) -> str:
-        """Return the name of a stage of this run in dvc.yaml."""
+        """Return the name in dvc.yaml of this run's stage `name`, "train" or "evaluate"."""
         return f"{name}@{self.dataset}-{self.method}-{self.seed}"
 
 
 @dataclass(frozen=True)
 class RunTask:
-    """A run to execute."""
+    """A run to execute, with the digests of what its stages depend on."""
 
     run: RunId
     out: Path  # folder of its files
@@ -54,7 +54,7 @@ class RunTask:
 
 @dataclass(frozen=True)
 class RunResult:
-    """An executed run."""
+    """Result of executing a run: its output and, if it failed, its error."""
 
     task: RunTask
     output: str = ""  # what it printed to stderr
@@ -80,7 +80,7 @@ def file_identity(dataset: str, paths: ArtifactPaths) -> dict[str, Any]:
 
 
 def missing_stages(task: RunTask) -> tuple[str, ...]:
-    """Return the stages that no earlier sweep has completed with the same keys, by the mark in the run's folder."""
+    """Return the stages of a run that no earlier sweep has completed with the same digests and unchanged files."""
     try:
         mark = json.loads(RunPaths(task.out).sweep_mark.read_text(encoding="utf-8"))
         complete = [name for name in STAGES if mark[name] == [task.keys[name], _hashes(task.out, name)]]

@@ -1,7 +1,7 @@
-"""Train and evaluate many runs in parallel processes that load inputs once. The files are those of the two stages.
+"""Train and evaluate many runs in parallel processes that load inputs once. `dvc repro` would write the same files.
 
-Only missing runs are executed; DVC gets their files, so that `dvc repro` runs none of them again. An interrupted sweep
-continues: marks beside the files tell which runs are complete, and training continues after its last whole epoch.
+Only missing runs are executed, then committed to DVC, so that `dvc repro` does not repeat them. An interrupted sweep
+resumes: a file in each folder marks the run as complete, and training continues after its last whole epoch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Execute = Callable[[Sequence[RunTask]], Iterator[RunResult]]
 
 @dataclass
 class SweepReport:
-    """Counts of a sweep."""
+    """Numbers of runs that a sweep found complete, executed or committed, and the errors of failed runs."""
 
     runs: int
     complete: int = 0  # runs of which nothing was missing
@@ -58,7 +58,7 @@ class SweepReport:
 def grid(
     params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
 ) -> list[RunId]:
-    """Return the runs of all combinations, by data set; None takes the names of `run:`. Raises UsageError."""
+    """Return all combinations of data sets, methods and seeds as runs; None takes those of `run:`."""
     datasets, methods = datasets or params.run.datasets, methods or params.run.methods
     seeds = seeds or params.run.seeds
     for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):
@@ -71,7 +71,7 @@ def grid(
 
 
 def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
-    """Raise UsageError for a value that is given twice."""
+    """Raise UsageError if a value is in `values` twice; `thing`: what a value is."""
     for value in values:
         if list(values).count(value) > 1:
             raise UsageError(f"the {thing} {value} is named twice; remove one")
@@ -106,7 +106,7 @@ def sweep(
 def make_tasks(
     params: Params, runs: Sequence[RunId], paths: ArtifactPaths, out: Callable[[RunId], Path]
 ) -> list[RunTask]:
-    """Return a task per run, with the keys of its stages; `out`: run -> folder of its files."""
+    """Return a task per run, with the digests of its stages' dependencies; `out`: run -> folder of its files."""
     files = {dataset: file_identity(dataset, paths) for dataset in dict.fromkeys(run.dataset for run in runs)}
     pairs = dict.fromkeys((run.dataset, run.method) for run in runs)
     keys = {(dataset, method): stage_keys(params, dataset, method, files[dataset]) for dataset, method in pairs}
@@ -114,7 +114,7 @@ def make_tasks(
 
 
 def missing_tasks(tasks: Sequence[RunTask], to_repro: Mapping[RunId, Collection[str]] | None = None) -> list[RunTask]:
-    """Return the tasks to execute: runs that are incomplete by their marks.
+    """Return the tasks to execute: those whose run is incomplete (`missing_stages`).
 
     `to_repro`: run -> stages that DVC would run, for runs that DVC tracks; their other stages count as complete.
     """
@@ -177,7 +177,7 @@ def choose_engine(
 def run_in_processes(
     tasks: Sequence[RunTask], executor: RunExecutor, jobs: int, gpus: Sequence[str]
 ) -> Iterator[RunResult]:
-    """Execute `tasks` in `jobs` processes, each with the next of `gpus`; yield results as they are ready.
+    """Execute `tasks` in `jobs` processes, which take turns on `gpus`; yield results as they are ready.
 
     A process that dies fails its current run only.
     """
@@ -207,7 +207,7 @@ def run_in_processes(
 
 
 def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths: ArtifactPaths) -> dict[str, object]:
-    """Return the stages that DVC would run, after features that are absent were extracted and the plan was written.
+    """Extract missing features, write the plan, and return the stages that DVC would run.
 
     Raises DuplexError if features differ from those that DVC tracks: DVC would repeat all runs that use them.
     """

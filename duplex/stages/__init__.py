@@ -1,1 +1,1 @@
-"""Where params.yaml meets `artifacts/`: one function a stage, behind `dvc repro` and the `duplex` command alike."""
+"""The stages of the pipeline, as functions that both `dvc repro` and the `duplex` command call."""

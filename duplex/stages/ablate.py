@@ -24,7 +24,7 @@ from duplex.stages.plan import check_options, write_records
 
 
 def plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write what the stages depend on: `plan/table.json` and `plan/rows/ABLATION.json`."""
+    """Write the files that the ablations' stages depend on: `plan/table.json` and `plan/rows/ABLATION.json`."""
     datasets, seeds = params.ablation_run.datasets, list(params.ablation_run.seeds)
     records: dict[str, Record] = {
         f"rows/{name}.json": {
@@ -51,12 +51,12 @@ def run(params: Params, name: str, paths: ArtifactPaths = ArtifactPaths()) -> No
 
 
 def run_paths(folder: Path, dataset: str, seed: int) -> RunPaths:
-    """Return the files of one run in the folder of an ablation's runs."""
+    """Return the paths of one run inside `folder`, which holds the runs of an ablation."""
     return RunPaths(folder / dataset / str(seed))
 
 
 def copy_results(params: Params, name: str, folder: Path, paths: ArtifactPaths) -> None:
-    """Copy metrics and predictions of an ablation's runs from a folder; write `{data set: {seed: metrics}}`."""
+    """Copy metrics and predictions of an ablation's runs from `folder`; write `{data set: {seed: metrics}}`."""
     metrics: dict[str, dict[str, Any]] = {}
     for dataset, seed in product(params.ablation_run.datasets, params.ablation_run.seeds):
         source, target = run_paths(folder, dataset, seed), paths.ablation_run(name, dataset, seed)
@@ -68,7 +68,7 @@ def copy_results(params: Params, name: str, folder: Path, paths: ArtifactPaths) 
 
 
 def write_inputs(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write one small file that identifies the labels and features that all runs of a data set read."""
+    """Write a small file that identifies the labels and features of a data set, which all its runs read."""
     features = open_features(paths.features(dataset))
     record = {
         "features": features.identity,
@@ -81,7 +81,7 @@ def write_inputs(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPa
 
 
 def tabulate(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write `{data set: {ablation: {world: means}}}` of all ablations."""
+    """Write the mean metrics of all ablations, as `{data set: {ablation: {world: means}}}`."""
     metrics = {name: read_metrics(paths.ablation(name), "make ablations") for name in params.ablations}
     runs = {
         (dataset, name): list(by_dataset[dataset].values())

@@ -35,7 +35,7 @@ FASTER = 1.3  # speed over that of fp32 from which a number format is worth its 
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """A line of the report. `remedy` is empty unless there is a problem."""
+    """Result of one check of `duplex doctor`. `remedy` is empty unless there is a problem."""
 
     topic: str
     message: str
@@ -43,7 +43,7 @@ class DoctorFinding:
 
 
 def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
-    """Return all findings, problems and others. Changes and downloads nothing."""
+    """Return the results of all checks, passed or not. Changes and downloads nothing."""
     free = shutil.disk_usage(Path.cwd()).free
     remedy = "free some space before extracting features" if free < LOW_DISK else ""
     disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
@@ -97,7 +97,7 @@ def _speed_message(precision: str, speedup: float) -> str:
 
 
 def _seconds(device: str, precision: str, size: int, budget: float = 0.5) -> float:
-    """Return the shortest time of up to 20 products of square matrices, of fewer once `budget` seconds are over."""
+    """Return the shortest time, in seconds, of up to 20 products of square matrices; stop after `budget` seconds."""
     a, times = torch.randn(size, size, device=device).to(dtype_of(precision)), list[float]()
     with float32_arithmetic(precision):
         while len(times) < 2 or (len(times) < 20 and sum(times) < budget):

@@ -32,7 +32,7 @@ def run(
 ) -> dict[str, Any]:
     """Evaluate a trained run in every world of the method and of `evaluation.worlds`; return the metrics.
 
-    `out`: where the checkpoint is and the results go, by default the run's own folder.
+    `out`: paths of the checkpoint and of the results, by default in the run's own folder.
     """
     out = out or paths.run(dataset, method, seed)
     training, settings, worlds = params.training(dataset, method), params.evaluation, params.worlds(method)

@@ -54,9 +54,9 @@ def extract(
 def extract_views(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), **options: Any
 ) -> ExtractionReport | None:
-    """Encode random crops of a data set's training images, if params.yaml asks for some; else return None.
+    """Encode random crops of a data set's training images, if params.yaml sets a number of views; else return None.
 
-    Writes `views.json`, with the number of views, in both cases: the stage needs an output.
+    Writes the number of views to `views.json` in both cases, since the DVC stage needs an output.
     """
     report = None
     if params.augmentation(dataset) is not None:
@@ -68,7 +68,7 @@ def extract_views(
 
 
 def extract_with_views(params: Params, dataset: str, **options: Any) -> list[ExtractionReport]:
-    """Extract a data set's own cache, and the views of its training images if params.yaml asks for some."""
+    """Encode a data set's images, and the views of its training images if params.yaml sets a number of views."""
     augmentation, paths = params.augmentation(dataset), ArtifactPaths()
     if augmentation is not None and options.get("shard"):  # views may have too few batches for so many shards
         images, settings = view_settings(params, dataset, paths)
@@ -79,9 +79,9 @@ def extract_with_views(params: Params, dataset: str, **options: Any) -> list[Ext
 
 
 def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
-    """Encode a random sample of a cache's rows again and return how they differ.
+    """Encode a random sample of a cache's images again and return how the results differ from the cache.
 
-    `dataset`: by default the data set whose own cache or views `path` is.
+    `dataset`: by default the data set whose features or views the cache at `path` holds.
     """
     paths = ArtifactPaths()
     places = {place(name).resolve(): name for name in params.datasets for place in (paths.features, paths.views)}
@@ -105,14 +105,14 @@ def view_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[l
 
 
 def write_view_count(params: Params, dataset: str, paths: ArtifactPaths) -> None:
-    """Write `views.json` beside the cache of views."""
+    """Write the number of views to `views.json`, beside the cache of views."""
     augmentation = params.augmentation(dataset)
     record = {"views": "0"} if augmentation is None else augmentation.identity
     write_text(paths.views(dataset).with_name("views.json"), json.dumps(record, indent=2) + "\n")
 
 
 def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """Return a data set's image paths and the keyword arguments for extracting them; draw images that are missing."""
+    """Return a data set's image paths and the keyword arguments for encoding them; draw missing images of `shapes`."""
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
     manifest = read_manifest(manifest_path)
@@ -162,7 +162,7 @@ def _copy_other_split(
     out: Path,
     settings: Mapping[str, Any],
 ) -> None:
-    """Copy the cache of a data set with the same images and another split, if there is one."""
+    """Copy the feature cache of another split of the same images, if there is one."""
     source = params.dataset(dataset).source
     stored = {key: settings[key] for key in ("tokens", "block_inputs", "bits")}
     wanted = cache_identity(encoder, settings["manifest_sha256"], **stored)

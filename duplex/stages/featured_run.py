@@ -18,7 +18,7 @@ from duplex.training.checkpoint import load_checkpoint, read_record
 
 @dataclass(frozen=True)
 class FeaturedRun:
-    """A trained method and the data that it was evaluated on."""
+    """A trained method with the labels, features and images that it was evaluated on."""
 
     method: Method[Any]
     inputs: RunInputs

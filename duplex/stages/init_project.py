@@ -50,7 +50,7 @@ After an upgrade of duplex, `dvc repro` repeats the stages whose code has change
 
 
 def init(folder: Path) -> list[str]:
-    """Write the project and return one line per step. Raises `UsageError` instead of overwriting a file."""
+    """Write a new project and return one line of text per step. Raises `UsageError` instead of overwriting a file."""
     files = contents(folder.resolve().name)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a folder")
@@ -75,7 +75,7 @@ def init(folder: Path) -> list[str]:
 
 @contextmanager
 def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """Remove everything that the block added to `folder` if it fails; report its `OSError` as `DuplexError`."""
+    """If the block fails, remove everything that it added to `folder`; raise its `OSError` as `DuplexError`."""
     existed = folder.is_dir()
     before = set(folder.rglob("*"))
     try:
@@ -93,7 +93,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 
 
 def contents(name: str) -> dict[str, str]:
-    """Return path -> text of a project's files."""
+    """Return the files of a new project, as path -> text."""
     stages = sorted(path.name for path in (shipped_project() / "pipeline").glob("*.py"))
     return {
         "README.md": README.format(name=name, version=__version__),
@@ -113,7 +113,7 @@ def _text(name: str) -> str:
 
 
 def _inside_git(folder: Path) -> bool:
-    """Return whether the folder, or the nearest existing one above it, is in a git working tree."""
+    """Return whether a folder, or its nearest existing parent, is in a git working tree."""
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
     command = ["git", "rev-parse", "--is-inside-work-tree"]
     try:

@@ -1,7 +1,7 @@
 """List a data set's files with their hashes, and choose the run whose prototypes the report shows.
 
 DVC cannot make one stage depend on all instances of a matrix stage. So this stage depends on the folder of a data set,
-and the report and the maps depend on its two files.
+and the report and the maps depend on the two files that this stage writes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[st
 def run_with_prototypes(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
     """Return the last method of `run:` with visual prototypes, and the first seed; None if no method has any.
 
-    Methods with `shown_as` are skipped: the method that they are shown as stands for them.
+    Methods with `shown_as` are skipped, since the report shows them under the name of another method.
     """
     seed = params.run.seeds[0]
     for name in reversed(params.run.methods):

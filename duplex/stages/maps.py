@@ -22,7 +22,7 @@ from duplex.system.progress import ProgressBar
 
 
 def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write maps.csv; without rows if no method of `run:` has visual prototypes."""
+    """Write maps.csv; only its heading if no method of `run:` has visual prototypes."""
     chosen, out = run_with_prototypes(params, dataset, paths), paths.maps(dataset)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:
@@ -33,7 +33,7 @@ def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) ->
 
 
 def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
-    """Return test images and prototypes as arrays, and the visual prototypes from before training."""
+    """Return a run's test images and prototypes as arrays, and the visual prototypes from before training."""
     method, labels, test = run.method.inspectable(), run.inputs.labels, run.inputs.examples["test"]
     start = None
     if method.visual is not None:

@@ -32,7 +32,7 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
 
 
 def write_records(records: dict[str, Record], folder: Path) -> None:
-    """Replace a folder by JSON files; `records`: path inside the folder -> content."""
+    """Replace all files of a folder by JSON files; `records`: path inside the folder -> content."""
     with replace_folder(folder) as scratch:
         for name, record in records.items():
             write_text(scratch / name, json.dumps(record, indent=2) + "\n")
@@ -41,7 +41,7 @@ def write_records(records: dict[str, Record], folder: Path) -> None:
 def check_options(
     params: Params, datasets: tuple[str, ...], methods: tuple[str, ...], records: dict[str, Record], mark: Path
 ) -> None:
-    """Check the options of methods, which imports them, unless `mark` holds the digest of the same records.
+    """Check the options of methods, which imports them, unless the file `mark` holds the digest of these `records`.
 
     Raises UsageError for a wrong option. A kind that cannot be imported prints a warning: only its own runs fail.
     """

@@ -24,7 +24,7 @@ from duplex.stages.inventory import featured_run
 
 
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
-    """Load the given run; by default the one that the report features."""
+    """Load the run of a method and seed; by default those of the featured run."""
     params.dataset(dataset)
     best = featured_run(params, dataset, ArtifactPaths())
     return load_featured_run(params, dataset, method or best[0], best[1] if seed is None else seed, ArtifactPaths())
@@ -37,7 +37,7 @@ def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
 
 
 def find_pair(labels: LabelSpace, text: str) -> int:
-    """Return the composition that a text names; every state may go with every object, seen or not."""
+    """Return the composition that a text such as "striped heart" names; it may be unseen."""
     wanted = prompt_name(text)
     states, objects = (list(map(prompt_name, names)) for names in (labels.states, labels.objects))
     for m, state in enumerate(states):
@@ -51,7 +51,7 @@ def find_pair(labels: LabelSpace, text: str) -> int:
 
 
 def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, Path], top: int) -> list[Hit]:
-    """Return the `top` test images nearest to the state of the first image with the object of the second."""
+    """Return the `top` test images nearest to the state of one image combined with the object of another."""
     context = source.retrieval_context()
     factors = context.method.factors
     if factors is None:

@@ -55,9 +55,9 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
 
 
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
-    """Return the metrics of every seed by method, and the runs without metrics.
+    """Return method -> metrics of every seed, and the names of runs without metrics.
 
-    A method that is shown as another one contributes its worlds to that method's metrics.
+    The metrics of a method with `shown_as` count as those of the method that it names, in its own worlds.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
@@ -74,7 +74,7 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
 
 
 def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
-    """Read the files of all runs."""
+    """Return the results of all runs, read from their files."""
     table = paths.ablations / "metrics.json"
     ablations = read_tree(table, names=2) or {}
     datasets = [
@@ -99,7 +99,7 @@ def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Re
 
 
 def _identity(path: Path) -> dict[str, str]:
-    """Return the identity of the features; empty if they are not on this machine."""
+    """Return the identity of a feature cache (encoder, weights, …); empty if the cache is not on this machine."""
     if not path.is_file():
         return {}
     with open_cache(path) as file:
@@ -107,7 +107,7 @@ def _identity(path: Path) -> dict[str, str]:
 
 
 def curve_table(results: Results) -> pd.DataFrame:
-    """Return the mean seen–unseen curves with their intervals, percent, for `dvc plots` to draw by `series`."""
+    """Return the mean seen–unseen curves with intervals, in percent; `dvc plots` draws one curve per `series`."""
     rows = [
         (f"{data.name} {method} {world}", *values)
         for data in results.datasets
@@ -119,7 +119,7 @@ def curve_table(results: Results) -> pd.DataFrame:
 
 
 def training_table(results: Results) -> pd.DataFrame:
-    """Return the validation AUC by epoch of every run that trained, percent."""
+    """Return the validation AUC by epoch of every run that trained, in percent."""
     rows = [
         (f"{data.name} {method} seed {seed}", epoch, 100 * auc)
         for data in results.datasets

@@ -22,7 +22,7 @@ from duplex.stages.inventory import featured_run
 
 @dataclass(frozen=True)
 class ImageParts:
-    """Parts of one data set's section, and the numbers that they cite."""
+    """Parts of one data set's section of the report, and the numbers in them."""
 
     parts: list[ReportPart]
     numbers: dict[str, object]  # file name -> JSON record
@@ -30,7 +30,7 @@ class ImageParts:
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> ImageParts:
-    """Build examples, errors, retrieval, swapping and maps of the featured run (`inventory.featured_run`)."""
+    """Build sections of examples, errors, retrieval, swaps and maps of the featured run (`inventory.featured_run`)."""
     chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root
@@ -52,7 +52,7 @@ def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> ImagePart
 def _retrieved(
     params: Params, dataset: str, chosen: tuple[str, int], paths: ArtifactPaths, missing: list[Block]
 ) -> ImageParts:
-    """Build retrieval and swapping, which need the checkpoint, the features and the encoder's text tower."""
+    """Build parts on retrieval and swapping, which need the checkpoint, the features and the encoder's text tower."""
     name = f"retrieval-{dataset}.json"
     try:
         context = load_featured_run(params, dataset, *chosen, paths).retrieval_context()

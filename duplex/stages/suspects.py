@@ -25,9 +25,9 @@ from duplex.system.files import sha256
 
 
 def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = None) -> pd.DataFrame:
-    """Return the readable images, the most suspicious first.
+    """Return a table of a data set's readable images, the labels most likely wrong first.
 
-    `way`: "run" compares features of a trained run, by default the data set's best; "knn" the nearest cached features.
+    `way`: "run" scores labels by features of a trained run, by default the best; "knn" by the nearest cached features.
     """
     params.dataset(dataset)
     paths = ArtifactPaths()
@@ -65,7 +65,7 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
 
 
 def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
-    """Return the unit features [n, d] for compositions, states and objects: the cache's, or those of a run."""
+    """Return the unit features [n, d] that score compositions, states and objects: cached ones, or those of a run."""
     cls = cache.cls[rows]
     plain = cls / np.maximum(np.linalg.norm(cls, axis=1, keepdims=True), 1e-12)
     if way == "knn":
@@ -97,7 +97,7 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
 
 
 def relabelled_manifest(params: Params, dataset: str, edited: Path) -> pd.DataFrame:
-    """Return the manifest with the labels of a table; its columns beyond image, state and object are ignored."""
+    """Return the manifest with labels replaced by those in the table `edited`, by image; other columns are ignored."""
     params.dataset(dataset)
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
     try:

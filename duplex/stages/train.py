@@ -29,7 +29,7 @@ def run(
     out: RunPaths | None = None,
     load: LoadInputs = load_inputs,
 ) -> TrainingResult:
-    """Train, choose the best epoch by validation AUC, calibrate on validation data, and save.
+    """Train one run, choose the best epoch by validation AUC, calibrate on validation data, and save.
 
     Interrupted training continues after its last whole epoch. `out`: where to write, by default the run's own folder.
     """
@@ -49,7 +49,7 @@ def run(
 
 
 def _resume_key(params: Params, dataset: str, method: str, seed: int, inputs: RunInputs, device: torch.device) -> str:
-    """Return the digest of all that training depends on: training continues only from a state with the same digest."""
+    """Return the digest of everything that training depends on; saved training resumes only if its digest is equal."""
     is_gpu = device.type == "cuda"
     key = {
         **run_records(params, dataset, method)["train"],

@@ -22,7 +22,7 @@ from duplex.training.checkpoint import read_record
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A trained run on disk."""
+    """A trained run on disk, with its validation AUC."""
 
     files: RunPaths
     val_auc: float  # a fraction
@@ -34,9 +34,9 @@ class SavedRun:
 def best_run(
     world: str | None = None, paths: ArtifactPaths = ArtifactPaths(), *, dataset: str = "*", hint: str = "name one"
 ) -> SavedRun:
-    """Return the run with the best validation AUC among those calibrated for `world`; of equals the first by name.
+    """Return the run with the best validation AUC among those calibrated for `world`; the first by name if equal.
 
-    Without `world`, runs for the closed world come before others. `hint` ends the error message: how to name a run.
+    Without `world`, runs calibrated for the closed world are preferred. `hint`: end of the error message.
     """
     root = paths.root
     candidates: list[tuple[bool, SavedRun]] = []
@@ -54,14 +54,14 @@ def best_run(
 
 
 def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | None:
-    """Return the data set of a run by its path, or None outside of the artifacts."""
+    """Return the data set of a run, taken from its path; None if the path is not in `artifacts/`."""
     root = paths.root.resolve()
     folder = run.resolve()
     return folder.relative_to(root).parts[0] if root in folder.parents else None
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
-    """Return what a model card tells of a run: metrics and the data set's counts, if these files exist."""
+    """Return the facts of a run for its model card: metrics and the data set's counts, if their files exist."""
     folder = run.resolve()
     folder = folder.parent if folder.is_file() else folder
     files = RunPaths(folder).metrics, folder.parent.parent / "statistics.json"

@@ -20,7 +20,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Look:
-    """The appearance of one state. The defaults are a plain object in any colour."""
+    """The appearance that a state gives to an object. The defaults are a plain object in any colour."""
 
     hue: float | None = None  # degrees; None: any colour
     saturation: Range = (0.6, 1.0)
@@ -72,7 +72,7 @@ LOOKS: dict[str, Look] = {
 
 
 def bend_contour(points: Points, kind: str, phase: float) -> Points:
-    """Bend a rotated contour (y points down): `kind` is "melted" or "wavy"."""
+    """Bend an object's rotated contour (y points down): `kind` is "melted" or "wavy"."""
     x, y = points[:, 0], points[:, 1]
     if kind == "melted":  # low parts run down in drips, the rest sags
         drip = 0.5 + 0.5 * np.sin(7.0 * x + phase)
@@ -84,9 +84,9 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
 
 
 def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
-    """Return the share [H, W] of the second colour at each pixel.
+    """Return the share [H, W] of a pattern's second colour at each pixel.
 
-    frame: the pixels' coordinates (u, v) in the object's frame; pitch: width of a stripe, phase: of the wave.
+    frame: the pixels' coordinates (u, v) in the object's frame; pitch: width of a stripe, phase: of the pattern's wave.
     """
     across, along = frame
     if outline.round:  # around the centre: wedges and rings instead of bands and rows
@@ -101,6 +101,6 @@ def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch
 
 
 def _edge(wave: Plane) -> Plane:
-    """Threshold at zero with a soft edge about a pixel wide."""
+    """Return 0 below zero and 1 above, with a soft edge about a pixel wide."""
     share: Plane = np.clip(0.5 + 2.5 * wave, 0.0, 1.0).astype(np.float32)
     return share

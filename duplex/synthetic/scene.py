@@ -24,7 +24,7 @@ _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
 
 @dataclass(frozen=True)
 class Style:
-    """How difficult images are. Lengths are fractions of the image's side."""
+    """How difficult drawn images are: limits of variation. Lengths are fractions of the image's side."""
 
     radius: Range  # of the object
     shift: float  # of its centre, at most
@@ -56,7 +56,7 @@ def random_stream(seed: int, name: str) -> np.random.Generator:
 
 
 def draw_image(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
-    """Draw a `SIDE` x `SIDE` RGB image of an object (a key of `OUTLINES`) in a look."""
+    """Draw a `SIDE` x `SIDE` RGB image of an object (a key of `OUTLINES`) with a state's look."""
     ground = _background(style, rng)
     place = _Place.drawn(look, style, rng)
     outline = OUTLINES[kind]
@@ -88,7 +88,7 @@ class _Place:
         return cls(centre, np.array([[cos, -sin], [sin, cos]]) * np.array(axes), radius)
 
     def pixels_of(self, points: Points, look: Look, phase: float) -> Points:
-        """Return a contour [P, 2] in pixels of the image, bent as the look demands."""
+        """Convert a contour [P, 2] from the object's frame to pixels of the image, bent if the look says so."""
         turned = points @ (self.matrix / self.pixels).T
         bent = turned if look.bend is None else bend_contour(turned, look.bend, phase)
         return bent * self.pixels + self.centre
@@ -177,8 +177,8 @@ def _any_colour(rng: np.random.Generator) -> NDArray[np.float32]:
 def _colour(
     kind: str, look: Look, style: Style, away: NDArray[np.float32], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Return the object's colour [3]: the look's hue shifted by the kind's tint, or any colour, if possible at the
-    style's contrast from `away`."""
+    """Return a colour [3] for the object: the look's hue shifted by the kind's tint, or any hue; if possible as far
+    from the colour `away` as the style's contrast."""
     tint = style.tint * (2.0 * float(random_stream(0, f"tint of {kind}").random()) - 1.0)
     ink = away
     for _ in range(12):
@@ -193,7 +193,7 @@ def _colour(
 
 
 def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Canvas, *, rng: np.random.Generator) -> Canvas:
-    """Return the object's colour [H, W, 3] at every pixel, inside and outside of it."""
+    """Return the object's colour [H, W, 3] at every pixel, inside and outside of its outline."""
     outline = OUTLINES[kind]
     ink = _colour(kind, look, style, ground.mean(axis=(0, 1)), rng)
     u, v = place.frame()
@@ -236,7 +236,7 @@ def _blotches(cells: int, rng: np.random.Generator) -> Plane:
 
 
 def _scraps(canvas: Canvas, style: Style, rng: np.random.Generator, mask: Plane) -> Canvas:
-    """Add strokes and small discs, most behind the object, some in front of it."""
+    """Add random strokes and small discs to the image, most behind the object, some in front of it."""
     count = int(rng.integers(style.clutter + 1))
     for _ in range(count):
         sheet = Image.new("L", (SIDE * FINE, SIDE * FINE))

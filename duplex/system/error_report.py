@@ -26,11 +26,11 @@ STOPPED = "stopped; the same command resumes the work"
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM was received. Handled like Ctrl-C, so that scratch files are removed."""
+    """Raised when SIGTERM is received; handled like Ctrl-C, so that scratch files are removed."""
 
 
 def run_command(work: Callable[[], object]) -> None:
-    """Call `work()`; for an error, print one line and exit with its code."""
+    """Call `work()`; for an error that a user can fix, print one line and exit with its code."""
     keep_freed_memory()
     with report_errors():
         work()
@@ -38,7 +38,7 @@ def run_command(work: Callable[[], object]) -> None:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Exit with one line and a code for errors that a user can fix; let other exceptions through."""
+    """For an error in the `with` block that a user can fix, print one line and exit; let other exceptions through."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _raise_terminated)
     try:

@@ -53,7 +53,7 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Like `replace_file`, for a folder: the old one stays until the new one is complete."""
+    """Yield a scratch folder that replaces the folder `path` after the block; the old one stays until then."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
     with report_write_errors(path):
         shutil.rmtree(scratch, ignore_errors=True)
@@ -67,7 +67,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def _replace(scratch: Path, path: Path) -> None:
-    """Rename a folder over another; again if another process has just done the same."""
+    """Rename the folder `scratch` to `path`, replacing a folder; try again if another process has just done so."""
     for tries in reversed(range(TRIES)):
         try:
             if path.is_symlink():
@@ -108,7 +108,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
 
 @contextmanager
 def report_write_errors(path: Path) -> Iterator[None]:
-    """Raise `DuplexError` for any `OSError` of the block, which writes the file or folder at `path`."""
+    """Raise `DuplexError` for any `OSError` in the `with` block, which writes the file or folder at `path`."""
     try:
         yield
     except OSError as error:
@@ -156,7 +156,7 @@ def sha256(path: Path) -> str:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove the scratch files of `path` whose writers were killed."""
+    """Remove scratch files of `path` that killed processes left."""
     for name in os.listdir(path.parent):
         if name.startswith(path.name + ".") and name.endswith(SCRATCH):
             writer = name[len(path.name) + 1 : -len(SCRATCH)]

@@ -26,12 +26,12 @@ HDF5_ERRORS = (  # exceptions that h5py raises on damaged bytes
 
 
 class InvalidHDF5(Exception):
-    """A file, or a data set of it, that must not be read; callers add the file's name and what to do."""
+    """Raised for an HDF5 file or data set that must not be read; callers add the file's name and what to do."""
 
 
 @contextmanager
 def hdf5_errors_as_invalid(subject: str = "") -> Iterator[None]:
-    """Raise `InvalidHDF5`, its message beginning with `subject`, for any error of h5py in the block."""
+    """Raise `InvalidHDF5`, its message beginning with `subject`, for any h5py error in the `with` block."""
     try:
         yield
     except HDF5_ERRORS as error:

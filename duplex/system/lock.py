@@ -35,7 +35,7 @@ def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
 
 
 def _acquire(lock: Path, path: Path, work: str, instead: str) -> int:
-    """Return the descriptor of the locked lock file, opened again if its last holder has just removed it."""
+    """Lock the lock file and return its descriptor; open the file again if its last holder has just removed it."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:

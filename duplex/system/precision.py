@@ -1,4 +1,4 @@
-"""Precisions that a frozen encoder can run in; TF32 on GPUs only where it was asked for."""
+"""Precisions that a frozen encoder can run in; TF32 on GPUs only on request."""
 
 from __future__ import annotations
 

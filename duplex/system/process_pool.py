@@ -1,4 +1,4 @@
-"""Worker processes that each hold one object and call it.
+"""Worker processes that each create one callable object and call it.
 
 Each is a `ProcessPoolExecutor` of its own: a pool of several processes is lost when one of them dies. The children
 ignore Ctrl-C and SIGTERM, which their parent handles, and exit when it does.
@@ -24,7 +24,7 @@ __all__ = ["BrokenProcessPool", "ProcessFailed", "WorkerProcess"]
 
 
 class ProcessFailed(DuplexError):
-    """A worker process died, or could not create its object."""
+    """Raised if a worker process died or could not create its object."""
 
 
 class WorkerProcess:
@@ -51,7 +51,7 @@ class WorkerProcess:
         return 0 if process is None else process.pid or 0
 
     def submit(self, *args: Any) -> Future[Any]:
-        """Schedule `object(*args)`; without arguments, only create the object.
+        """Schedule a call of the process's object with `args`; without arguments, only create the object.
 
         The result raises `BrokenProcessPool` if the process dies during the call (`describe_end` has the exit code),
         and `ProcessFailed` if `create` failed. A process that has died is replaced first.
@@ -64,7 +64,7 @@ class WorkerProcess:
             return self._executor.submit(_call, *args)
 
     def describe_end(self) -> str:
-        """Say how the process ended: "was killed by signal 9"."""
+        """Return how the process ended, such as "was killed by signal 9"."""
         self._executor.shutdown()  # waits until the exit code is known
         code = 0 if self._context.process is None else self._context.process.exitcode or 0
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -78,7 +78,7 @@ class WorkerProcess:
 
 class _Process(SpawnProcess):
     def start(self) -> None:
-        """Start the process with Ctrl-C ignored, which it inherits: it is still importing when it begins."""
+        """Start the process with Ctrl-C ignored in it from the beginning, while it still imports modules."""
         if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
             super().start()
             return
@@ -90,7 +90,7 @@ class _Process(SpawnProcess):
 
 
 class _RecordingContext(SpawnContext):
-    """A spawn context that keeps the process it made."""
+    """A multiprocessing spawn context that keeps the process it made."""
 
     process: _Process | None = None
 

@@ -45,7 +45,7 @@ class ProgressBar:
 
 
 def track(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
-    """Yield the items while a bar counts them."""
+    """Yield the items while a progress bar counts them."""
     with ProgressBar(label, total) as bar:
         for done, item in enumerate(items, 1):
             yield item

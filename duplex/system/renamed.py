@@ -1,4 +1,4 @@
-"""Names of an earlier version: error messages give the present name. Kept for one version."""
+"""Names in an earlier version of the package: error messages give the present ones. Kept for one version."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ COMMAND_OPTIONS = {
 
 
 def renamed_key(key: str, known: Iterable[str]) -> str | None:
-    """Return `was renamed: write NEW` or `was removed: ...` for an old key, None for any other key.
+    """Return `was renamed: write NEW` or `was removed: ...` for an old params.yaml key, else None.
 
-    `known`: the keys that are allowed there.
+    `known`: the keys that are allowed in its place.
     """
     names = set(known)
     for present in KEYS.get(key, ()):
@@ -54,18 +54,18 @@ def renamed_key(key: str, known: Iterable[str]) -> str | None:
 
 
 def renamed_value(value: object, allowed: Collection[object]) -> str | None:
-    """Return the present name of an option's value where it is among the allowed ones."""
+    """Return the present name of an option's old value; None if it has none among those allowed."""
     name = VALUES.get(value) if isinstance(value, str) else None
     return name if name in allowed else None
 
 
 def renamed_method(name: str) -> str | None:
-    """Return the message for a method that an earlier version called `name`."""
+    """Return the error message for a method of an earlier version; None for other names."""
     return f"method {name} was renamed: write {METHODS[name]}" if name in METHODS else None
 
 
 def renamed_option(word: str) -> str | None:
-    """Return the message for a command-line option of an earlier version, such as `--depth`."""
+    """Return the error message for a command-line option of an earlier version, such as `--depth`."""
     if word not in COMMAND_OPTIONS:
         return None
     present = COMMAND_OPTIONS[word]

@@ -11,10 +11,10 @@ LARGEST_SEED = 2**63 - 1  # the largest that every random generator accepts
 
 
 def run_script(usage: str, work: Callable[..., object]) -> None:
-    """Call `work` with the command line's words.
+    """Call `work` with the script's command-line arguments if they match `usage`.
 
     In `usage`, lower-case words stand for themselves, capitals for any value, and `|` separates alternatives:
-    `row NAME | table`. Anything else ends the program with exit code 2 and the usage line.
+    `row NAME | table`. Other arguments end the program with exit code 2 and the usage line.
     """
     words = sys.argv[1:]
     patterns = [alternative.split() for alternative in usage.split("|")]

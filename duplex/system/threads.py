@@ -13,7 +13,7 @@ Threads = int | Literal["auto"]
 
 @contextmanager
 def threads(wanted: Threads) -> Iterator[None]:
-    """Run the block with `wanted` threads; "auto" keeps torch's own number, one per core."""
+    """Let torch use `wanted` CPU threads in the `with` block; "auto" keeps torch's own number, one per core."""
     before = torch.get_num_threads()
     if wanted != "auto":
         torch.set_num_threads(wanted)

@@ -1,8 +1,8 @@
-"""Choices made on validation after training: a bias on unseen compositions and, in the open world, a feasibility
-threshold. Both are stored in the checkpoint; test data has no part in them.
+"""Calibration on validation images after training: choose a bias on unseen compositions and, in the open world, a
+feasibility threshold. Both are stored in the checkpoint; test data has no part in them.
 
 Feasibility comes from word vectors (`duplex.layers.word_feasibility`) or from the likelihood of a method that has one.
-One of these sources is used; where both exist, the choices by the other are kept as `alternative`.
+One of these sources is used; where both exist, the values by the other source are kept as `alternative`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LARGEST_BIAS = 1e6  # beyond it float32 scores of about 1 vanish beside the bias
 
 @dataclass(frozen=True)
 class Calibration:
-    """Choices for one world."""
+    """Bias and feasibility threshold for one world, chosen on validation images."""
 
     bias: float  # added to the scores of unseen compositions: maximises the validation harmonic mean
     threshold: float | None = None  # of feasibility; None: every composition is feasible
@@ -56,14 +56,14 @@ class Calibration:
             raise ValueError("calibration.alternative has a nested alternative; expected none")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults."""
+        """Return the calibration's fields that differ from their defaults."""
         changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
         values = {name: value for name, value in vars(self).items() if name in changed}
         return values if self.alternative is None else {**values, "alternative": self.alternative.to_dict()}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Calibration:
-        """Read from JSON of unknown origin; raise `ValueError` or `TypeError` for values that are no calibration."""
+        """Read a calibration from JSON of unknown origin; raise `ValueError` or `TypeError` for invalid values."""
         values: dict[str, Any] = {
             name: float(value) if type(value) is int else value for name, value in dict(record).items()
         }
@@ -80,9 +80,9 @@ def calibrate(
     points: int,
     feasibility_source: FeasibilitySource = "words",
 ) -> Calibration:
-    """Choose bias and threshold on validation images: one pass over them, or two per source of feasibility.
+    """Choose bias and feasibility threshold in one pass over validation images, or two per source of feasibility.
 
-    `points`: number of thresholds tried. Without a likelihood, words are the source whatever `feasibility_source` is.
+    `points`: number of thresholds tried. Methods without likelihood use words, whatever `feasibility_source` is.
     """
     task = ScoringTask.of(method, CandidateSet.of(labels, world, "val"))
     sources: dict[FeasibilitySource, FeasibilityValues | None] = {}
@@ -102,14 +102,14 @@ def calibrate(
 
 
 def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> Feasibility | None:
-    """Return the feasibility of every composition from word vectors; None without words or unseen compositions."""
+    """Return the feasibility of every composition from word vectors; None without vectors or unseen compositions."""
     if words is None or len(labels.pairs["train"]) == labels.size:
         return None
     return Feasibility(words.states.cpu().numpy(), words.objects.cpu().numpy(), labels)
 
 
 def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
-    """Return the feasibility [M*N] from the method's likelihood, +inf for seen compositions; None if it has none."""
+    """Return the feasibility [M*N] from the method's likelihood, +inf for seen compositions; None without one."""
     labels = method.labels
     likelihood = None if len(labels.pairs["train"]) == labels.size else method.likelihood()
     if likelihood is None:
@@ -127,7 +127,7 @@ def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
 def feasible_compositions(
     method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> Bools | None:
-    """Return the mask [M*N] of compositions that reach the calibration's threshold; None: all."""
+    """Return the mask [M*N] of compositions whose feasibility reaches the threshold; None if all are feasible."""
     if calibration.threshold is None:
         return None
     feasible: FeasibilityValues | None
@@ -139,7 +139,7 @@ def feasible_compositions(
 
 
 def best_bias(margins: Margins) -> float:
-    """Return the bias that maximises the harmonic mean."""
+    """Return the bias that maximises the harmonic mean of seen and unseen accuracy."""
     curve = Curve.of(margins)
     bias = curve.bias(int(np.argmax(curve.harmonic)))
     if not abs(bias) <= LARGEST_BIAS:

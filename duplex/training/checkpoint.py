@@ -44,7 +44,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Record:
-    """Metadata of a checkpoint."""
+    """Metadata of a checkpoint: method, labels, encoder, calibration."""
 
     kind: str
     provider: str  # distribution and version that define the kind
@@ -74,7 +74,7 @@ class Record:
 
     @classmethod
     def from_dict(cls, meta: Mapping[str, Any]) -> Record:
-        """Read from JSON of unknown origin; a value of a wrong type raises `ValueError`."""
+        """Read checkpoint metadata from JSON of unknown origin; a value of a wrong type raises `ValueError`."""
         return cls(
             kind=_of(str, meta["kind"]),
             provider=_of(str, meta["provider"]),
@@ -118,7 +118,7 @@ def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the sha256 of names, types, shapes and values."""
+    """Return the sha256 of the names, types, shapes and values of tensors."""
     sha256 = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -169,7 +169,7 @@ def read_checkpoint(path: Path) -> CheckpointHeader:
 
 
 def read_known_images(header: CheckpointHeader, device: torch.device) -> KnownImages | None:
-    """Return how a checkpoint tells known images from others; None if it does not."""
+    """Read from a checkpoint what tells known images from others: means and a threshold; None if it has none."""
     if not header.metadata.get("known_images"):
         return None
     with safe_open(header.path, "pt") as file:
@@ -177,12 +177,12 @@ def read_known_images(header: CheckpointHeader, device: torch.device) -> KnownIm
 
 
 def read_record(path: Path) -> Record:
-    """Read a checkpoint's record without its tensors."""
+    """Read a checkpoint's metadata as a `Record`, without its tensors."""
     return read_checkpoint(path).record
 
 
 def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
-    """Raise `DuplexError` unless labels and the features' encoder are those of training; `place` names the run."""
+    """Raise `DuplexError` unless labels and encoder are those that a run was trained with; `place` names the run."""
     for key, name in COMPARED.items():
         if record.encoder.get(key) != encoder.get(key):
             raise DuplexError(
@@ -201,7 +201,7 @@ def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Map
 def load_checkpoint(checkpoint: Path | CheckpointHeader, task: TaskContext, encoder: Mapping[str, str]) -> Method[Any]:
     """Load a trained method for evaluation.
 
-    `task`: labels and text tower that it is loaded for. `encoder`: identity of the features at hand. Raises
+    `task`: labels and text tower to use. `encoder`: identity of the encoder of the features to score. Raises
     `DuplexError` if either differs from those of training, or if the tensors are damaged or do not fit the options.
     """
     header = read_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
@@ -223,7 +223,7 @@ def load_checkpoint(checkpoint: Path | CheckpointHeader, task: TaskContext, enco
 
 
 def _check_fit(path: Path, tensors: Mapping[str, Tensor], method: Method[Any]) -> None:
-    """Compare names, types and shapes with a fresh method's; growing tensors may differ in their first dimension."""
+    """Raise `DuplexError` unless tensors fit the method in name, type and shape; growing ones may differ in length."""
     advice = "another version of the method wrote it; train again"
     expected = method.state_dict()
     parts = dict(method.named_modules())

@@ -6,8 +6,8 @@ With `l_c = log p(c|x)` of the method, an answer's probability among the candida
 
 `n_u` and `n_s` the numbers of candidates and `r` the share of new images to be expected of unseen pairs, so that unseen
 pairs have the odds r / (1 - r) before an image is looked at. Methods are trained on seen pairs alone and prefer them in
-`p(c|x)` itself; `k` is the log-odds by which. Validation has another share of unseen images than `r`: so each seen
-validation image has the weight (1 - r) / N_s, each unseen one r / N_u. With these,
+`p(c|x)` itself; `k` (log-odds) undoes the preference. Validation has another share of unseen images than `r`: so each
+seen validation image has the weight (1 - r) / N_s, each unseen one r / N_u. With these weights,
 
     min  -sum_i w_i log q(c_i|x_i)    over a = 1 / T and k,
 
@@ -40,7 +40,7 @@ STEPS = 100
 
 @dataclass(frozen=True)
 class Confidence:
-    """The temperature and the prior of answers, as in the module's formula."""
+    """Temperature and prior that turn a method's scores into probabilities of answers."""
 
     temperature: float = 1.0  # T
     preference: float = 0.0  # k
@@ -52,7 +52,7 @@ class Confidence:
             raise ValueError(f"{self}: expected 1e-6 <= temperature <= 1e6, |preference| <= 1000, 0 < new_share < 1")
 
     def log_prior(self, seen: Bools, feasible: Bools) -> Floats:
-        """Return `log prior(c)` [C] of candidates; -inf for those that are not feasible."""
+        """Return the log prior probabilities [C] of candidates; -inf for infeasible candidates."""
         prior = np.where(seen, np.log1p(-self.new_share), np.log(self.new_share) + self.preference)
         for group in (seen & feasible, ~seen & feasible):
             prior[group] -= math.log(max(1, group.sum()))
@@ -63,7 +63,7 @@ class Confidence:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Confidence:
-        """Read from JSON of unknown origin; raise `ValueError` or `TypeError` for values that are no such numbers."""
+        """Read temperature and prior from untrusted JSON; raise `ValueError` or `TypeError` for invalid values."""
         return cls(**{name: float(value) for name, value in record.items()})
 
 
@@ -71,14 +71,14 @@ NEUTRAL = Confidence()  # where nothing was fitted
 
 
 def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """Return `log p(c|x)` [B, C] in float64 from scores, of which -inf marks excluded candidates."""
+    """Return log probabilities [B, C] of candidates in float64 from scores [B, C]; score -inf excludes a candidate."""
     return probabilities(scores.double()).clamp(min=LEAST).log()
 
 
 def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Confidence:
-    """Fit temperature and preference on validation images and the closed world's candidates, for `NEW_SHARE`.
+    """Fit the temperature and the preference for seen pairs on validation images and closed-world candidates.
 
-    Of many images an even choice is used: two numbers need no more than fit into one block of scores.
+    Evenly spaced images are used, no more than fit into one block of scores: enough for two numbers.
     """
     candidates = labels.candidates("closed", "val")
     images = len(val.rows)
@@ -95,9 +95,9 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Co
 
 
 def fit_to(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
-    """Minimise the module's weighted likelihood of labels `target` [N] by Newton's method with step halving.
+    """Fit temperature and preference to labels `target` [N] by weighted likelihood: Newton's method with step halving.
 
-    `log_p` [N, C] in float64. Without images or candidates of one of the groups, the preference is 0.
+    `log_p` [N, C]: log probabilities in float64. Unless both seen and unseen images exist, the preference is 0.
     """
     start = Confidence(new_share=new_share)
     unseen, label = torch.from_numpy(~seen).double(), torch.as_tensor(target)
@@ -124,7 +124,7 @@ def fit_to(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE
 
 
 def _weights(unseen: Tensor, new_share: float) -> tuple[Tensor, bool]:
-    """Return the weights [N] of images, and whether there are both seen and unseen ones."""
+    """Return the weights [N] of images in the loss, and whether both seen and unseen images exist."""
     count = float(unseen.sum())
     if count in (0, len(unseen)):
         return torch.full_like(unseen, 1 / max(1, len(unseen))), False
@@ -134,7 +134,7 @@ def _weights(unseen: Tensor, new_share: float) -> tuple[Tensor, bool]:
 def _loss(
     theta: Tensor, log_p: Tensor, unseen: Tensor, prior: Tensor, label: Tensor, weights: Tensor
 ) -> tuple[float, Tensor, Tensor]:
-    """Return the loss, its gradient [2] and its Hessian [2, 2], the weighted covariance of the statistics under q."""
+    """Return the weighted negative log-likelihood, its gradient [2] and its Hessian [2, 2] by `theta`: 1/T and k."""
     log_q = (theta[0] * log_p + theta[1] * unseen + prior).log_softmax(1)
     q = log_q.exp()
     mean = torch.stack([(q * log_p).sum(1), q @ unseen], dim=1)  # [N, 2]

@@ -1,4 +1,4 @@
-"""Whether an image resembles anything that training showed: its distance to the nearest pair.
+"""Known images: whether an image resembles training images, by its distance to the nearest pair.
 
     D(z) = min_c |z W - m_c|,    m_c = mean of z W over the training images of pair c,    W W^T = Sigma^-1
 
@@ -27,7 +27,7 @@ FIELDS = ("whitening", "means", "threshold")
 
 @dataclass(frozen=True)
 class KnownImages:
-    """The distance of images from the training images of the nearest pair, and the largest of a known image."""
+    """Distance of an image to the training images of the nearest pair; up to `threshold`, it counts as known."""
 
     whitening: Tensor  # W [d, d]
     means: Tensor  # m_c [P, d]
@@ -35,7 +35,7 @@ class KnownImages:
 
     @classmethod
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> KnownImages:
-        """Fit means and covariance on training images and the threshold on validation images."""
+        """Compute pair means and covariance from training images, the distance threshold from validation images."""
         sizes = len(labels.states), len(labels.objects)
         groups = ClassStatistics.of(unit(train.cls.double()), train.compositions, *sizes).by_pair()
         whitening = shared_whitening(groups)
@@ -45,17 +45,17 @@ class KnownImages:
         return cls(model.whitening, model.means, torch.quantile(distances, passing, interpolation="higher"))
 
     def distances(self, cls: Tensor) -> Tensor:
-        """Return `D` [B] of features [B, d]."""
+        """Return the distances [B] of image features [B, d] to the nearest pair."""
         whitened = unit(cls.float()) @ self.whitening
         return torch.cdist(whitened, self.means, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by their names in a checkpoint or an export."""
+        """Return whitening, means and threshold by their names in a checkpoint or an export."""
         return {PREFIX + name: getattr(self, name).detach().cpu().contiguous() for name in FIELDS}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> KnownImages | None:
-        """Read what `tensors` wrote; None if absent."""
+        """Read whitening, means and threshold from the tensors of a checkpoint or an export; None if absent."""
         if not any(name.startswith(PREFIX) for name in tensors):
             return None
         return cls(*(tensors[PREFIX + name].to(device) for name in FIELDS))

@@ -32,7 +32,7 @@ Validate = Callable[[AnyMethod], float]
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """File of a run's state, and the key of the run that it belongs to."""
+    """File from which a killed run continues, and the key of the run that it belongs to."""
 
     label: str = "training"  # for progress and messages
     path: Path | None = None  # written after each epoch; a killed run continues from it bit-identically
@@ -41,7 +41,7 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Result of a finished run; the method holds the tensors of its best epoch."""
+    """Result of training: best epoch, history and timing; the tensors of that epoch are in the method."""
 
     best_epoch: int
     best_auc: float
@@ -59,8 +59,8 @@ def train(
 ) -> TrainingResult:
     """Train a method in place and load the tensors of its best epoch.
 
-    `validate` returns the validation AUC (fraction) that selects the epoch. Epoch 0 is the untrained method, which a
-    method without parameters to train keeps.
+    `validate` returns the validation AUC (fraction) that selects the epoch. Epoch 0 is the untrained method; a
+    method without parameters to train stays at it.
     """
     if not len(examples):
         raise DuplexError("no training image is readable")
@@ -119,7 +119,7 @@ def _begin(
     validate: Validate,
     device: torch.device,
 ) -> TrainingState:
-    """Return a fresh state, or the one that an earlier run with the same key saved."""
+    """Return a new training state, or the state that an earlier run with the same key saved."""
     optimiser = make_optimiser(method, settings)
     schedule = make_schedule(optimiser, settings)
     state = TrainingState(resume.key, method, optimiser, schedule, torch.Generator().manual_seed(seed), device)
@@ -135,7 +135,7 @@ def _begin(
 
 
 def make_optimiser(method: AnyMethod, settings: TrainingOptions) -> torch.optim.Optimizer:
-    """Build the optimiser of the method's parameter groups; without any it has one unused parameter."""
+    """Build the optimiser of the method's parameter groups; without groups, of one unused parameter."""
     groups = checked(f"{method.class_name}.groups()", method.groups(), list)
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimiser]
@@ -149,10 +149,10 @@ def make_schedule(optimiser: torch.optim.Optimizer, settings: TrainingOptions) -
 
 
 def rate_share(epoch: int, settings: TrainingOptions) -> float:
-    """Return the factor of the learning rate in an epoch (from 0).
+    """Return the factor of the learning rate in an epoch (counted from 0).
 
-    It rises in equal steps over `warm_up` epochs. Then `step` multiplies it by `decay` every `decay_every` epochs,
-    `cosine` lowers it along half a cosine to 0 at the end of the last epoch, and `constant` keeps it.
+    The factor rises in equal steps over `warm_up` epochs. Then `step` multiplies it by `decay` every `decay_every`
+    epochs, `cosine` lowers it along half a cosine to 0 at the end of the last epoch, and `constant` keeps it.
     """
     if epoch < settings.warm_up:
         return (epoch + 1) / (settings.warm_up + 1)
@@ -167,7 +167,7 @@ def rate_share(epoch: int, settings: TrainingOptions) -> float:
 def _epoch(
     state: TrainingState, images: Batch, settings: TrainingOptions, show: Callable[[int, dict[str, float]], None]
 ) -> dict[str, float]:
-    """Train one epoch and return the mean of every loss term; `show` gets the step and the means so far."""
+    """Train one epoch and return the mean of every loss term; `show` is called with the step and the means."""
     state.method.train()
     size = settings.batch_size * settings.accumulate
     losses = Losses(state.epoch + 1, settings)
@@ -194,11 +194,11 @@ class Losses:
         self._waiting: list[tuple[int, int, tuple[str, ...], Tensor]] = []  # step, images, names, values
 
     def add(self, step: int, images: int, terms: dict[str, Tensor]) -> None:
-        """Queue the terms of a step over so many images."""
+        """Queue the loss terms of a step, means over `images` images."""
         self._waiting.append((step, images, tuple(terms), torch.stack(list(terms.values()))))
 
     def read(self) -> None:
-        """Read queued terms into `means`; raise `DuplexError` if one is not finite."""
+        """Read queued loss terms from the device into `means`; raise `DuplexError` if one is not finite."""
         if not self._waiting:
             return
         values = iter(torch.cat([values for *_, values in self._waiting]).tolist())
@@ -277,7 +277,7 @@ def _reset_peak_memory(device: torch.device) -> None:
 
 
 def _peak_resident() -> int:
-    """Return the peak memory of this process in bytes: since `_reset_peak_memory` on Linux, else since its start."""
+    """Return the peak memory of this process in bytes: since the last reset on Linux, else since its start."""
     import resource
 
     with suppress(OSError, IndexError):
@@ -291,10 +291,10 @@ STEPS = 2  # steps whose rows are read ahead
 
 
 def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield, for each optimiser step, a batch and the rows of it that the step uses.
+    """Yield, for each optimiser step, a batch and the indices of its images that the step uses.
 
-    `steps` yields the rows [b] of `images` per step. With all inputs in memory the batch is `images`; with inputs on
-    disk it holds the step's rows only.
+    `steps` yields indices [b] of `images` per step. With all inputs in memory the batch is `images`; with inputs on
+    disk the batch holds the step's images only.
     """
     on_disk: list[Any] = [values for values in images.inputs.values() if not isinstance(values, Tensor)]
     if not on_disk:

@@ -1,6 +1,6 @@
 """Checks of the values that a method's code returns, and of the inputs that it must not change; errors name the method.
 
-They are cheap enough for every step: nothing here reads a tensor's values.
+The checks are cheap enough for every step: nothing here reads a tensor's values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def checked(place: str, value: Any, kind: type[Value]) -> Value:
-    """Return a value of type `kind`; raise `DuplexError` for any other. `place` names the function, `Knn.groups()`."""
+    """Return `value` if its type is `kind`, else raise `DuplexError`. `place`: its source, such as `Knn.groups()`."""
     if not isinstance(value, kind):
         raise DuplexError(f"{place} returned {_describe(value)}; expected a {kind.__name__}")
     return value
@@ -49,7 +49,7 @@ def checked_scores(place: str, scores: Any, images: int, columns: int | None = N
 
 @contextmanager
 def read_only(place: str, inputs: Inputs) -> Iterator[None]:
-    """Raise `DuplexError` if the block writes into its inputs, which are rows of the features that all runs share."""
+    """Raise `DuplexError` if the `with` block writes into `inputs`, the features that all runs share."""
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and not value.is_inference()}
     before = {name: tensor._version for name, tensor in tensors.items()}
     yield

@@ -21,7 +21,7 @@ FORMAT = 3
 
 @dataclass
 class TrainingState:
-    """Everything that the next epoch depends on. `key` is a hash of options, data and seed."""
+    """State of training: all that the next epoch depends on. `key` is a hash of options, data and seed."""
 
     key: str
     method: Method[Any]
@@ -36,7 +36,7 @@ class TrainingState:
     best: dict[str, Tensor] = field(default_factory=dict)  # tensors of the best epoch
 
     def save(self, path: Path) -> None:
-        """Write the state atomically."""
+        """Write the training state to a file atomically."""
         moments = self.optimiser.state_dict()
         tensors = {f"method.{name}": tensor for name, tensor in self.method.state_dict().items()}
         tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
@@ -55,7 +55,7 @@ class TrainingState:
         write_tensors(path, on_cpu, {"duplex": json.dumps(record)})
 
     def load(self, path: Path) -> str | None:
-        """Restore a saved state. If it has another format or key, change nothing and return the reason."""
+        """Restore the training state of a file. If its format or key differs, change nothing and return the reason."""
         try:
             with safe_open(path, "pt") as file:
                 record = json.loads(file.metadata()["duplex"])

@@ -35,7 +35,7 @@ BLOCK_COLUMNS = 2**17  # columns of a block where one image has more than BLOCK_
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """Candidates and the scorer for them, built once and used in every pass over them."""
+    """Candidates and the function that scores them, built once and used in every pass over a split."""
 
     candidates: CandidateSet
     scorer: Scorer
@@ -44,7 +44,7 @@ class ScoringTask:
 
     @classmethod
     def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> ScoringTask:
-        """Build the task; `candidates` are sorted compositions. The method is set to evaluation mode."""
+        """Build the task of scoring sorted `candidates` with a method, which is set to evaluation mode."""
         method.eval()
         size, name = method.labels.size, method.class_name
         if not isinstance(candidates, CandidateSet):
@@ -60,11 +60,11 @@ class ScoringTask:
 
     @property
     def compositions(self) -> Ints:
-        """The candidates, sorted [C]."""
+        """The candidates [C], as sorted composition indices."""
         return self.candidates.compositions
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
-        """Yield `(rows, float32 scores [b, C])`, so that images x compositions are never in memory at once."""
+        """Yield blocks `(slice of images, float32 scores [b, C])`, so that not all scores are in memory at once."""
         for rows, part in _cut(inputs, BLOCK_SCORES // len(self.candidates)):
             place = f"the function of {self.name}.scorer()"
             with read_only(place, part):
@@ -72,7 +72,7 @@ class ScoringTask:
             yield rows, checked_scores(place, scores, rows.stop - rows.start, len(self.candidates))
 
     def column_blocks(self, inputs: Inputs) -> Iterator[tuple[slice, int, Tensor]]:
-        """Yield `(rows, first column, float32 scores [b, w])`, cut by columns too where `score_blocks` is set."""
+        """Yield blocks `(slice of images, first candidate, float32 scores [b, w])` of some images and candidates."""
         if self.score_blocks is None:
             yield from ((rows, 0, scores) for rows, scores in self.blocks(inputs))
             return
@@ -84,14 +84,14 @@ class ScoringTask:
 
 
 class TopCandidates:
-    """The best `top` columns of each image, best first [N, top], merged over blocks of columns."""
+    """The `top` best candidates of each image, best first [N, top], merged over blocks of scores."""
 
     def __init__(self, images: int, top: int, device: torch.device) -> None:
         self.columns = torch.full((images, top), -1, device=device)
         self._scores = torch.full((images, top), -torch.inf, device=device)
 
     def add(self, scores: Tensor, rows: slice, first: int) -> None:
-        """Merge a block [b, w] of the columns from `first` on."""
+        """Merge a block of scores [b, w]: of the images `rows` and the candidates from `first` on."""
         top, width = self.columns.shape[1], scores.shape[1]
         if first == 0 and width >= top:
             self._scores[rows], self.columns[rows] = scores.topk(top, dim=1)
@@ -125,7 +125,7 @@ class ScoringResult:
 
     @property
     def compositions(self) -> Ints:
-        """The candidates, sorted [C]."""
+        """The candidates [C], as sorted composition indices."""
         return self.candidates.compositions
 
 
@@ -140,10 +140,11 @@ def assess(
     top: int = 0,
     bias: float = 0.0,
 ) -> ScoringResult:
-    """Score a split in one pass.
+    """Score a split in one pass; return score statistics and best candidates.
 
-    `k`: the largest top-k to be measured. `bucket`, `feasible_mask` [C]: as in `ScoreAccumulator`. `top`: number of
-    best compositions to keep per image, once `bias` is added to unseen ones.
+    `k`: the largest top-k to measure. `feasible_mask` [C]: other candidates score -inf. `bucket` [C]: number of each
+    unseen candidate's bucket of feasibility. `top`: number of best compositions to keep per image, after adding
+    `bias` to unseen ones.
     """
     candidates = task.candidates
     if not len(examples):
@@ -166,7 +167,7 @@ def assess(
 
 
 class ScoreShifts:
-    """Values added to scores before ranking: `bias` for unseen columns, -inf for infeasible ones; caches one range."""
+    """Values added to scores before ranking: `bias` for unseen candidates, -inf for infeasible ones."""
 
     def __init__(self, seen: Bools, feasible_mask: Bools | None, bias: float, device: torch.device) -> None:
         self._seen, self._feasible, self._bias, self._device = seen, feasible_mask, bias, device
@@ -187,7 +188,7 @@ def choose_feasible(
 ) -> tuple[Threshold, Bools]:
     """Choose the open world's feasibility threshold by AUC on **validation** images, in one pass.
 
-    Return it with the mask [M*N] of compositions that reach it. `feasible` [M*N] is +inf for seen compositions.
+    Return threshold and mask [M*N] of compositions that reach it. `feasible` [M*N] is +inf for seen compositions.
     """
     steps = thresholds(feasible, labels.seen, points)
     bucket = buckets(feasible, steps)
@@ -198,7 +199,7 @@ def choose_feasible(
 def assess_sums(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
-    """Return score statistics of each score term, and each sum of some terms, by their names.
+    """Return score statistics of each score term alone, and of each sum of some terms, by the terms' names.
 
     `candidates` are sorted compositions; weights are those of the whole score. Empty if the score is not a sum.
     """
@@ -238,7 +239,7 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
 
 
 def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:
-    """Return the AUC on the validation split in the world of training, by which the best epoch is chosen."""
+    """Return the validation AUC (fraction) in the world of training, by which the best epoch is chosen."""
     result = assess(ScoringTask.of(method, labels.candidates(world, "val")), examples, labels)
     auc = Components.of(Margins.of(result.accumulator.competitors())).auc
     if auc is None:

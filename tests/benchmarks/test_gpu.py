@@ -39,7 +39,7 @@ def test_without_a_gpu_nothing_is_run_or_written() -> None:
     before = gpu.PAGE.read_bytes()
     done = run()
     assert (done.returncode, done.stdout) == (0, "")
-    assert "torch sees no GPU" in done.stderr
+    assert "torch finds no GPU" in done.stderr
     assert gpu.PAGE.read_bytes() == before
 
 

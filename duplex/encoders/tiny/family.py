@@ -36,8 +36,8 @@ _tokenizer = cache(SimpleTokenizer)
 
 
 def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
-    """Read the float32 state dict and the vocabulary ids of trained tokens. The token embedding has full size with
-    NaN in untrained rows, which the text tower refuses."""
+    """Return the tiny CLIP's float32 state dict and the vocabulary ids of trained tokens. The token embedding has
+    full size with NaN in untrained rows, which the text tower refuses."""
     stored = read_weights(path)
     rows = stored.pop("token_rows").long()
     state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
@@ -74,7 +74,7 @@ class TinyFamily(EncoderFamily):
 
 
 class TinyEncoder(ClipEncoder):
-    """The tiny CLIP, whose weights file holds the tokens of its own vocabulary alone."""
+    """The packaged tiny CLIP, whose weights file holds only the token embeddings that were trained."""
 
     def build(self, source: EncoderSource) -> Any:
         model = CLIP(**source.architecture)
