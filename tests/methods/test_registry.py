@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from duplex.errors import UsageError
+from duplex.errors import DISTRIBUTION, UsageError
 from duplex.methods import registry
 from duplex.methods.base import Method
 from duplex.methods.duplex import Duplex, DuplexOptions
@@ -112,7 +112,7 @@ def test_wrong_options_are_refused_where_they_are_made():
 def test_a_description_has_options_needs_and_provider():
     description = describe_method("prompts")
     assert description["needs"] == ["cls", "text"]
-    assert description["source"].startswith("duplex ")
+    assert description["source"].startswith(f"{DISTRIBUTION} ")
     losses = next(option for option in description["options"] if option["name"] == "losses")
     default = ["state", "object", "semantic"]
     assert losses == {"name": "losses", "type": "list of state | object | semantic", "default": default}
@@ -144,7 +144,7 @@ def test_of_two_kinds_with_one_name_the_built_in_one_counts(monkeypatch):
     kinds = installed_methods()
     assert list(kinds) == sorted(kinds)
     assert kinds["prompts"].module == "duplex.methods.prompts"
-    assert kinds["prompts"].provider == f"duplex {version('duplex')}"
+    assert kinds["prompts"].provider == f"{DISTRIBUTION} {version(DISTRIBUTION)}"
     assert (kinds["b"].module, kinds["b"].target, kinds["b"].provider) == ("alien", "alien:B", "alien")
 
 
