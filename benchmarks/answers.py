@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.measure import emit, say
 from duplex import Recognizer, open_features
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
 from duplex.evaluation.accumulator import Floats
 from duplex.labels import Bools, Ints

@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.measure import emit, say
 from benchmarks.methods import Bench, difference, measured, tune
-from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.method_entries import MethodEntry
 from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError, require

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu_times import Look
 from benchmarks.measure import say
-from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.features.layout import ENCODED, Span
 from duplex.features.store import PartialCache, open_features

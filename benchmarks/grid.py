@@ -26,7 +26,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from benchmarks.measure import emit, say
-from duplex.config.artifacts import RunPaths
+from duplex.artifacts import RunPaths
 from duplex.runs.run_tasks import OUTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +37,7 @@ DUPLEX = (sys.executable, "-c", "from duplex.cli import main; main()")
 START = """
 import time
 began = time.perf_counter()
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.stages import evaluate, train
 from duplex.library.inputs import load_inputs

@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.measure import emit, say
 from benchmarks.products import by_onednn
-from duplex.config.artifacts import RunPaths
+from duplex.artifacts import RunPaths
 from duplex.config.code_hash import code_hash
 from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError

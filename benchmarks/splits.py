@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.measure import emit, say
 from benchmarks.methods import ENDS, Bench, margins, shown_in
-from duplex.config.artifacts import RunPaths
+from duplex.artifacts import RunPaths
 from duplex.config.params import Params, load_params
 from duplex.data.dataset import split_name
 from duplex.evaluation.uncertainty import compare_splits

@@ -17,7 +17,7 @@ import torch
 from scipy import stats
 
 from benchmarks.measure import emit, say
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
 from duplex.features.store import open_features
 from duplex.labels import LabelSpace

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.measure import emit, say
 from benchmarks.variations import STUDY, Variation
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.encoders import resolve_device
 from duplex.errors import require

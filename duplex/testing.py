@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from duplex.config.artifacts import RunPaths
+from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams
 from duplex.encoders import load_encoder
 from duplex.encoders.text_tower import TextTower

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.data.shapes import render_images, shapes_manifest
 from duplex.library.inputs import InputsCache

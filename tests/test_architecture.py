@@ -16,7 +16,7 @@ PACKAGE = ROOT / "duplex"
 APART = [{"encoders", "data"}, {"layers", "features"}, {"evaluation", "encoders"}, {"evaluation", "data"},
          {"evaluation", "methods"}, {"evaluation", "layers"}]  # fmt: skip
 KNOW_NO_METHOD = ("stages", "runs", "library", "report", "training", "config")
-NO_FILES = re.compile(r"^\s*(?:from|import) (?:h5py|pandas|dvc|duplex\.(?:features|data|config))\b", re.M)
+NO_FILES = re.compile(r"^\s*(?:from|import) (?:h5py|pandas|dvc|duplex\.(?:features|data|config|artifacts))\b", re.M)
 
 
 @cache

@@ -17,7 +17,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.config.run_key import run_records
 from duplex.data.manifest import read_manifest

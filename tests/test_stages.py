@@ -15,7 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from duplex import Recognizer
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError, UsageError

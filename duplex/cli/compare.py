@@ -120,7 +120,7 @@ def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]
 
 def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Path:
     """Return the path of a run's predictions; an ablation's are kept with the ablation table if they exist."""
-    from duplex.config.artifacts import ArtifactPaths
+    from duplex.artifacts import ArtifactPaths
 
     paths = ArtifactPaths()
     ablation = paths.ablation_run(entry, dataset, seed).predictions

@@ -119,7 +119,7 @@ def import_(
     out: Annotated[Path | None, typer.Option(help="File to write; default: the data set's own cache.")] = None,
 ) -> None:
     """Write a feature cache from features that were computed elsewhere."""
-    from duplex.config.artifacts import ArtifactPaths
+    from duplex.artifacts import ArtifactPaths
     from duplex.data.manifest import read_manifest
     from duplex.features.importing import import_features
     from duplex.stages.extract import write_extraction_summary

@@ -69,7 +69,7 @@ def methods(as_json: AsJson = False) -> None:
 @app.command()
 def prepare(dataset: Dataset) -> None:
     """Write a data set's manifest.csv, labels.json and statistics.json; the images of `shapes` are drawn first."""
-    from duplex.config.artifacts import ArtifactPaths
+    from duplex.artifacts import ArtifactPaths
     from duplex.config.params import load_params
     from duplex.stages import prepare as stage
 
@@ -83,7 +83,7 @@ def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
 
     An interrupted training is resumed by the same command.
     """
-    from duplex.config.artifacts import ArtifactPaths
+    from duplex.artifacts import ArtifactPaths
     from duplex.config.params import load_params
     from duplex.stages import train as stage
 
@@ -119,7 +119,7 @@ def headline(values: Mapping[str, Any]) -> str:
 @app.command()
 def metrics(as_json: AsJson = False) -> None:
     """Print the metrics of all runs, averaged over seeds, and the path of the report."""
-    from duplex.config.artifacts import ArtifactPaths
+    from duplex.artifacts import ArtifactPaths
     from duplex.report.aggregate import metrics_table, read_metrics
 
     paths = ArtifactPaths()

@@ -143,8 +143,8 @@ def remove(
     """Remove a data set from params.yaml, dvc.lock and the report. Images are never deleted."""
     import shutil
 
+    from duplex.artifacts import ArtifactPaths
     from duplex.cli.params_file import forget_stages, remove_dataset
-    from duplex.config.artifacts import ArtifactPaths
 
     remove_dataset(name)
     stages = sum(forget_stages(name, lock) for lock in (Path("dvc.lock"), Path("ablations/dvc.lock")))

@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
 
-from duplex.config.artifacts import RESERVED
+from duplex.artifacts import RESERVED
 from duplex.config.params import load_params
 from duplex.errors import DuplexError, UsageError, require
 from duplex.system.files import replace_file

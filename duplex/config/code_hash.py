@@ -21,6 +21,7 @@ PACKAGE = __name__.partition(".")[0]
 IGNORED_MODULES = tuple(
     f"{PACKAGE}.{name}"
     for name in (
+        "artifacts",
         "config",
         "errors",
         "system.allocator",

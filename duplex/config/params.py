@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
-from duplex.config.artifacts import RESERVED
+from duplex.artifacts import RESERVED
 from duplex.config.method_entries import MethodEntry, check_table, read_entries
 from duplex.config.plain_yaml import read_yaml
 from duplex.data.source_options import SourceOptions

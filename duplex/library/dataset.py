@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, EvaluationParams, Params, load_params, shipped_project
 from duplex.data.dataset import LabelledImages, from_rows
 from duplex.data.dataset_source import detect_source, load_source

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
 from duplex.data.manifest import read_manifest
 from duplex.encoders import load_encoder, resolve_device

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from duplex.config.artifacts import RunPaths
+from duplex.artifacts import RunPaths
 from duplex.config.method_entries import MethodEntry
 from duplex.config.params import EvaluationParams, Params
 from duplex.features.examples import Examples

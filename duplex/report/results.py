@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from duplex.config.artifacts import RunPaths
+from duplex.artifacts import RunPaths
 from duplex.errors import DuplexError
 from duplex.labels import WORLDS
 from duplex.report.aggregate import Tree, read_numbers

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.config.run_key import run_records
 from duplex.errors import DuplexError

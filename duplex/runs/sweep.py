@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params, require_method
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError, UsageError

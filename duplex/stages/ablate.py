@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.code_hash import code_hash
 from duplex.config.params import Params
 from duplex.config.run_key import Record, run_records

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import DatasetParams, Params, load_params
 from duplex.data.dataset_source import is_on_disk
 from duplex.data.mirrors import BENCHMARKS

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.encoders import resolve_device
 from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_deterministic

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
 from duplex.data.dataset_source import ensure_images
 from duplex.data.image_tree import ImageTree

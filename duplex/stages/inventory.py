@@ -6,7 +6,7 @@ and the report and the maps depend on the two files that this stage writes.
 
 from __future__ import annotations
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.report.aggregate import write_json
 from duplex.system.files import sha256

@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.config.run_key import Record, dataset_records, report_record, run_records
 from duplex.methods.registry import BrokenMethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.data.dataset_source import ensure_images, load_source
 from duplex.data.manifest import write_manifest

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.encoders import load_encoder
 from duplex.errors import DuplexError, UsageError

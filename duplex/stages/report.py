@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.features.checks import open_cache, read_identity
 from duplex.report.aggregate import Aggregate, Tree, aggregate, headlines, write_json

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.data.manifest import read_manifest
 from duplex.data.table import read_table

@@ -7,7 +7,7 @@ import json
 
 import torch
 
-from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.config.run_key import run_records
 from duplex.encoders import resolve_device

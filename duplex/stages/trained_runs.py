@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError, UsageError

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import methods
 from benchmarks.methods import Bench, compared, difference, markdown, shown_in, tune
-from duplex.config.artifacts import RunPaths
+from duplex.artifacts import RunPaths
 from duplex.config.params import load_params
 from tests.subprocesses import ROOT
 

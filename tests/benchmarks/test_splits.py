@@ -10,7 +10,7 @@ import pytest
 from benchmarks import splits
 from benchmarks.methods import Bench, margins
 from benchmarks.splits import difference, markdown, measured, run_all, table
-from duplex.config.artifacts import RunPaths
+from duplex.artifacts import RunPaths
 from duplex.config.params import load_params
 from duplex.evaluation.uncertainty import compare_splits
 from tests.benchmarks.test_methods import predictions

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
 from duplex.cli.params_file import add_dataset
-from duplex.config.artifacts import ArtifactPaths
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.uncertainty import Difference, compare, compare_splits

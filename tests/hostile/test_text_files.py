@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.data.download import download_archive
 from duplex.data.manifest import write_manifest

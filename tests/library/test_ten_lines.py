@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import duplex
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.data.source_options import SplitOptions
 from duplex.data.split import make_split
 from duplex.errors import UsageError

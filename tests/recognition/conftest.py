@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
 from tests.projects import METHODS, inside, make_project
 

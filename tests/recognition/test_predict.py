@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.errors import UsageError
 from duplex.training.checkpoint import seal
 from tests.recognition.test_recognizer import damaged

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.stages import inventory, maps, report
 from tests.projects import inside, make_project

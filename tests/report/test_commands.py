@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from duplex.artifacts import ArtifactPaths
 from duplex.cli import app, run_command
-from duplex.config.artifacts import ArtifactPaths
 from duplex.errors import UsageError
 from duplex.evaluation.uncertainty import NAMES
 from duplex.labels import LabelSpace

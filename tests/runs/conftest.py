@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare

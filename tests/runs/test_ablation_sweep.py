@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.errors import UsageError
 from duplex.runs.ablation_sweep import sweep_ablations
 from duplex.stages import ablate

@@ -17,7 +17,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from duplex.config.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params, load_params
 from duplex.library.inputs import load_inputs
 from duplex.runs.dvc_repo import DvcRepo

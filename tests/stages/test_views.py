@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.config.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
