@@ -64,7 +64,10 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class ClosedForm(TensorRecord):
-    """Fitted closed form: `M + N + P + 1` vectors and a map. float64 as fitted; `to` sets the precision of scoring."""
+    """Fitted closed form: vectors of M states, N objects, P seen pairs and the mean, and a whitening map.
+
+    Fitted in float64; `to` sets the precision of scoring.
+    """
 
     settings: FitSettings
     whitening: Tensor  # W [d, d]
