@@ -2,7 +2,7 @@
 
     python -m benchmarks.depth_study --folder runs/depth --jobs 2 [--json] [--markdown]
     python -m benchmarks.depth_study --folder runs/depth --only 'cso_*,dual_full_2' --seeds 0,1 --markdown
-    python -m benchmarks.depth_study --folder runs/depth --kept --markdown
+    python -m benchmarks.depth_study --folder runs/depth --finished --markdown
 
 A cell is a method with a number of fine-tuned blocks: `cso_0` has the feature adapter alone, `cso_bottleneck_1`,
 `cso_lora_2`, `cso_full_4` train something in the last blocks too. Every cell is tuned like benchmarks.methods:
@@ -11,8 +11,8 @@ if there is one, else that of training; with `--tuned-by cso` all methods use th
 blocks. The best rate is trained with `--seeds` and tested. One model serves both worlds, trained for the closed one.
 
 Runs are stored in the folder and not repeated. Several processes may share a folder, each taking cells that no other
-one works on (`--jobs` starts some). `--kept` trains nothing and prints the finished cells. A cache with the block
-inputs is written there too, so that no frozen block runs in training.
+one works on (`--jobs` starts some). `--finished` trains nothing and prints the finished combinations. A cache with the
+block inputs is written there too, so that no frozen block runs in training.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.measure import emit, say
@@ -36,8 +37,8 @@ from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError, require
 from duplex.labels import WORLDS
 from duplex.library.inputs import InputsCache
-from duplex.report.aggregate import mean, standard_error
-from duplex.stages.extract import extract, extract_views
+from duplex.report.aggregate import standard_error
+from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
 from duplex.system.allocator import keep_freed_memory
 from duplex.training.checkpoint import read_record
@@ -141,7 +142,6 @@ class Study:
             if not paths.features(self.dataset).exists():
                 prepare(params, self.dataset, paths)
                 params = params.model_copy(update={"datasets": {**params.datasets, self.dataset: deep}})
-                extract_views(params, self.dataset, paths, progress=False)
                 extract(params, self.dataset, paths, progress=False)
 
     def rate(self, cell: Cell, bench: FinetuneBench) -> tuple[float, dict[str, float]]:
@@ -178,7 +178,7 @@ class Study:
             "adapter": cell.adapter,
             "rate": rate,
             "tuning": tuned,
-            "epoch": mean([one.epoch for one in records]),
+            "epoch": fmean([one.epoch for one in records]),
             "validation": _spread([100 * one.val_auc for one in records]),
             "cache_bytes": features.stat().st_size,
             **measured(runs),
@@ -192,7 +192,7 @@ class Study:
 
 
 def _spread(values: list[float]) -> dict[str, float | None]:
-    return {"mean": mean(values), "se": standard_error(values)}
+    return {"mean": fmean(values), "se": standard_error(values)}
 
 
 @contextmanager
@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument("--tuned-by", help="method whose rate all others use with the same blocks and adapter")
     parser.add_argument("--epochs", type=int, help="epochs per run; default: the data set's")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
-    parser.add_argument("--kept", action="store_true", help="run nothing; print the finished cells")
+    parser.add_argument("--finished", action="store_true", help="train nothing; print the finished combinations")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--markdown", action="store_true", help="print the table")
     given = parser.parse_args()
@@ -298,7 +298,7 @@ def main() -> None:
     tuning, seeds = (tuple(int(one) for one in _words(text)) for text in (given.tuning_seeds, given.seeds))
     study = Study(given.dataset, given.folder, rates, tuning, seeds, given.tuned_by, given.epochs)
     wanted = cells(methods, depths, adapters, only)
-    if not given.kept:
+    if not given.finished:
         _run(study, wanted, given.jobs)
     record = table(study, wanted)
     if given.json:

@@ -29,7 +29,7 @@ TESTS = (
     "tests/test_pretended.py",
     "tests/test_device.py",
     "tests/encoders/test_arithmetic.py",
-    "tests/encoders/test_text_dispatch.py",
+    "tests/encoders/test_clip_text.py",
     "tests/test_life_cycle.py",
 )
 METHODS = ("clip", "csp", "duplex", "closed_form")

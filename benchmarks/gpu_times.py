@@ -144,7 +144,7 @@ def evaluation(look: Look, _: Path) -> Table:
         began = time.perf_counter()
         assess(field, examples, labels, top=3)  # ends in a copy to the host
         seconds = time.perf_counter() - began
-        columns = len(field.compositions)
+        columns = len(field.candidates)
         found[world] = {"pairs": columns, "images": images, "s": seconds, "scores/s": images * columns / seconds}
     return found
 

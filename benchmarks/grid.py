@@ -1,6 +1,6 @@
 """Compare `duplex sweep` with `dvc repro` on `shapes`: seconds, processor seconds, and every byte.
 
-python -m benchmarks.grid [--json] [--cells 40] [--epochs N] [--jobs N] [--no-kill]
+python -m benchmarks.grid [--json] [--runs 40] [--epochs N] [--jobs N] [--no-kill]
 
 40 runs are eight methods with five seeds; features exist on both sides. A third project is swept twice: SIGKILL ends
 the first sweep at a random moment, the second resumes it. The sides run one after the other; on a busy machine, compare
@@ -70,11 +70,11 @@ def spend(folder: Path, *words: str) -> Spent:
     return Spent(seconds, sum(after[:2]) - sum(before[:2]), done.stdout)
 
 
-def grid_of(cells: int) -> tuple[list[str], list[int]]:
+def grid_of(runs: int) -> tuple[list[str], list[int]]:
     """Return eight methods and as many seeds as needed; for fewer than eight runs, that many methods and one seed."""
-    if cells > len(METHODS) and cells % len(METHODS):
-        raise SystemExit(f"--cells is {cells}; it is at most {len(METHODS)}, or a multiple of it")
-    return list(METHODS[:cells]), list(range(max(1, cells // len(METHODS))))
+    if runs > len(METHODS) and runs % len(METHODS):
+        raise SystemExit(f"--runs is {runs}; it is at most {len(METHODS)}, or a multiple of it")
+    return list(METHODS[:runs]), list(range(max(1, runs // len(METHODS))))
 
 
 def prepared(folder: Path, methods: list[str], seeds: list[int], epochs: int | None) -> None:
@@ -116,7 +116,7 @@ def killed(folder: Path, seconds: float, words: tuple[str, ...]) -> float:
 
 
 def measure(wanted: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    methods, seeds = grid_of(wanted.cells)
+    methods, seeds = grid_of(wanted.runs)
     by_dvc, by_sweep, broken = (scratch / name for name in ("dvc", "sweep", "broken"))
     say("features and plan")
     prepared(by_dvc, methods, seeds, wanted.epochs)
@@ -131,7 +131,7 @@ def measure(wanted: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     say(f"dvc repro: {dvc.seconds:.1f} s, {dvc.processor:.1f} s of processor")
     whole = results(by_dvc)
     record = {
-        "cells": len(methods) * len(seeds),
+        "runs": len(methods) * len(seeds),
         "cores": len(os.sched_getaffinity(0)),
         "made": report["made"],
         "handed_to_dvc": report["handed"],
@@ -157,7 +157,7 @@ def measure(wanted: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--cells", type=int, default=40, help="number of runs: at most 8, or a multiple of 8")
+    parser.add_argument("--runs", type=int, default=40, help="number of runs: at most 8, or a multiple of 8")
     parser.add_argument("--epochs", type=int, help="epochs per run; default: params.yaml's")
     parser.add_argument("--jobs", type=int, help="worker processes of the sweep")
     parser.add_argument("--no-kill", action="store_true", help="skip the sweep that is killed")

@@ -1,6 +1,6 @@
 """Compare methods on one data set with one budget: learning rates by validation AUC, then test results over seeds.
 
-python -m benchmarks.methods --dataset shapes --rows cso,duplex,compcos [--json] [--markdown] [--folder FOLDER]
+python -m benchmarks.methods --dataset shapes --methods cso,duplex,compcos [--json] [--markdown] [--folder FOLDER]
 
 Every method gets the same tuning: `--rates` (three) x `--tuning-seeds` (two, none of the reported ones), by validation
 AUC. The best rate is trained with `--seeds` (five) and tested: closed and open AUC with intervals over images, seconds
@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -32,9 +33,10 @@ from duplex.evaluation.curve import Margins
 from duplex.evaluation.uncertainty import compare_seeds
 from duplex.labels import WORLDS
 from duplex.methods.registry import method_source
-from duplex.report.aggregate import mean, standard_error
+from duplex.report.aggregate import standard_error
 from duplex.stages import evaluate, train
 from duplex.system.allocator import keep_freed_memory
+from duplex.system.plugins import module_of
 from duplex.training.checkpoint import read_record
 
 ENDS = ("seen", "unseen", "hm", "auc")
@@ -88,7 +90,7 @@ class Bench:
 
     def _key(self, params: Params, name: str) -> str:
         kind = params.entry(name).kind
-        module = method_source(kind).module
+        module = module_of(method_source(kind))
         code = [code_hash(f"duplex.stages.{stage}", module) for stage in ("train", "evaluate")]
         finetune = params.finetune(name, self.dataset)
         options = params.method(name, self.dataset).to_dict(), params.training(self.dataset, name).to_dict()
@@ -104,7 +106,7 @@ def tune(bench: Bench, name: str, rates: Sequence[float], seeds: Sequence[int]) 
     found = {}
     for rate in rates:
         runs = [bench.run(name, rate, seed, tested=False) for seed in seeds]
-        found[rate] = mean([100 * read_record(run.checkpoint).val_auc for run in runs])
+        found[rate] = fmean([100 * read_record(run.checkpoint).val_auc for run in runs])
         say(f"  {name} @ {rate:g}: validation AUC {found[rate]:.2f}")
         if not json.loads(runs[0].timing.read_text())["parameters"]:
             break
@@ -117,15 +119,15 @@ def measured(runs: Sequence[RunPaths]) -> dict[str, Any]:
     timing = [json.loads(run.timing.read_text()) for run in runs]
     found: dict[str, Any] = {
         "parameters": timing[0]["parameters"],
-        "seconds_per_epoch": mean([one["seconds_per_epoch"] for one in timing]),
+        "seconds_per_epoch": fmean([one["seconds_per_epoch"] for one in timing]),
     }
     for world in WORLDS:
         if all(world in one for one in metrics):
             parts = [one[world] for one in metrics]
-            said = {key: mean([part[key] for part in parts]) for key in ENDS}
+            said = {key: fmean([part[key] for part in parts]) for key in ENDS}
             said["auc_se"] = standard_error([part["auc"] for part in parts])
             ends = {end: [part.get(f"auc_{end}") for part in parts] for end in ("low", "high")}
-            said |= {f"auc_{end}": mean(values) for end, values in ends.items() if None not in values}
+            said |= {f"auc_{end}": fmean(values) for end, values in ends.items() if None not in values}
             found[world] = said
     return found
 
@@ -205,7 +207,7 @@ def shown_in(params: Params, name: str, world: str) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="shapes")
-    parser.add_argument("--rows", default="", help="methods of params.yaml; default: all")
+    parser.add_argument("--methods", default="", help="methods of params.yaml; default: all")
     parser.add_argument("--rates", default="3e-4,1e-3,3e-3")
     parser.add_argument("--tuning-seeds", default="100,101")
     parser.add_argument("--seeds", default="0,1,2,3,4")
@@ -225,7 +227,7 @@ def main() -> None:
         by_onednn()
 
     bench = Bench(load_params(), wanted.dataset, wanted.folder, wanted.epochs)
-    names = [name for name in wanted.rows.split(",") if name] or list(bench.params.methods)
+    names = [name for name in wanted.methods.split(",") if name] or list(bench.params.methods)
     rates, seeds = ([float(r) for r in wanted.rates.split(",")], [int(s) for s in wanted.seeds.split(",")])
     tuning, against = [int(s) for s in wanted.tuning_seeds.split(",")], wanted.against.split(",")
     rows: dict[str, Any] = {}

@@ -30,12 +30,11 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
-FIELD = [f"tests/methods/test_{name}.py" for name in ("ranges", "modes", "stored")]  # that meet every kind of method
-STORED = FIELD[-1]  # and are told how many numbers it keeps
+EVERY_KIND = [f"tests/methods/test_{name}.py" for name in ("ranges", "modes")]  # tests of every kind of method
 TESTS = {  # module -> what mirrors it
     "duplex/labels.py": ["tests/test_labels.py"],
     "duplex/layers/word_feasibility.py": ["tests/layers/test_word_feasibility.py"],
-    "duplex/training/loop.py": ["tests/training/test_loop.py", "tests/test_peak.py"],
+    "duplex/training/loop.py": ["tests/training/test_loop.py"],
     "duplex/training/checkpoint.py": ["tests/training/test_checkpoint.py"],
     "duplex/training/calibration.py": ["tests/training/test_calibration.py"],
     "duplex/training/scoring.py": ["tests/training/test_scoring.py", "tests/training/test_calibration.py"],
@@ -54,22 +53,22 @@ TESTS = {  # module -> what mirrors it
     "duplex/evaluation/uncertainty.py": ["tests/evaluation/test_uncertainty.py", "tests/evaluation/test_seeds.py"],
     "duplex/evaluation/glove.py": ["tests/evaluation/test_glove.py"],
     "duplex/data/split.py": ["tests/data/test_split.py"],
-    "duplex/features/augmentation.py": ["tests/features/test_augmentation.py", "tests/features/test_views.py"],
     "duplex/features/decoding.py": ["tests/features/test_decoding.py", "tests/features/test_image_files.py"],
     "duplex/features/encoding.py": ["tests/features/test_encoding.py"],
-    "duplex/features/examples.py": ["tests/features/test_examples.py", "tests/features/test_views.py"],
+    "duplex/features/examples.py": ["tests/features/test_examples.py"],
     "duplex/features/extraction.py": [
         f"tests/features/test_{name}.py" for name in ("extraction", "block_inputs", "interruption")
     ],
     "duplex/features/identity.py": ["tests/features/test_identity.py"],
     "duplex/features/importing.py": ["tests/features/test_importing.py"],
-    "duplex/features/inspection.py": ["tests/features/test_inspection.py", "tests/features/test_views.py"],
+    "duplex/features/inspection.py": ["tests/features/test_inspection.py"],
     "duplex/features/layout.py": ["tests/features/test_layout.py"],
     "duplex/features/image_files.py": ["tests/features/test_image_files.py"],
     "duplex/features/checks.py": ["tests/features/test_layout.py", "tests/features/test_block_inputs.py"],
     "duplex/features/shards.py": ["tests/features/test_shards.py"],
     "duplex/features/store.py": ["tests/features/test_store.py", "tests/features/test_layout.py"],
     "duplex/features/tokens.py": [f"tests/features/test_{name}.py" for name in ("tokens", "block_inputs")],
+    "duplex/methods/co_cge.py": ["tests/methods/test_cge.py", *EVERY_KIND],
     "duplex/methods/base.py": ["tests/methods/test_base.py", "tests/methods/test_registry.py"],
     "duplex/methods/head.py": [f"tests/methods/test_{name}.py" for name in ("base", "cge", "compcos")],
     "duplex/methods/with_finetuning.py": ["tests/methods/test_with_finetuning.py"],
@@ -77,37 +76,31 @@ TESTS = {  # module -> what mirrors it
         "tests/methods/test_cds.py", "tests/methods/test_troika.py", "tests/methods/test_ranges.py",
     ],
     "duplex/methods/duplex.py": [
-        "tests/methods/test_ranges.py", "tests/methods/test_following.py", "tests/methods/test_readings.py",
-        "tests/methods/test_duplex_scores.py", "tests/methods/test_duplex_rows.py", "tests/methods/test_duplex.py",
+        "tests/methods/test_ranges.py", "tests/methods/test_duplex_scores.py", "tests/methods/test_duplex_rows.py",
+        "tests/methods/test_duplex.py",
     ],
-    "duplex/layers/additive.py": [f"tests/layers/test_{name}.py" for name in ("additive", "interactions")],
+    "duplex/layers/additive.py": ["tests/layers/test_interactions.py", "tests/layers/test_gaussian_prototypes.py"],
     "duplex/layers/attention.py": ["tests/layers/test_attention.py", "tests/methods/test_troika.py"],
     "duplex/layers/gaussian_prototypes.py": [
         "tests/layers/test_gaussian_prototypes.py", "tests/layers/test_interactions.py",
     ],
-    "duplex/layers/codebook.py": [
-        "tests/layers/test_codebook.py", STORED, "tests/methods/test_following.py", "tests/methods/test_readings.py",
-    ],
-    "duplex/layers/composition_graph.py": ["tests/methods/test_cge.py", "tests/methods/test_gipcol.py", STORED],
-    "duplex/layers/factors.py": ["tests/layers/test_factors.py", STORED, "tests/methods/test_duplex.py"],
+    "duplex/layers/codebook.py": ["tests/layers/test_codebook.py", "tests/methods/test_duplex_rows.py"],
+    "duplex/layers/composition_graph.py": ["tests/methods/test_cge.py", "tests/methods/test_gipcol.py"],
+    "duplex/layers/factors.py": ["tests/layers/test_factors.py", "tests/methods/test_duplex.py"],
     "duplex/layers/graph.py": ["tests/methods/test_duplex_rows.py", "tests/methods/test_duplex.py"],
-    "duplex/layers/composition_index.py": [
-        "tests/layers/test_composition_index.py", "tests/methods/test_compcos.py", STORED,
-    ],
+    "duplex/layers/composition_index.py": ["tests/layers/test_composition_index.py", "tests/methods/test_compcos.py"],
     "duplex/layers/interactions.py": ["tests/layers/test_interactions.py"],
-    "duplex/layers/paths.py": [
-        "tests/methods/test_ranges.py", STORED, "tests/methods/test_prompts.py", "tests/methods/test_duplex.py",
-    ],
+    "duplex/layers/paths.py": [f"tests/methods/test_{name}.py" for name in ("ranges", "prompts", "duplex")],
     "duplex/layers/portable.py": ["tests/layers/test_portable.py", "tests/methods/test_closed_form.py"],
-    "duplex/layers/prompt_paths.py": ["tests/methods/test_prompts.py", STORED, "tests/methods/test_duplex.py"],
+    "duplex/layers/prompt_paths.py": ["tests/methods/test_prompts.py", "tests/methods/test_duplex.py"],
     "duplex/layers/class_statistics.py": [
         "tests/layers/test_covariance.py", "tests/layers/test_gaussian_prototypes.py",
     ],
     "duplex/layers/finetuned_blocks.py": [
         "tests/methods/test_with_finetuning.py", "tests/encoders/test_image_blocks.py",
     ],
-    **{f"duplex/methods/{kind}.py": [f"tests/methods/test_{kind}.py", *FIELD] for kind in (
-        "ade", "caila", "canet", "cds", "cge", "cge_visual", "closed_form", "cluspro", "co_cge", "compcos", "dfsp",
+    **{f"duplex/methods/{kind}.py": [f"tests/methods/test_{kind}.py", *EVERY_KIND] for kind in (
+        "ade", "caila", "canet", "cds", "cge", "cge_visual", "closed_form", "cluspro", "compcos", "dfsp",
         "gipcol", "ivr", "kg_sp", "lde", "logiczsl", "plid", "prompts", "registry", "scen", "troika", "vp_cmjl",
     )},
 }  # fmt: skip
@@ -129,7 +122,6 @@ SIZES = {  # block sizes and thresholds between two algorithms: they change memo
     "duplex/features/checks.py": {"CHECKED_ROWS"},
     "duplex/features/tokens.py": {"ANNOUNCED"},
     "duplex/features/shards.py": {"CHUNK", "step"},
-    "duplex/labels.py": {"MAX_SPARSITY"},
     "duplex/methods/canet.py": {"CHUNK"},
     "duplex/layers/attention.py": {"CHUNK", "step"},
     "duplex/layers/gaussian_prototypes.py": {"CELLS", "ROWS", "step"},

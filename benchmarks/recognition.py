@@ -100,7 +100,7 @@ def recognizer_of(encoder: Encoder) -> Recognizer:
         "encoder": {**encoder.identity.to_dict(), "name": encoder.name, "tag": "", "text_precision": "fp32"},
     }
     model = ExportedModel(Path("random"), config, tensors, torch.device("cpu"))
-    model.backbone.use(encoder)
+    model.backbone.towers["image"] = encoder
     return Recognizer(model)
 
 

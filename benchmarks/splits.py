@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.measure import emit, say
@@ -24,9 +25,8 @@ from duplex.config.params import Params, load_params
 from duplex.data.dataset import split_name
 from duplex.evaluation.uncertainty import compare_splits
 from duplex.labels import WORLDS
-from duplex.report.aggregate import mean
 
-ROWS = "clip,cso,static,duplex,duplex_open,closed_form,dual"
+METHODS = "clip,cso,static,duplex,duplex_open,closed_form,dual"
 Runs = list[list[RunPaths]]  # of a row: [splits][seeds]
 
 
@@ -56,10 +56,10 @@ def reached(run: RunPaths) -> str:
 def measured(runs: Runs, world: str) -> dict[str, Any]:
     """Return means over seeds and re-splits, and the standard deviation of the AUC between re-splits."""
     parts = [[json.loads(run.metrics.read_text())[world] for run in split] for split in runs]
-    by_split = [mean([part["auc"] for part in split]) for split in parts]
-    middle = mean(by_split)
+    by_split = [fmean([part["auc"] for part in split]) for split in parts]
+    middle = fmean(by_split)
     spread = (sum((auc - middle) ** 2 for auc in by_split) / (len(by_split) - 1)) ** 0.5
-    said = {key: mean([mean([part[key] for part in split]) for split in parts]) for key in ENDS}
+    said = {key: fmean([fmean([part[key] for part in split]) for split in parts]) for key in ENDS}
     return {**said, "auc_deviation": spread, "auc_by_split": by_split}
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--dataset", default="shapes")
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--rows", default=ROWS, help="methods or ablations of params.yaml")
+    parser.add_argument("--methods", default=METHODS, help="methods or ablations of params.yaml")
     parser.add_argument("--of", default="dual", help="method that is compared with all others")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "duplex-splits")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -113,7 +113,7 @@ def main() -> None:
 
     params, seeds = load_params(), [int(seed) for seed in wanted.seeds.split(",")]
     datasets = [split_name(wanted.dataset, number) for number in range(1, wanted.splits + 1)]
-    runs = run_all(params, datasets, wanted.rows.split(","), seeds, wanted.folder)
+    runs = run_all(params, datasets, wanted.methods.split(","), seeds, wanted.folder)
     found = table(params, runs, wanted.of)
     if wanted.json:
         emit({"dataset": wanted.dataset, "splits": wanted.splits, "seeds": seeds, "of": wanted.of, **found})

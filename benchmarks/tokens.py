@@ -1,6 +1,6 @@
 """Compare an epoch over patch tokens from disk with the same from memory: seconds, ratio, and peak memory.
 
-python -m benchmarks.tokens [--json] [--rows 1200] [--patches 64] [--width 512] [--rounds 9] [--folder FOLDER]
+python -m benchmarks.tokens [--json] [--images 1200] [--patches 64] [--width 512] [--rounds 9] [--folder FOLDER]
 
 Both sides take the same optimiser steps of `dfsp` over the same rows in the same order; `load` repeats each step's
 arithmetic until it takes at least as long as reading its rows. The system's page cache is dropped before every epoch
@@ -121,7 +121,7 @@ def measure(path: Path, rows: int, shape: tuple[int, int], rounds: int) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--rows", type=int, default=1200)
+    parser.add_argument("--images", type=int, default=1200)
     parser.add_argument("--patches", type=int, default=64)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=9)
@@ -130,8 +130,8 @@ def main() -> None:
     shape = (wanted.patches, wanted.width)
     with tempfile.TemporaryDirectory(dir=wanted.folder) as folder:
         path = Path(folder) / "features.h5"
-        write(path, wanted.rows, shape, small_task().dim)
-        record = measure(path, wanted.rows, shape, wanted.rounds)
+        write(path, wanted.images, shape, small_task().dim)
+        record = measure(path, wanted.images, shape, wanted.rounds)
     say("  ".join(f"{key} {value:.4g}" for key, value in record.items()))
     if wanted.json:
         emit(record)

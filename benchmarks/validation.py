@@ -1,8 +1,8 @@
 """Compare methods, learning rates and variations by validation AUC; test images are never scored.
 
-python -m benchmarks.validation --rows coop,csp,cso,duplex --rates 3e-4,1e-3,3e-3   # the same budget for every method
-python -m benchmarks.validation --study                                             # what refinement needs
-python -m benchmarks.validation --rows duplex --terms                               # sums of score terms of one model
+python -m benchmarks.validation --methods coop,csp,cso,duplex --rates 3e-4,1e-3,3e-3  # the same budget for every method
+python -m benchmarks.validation --study                                               # what refinement needs
+python -m benchmarks.validation --methods duplex --terms                              # sums of score terms of one model
 
 Seeds differ from those of the reported runs. Needs `dvc repro extract`.
 """
@@ -13,6 +13,7 @@ import argparse
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions
 from duplex.methods.registry import find_method
 from duplex.options import Options, TrainingOptions
-from duplex.report.aggregate import mean, standard_error
+from duplex.report.aggregate import standard_error
 from duplex.system.precision import PRECISIONS
 from duplex.training.loop import train
 from duplex.training.scoring import ScoringTask, assess, assess_sums, validation_auc
@@ -110,7 +111,7 @@ def varied(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="shapes")
-    parser.add_argument("--rows", default="csp,cso,duplex", help="methods or ablations of params.yaml")
+    parser.add_argument("--methods", default="csp,cso,duplex", help="methods or ablations of params.yaml")
     parser.add_argument("--rates", default="", help="learning rates; default: params.yaml's")
     parser.add_argument("--seeds", default="100,101")
     parser.add_argument("--epochs", type=int)
@@ -131,11 +132,11 @@ def main() -> None:
             name: ("duplex", STUDY[require(name, STUDY, "row of the study")]) for name in chosen
         }
     else:
-        rows = {name: (name, None) for name in wanted.rows.split(",")}
+        rows = {name: (name, None) for name in wanted.methods.split(",")}
     needs = frozenset[str]().union(
         *(find_method(params.entry(n).kind).needs(params.method(n, wanted.dataset)) for n, _ in rows.values())
     )
-    inputs = load_inputs(params, wanted.dataset, ArtifactPaths(), InputRequest(needs, wanted.precision, views=True))
+    inputs = load_inputs(params, wanted.dataset, ArtifactPaths(), InputRequest(needs, wanted.precision))
     found: dict[str, Any] = {}
     for name, (of, variation) in rows.items():
         written = params.entry(of)
@@ -149,7 +150,7 @@ def main() -> None:
                 for seed in wanted.seeds.split(",")
             ]
             label = f"{name} @ {rate:g}" if wanted.rates else name
-            found[label] = {key: mean([r[key] for r in runs]) for key in runs[0]}
+            found[label] = {key: fmean([r[key] for r in runs]) for key in runs[0]}
             found[label]["auc_se"] = standard_error([r["auc"] for r in runs])
             say(f"{label:40} " + "  ".join(f"{key} {value:.2f}" for key, value in found[label].items()))
             if wanted.out:

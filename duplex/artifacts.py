@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 # Names of folders beside those of the data sets
-RESERVED = ("ablations", "inventory", "maps", "plan", "plots", "report", "views")
+RESERVED = ("ablations", "inventory", "maps", "plan", "plots", "report")
 
 
 class RunPaths:
@@ -50,10 +50,6 @@ class ArtifactPaths:
 
     def features(self, dataset: str) -> Path:
         return self.root / dataset / "features.h5"
-
-    def views(self, dataset: str) -> Path:
-        """Path of the feature cache of random crops of the training images."""
-        return self.root / "views" / dataset / "features.h5"
 
     def extraction(self, dataset: str) -> Path:
         """Path of the file with the size of the feature cache, and the images that could not be read."""

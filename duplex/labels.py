@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,6 @@ World = Literal["closed", "open"]
 GROUPS = ("head", "medium", "tail", "unseen")  # of compositions by training frequency
 HEAD, HEAD_AND_MEDIUM = 0.2, 0.5
 MAX_PAIRS = 1 << 30  # a mask over them takes a gigabyte
-MAX_SPARSITY = 1 << 10  # pairs per listed composition beyond which sorting is faster than a mask
 WORLDS: tuple[World, ...] = ("closed", "open")
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -76,12 +75,8 @@ class LabelSpace:
         columns = {split: tuple(zip(*pairs.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
         objects = sorted(set().union(*(column[1] for column in columns.values())))
-        state_index, object_index = ({name: i for i, name in enumerate(names)} for names in (states, objects))
-        rows, size = {}, len(states) * len(objects)
-        for split, (s, o) in columns.items():
-            pairs_of_split = _look_up(state_index, s, "state") * len(objects) + _look_up(object_index, o, "object")
-            rows[split] = _distinct(pairs_of_split, size)
-        return cls(tuple(states), tuple(objects), rows)
+        labels = cls(tuple(states), tuple(objects), {})
+        return replace(labels, pairs={split: np.unique(labels.index(*names)) for split, names in columns.items()})
 
     @property
     def size(self) -> int:
@@ -135,7 +130,7 @@ class LabelSpace:
         if world == "open":
             return np.arange(self.size, dtype=np.int64)
         splits = SPLITS if split == "train" else ("train", split)
-        return _distinct(np.concatenate([self.pairs[name] for name in splits]), self.size)
+        return np.unique(np.concatenate([self.pairs[name] for name in splits]))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LabelSpace) and self.to_dict() == other.to_dict()
@@ -217,15 +212,6 @@ def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
     if not len(listed):
         return np.zeros(compositions.shape, dtype=bool)
     return np.asarray(listed[np.searchsorted(listed, compositions).clip(max=len(listed) - 1)] == compositions)
-
-
-def _distinct(compositions: Ints, size: int) -> Ints:
-    """Return the distinct compositions, sorted."""
-    if size > MAX_SPARSITY * max(1, len(compositions)):
-        return np.unique(compositions)
-    mask = np.zeros(size, dtype=bool)
-    mask[compositions] = True
-    return np.flatnonzero(mask)
 
 
 @dataclass(frozen=True)

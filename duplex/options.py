@@ -38,6 +38,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # the range that every random generator takes
 Rate = Annotated[float, Field(ge=0, lt=1)]
+LearningRate = Annotated[float, Field(gt=0, lt=10)]
 Template = Annotated[str, AfterValidator(_has_words)]  # words before the names in a prompt
 
 
@@ -135,37 +136,27 @@ class TrainingOptions(Options):
     """Options of training. The paper's Tab. 2 gives learning rate, batch size and epochs per data set; it uses
     Adam and halves the learning rate every five epochs."""
 
-    learning_rate: float
-    batch_size: int  # images per batch
-    epochs: int
+    learning_rate: LearningRate
+    batch_size: Count  # images per batch
+    epochs: Count
     optimiser: Literal["adam", "adamw"] = "adam"
-    weight_decay: float = 0.0
+    weight_decay: Rate = 0.0
     schedule: Literal["step", "cosine", "constant"] = "step"  # how the learning rate changes from epoch to epoch
-    decay: float = 0.5  # factor on the learning rate every `decay_every` epochs (schedule: step)
-    decay_every: int = 5  # epochs (schedule: step)
-    warm_up: int = 0  # epochs over which the learning rate rises linearly to its value
-    patience: int | None = None  # stop after this many epochs without a better validation AUC; null: never
-    accumulate: int = 1  # batches per optimiser step; prompts are encoded once per step
+    # factor on the learning rate every `decay_every` epochs (schedule: step)
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.5
+    decay_every: Count = 5  # epochs (schedule: step)
+    warm_up: Natural = 0  # epochs over which the learning rate rises linearly to its value
+    patience: Count | None = None  # stop after this many epochs without a better validation AUC; null: never
+    accumulate: Count = 1  # batches per optimiser step; prompts are encoded once per step
     precision: Precision = "fp32"  # of the text tower; logits are always fp32
-    threads: int | Literal["auto"] = "auto"  # CPU threads of training and evaluation; auto: all cores. Last bits vary
-    memory: float = 2.0  # GiB of patch tokens and block inputs held in memory; larger ones are read from disk
+    # CPU threads of training and evaluation; auto: all cores. Last bits of results vary with it
+    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
+    # GiB of patch tokens and block inputs held in memory; larger ones are read from disk, in blocks of 1/256 GiB
+    memory: Annotated[float, Field(ge=2**-8)] = 2.0
     checkpointing: bool = False  # recompute the text tower's activations in the backward pass: slower, less memory
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        for key in ("batch_size", "epochs", "decay_every", "accumulate"):
-            value = getattr(self, key)
-            yield 1 <= value <= LARGEST, f"{key} is {value}; expected 1–{LARGEST}"
-        threads = self.threads
-        yield threads == "auto" or 1 <= threads <= 1024, f"threads is {threads}; expected 1–1024 or 'auto'"
-        block = 2**-8  # GiB; tokens are read in blocks of this size
-        yield self.memory >= block, f"memory is {self.memory}; expected at least {block} (GiB), one block of tokens"
-        patience = self.patience
-        yield patience is None or 1 <= patience <= LARGEST, f"patience is {patience}; expected 1–{LARGEST}, or null"
-        rate = self.learning_rate
-        yield 0 < rate < 10, f"learning_rate is {rate}; expected more than 0 and less than 10"
-        yield 0 < self.decay <= 1, f"decay is {self.decay}; expected more than 0 and at most 1"
-        yield 0 <= self.weight_decay < 1, f"weight_decay is {self.weight_decay}; expected 0 or more and less than 1"
-        yield 0 <= self.warm_up < self.epochs, f"warm_up is {self.warm_up}; expected 0 or more and less than epochs"
+        yield self.warm_up < self.epochs, f"warm_up is {self.warm_up}; expected less than epochs, {self.epochs}"
 
 
 # of a data set of the user's own, until params.yaml or a caller sets others
@@ -180,19 +171,16 @@ class FinetuneOptions(Options):
 
     blocks: int  # number of the image tower's last blocks to fine-tune
     adapter: Literal["bottleneck", "lora", "full"] = "bottleneck"  # added bottlenecks, low-rank updates, or all weights
-    width: int | None = None  # hidden units of a bottleneck (null: 64), rank of a low-rank update (null: 8)
-    dropout: float = 0.1  # inside a bottleneck
-    learning_rate: float | None = None  # of the fine-tuned blocks; null: the learning rate of training
+    width: Count | None = None  # hidden units of a bottleneck (null: 64), rank of a low-rank update (null: 8)
+    dropout: Rate = 0.1  # inside a bottleneck
+    learning_rate: LearningRate | None = None  # of the fine-tuned blocks; null: the learning rate of training
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield self.blocks >= 1, f"blocks is {self.blocks}; expected 1 or more; leave finetune out to train none"
-        width, rate = self.width, self.learning_rate
-        yield width is None or 1 <= width <= LARGEST, f"width is {width}; expected 1–{LARGEST}, or null"
-        yield width is None or self.adapter in DEFAULT_WIDTHS, f"adapter: {self.adapter} has no width; leave it out"
-        yield 0 <= self.dropout < 1, f"dropout is {self.dropout}; expected 0 or more and less than 1"
+        has_width = self.adapter in DEFAULT_WIDTHS or self.width is None
+        yield has_width, f"adapter: {self.adapter} has no width; leave it out"
         has_dropout = self.adapter == "bottleneck" or self.dropout == type(self).dropout
         yield has_dropout, f"adapter: {self.adapter} has no dropout; leave it out"
-        yield rate is None or 0 < rate < 10, f"learning_rate is {rate}; expected more than 0, less than 10, or null"
 
     @property
     def inner_width(self) -> int:

@@ -11,32 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import ScoreAccumulator
 from duplex.features.examples import Examples
-from duplex.methods.base import Batch
 from duplex.methods.duplex import DuplexOptions
-from duplex.methods.prompts import PromptOptions
-from duplex.options import Options, TrainingOptions
-from duplex.training.loop import make_optimiser, optimiser_step, train
+from duplex.options import TrainingOptions
+from duplex.training.loop import train
 from duplex.training.scoring import ScoringTask, assess
 from tests.methods.world import features, small_labels, small_method, small_tower
 from tests.pretended import Pretended
 
-SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=4, accumulate=2, epochs=1)
 LABELS = small_labels()
-ROWS = [
-    DuplexOptions(width=5),
-    DuplexOptions(width=5, refine_over="open", blend="anchored"),
-    DuplexOptions(width=5, unseen_rows="random", seen_rows="random", fusion="additive"),
-    DuplexOptions(width=5, graph=False),
-    PromptOptions(width=5),
-]
 
 
-def there(options: Options, device: str) -> Any:
+def method_on(device: str) -> Any:
     """A small method and its text tower on a device."""
-    method = small_method(options).to(device)
+    method = small_method(DuplexOptions(width=5)).to(device)
     method.paths.prompts.__dict__["tower"] = small_tower.__wrapped__(device=device)
     return method
 
@@ -46,20 +35,8 @@ def examples(split: str, count: int, device: str) -> Examples:
     return Examples(np.arange(count), {"cls": features(count, 3)}, own).to(torch.device(device))
 
 
-@pytest.mark.parametrize("options", ROWS, ids=["duplex", "anchored", "random", "static", "prompts"])
-def test_a_training_step_never_waits_for_the_device(pretended: Pretended, options: Options) -> None:
-    method = there(options, pretended.name)
-    found = examples("train", 16, pretended.name)
-    images = Batch(found.inputs, found.compositions, found.compositions.cpu().numpy())
-    optimiser = make_optimiser(method, SETTINGS)
-    for rows in (torch.arange(8), torch.arange(8, 16)):  # the first makes what lasts, such as the optimiser's moments
-        pretended.reset()
-        optimiser_step(method, images, rows, SETTINGS, optimiser)
-    assert pretended.synchronisations == {}
-
-
 def test_losses_are_read_once_every_few_steps(pretended: Pretended) -> None:
-    method, waits = there(DuplexOptions(width=5), pretended.name), []
+    method, waits = method_on(pretended.name), []
 
     def validate(_: object) -> float:
         waits.append(sum(n for (_, place), n in pretended.synchronisations.items() if "training/loop.py" in place))
@@ -73,7 +50,7 @@ def test_losses_are_read_once_every_few_steps(pretended: Pretended) -> None:
 
 def test_only_score_statistics_leave_the_device(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
     """One copy of the top scores per block of images; at the end the labels and the best three."""
-    method = there(DuplexOptions(width=5), pretended.name)
+    method = method_on(pretended.name)
     test = examples("test", 8, pretended.name)
     field = ScoringTask.of(method, LABELS.candidates("open", "test"))
     pretended.reset()
@@ -102,11 +79,3 @@ def test_statistics_computed_on_the_device_equal_those_on_the_cpu(
                 elsewhere.add(scores[rows, first:last].to(pretended.name), rows, first)
         for a, b in zip(here.cumulative(), elsewhere.cumulative(), strict=True):
             assert all((getattr(a, part.name) == getattr(b, part.name)).all() for part in fields(a))
-
-
-def test_nan_scores_are_found_on_the_device(pretended: Pretended) -> None:
-    for column in (0, 2):  # the label's own, another
-        scores = torch.zeros(2, 3)
-        scores[1, column] = torch.nan
-        with pytest.raises(DuplexError, match="scores of image 1 contain NaN"):
-            ScoreAccumulator([0, 0], [True, False, False]).add(scores.to(pretended.name))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 
-import pytest
-
-from duplex.errors import DISTRIBUTION, install_command
+from duplex.errors import DISTRIBUTION
 from tests.subprocesses import ROOT
 
 TEXTS = (".py", ".md", ".toml", ".yaml", ".html", ".j2", ".ipynb")
@@ -34,10 +32,3 @@ def test_every_installation_command_names_this_distribution() -> None:
         for name in INSTALLED_NAME.findall((ROOT / path).read_text(encoding="utf-8"))
     }
     assert {name for _, name in names} == {DISTRIBUTION}, names
-
-
-@pytest.mark.parametrize("extra", ["serve", "pipeline"])
-def test_the_installation_command_is_found_by_the_test_above(extra: str) -> None:
-    assert INSTALLED_NAME.findall(install_command(extra)) == [DISTRIBUTION]
-    wrong = install_command(extra).replace(DISTRIBUTION, "duplex")
-    assert INSTALLED_NAME.findall(wrong) == ["duplex"]

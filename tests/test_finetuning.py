@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,7 +40,7 @@ from duplex.stages.trained_runs import model_card_facts
 from duplex.training.checkpoint import load_checkpoint, read_record
 from tests.projects import draw_project
 from tests.recognition.serving import RunningServer
-from tests.subprocesses import ENVIRONMENT
+from tests.subprocesses import start_duplex
 
 
 @dataclass(frozen=True)
@@ -180,9 +177,9 @@ def test_an_exported_folder_has_the_finetuned_blocks(project, tmp_path: Path) ->
 def test_onnxruntime_runs_the_finetuned_blocks(project, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     where = project.checkpoint("deep").parent
-    process = start(["export", str(where), str(tmp_path / "plain")], project.folder)
+    process = start_duplex("export", where, tmp_path / "plain", cwd=project.folder)
     assert "reads features of the fine-tuned blocks; --onnx-encoder writes" in process.communicate()[1]
-    assert start(["export", str(where), str(tmp_path / "out"), "--onnx-encoder"], project.folder).wait() == 0
+    assert start_duplex("export", where, tmp_path / "out", "--onnx-encoder", cwd=project.folder).wait() == 0
     run, files = Recognizer.load(where, device="cpu"), project.pictures()[:18]
     pixels = torch.stack([run.encoder.image_transform(open_image(file)) for file in files]).numpy()
     tower, trained = (
@@ -271,7 +268,7 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
         ({"blocks": 0}, r"methods\.deep\.finetune: blocks is 0; expected 1 or more"),
         ({"blocks": 1, "adapter": "full", "width": 4}, r"adapter: full has no width"),
         ({"blocks": 1, "adapter": "lora", "dropout": 0.3}, r"adapter: lora has no dropout"),
-        ({"blocks": 1, "learning_rate": 0.0}, r"learning_rate is 0\.0"),
+        ({"blocks": 1, "learning_rate": 0.0}, r"learning_rate: input should be greater than 0 \(it is 0\.0\)"),
         ({"block": 1}, r"methods\.deep\.finetune\.block: unknown key; known: blocks, adapter"),
         (3, r"methods\.deep\.finetune is 3"),
     ],
@@ -294,23 +291,17 @@ def test_killed_training_resumes_to_the_same_bytes(project) -> None:
     """SIGKILL after the first epoch, then the same command again."""
     run, command = project.paths.run("own", "deep", 7), ["train", "--dataset", "own", "--method", "deep", "--seed", "7"]
     files, partial = (run.checkpoint, run.history), run.root / "training.partial"
-    assert start(command, project.folder).wait() == 0
+    assert start_duplex(*command, cwd=project.folder).wait() == 0
     whole = [path.read_bytes() for path in files]
     for path in files:
         path.unlink()
-    process = start(command, project.folder)
+    process = start_duplex(*command, cwd=project.folder)
     while not partial.exists() and process.poll() is None:
         time.sleep(0.005)
     process.kill()
     process.wait()
     assert partial.exists() and not run.checkpoint.exists()
-    last = start(command, project.folder)
+    last = start_duplex(*command, cwd=project.folder)
     assert "continuing after epoch" in last.communicate()[1]
     assert [path.read_bytes() for path in files] == whole
     assert json.loads(run.timing.read_text())["parameters"] > 20_000
-
-
-def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from duplex.cli import main; main()", *words]
-    environment = {**os.environ, **ENVIRONMENT}
-    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment)

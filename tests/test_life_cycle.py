@@ -40,11 +40,11 @@ MOST_OPERATIONS = 750  # of a step of any kind over two layers of text
 WORLDS: tuple[World, World] = ("closed", "open")
 
 
-def small_options(kind: str) -> Options:
-    """The default options with narrow layers, as counts do not depend on widths."""
+def small_options(kind: str, changes: dict[str, Any]) -> Options:
+    """The default options with narrow layers, as counts do not depend on widths, and with `changes`."""
     defaults = find_method(kind).Options().to_dict()
     narrow = {name: 16 for name, value in defaults.items() if type(value) is int and value > 64}
-    return find_method(kind).Options.from_dict({**defaults, **narrow})
+    return find_method(kind).Options.from_dict({**defaults, **narrow, **changes})
 
 
 @cache
@@ -61,10 +61,11 @@ class LifeCycle:
     kind: str
     device: torch.device
     task: TaskContext
+    changes: dict[str, Any]  # of the kind's default options
 
     @classmethod
-    def of(cls, kind: str, device: str, world: World = "closed") -> LifeCycle:
-        return cls(kind, torch.device(device), replace(task(device), world=world))
+    def of(cls, kind: str, device: str, world: World = "closed", **changes: Any) -> LifeCycle:
+        return cls(kind, torch.device(device), replace(task(device), world=world), changes)
 
     def examples(self, split: str, count: int) -> Examples:
         random = torch.Generator().manual_seed(count)
@@ -75,7 +76,7 @@ class LifeCycle:
 
     def started(self) -> Method[Any]:
         torch.manual_seed(0)
-        method = make_method(self.kind, small_options(self.kind), self.task).to(self.device)
+        method = make_method(self.kind, small_options(self.kind, self.changes), self.task).to(self.device)
         images = self.examples("train", 24)
         method.start(Batch(images.inputs, images.compositions))
         return method
@@ -161,13 +162,21 @@ def test_an_interrupted_run_on_a_gpu_equals_a_whole_run(
     assert saved[0] == saved[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    *((kind, {}) for kind in KINDS),
+    ("duplex", {"refine_over": "open", "blend": "anchored"}),
+    ("duplex", {"unseen_rows": "random", "seen_rows": "random", "fusion": "additive"}),
+    ("duplex", {"graph": False}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), CHANGES)
 @pytest.mark.parametrize("world", ["closed", pytest.param("open", marks=pytest.mark.slow)])
 def test_steps_never_synchronise_and_their_operations_do_not_depend_on_the_batch(
-    kind: str, world: World, pretended: Pretended
+    kind: str, changes: dict[str, Any], world: World, pretended: Pretended
 ) -> None:
     """An epoch synchronises once, for its losses; a step with half the images has the same number of operations."""
-    life, operations = LifeCycle.of(kind, pretended.name, world), list[int]()
+    life, operations = LifeCycle.of(kind, pretended.name, world, **changes), list[int]()
     method, images = life.started().train(), life.examples("train", 16)
     optimiser = make_optimiser(method, SETTINGS)
     state = TrainingState("", method, optimiser, make_schedule(optimiser, SETTINGS), torch.Generator(), life.device)

@@ -16,8 +16,8 @@ from ruamel.yaml import YAML
 
 from duplex.testing import check_method
 from tests.projects import draw_project
+from tests.subprocesses import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "linear_probe"
 
 

@@ -6,14 +6,13 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from duplex.cli import app
+from tests.subprocesses import ROOT
 
-ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 USE = (ROOT / "docs" / "use.md").read_text(encoding="utf-8")
 BLOCKS = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT + USE, re.S))

@@ -10,7 +10,7 @@ import typer
 
 from duplex.cli import app
 from duplex.cli.formatting import estimate_line, number, print_json, to_points
-from duplex.cli.options import AsJson, Dataset, seed_option
+from duplex.cli.options import AsJson, Dataset, load_params, seed_option
 from duplex.errors import DuplexError, UsageError, require
 from duplex.labels import WORLDS
 
@@ -40,35 +40,27 @@ def compare(
     Intervals cover variance over test images, seeds and re-splits. Input: the runs' predictions.csv, whose
     margins have nine digits: margins equal in all of them count as ties.
     """
-    from duplex.config.params import load_params
+    from duplex.data.dataset import split_name
+    from duplex.evaluation.uncertainty import compare_seeds
 
     params = load_params()
     params.dataset(dataset)
     require(world, WORLDS, "world")
-    names = [dataset] if splits is None else _split_names(params, dataset, splits)
+    names = [dataset] if splits is None else [split_name(dataset, number + 1) for number in range(splits)]
+    if missing := next((name for name in names if name not in params.datasets), None):
+        raise UsageError(f"params.yaml has no {missing}; `duplex data split {dataset} --splits {splits}` adds it")
     runs = {name: _margins_of_runs(params, name, methods, seed, world) for name in names}
-    report = {"dataset": dataset, "world": world, "first": methods[0], "second": methods[1]}
-    report |= _seeds_report(*runs[dataset]) if splits is None else _splits_report(runs)
+    report: dict[str, Any] = {"dataset": dataset, "world": world, "first": methods[0], "second": methods[1]}
+    if splits is None:
+        seeds, first, second = runs[dataset]
+        images = {"images_seen": first[0].seen.size, "images_unseen": first[0].unseen.size}
+        report |= {"seeds": seeds, **images, "difference": to_points(compare_seeds(first, second))}
+    else:
+        report |= _splits_report(runs)
     if as_json:
         print_json(report)
     else:
         typer.echo(_text(report))
-
-
-def _split_names(params: Params, dataset: str, splits: int) -> list[str]:
-    from duplex.data.dataset import split_name
-
-    names = [split_name(dataset, number) for number in range(1, splits + 1)]
-    if missing := next((name for name in names if name not in params.datasets), None):
-        raise UsageError(f"params.yaml has no {missing}; `duplex data split {dataset} --splits {splits}` adds it")
-    return names
-
-
-def _seeds_report(seeds: list[int], first: list[Margins], second: list[Margins]) -> dict[str, Any]:
-    from duplex.evaluation.uncertainty import compare_seeds
-
-    images = {"images_seen": first[0].seen.size, "images_unseen": first[0].unseen.size}
-    return {"seeds": seeds, **images, "difference": to_points(compare_seeds(first, second))}
 
 
 def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margins]]]) -> dict[str, Any]:

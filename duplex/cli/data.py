@@ -10,7 +10,7 @@ import typer
 
 from duplex.cli import app
 from duplex.cli.formatting import issue_lines, print_json
-from duplex.cli.options import AsJson
+from duplex.cli.options import AsJson, load_params
 from duplex.errors import UsageError, require
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from duplex.data.source_options import SourceOptions
     from duplex.labels import LabelSpace
 
-PARAMS = Path("params.yaml")
 Name = Annotated[str, typer.Argument(help="A data set of params.yaml, or any name with --root.")]
 Root = Annotated[Path | None, typer.Option(help="A folder or table that is not in params.yaml.")]
 
@@ -93,16 +92,14 @@ def download(
     from duplex.data.mirrors import BENCHMARKS
 
     require(name, BENCHMARKS, "benchmark")
-    known = _known() if PARAMS.exists() else {}
+    known = _known() if Path("params.yaml").exists() else {}
     root = to or (known[name].root if name in known else Path("data") / name)
     fetch(name, root, _log)
     _log(f"{name} is in {root}; `duplex data check {name} --root {root}` opens every image")
 
 
 def _known() -> dict[str, SourceOptions]:
-    from duplex.config.params import load_params
-
-    return {name: entry.source for name, entry in load_params(PARAMS).datasets.items()}
+    return {name: entry.source for name, entry in load_params().datasets.items()}
 
 
 def _source(name: str, root: Path | None) -> SourceOptions:

@@ -10,10 +10,9 @@ import typer
 
 from duplex.cli import app
 from duplex.cli.formatting import print_json
-from duplex.cli.options import ENGINES, AsJson, Dataset, Engine
+from duplex.cli.options import ENGINES, AsJson, Dataset, Engine, load_params, seed_option
 from duplex.errors import UsageError, require
 from duplex.system.precision import PRECISIONS
-from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
     from duplex.config.params import Params
@@ -30,7 +29,7 @@ app.add_typer(encoders, name="encoders")
 @app.command()
 def extract(
     dataset: Dataset,
-    encoder: Annotated[str | None, typer.Option(help="Encoder to use instead, with --weights.")] = None,
+    encoder: Annotated[str | None, typer.Option(help="Encoder, in place of the one in params.yaml.")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights: a published tag or a file.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch.")] = None,
@@ -54,7 +53,6 @@ def extract(
 
     An interrupted extraction is resumed by the same command.
     """
-    from duplex.config.params import load_params
     from duplex.stages import extract as stage
 
     require(engine, ENGINES, "engine")
@@ -78,10 +76,7 @@ def extract(
         reports = extract_dataset_on_ray(params, dataset, shards, out, **options)
     else:
         options |= {"shard": _parse_shard(shard)} if shard else {}
-        if out is None:
-            reports = stage.extract_with_views(params, dataset, **options)
-        else:
-            reports = [stage.extract(params, dataset, out=out, **options)]
+        reports = [stage.extract(params, dataset, out=out, **options)]
     for report in reports:
         typer.echo("\n".join(report.lines()), err=True)
     if as_json:
@@ -101,11 +96,10 @@ def verify(
     path: CachePath,
     dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set; default: the cache's.")] = None,
     sample: Annotated[int, typer.Option(min=1, help="Number of images to encode again.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sample.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the sample.", "--seed")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Encode a random sample of a cache's images again and compare the results with the cache."""
-    from duplex.config.params import load_params
     from duplex.stages.extract import verify_cache
 
     _print_record(verify_cache(load_params(), path, dataset, sample=sample, seed=seed), as_json)

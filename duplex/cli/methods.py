@@ -9,7 +9,7 @@ import typer
 
 from duplex.cli import app
 from duplex.cli.formatting import print_json
-from duplex.cli.options import AsJson, Dataset, seed_option
+from duplex.cli.options import AsJson, Dataset, load_params, seed_option
 
 Method = Annotated[str, typer.Option("--method", "-m", help="A method or an ablation of params.yaml.")]
 Seed = Annotated[int, seed_option("Seed of initial values, batches and dropout.")]
@@ -25,8 +25,6 @@ def show_params(
 ) -> None:
     """Check params.yaml and print it as JSON, with all defaults filled in."""
     import json
-
-    from duplex.config.params import load_params
 
     params = load_params()
     params.check_entries()
@@ -70,7 +68,6 @@ def methods(as_json: AsJson = False) -> None:
 def prepare(dataset: Dataset) -> None:
     """Write a data set's manifest.csv, labels.json and statistics.json; the images of `shapes` are drawn first."""
     from duplex.artifacts import ArtifactPaths
-    from duplex.config.params import load_params
     from duplex.stages import prepare as stage
 
     stage.prepare(load_params(), dataset)
@@ -84,7 +81,6 @@ def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
     An interrupted training is resumed by the same command.
     """
     from duplex.artifacts import ArtifactPaths
-    from duplex.config.params import load_params
     from duplex.stages import train as stage
 
     outcome = stage.run(load_params(), dataset, method, seed)
@@ -95,7 +91,6 @@ def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
 @app.command()
 def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_json: AsJson = False) -> None:
     """Evaluate a trained method on the test split, and write and print its metrics with 95 % intervals."""
-    from duplex.config.params import load_params
     from duplex.stages import evaluate as stage
 
     record = stage.run(load_params(), dataset, method, seed)

@@ -1,12 +1,15 @@
-"""Options that several commands share."""
+"""Options that several commands share, and params.yaml as they read it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from duplex.system.script import LARGEST_SEED
+
+if TYPE_CHECKING:
+    from duplex.config.params import Params
 
 ENGINES = ("local", "ray")
 Dataset = Annotated[str, typer.Option("--dataset", "-d", help="A data set of params.yaml.")]
@@ -15,6 +18,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Engine = Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.")]
 
 
-def seed_option(text: str) -> Any:
-    """Return the option `--seed`, `-s` with its valid range; `text` is its help."""
-    return typer.Option("--seed", "-s", min=0, max=LARGEST_SEED, help=text)
+def seed_option(text: str, *names: str) -> Any:
+    """Return an option for a seed with its valid range; `text` is its help, `names` are by default `--seed`, `-s`."""
+    return typer.Option(*(names or ("--seed", "-s")), min=0, max=LARGEST_SEED, help=text)
+
+
+def load_params() -> Params:
+    """Return the checked values of params.yaml in this folder. Only commands that call this import its many classes."""
+    from duplex.config.params import load_params as load
+
+    return load()

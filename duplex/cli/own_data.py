@@ -11,11 +11,10 @@ import typer
 
 from duplex.cli.data import group
 from duplex.cli.formatting import issue_lines
-from duplex.cli.options import DatasetName
+from duplex.cli.options import DatasetName, load_params, seed_option
 from duplex.data.source_options import SplitOptions
 from duplex.errors import DuplexError, UsageError
 from duplex.options import DEFAULT_TRAINING
-from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
     from duplex.config.params import DatasetParams, EncoderParams
@@ -34,15 +33,14 @@ def add(
     name: Annotated[str, typer.Argument(help="Name of the data set.")],
     path: Annotated[Path, typer.Argument(help="A folder of images, a CSV or Parquet table, or a benchmark's folder.")],
     images: Annotated[Path | None, typer.Option(help="For a table: the folder that image paths start from.")] = None,
-    split_seed: Annotated[
-        int | None, typer.Option(min=0, max=LARGEST_SEED, help=f"Seed of the split [{SplitOptions.seed}].")
-    ] = None,
+    split_seed: Annotated[int | None, seed_option(f"Seed of the split [{SplitOptions.seed}].", "--split-seed")] = None,
     val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
     test_unseen: Annotated[float | None, _share("pairs held out for test", SplitOptions.test_unseen)] = None,
     val_images: Annotated[float | None, _share("seen pairs' images for validation", SplitOptions.val_images)] = None,
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
     encoder: Annotated[
-        str | None, typer.Option(help=f"Frozen encoder [{ENCODER}]; tiny has only the words of `shapes`.")
+        str | None,
+        typer.Option(help=f"Frozen encoder [{ENCODER}]; tiny knows only the words of the data set `shapes`."),
     ] = None,
     weights: Annotated[str | None, typer.Option(help="Weights of the encoder: a published tag or a file.")] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the data set to run.datasets.")] = False,
@@ -52,7 +50,6 @@ def add(
     In a data set that exists already, only the values of given options change. Exits with 1 if there is a problem.
     """
     from duplex.cli.params_file import add_dataset, check_name
-    from duplex.config.params import load_params
     from duplex.data.check import check_dataset
     from duplex.data.dataset_source import detect_source, load_source
     from duplex.data.stats import published_differences, statistics, statistics_text
@@ -104,7 +101,6 @@ def split(
     The new data sets share the images, encoder and training options of NAME; features are copied if they exist.
     """
     from duplex.cli.params_file import add_dataset, check_name
-    from duplex.config.params import load_params
     from duplex.data.dataset import resplit, split_name
     from duplex.data.dataset_source import load_source
 
@@ -138,7 +134,7 @@ def split(
 @group.command()
 def remove(
     name: DatasetName,
-    results: Annotated[bool, typer.Option("--results", help="Delete artifacts/NAME and its views too.")] = False,
+    results: Annotated[bool, typer.Option("--results", help="Delete artifacts/NAME too.")] = False,
 ) -> None:
     """Remove a data set from params.yaml, dvc.lock and the report. Images are never deleted."""
     import shutil
@@ -151,12 +147,10 @@ def remove(
     paths = ArtifactPaths()
     shutil.rmtree(paths.inventory(name), ignore_errors=True)
     paths.maps(name).unlink(missing_ok=True)
-    folders = [folder for folder in (paths.manifest(name).parent, paths.views(name).parent) if folder.exists()]
+    folder = paths.manifest(name).parent
     if results:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
-    left = [str(folder) for folder in folders if folder.exists()]
-    remark = f"; kept: {', '.join(left)} (--results deletes them)" if left else ""
+        shutil.rmtree(folder, ignore_errors=True)
+    remark = f"; kept: {folder} (--results deletes it)" if folder.exists() else ""
     typer.echo(f"removed {name} from params.yaml and dvc.lock ({stages} stages){remark}", err=True)
 
 

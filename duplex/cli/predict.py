@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from duplex.cli import app
+from duplex.cli.options import load_params
 from duplex.errors import UsageError, require
 
 if TYPE_CHECKING:
@@ -108,21 +109,13 @@ def load_model(
         run = best_run(world, hint=hint)
         model = str(run.files.root)
         typer.echo(f"model: {run}", err=True)
-    recognizer = Recognizer.load(model, device=device, word_vectors=_word_vectors(), new_share=new_share)
+    words = load_params().evaluation.word_vectors if Path("params.yaml").is_file() else None
+    recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=new_share)
     added = [*(read_compositions(compositions) if compositions else ()), *add]
     if added:
         recognizer = recognizer.with_compositions(added)
     recognizer.candidates(world)  # type: ignore[arg-type]
     return recognizer
-
-
-def _word_vectors() -> Path | None:
-    """Return the path of word vectors in the project's params.yaml; None if there is none."""
-    if not Path("params.yaml").is_file():
-        return None
-    from duplex.config.params import load_params
-
-    return load_params().evaluation.word_vectors
 
 
 @contextmanager

@@ -14,7 +14,9 @@ from duplex.cli.options import AsJson
 
 
 @app.command()
-def init(folder: Annotated[Path, typer.Argument(help="A new or empty folder.")]) -> None:
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder of the new project; it must be empty or absent.")],
+) -> None:
     """Start a project: write params.yaml, dvc.yaml, stage scripts, .gitignore and README; set up git and DVC."""
     from duplex.stages.init_project import init as init_project
 

@@ -9,7 +9,7 @@ import typer
 
 from duplex.cli import app
 from duplex.cli.formatting import print_json
-from duplex.cli.options import AsJson, Dataset, seed_option
+from duplex.cli.options import AsJson, Dataset, load_params, seed_option
 
 if TYPE_CHECKING:
     from duplex.report.prototype_retrieval import Hit
@@ -24,7 +24,6 @@ def report(show: Annotated[bool, typer.Option("--open", help="Open the page in a
 
     artifacts/metrics.json, which git tracks, is not written; `dvc repro report` writes it too.
     """
-    from duplex.config.params import load_params
     from duplex.stages import report as stage
 
     page = stage.run(load_params(), write_metrics=False)
@@ -46,7 +45,6 @@ def retrieve(
     as_json: AsJson = False,
 ) -> None:
     """Print the test images nearest to a pair's semantic and visual prototypes, side by side."""
-    from duplex.config.params import load_params
     from duplex.stages import queries
 
     run = queries.load_queried_run(load_params(), dataset, method, seed)
@@ -74,7 +72,6 @@ def swap(
     as_json: AsJson = False,
 ) -> None:
     """Print the test images nearest to the state of one image combined with the object of another."""
-    from duplex.config.params import load_params
     from duplex.stages import queries
 
     params = load_params()

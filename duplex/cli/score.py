@@ -12,9 +12,8 @@ import typer
 
 from duplex.cli import app
 from duplex.cli.formatting import estimate_line, number, to_points
-from duplex.cli.options import AsJson
+from duplex.cli.options import AsJson, seed_option
 from duplex.errors import DuplexError, UsageError, require
-from duplex.system.script import LARGEST_SEED
 
 if TYPE_CHECKING:
     from duplex.evaluation.accumulator import TopCompetitors
@@ -34,7 +33,7 @@ def score(
     k: Annotated[list[int] | None, typer.Option("--k", help="k of top-k; repeatable; default: the file's k.")] = None,
     protocol: Annotated[str, typer.Option(help="exact, or sampled: the 20-point sweep of published tables.")] = "exact",
     rounds: Annotated[int, typer.Option(min=0, help="Bootstrap rounds; 0: intervals for AUC only.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the bootstrap.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the bootstrap.", "--seed")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Print the seen and unseen accuracy, best harmonic mean and AUC of scores, in percent, with 95 % intervals."""
@@ -83,11 +82,9 @@ def _path_in_errors(path: Path) -> Iterator[None]:
 
 def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
     """Yield blocks of images with their scores from a file, with a progress bar on stderr."""
-    from rich.console import Console
-    from rich.progress import track
+    from duplex.system.progress import track
 
-    console = Console(stderr=True)
-    return track(scores.blocks(), scores.path.name, len(scores.steps), console=console, disable=not console.is_terminal)
+    return track(scores.blocks(), scores.path.name, len(scores.steps))
 
 
 def _measure(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli import app
+from duplex.cli.options import load_params
 from duplex.cli.predict import Add, Compositions, Device, NewShare, World, load_model
 from duplex.errors import DuplexError, UsageError, install_command
 
@@ -113,7 +114,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _training_images(recognizer: Recognizer) -> Neighbours | None:
     """Return the training images of the model's run with their features; None if its project is not here."""
-    from duplex.config.params import load_params
     from duplex.stages.trained_runs import dataset_of_run, training_images
 
     dataset = dataset_of_run(Path(recognizer.trained.where))

@@ -1,4 +1,4 @@
-"""`duplex data suspects` and `relabel`: find labels that are likely wrong, and write a corrected list."""
+"""`duplex data suspects` lists images whose labels are likely wrong (*suspects*); `relabel` applies corrections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from duplex.cli.data import group
-from duplex.cli.options import DatasetName
+from duplex.cli.options import DatasetName, load_params
 from duplex.errors import UsageError, require
 
 WAYS = ("run", "knn")
@@ -20,7 +20,10 @@ PRINTED = 20  # lines on stdout
 def suspects(
     name: Annotated[str, typer.Argument(help="A data set of params.yaml whose features are cached.")],
     method: Annotated[
-        str, typer.Option("--method", help="run: by a trained run's features; knn: by the nearest images.")
+        str,
+        typer.Option(
+            "--method", help="Compare features of a trained run (run), or the labels of the nearest images (knn)."
+        ),
     ] = "run",
     run: Annotated[Path | None, typer.Option(help="Folder of the run; default: the best run of the data set.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: suspects/NAME.")] = None,
@@ -30,7 +33,6 @@ def suspects(
 
     Writes suspects.csv, for editing, and suspects.html with the most suspicious images.
     """
-    from duplex.config.params import load_params
     from duplex.recognition.suspects_html import is_page_of, write_suspects_page
     from duplex.stages.suspects import rank_suspects as rank
     from duplex.system.files import replace_file, sha256
@@ -68,7 +70,6 @@ def relabel(
     out: Annotated[Path | None, typer.Option(help="File to write; default: NAME-relabelled.csv.")] = None,
 ) -> None:
     """Write a table of a data set's images with corrected labels to a new file. The original stays unchanged."""
-    from duplex.config.params import load_params
     from duplex.data.manifest import write_manifest
     from duplex.stages.suspects import relabelled_manifest
 

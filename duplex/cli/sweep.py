@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duplex.cli import app
-from duplex.cli.options import ENGINES, AsJson
+from duplex.cli.options import ENGINES, AsJson, load_params
 from duplex.cli.options import Engine as EngineOption
 from duplex.errors import UsageError, require
 from duplex.system.script import LARGEST_SEED
@@ -46,7 +46,6 @@ def sweep(
     from dataclasses import asdict
 
     from duplex.cli.formatting import print_json
-    from duplex.config.params import load_params
 
     params = load_params()
     kind: Engine = "ray" if require(engine, ENGINES, "engine") == "ray" else "local"

@@ -17,8 +17,6 @@ from duplex.config.method_entries import MethodEntry, check_table, read_entries
 from duplex.config.plain_yaml import read_yaml
 from duplex.data.source_options import SourceOptions
 from duplex.errors import DuplexError, UsageError, require
-from duplex.features.augmentation import MOST, Augmentation
-from duplex.features.identity import IMPORTED
 from duplex.labels import World
 from duplex.methods import registry
 from duplex.options import Count, FinetuneOptions, Natural, OptionError, Options, Seed, Share, TrainingOptions
@@ -48,19 +46,17 @@ class ParamsSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class RunParams(ParamsSection):
-    """`run:`. `dvc repro` trains and evaluates every combination of data set, method and seed."""
-
-    datasets: tuple[Name, ...] = Field(min_length=1)
-    methods: tuple[Name, ...] = Field(min_length=1)
-    seeds: tuple[Seed, ...] = Field(min_length=1)
-
-
 class AblationRunParams(ParamsSection):
     """`ablation_run:`. Every entry of `ablations:` is trained on these data sets with these seeds."""
 
     datasets: tuple[Name, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
+
+
+class RunParams(AblationRunParams):
+    """`run:`. `dvc repro` trains and evaluates every combination of data set, method and seed."""
+
+    methods: tuple[Name, ...] = Field(min_length=1)
 
 
 class EncoderParams(ParamsSection):
@@ -74,12 +70,10 @@ class EncoderParams(ParamsSection):
 
 
 class DatasetParams(ParamsSection):
-    """`datasets.NAME:`. The images, encoder, views and training options of a data set."""
+    """`datasets.NAME:`. The images, encoder and training options of a data set."""
 
     source: SourceOptions
     encoder: EncoderParams
-    views: Annotated[int, Field(ge=0, le=MOST)] | None = None  # random crops per training image; null: extraction.views
-    flip: bool = False  # mirror half of the views; not for data where left and right matter
     training: Annotated[
         TrainingOptions, PlainValidator(TrainingOptions.from_dict), PlainSerializer(TrainingOptions.to_dict)
     ]
@@ -93,7 +87,6 @@ class ExtractionParams(ParamsSection):
     max_bad: Share = 0.01  # largest share of unreadable images; more is an error
     tokens: Literal["none", "patch"] = "none"  # patch: keep patch tokens beside the CLS feature
     block_inputs: Natural = 0  # keep the inputs of this many last blocks of the image tower, for fine-tuning
-    views: Annotated[int, Field(ge=0, le=MOST)] = 0  # random crops per training image, one used per epoch
 
 
 class EvaluationParams(ParamsSection):
@@ -129,12 +122,6 @@ class Params(ParamsSection):
         """Return the number of the image tower's last blocks whose inputs a data set's cache keeps."""
         count = self.dataset(dataset).encoder.block_inputs
         return self.extraction.block_inputs if count is None else count
-
-    def augmentation(self, dataset: str) -> Augmentation | None:
-        """Return the random crops of a data set's training images; None without views and for imported features."""
-        entry = self.dataset(dataset)
-        count = self.extraction.views if entry.views is None else entry.views
-        return Augmentation(count, entry.flip) if count and entry.encoder.name != IMPORTED else None
 
     def entry(self, name: str) -> MethodEntry:
         """Return the entry of a method or an ablation. Raises UsageError for an unknown name."""

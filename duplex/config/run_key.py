@@ -12,6 +12,7 @@ from duplex.config.code_hash import code_hash
 from duplex.config.params import Params
 from duplex.encoders.families import family_module
 from duplex.methods.registry import method_source
+from duplex.system.plugins import module_of
 
 Record = dict[str, Any]
 DRAWN = ("duplex.data.shapes", "duplex.synthetic")  # code of the embedded benchmark, which draws its images
@@ -21,31 +22,20 @@ CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluati
 def dataset_records(params: Params, dataset: str) -> dict[str, Record]:
     """Return stage -> record of what it depends on, for the stages that run once per data set."""
     entry, settings = params.dataset(dataset), params.extraction
-    augmentation = params.augmentation(dataset)
     other_images = () if entry.source.kind == "shapes" else DRAWN
-    extraction = {
-        "encoder": entry.encoder.model_dump(mode="json"),
-        "batch_size": settings.batch_size,
-        "max_bad": settings.max_bad,
-        "tokens": settings.tokens,
-        "block_inputs": params.block_inputs(dataset),
-    }
-    views: Record = {"views": None}
-    if augmentation is not None:
-        code = _encoder_code(params, dataset, "duplex.stages.extract", ignored=other_images)
-        views = {**extraction, "views": augmentation.identity, "code": code}
     return {
         "prepare": {
             "source": entry.model_dump(mode="json")["source"],
             "code": code_hash("duplex.stages.prepare", ignored=other_images),
         },
         "extract": {
-            **extraction,
-            "code": _encoder_code(
-                params, dataset, "duplex.stages.extract", ignored=(*other_images, "duplex.features.augmentation")
-            ),
+            "encoder": entry.encoder.model_dump(mode="json"),
+            "batch_size": settings.batch_size,
+            "max_bad": settings.max_bad,
+            "tokens": settings.tokens,
+            "block_inputs": params.block_inputs(dataset),
+            "code": _encoder_code(params, dataset, "duplex.stages.extract", ignored=other_images),
         },
-        "views": views,
         "inventory": {"code": code_hash("duplex.stages.inventory", ignored=DRAWN)},
         "maps": {"code": _methods_code(params, "duplex.stages.maps")},
     }
@@ -64,8 +54,7 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
     entry = params.entry(method)
     training, finetune = params.training(dataset, method), params.finetune(method, dataset)
     evaluation = params.evaluation.model_dump(mode="json")
-    augmentation = params.augmentation(dataset)
-    module = method_source(entry.kind).module
+    module = module_of(method_source(entry.kind))
     common = {
         "kind": entry.kind,
         "world": entry.world,
@@ -76,7 +65,6 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
         "options": entry.options_for(dataset),
         "training": training.to_dict(),
         "finetune": None if finetune is None else finetune.to_dict(),
-        "views": None if augmentation is None else augmentation.identity,
         "calibration": {key: evaluation[key] for key in CALIBRATION},
         "code": _encoder_code(params, dataset, "duplex.stages.train", module, ignored=DRAWN),
     }
@@ -97,4 +85,4 @@ def _encoder_code(params: Params, dataset: str, *entries: str, ignored: tuple[st
 def _methods_code(params: Params, entry: str) -> str:
     """Return the code hash of the module `entry` and of all methods under `run:`."""
     kinds = sorted({params.entry(name).kind for name in params.run.methods})
-    return code_hash(entry, *(method_source(kind).module for kind in kinds), ignored=DRAWN)
+    return code_hash(entry, *(module_of(method_source(kind)) for kind in kinds), ignored=DRAWN)

@@ -16,7 +16,7 @@ import pandas as pd
 from PIL import Image
 
 from duplex.data.dataset import LabelledImages
-from duplex.data.image_errors import DECODING_ERRORS, machine_fault
+from duplex.data.image_errors import machine_fault
 from duplex.data.image_tree import ImageTree, describe_skipped
 from duplex.labels import SPLITS, prompt_name
 from duplex.system.progress import track
@@ -89,13 +89,17 @@ def _alike(names: Iterable[str]) -> list[str]:
 
 def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
     tree, images = ImageTree(root), list(dict.fromkeys(manifest["image"]))
-    present = {image for image in images if tree.has(image)}
-    opened = _open_all(root, [image for image in images if image in present])
-    unreadable = [f"{image} ({reason})" for image, (reason, _) in opened.items() if reason]
-    content = pd.Series({image: digest for image, (reason, digest) in opened.items() if not reason}, dtype=object)
+    present = dict.fromkeys(image for image in images if tree.has(image))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = pool.map(lambda image: verify_image(root / image), present)
+        opened = list(zip(present, track(results, "opening images", len(present)), strict=True))
+    unreadable = [f"{image} ({reason})" for image, (reason, _) in opened if reason]
+    content = pd.Series({image: digest for image, (reason, digest) in opened if not reason}, dtype=object)
     repeated = manifest["image"][manifest["image"].duplicated()]
     known = manifest.assign(content=manifest["image"].map(content))
     same = content[content.duplicated(keep=False)].sort_values(kind="stable")
+    unlisted = [path for path in tree.images() if path not in present]
+    kinds = describe_skipped({kind: len(names) for kind, names in tree.skipped.items()})
     return [
         _issue("images are missing", (image for image in images if image not in present), True),
         _issue("images cannot be read", unreadable, True),
@@ -103,14 +107,9 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
         _issue("images have the content of another", same.index[same.duplicated()], False),
         _issue("images are in two splits (a leak)", _in_two_splits(manifest, "image"), True),
         _issue("image contents are in two splits (a leak)", _in_two_splits(known.dropna(), "content"), True),
-        _issue("images are on disk but not listed", (p for p in tree.images() if p not in present), False),
-        _skipped_files(tree),
+        _issue("images are on disk but not listed", unlisted, False),
+        _issue(f"files are skipped ({kinds})", chain.from_iterable(tree.skipped.values()), False),
     ]
-
-
-def _skipped_files(tree: ImageTree) -> DataIssue:
-    kinds = describe_skipped({kind: len(names) for kind, names in tree.skipped.items()})
-    return _issue(f"files are skipped ({kinds})", chain.from_iterable(tree.skipped.values()), False)
 
 
 def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:
@@ -119,13 +118,6 @@ def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:
     shared = firsts[firsts[key].duplicated(keep=False)]
     named = (shared["image"] + " (" + shared["split"] + ")").groupby(shared[key], sort=False)
     return [" = ".join(names) for _, names in named]
-
-
-def _open_all(root: Path, images: list[str]) -> dict[str, tuple[str, bytes]]:
-    """Return {image: (what is wrong with it, "" for nothing; sha256 of its bytes)}."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = pool.map(lambda image: verify_image(root / image), images, chunksize=1)
-        return dict(zip(images, track(results, "opening images", len(images)), strict=True))
 
 
 def verify_image(path: Path) -> tuple[str, bytes]:
@@ -141,7 +133,7 @@ def verify_image(path: Path) -> tuple[str, bytes]:
         with Image.open(io.BytesIO(data)) as image:
             image.draft("RGB", (1, 1))
             image.load()
-    except (MemoryError, Image.DecompressionBombError, *DECODING_ERRORS) as error:
+    except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
         if fault := machine_fault(path, error):
             raise fault from error
         return str(error).replace("<_io.BytesIO object at ", "<").split("\n", 1)[0][:80] or type(error).__name__, b""

@@ -7,14 +7,12 @@ underscores (MIT-States) or as in the archive of UT-Zappos (the record's `_image
 
 from __future__ import annotations
 
-import pickle
+import io
 import re
-import struct
 import warnings
-import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +28,6 @@ from duplex.labels import SPLITS, LabelSpace
 METADATA = "metadata_compositional-split-natural.t7"
 ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # folders that may hold an unpacked archive's own tree
 ABSENT = "NA"
-UNPICKLING = (  # raised by torch.load for bytes that torch did not save
-    *(pickle.UnpicklingError, OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError),
-    *(ArithmeticError, AssertionError, ImportError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error),
-)
 
 
 def load_czsl(root: Path) -> LabelledImages:
@@ -41,39 +35,37 @@ def load_czsl(root: Path) -> LabelledImages:
     lists = read_pair_lists(root)
     records = read_metadata(root / METADATA)
     listed = {split: set(pairs) for split, pairs in lists.pairs.items()}
-    notes = dict.fromkeys(
-        (
-            "rows whose state, object or split is NA",
-            "rows whose pair is in no list",
-            "rows whose pair is only in another split's list",
-        ),
-        0,
-    )
-    na, unlisted, elsewhere = notes
+    all_listed = set(chain.from_iterable(listed.values()))
     tree = ImageTree(root)
     rows = []
+    absent = unlisted = elsewhere = 0
     for number, record in enumerate(records, 1):
         place = f"{root / METADATA}, row {number}"
         state, thing, split = (_text(record, key, place) for key in ("attr", "obj", "set"))
         if ABSENT in (state, thing, split):
-            notes[na] += 1
+            absent += 1
         elif split not in SPLITS:
             raise DuplexError(f"{place}: the set {split!r} is not one of {', '.join(SPLITS)}, {ABSENT}")
+        elif (state, thing) not in all_listed:
+            unlisted += 1
         elif (state, thing) not in listed[split]:
-            notes[elsewhere if any((state, thing) in pairs for pairs in listed.values()) else unlisted] += 1
+            elsewhere += 1
         else:
             rows.append((_find(tree, record, place), state, thing, split))
     if not rows:
         raise DuplexError(f"{root / METADATA}: no row has a pair that the lists name; is it another data set's?")
-    notes["lines that repeat a pair of their list"] = lists.repeats
+    notes = {
+        "rows whose state, object or split is NA": absent,
+        "rows whose pair is in no list": unlisted,
+        "rows whose pair is only in another split's list": elsewhere,
+        "lines that repeat a pair of their list": lists.repeats,
+    }
     manifest = pd.DataFrame(rows, columns=COLUMNS, dtype=str)
     return LabelledImages(manifest, lists.labels(), {text: count for text, count in notes.items() if count})
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:
     """Read a list of dicts that torch saved. Only plain data is read: a pickle that would run code is refused."""
-    import io
-
     import torch
 
     data = read_bytes(path)
@@ -83,7 +75,7 @@ def read_metadata(path: Path) -> list[dict[str, Any]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             records = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except UNPICKLING as error:
+    except Exception as error:  # bytes that torch did not save raise almost anything
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120] or type(error).__name__
         raise DuplexError(
             f"{path} does not hold plain data that `torch.load(weights_only=True)` reads ({reason}); "
@@ -105,9 +97,7 @@ def _find(tree: ImageTree, record: dict[str, Any], place: str) -> str:
     """Return the first of an image's possible paths that exists, else the first possible path."""
     candidates = _candidates(record, place)
     first = next(candidates)
-    if tree.has(first):
-        return first
-    return next((path for path in candidates if tree.has(path)), first)
+    return next((path for path in chain([first], candidates) if tree.has(path)), first)
 
 
 def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
@@ -115,8 +105,7 @@ def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
     yield f"images/{image}"
     folder, slash, name = image.rpartition("/")
     for form in (folder.replace("_", " "), folder.replace(" ", "_")):
-        if form != folder:
-            yield f"images/{form}{slash}{name}"
+        yield f"images/{form}{slash}{name}"
     if "_image" in record:
         original = relative_path(_text(record, "_image", place), place)
         for top in ARCHIVE_FOLDERS:

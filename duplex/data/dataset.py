@@ -70,7 +70,7 @@ def split_name(dataset: str, number: int) -> str:
 
 def resplit(data: LabelledImages, number: int) -> LabelledImages:
     """Return a data set with the same rows and a random split, to measure how much results depend on the choice of
-    unseen pairs. The shares of unseen pairs and of held-out images stay; equal numbers give equal splits."""
+    unseen pairs. The shares of unseen pairs and of held-out images stay; the same number gives the same split."""
     rows = data.manifest
     result = make_split(rows, shares(rows, FIRST_SEED + number))
     manifest = rows.assign(split=result.split.to_numpy())

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import errno
-import struct
-import zlib
 
 from duplex.errors import DuplexError
 
-DECODING_ERRORS = (  # raised by Pillow's decoders for bytes that are no image
-    *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
-    *(RuntimeError, AssertionError, struct.error, zlib.error),
-)
 FILE_ERRORS = (  # error numbers for a file that is missing, forbidden, or of a wrong name or kind
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM),
     *(errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),

@@ -16,10 +16,6 @@ SHOWN = 6  # kinds of skipped files in a message
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
-def is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
-
-
 def suffix_of(name: str) -> str:
     """Return the suffix of a file's name in lower case, or "without a suffix"."""
     return os.path.splitext(name)[1].lower() or "without a suffix"
@@ -62,21 +58,21 @@ class ImageTree:
     def _walk(self, folder: str) -> Iterator[str]:
         prefix = f"{folder}/" if folder else ""
         for entry in sorted(self._scan(folder), key=lambda entry: entry.name):
-            path = prefix + entry.name
+            path, suffix = prefix + entry.name, suffix_of(entry.name)
             if entry.name.startswith((".", "__MACOSX")):
                 continue
             if entry.is_symlink() and not self._inside(entry.path):
                 raise self._leaves(path)
-            if is_image(entry.name) and not entry.is_file():
+            if suffix in IMAGE_SUFFIXES and not entry.is_file():
                 no_folder = "broken links" if entry.is_symlink() else "devices and pipes"
                 kind = "folders named like an image" if entry.is_dir() else no_folder
                 self.skipped.setdefault(kind, []).append(path)
             elif entry.is_dir(follow_symlinks=False):
                 yield from self._walk(path)
-            elif is_image(entry.name):
+            elif suffix in IMAGE_SUFFIXES:
                 yield path
-            elif suffix_of(entry.name) not in DOCUMENTS:
-                kind = "linked folders" if entry.is_dir() else suffix_of(entry.name)
+            elif suffix not in DOCUMENTS:
+                kind = "linked folders" if entry.is_dir() else suffix
                 self.skipped.setdefault(kind, []).append(path)
 
     def _files(self, folder: str) -> dict[str, bool]:

@@ -103,9 +103,6 @@ def published_differences(name: str, stats: DatasetStatistics) -> list[str]:
         return []
     rows = [("states", stats.states, published.states), ("objects", stats.objects, published.objects)]
     for split, counts in stats.splits.items():
-        other = published.splits[split]
-        rows.append((f"{split} seen pairs", counts.seen, other.seen))
-        rows.append((f"{split} unseen pairs", counts.unseen, other.unseen))
-        if counts.images is not None and other.images is not None:
-            rows.append((f"{split} images", counts.images, other.images))
-    return [f"{what}: {count:,}, published {known:,}" for what, count, known in rows if count != known]
+        for field, what in (("seen", "seen pairs"), ("unseen", "unseen pairs"), ("images", "images")):
+            rows.append((f"{split} {what}", getattr(counts, field), getattr(published.splits[split], field)))
+    return [f"{what}: {count:,}, published {known:,}" for what, count, known in rows if count not in (None, known)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -16,7 +17,7 @@ from duplex.labels import SPLITS
 
 NEEDED = ("image", "state", "object")
 CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
-Row = tuple[str, list[str]]  # its place for messages, its cells
+Row = tuple[str, list[Any]]  # its place for messages, its cells
 
 
 def is_table(path: Path) -> bool:
@@ -28,10 +29,9 @@ def read_table(path: Path) -> pd.DataFrame:
     if not is_table(path):
         raise UsageError(f"{path} is not a table; its name ends in one of {', '.join(CSV + PARQUET)}")
     columns, rows = _csv(path) if path.suffix.lower() in CSV else _parquet(path)
-    cells = [_checked(columns, row) for row in rows]
-    if not cells:
+    frame = pd.DataFrame([_checked(columns, *row) for row in rows], columns=columns, dtype=str)
+    if frame.empty:
         raise DuplexError(f"{path} has no rows")
-    frame = pd.DataFrame(cells, columns=columns, dtype=str)
     if "split" in frame:
         without = int((frame["split"] == "").sum())
         if 0 < without < len(frame):
@@ -43,22 +43,27 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def _columns(header: list[str], path: Path) -> list[str]:
     """Return the names of the columns to read, in a fixed order; further columns are ignored."""
-    for name in (*NEEDED, "split"):
-        if header.count(name) != 1 and not (name == "split" and name not in header):
+    columns = [*NEEDED, "split"] if "split" in header else list(NEEDED)
+    for name in columns:
+        if header.count(name) != 1:
             count = "no column" if name not in header else "two columns"
             raise DuplexError(f"{path} has {count} {name!r}; it needs {', '.join(NEEDED)} and may have split")
-    return [*NEEDED, "split"] if "split" in header else list(NEEDED)
+    return columns
 
 
-def _checked(columns: list[str], row: Row) -> list[str]:
-    place, cells = row
-    cells = [cell.strip() for cell in cells]
+def _checked(columns: list[str], place: str, cells: list[Any]) -> list[str]:
+    """Return a row's cells without surrounding spaces; raise DuplexError unless they are text and have values."""
+    values = []
     for name, cell in zip(columns, cells, strict=True):
-        if name != "split" and not cell:
+        value = "" if cell is None and name == "split" else cell
+        if not isinstance(value, str):
+            raise DuplexError(f"{place}: {name} is {cell!r:.80}; it must be text")
+        values.append(value.strip())
+        if name != "split" and not values[-1]:
             raise DuplexError(f"{place}: {name} is empty")
-        if name == "split" and cell and cell not in SPLITS:
-            raise DuplexError(f"{place}: the split {cell!r} is not one of {', '.join(SPLITS)}")
-    return [relative_path(cells[0], place), *cells[1:]]
+        if name == "split" and values[-1] not in (*SPLITS, ""):
+            raise DuplexError(f"{place}: the split {values[-1]!r} is not one of {', '.join(SPLITS)}")
+    return [relative_path(values[0], place), *values[1:]]
 
 
 def _csv(path: Path) -> tuple[list[str], Iterable[Row]]:
@@ -66,34 +71,23 @@ def _csv(path: Path) -> tuple[list[str], Iterable[Row]]:
     text = read_text(path)
     first = text.lstrip("\r\n").split("\n", 1)[0]
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
-    rows = _csv_rows(lines, path)
-    header = next(rows, None)
-    if header is None:
+    rows, number = [], 1  # line where the next row begins: an open quote may make it the last
+    try:
+        for cells in lines:
+            if any(cell.strip() for cell in cells):
+                rows.append((f"{path}, line {number}", cells))
+            number = lines.line_num + 1
+    except csv.Error as error:
+        raise DuplexError(f"{path}, line {number}: {error}") from error
+    if not rows:
         raise DuplexError(f"{path} is empty; it needs a header with {', '.join(NEEDED)} and may have split")
-    names = [cell.strip() for cell in header[1]]
+    names = [cell.strip() for cell in rows[0][1]]
     columns = _columns(names, path)
-    return columns, _select_cells(rows, names, [names.index(name) for name in columns])
-
-
-def _select_cells(rows: Iterator[Row], names: list[str], keep: list[int]) -> Iterator[Row]:
-    for place, cells in rows:
+    for place, cells in rows[1:]:
         if len(cells) != len(names):
             raise DuplexError(f"{place} has {len(cells)} cells; the header has {len(names)}")
-        yield place, [cells[i] for i in keep]
-
-
-def _csv_rows(lines: Iterator[list[str]], path: Path) -> Iterator[Row]:
-    """Yield the place (file and line) and the cells of every CSV line that is not blank."""
-    while True:
-        number = getattr(lines, "line_num", 0) + 1
-        try:
-            cells = next(lines)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise DuplexError(f"{path}, line {number}: {error}") from error
-        if any(cell.strip() for cell in cells):
-            yield f"{path}, line {number}", cells
+    chosen = [names.index(name) for name in columns]
+    return columns, ((place, [cells[i] for i in chosen]) for place, cells in rows[1:])
 
 
 def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
@@ -106,17 +100,8 @@ def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
     try:
         columns = _columns(parquet.read_schema(source).names, path)
         table = parquet.read_table(source, columns=columns)
-        rows = zip(*(table.column(name).to_pylist() for name in columns), strict=True)
+        cells = [table.column(name).to_pylist() for name in columns]
     except (ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120]
         raise DuplexError(f"{path} is not a Parquet table ({reason})") from error
-    return columns, _parquet_rows(rows, columns, path)
-
-
-def _parquet_rows(rows: Iterable[tuple[object, ...]], columns: list[str], path: Path) -> Iterator[Row]:
-    for number, cells in enumerate(rows, 1):
-        place = f"{path}, row {number}"
-        for name, cell in zip(columns, cells, strict=True):
-            if not isinstance(cell, str) and not (cell is None and name == "split"):
-                raise DuplexError(f"{place}: {name} is {cell!r:.80}; it must be text")
-        yield place, [str(cell or "") for cell in cells]
+    return columns, ((f"{path}, row {number}", list(row)) for number, row in enumerate(zip(*cells, strict=True), 1))

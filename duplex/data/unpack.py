@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -117,21 +118,14 @@ def _members(archive: Path) -> Iterator[tuple[Iterator[ArchiveMember], int]]:
     """Open a zip or tar archive; yields its files and their number, 0 where unknown."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as bundle:
-            yield _zip_members(bundle), len(bundle.infolist())
+            infos = [info for info in bundle.infolist() if not info.is_dir()]
+            files = (ArchiveMember(info.filename, _is_regular(info), partial(bundle.open, info)) for info in infos)
+            yield files, len(infos)
     else:
-        with tarfile.open(archive) as bundle:
-            yield _tar_members(bundle), 0
+        with tarfile.open(archive) as tar:
+            entries = (entry for entry in tar if not entry.isdir())
+            yield (ArchiveMember(entry.name, entry.isreg(), partial(tar.extractfile, entry)) for entry in entries), 0
 
 
-def _zip_members(bundle: zipfile.ZipFile) -> Iterator[ArchiveMember]:
-    for info in bundle.infolist():
-        mode = info.external_attr >> 16
-        if not info.is_dir():
-            regular = stat.S_IFMT(mode) in (0, stat.S_IFREG)
-            yield ArchiveMember(info.filename, regular, lambda info=info: bundle.open(info))  # type: ignore[misc]
-
-
-def _tar_members(bundle: tarfile.TarFile) -> Iterator[ArchiveMember]:
-    for info in bundle:
-        if not info.isdir():
-            yield ArchiveMember(info.name, info.isreg(), lambda info=info: bundle.extractfile(info))  # type: ignore[misc]
+def _is_regular(info: zipfile.ZipInfo) -> bool:
+    return stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)  # 0: the archive has no Unix modes

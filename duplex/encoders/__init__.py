@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from duplex.encoders.families import MissingWeights, find_family
 from duplex.errors import UsageError, require
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-Towers = Literal["both", "image", "text"]
 PACKAGED = "tiny"  # the encoder that ships with the package
-TOWERS: tuple[Towers, ...] = ("both", "image", "text")
+TOWERS = ("both", "image", "text")
 
 
 @dataclass(frozen=True)

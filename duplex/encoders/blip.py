@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint as recompute
 from duplex.encoders.encoder_source import (
     EncoderSource,
     complete_preprocess,
-    existing_weights,
     read_config,
     read_weights,
     refuse_other_weights,
@@ -54,7 +53,6 @@ class BlipFamily(EncoderFamily):
             folder = [fetch_from_hub(place, (file,), name) for file in files][-1].parent
             fetch_from_hub(place, TOKENIZER_FILES, name)
         config, image_config = (read_config(folder / file) for file in ("config.json", "preprocessor_config.json"))
-        path = existing_weights(folder / "model.safetensors")
         try:
             options = {"mean": image_config["image_mean"], "std": image_config["image_std"], "interpolation": "bicubic"}
             size = {"image_size": config["vision_config"]["image_size"]}
@@ -64,7 +62,7 @@ class BlipFamily(EncoderFamily):
         preprocess = complete_preprocess({**options, "resize_mode": "squash"}, architecture)
         if is_local:  # the name must not depend on the folder's place
             name = PREFIX + hashlib.sha256(json.dumps(architecture, sort_keys=True).encode()).hexdigest()[:12]
-        return EncoderSource(name, architecture, preprocess, path, folder)
+        return EncoderSource(name, architecture, preprocess, folder / "model.safetensors", folder)
 
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> BlipEncoder:
         return BlipEncoder(source, towers=towers, device=device, precision=precision)

@@ -102,7 +102,7 @@ class ClipTextTower:
         return output
 
     def _layout(self, tree: PromptTree, device: torch.device) -> TreeLayout:
-        """Return the index tensors of a prompt tree, built once per tree and device."""
+        """Return the index tensors for a tree of prompts by prefix, built once per tree and device."""
         layouts = self._layouts.setdefault(tree, {})
         if device not in layouts:
             layouts[device] = TreeLayout.of(tree, len(self.parts.blocks), self.parts.heads, device)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from duplex.encoders import EncoderIdentity
-from duplex.encoders.openclip import LOADING_ERRORS, PreprocessCfg, load_state_dict, merge_preprocess_dict
+from duplex.encoders.openclip import PreprocessCfg, load_state_dict, merge_preprocess_dict
 from duplex.errors import DuplexError, UsageError
 from duplex.system.files import sha256
 
@@ -22,13 +22,17 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class EncoderSource:
-    """The architecture, preprocessing and weights file of an encoder."""
+    """The architecture, preprocessing and weights file of an encoder; raises DuplexError if the file does not exist."""
 
     name: str
     architecture: Config  # with "embed_dim" and "vision_cfg", as in open_clip's model_cfg
     preprocess: Config  # all fields of open_clip's PreprocessCfg
     weights: Path
     folder: Path | None = None  # with the tokenizer's files, where it has its own
+
+    def __post_init__(self) -> None:
+        if not self.weights.is_file():
+            raise DuplexError(f"{self.weights} does not exist; the encoder's weights are read from it, never made up")
 
     @property
     def dim(self) -> int:
@@ -81,17 +85,10 @@ def refuse_other_weights(name: str, weights: str | None, own: str | None = None)
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
 
-def existing_weights(path: Path) -> Path:
-    """Return the path of a weights file; raise DuplexError if it does not exist."""
-    if not path.is_file():
-        raise DuplexError(f"{path} does not exist; the encoder's weights are read from it, never made up")
-    return path
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         state: dict[str, Tensor] = load_state_dict(str(path))
-    except LOADING_ERRORS as error:
+    except Exception as error:  # torch, safetensors, pickle and zip raise almost anything for other files
         raise DuplexError(f"{path} cannot be read as weights: {first_line(error)}") from error
     return state
 

@@ -9,14 +9,14 @@ family `clip`. A distribution adds a family with a subclass of `EncoderFamily` a
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from duplex.errors import DuplexError
+from duplex.system.plugins import installed_plugins, load_plugin, module_of
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
@@ -76,15 +76,9 @@ class EncoderFamily(ABC):
         return []
 
 
-def installed_families() -> dict[str, EntryPoint]:
-    """Return the entry point of every family by its name; built-in ones win over others of the same name."""
-    points = sorted(entry_points(group=GROUP), key=lambda point: (not point.value.startswith("duplex."), point.value))
-    return {point.name: point for point in reversed(points)}
-
-
 def family_module(encoder: str) -> str:
     """Return the name of the module that defines an encoder's family, without importing it."""
-    return _entry_point(encoder).value.partition(":")[0]
+    return module_of(_entry_point(encoder))
 
 
 def find_family(encoder: str) -> EncoderFamily:
@@ -92,7 +86,7 @@ def find_family(encoder: str) -> EncoderFamily:
 
 
 def _entry_point(encoder: str) -> EntryPoint:
-    families = installed_families()
+    families = installed_plugins(GROUP)
     if DEFAULT not in families:
         raise DuplexError(f"the entry points of the group {GROUP!r} are missing; install the package duplex again")
     return families.get(encoder.partition(":")[0], families[DEFAULT])
@@ -100,22 +94,9 @@ def _entry_point(encoder: str) -> EntryPoint:
 
 def all_families() -> list[EncoderFamily]:
     """Return all installed encoder families, sorted by name."""
-    return [_load(point) for _, point in sorted(installed_families().items())]
+    return [_load(point) for point in installed_plugins(GROUP).values()]
 
 
 def _load(point: EntryPoint) -> EncoderFamily:
-    provider = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
-    try:
-        family = getattr(importlib.import_module(point.module), point.attr)
-    except Exception as error:  # a plug-in may fail in any way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DuplexError(
-            f"encoder family {point.name!r} of {provider} cannot be loaded ({type(error).__name__}: {reason}); "
-            f"fix or uninstall {provider}"
-        ) from error
-    if not (isinstance(family, type) and issubclass(family, EncoderFamily)):
-        raise DuplexError(
-            f"encoder family {point.name!r} of {provider}: {point.value} is no subclass of "
-            "duplex.encoders.families.EncoderFamily"
-        )
-    return family()
+    family: EncoderFamily = load_plugin(point, "encoder family", EncoderFamily)()
+    return family

@@ -10,15 +10,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from huggingface_hub.errors import EntryNotFoundError
 
 from duplex.encoders.openclip import HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME, open_clip
 from duplex.errors import DuplexError
 
 DOWNLOADS = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
 TIMEOUT = (5, 10)  # seconds to connect, seconds for a response
-HTTP_ERROR: type[Exception] = HfHubHTTPError.__mro__[1]  # of the HTTP library below huggingface_hub
-TRANSFER_ERRORS: tuple[type[Exception], ...] = (HTTP_ERROR, OSError, ValueError, RuntimeError, EntryNotFoundError)
 WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # names in a repository, the preferred one first
 
 
@@ -64,7 +62,7 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
             return Path(hf_hub_download(owner, name))
         except EntryNotFoundError:
             continue
-        except TRANSFER_ERRORS as error:
+        except Exception as error:  # of the hub's client, its HTTP library, the network or the disk
             raise download_error(what, error) from error
     raise DuplexError(f"the weights of {what} are not on disk, and {owner} holds no {' or '.join(names)}")
 
@@ -88,7 +86,7 @@ def _fetch_url(published: dict[str, Any], what: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             file = Path(open_clip.download_pretrained(published, prefer_hf_hub=False, cache_dir=scratch))
             return file.replace(folder / file.name)
-    except TRANSFER_ERRORS as error:
+    except Exception as error:  # as for the hub
         raise download_error(what, error) from error
 
 

@@ -33,7 +33,7 @@ from duplex.encoders.hub import (
     hub_file_on_disk,
     weights_on_disk,
 )
-from duplex.encoders.openclip import LOADING_ERRORS, open_clip
+from duplex.encoders.openclip import open_clip
 from duplex.errors import DuplexError, UsageError
 from duplex.system.files import write_tensors, write_text
 
@@ -115,7 +115,7 @@ def build_model(source: EncoderSource) -> Any:
     model = kind(**config)
     try:
         open_clip.load_checkpoint(model, str(source.weights), weights_only=True)
-    except LOADING_ERRORS as error:
+    except Exception as error:  # as in `read_weights`
         raise DuplexError(
             f"{source.weights} does not hold the weights of {source.name!r}: {first_line(error)}"
         ) from error
@@ -211,7 +211,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
         raise UsageError(f"{existing} exists and is not overwritten; name a folder without an encoder in it")
     try:
         state = torch.jit.load(str(archive), map_location="cpu").state_dict() if scripted else read_weights(archive)
-    except LOADING_ERRORS as error:
+    except (RuntimeError, ValueError, OSError) as error:  # of TorchScript
         raise DuplexError(f"{archive} cannot be read as weights: {first_line(error)}") from error
     tensors = {key: value.detach().contiguous().clone() for key, value in state.items() if key not in NOT_WEIGHTS}
     write_tensors(folder / WEIGHTS[0], tensors)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import zipfile
-
-from safetensors import SafetensorError
-
 from duplex.encoders.vision_ops import import_open_clip
 
 import_open_clip()
@@ -25,8 +20,3 @@ from open_clip.transform import image_transform_v2 as image_transform_v2
 from open_clip.transform import merge_preprocess_dict as merge_preprocess_dict
 from open_clip.transformer import VisionTransformer as VisionTransformer
 from torchvision import transforms as transforms
-
-LOADING_ERRORS = (  # raised by torch, safetensors, pickle and zip for a file without fitting weights
-    *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError),
-    *(pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError),
-)

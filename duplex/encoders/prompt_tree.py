@@ -62,7 +62,7 @@ class PromptTree:
 
     @classmethod
     def of(cls, sequences: Prompts) -> PromptTree:
-        """Build a prompt tree from lists of token numbers (lexicon rows), or from an array `[P, L]` padded with -1."""
+        """Build the tree of prompts given as lists of lexicon rows, or as an array `[P, L]` padded with -1."""
         rows = pad_prompts(sequences)
         order = np.lexsort(rows.T[::-1])  # sorted prompts reach nodes in depth-first order
         rows = rows[order]

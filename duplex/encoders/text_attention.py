@@ -1,4 +1,4 @@
-"""Attention of each node of a prompt tree over its ancestors and itself.
+"""Attention over a tree of prompts by prefix (`prompt_tree`): of each node over its ancestors and itself.
 
 With `q_i` a query and `A(i)` its node's ancestors and itself, `o_i = Σ_{j ∈ A(i)} p_ij v_j` and
 `p_i = softmax_j(q_i·k_j / √e)` for every head of width `e`: the result of causal attention for that token in every
@@ -33,7 +33,7 @@ def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
 
 
 class TreeAttention(torch.autograd.Function):
-    """Autograd function of prompt-tree attention with an explicit backward pass; differentiable once, in `states`."""
+    """Autograd function of `attend` with an explicit backward pass; differentiable once, in `states`."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, plan: AttentionPlan) -> Tensor:
@@ -108,7 +108,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """The index tensors of a prompt tree. An *entry* is a distinct (token, position): an input of the first layer."""
+    """The index tensors of a `PromptTree`. An *entry* is a distinct (token, position): an input of the first layer."""
 
     entry_rows: Tensor  # [E]
     entry_depths: Tensor  # [E]
@@ -132,7 +132,7 @@ class TreeLayout:
 
 @dataclass(frozen=True)
 class QueryBlocks:
-    """Attention queries in blocks; the keys of a block are all ancestors of its queries in the prompt tree."""
+    """Attention queries in blocks; the keys of a block are all ancestors of its queries in the `PromptTree`."""
 
     queries: Ints  # [Q] nodes
     keys: Ints  # [C, S] nodes; unused columns repeat the first

@@ -32,7 +32,6 @@ class TextParts:
     cls: Tensor | None  # [width] CoCa's class token, after the padding
     cls_mask_after: bool  # whether CoCa's padding mask has the class token last (its position) or first
     mask_padding: bool
-    padding: int  # token id of padding
     context_length: int  # tokens of a text, without CoCa's class token
     logit_scale: float  # ln(1/τ), as open_clip stores it
     dtype: torch.dtype  # of matrix products
@@ -62,7 +61,6 @@ class TextParts:
             cls=getattr(text, "cls_emb", None),
             cls_mask_after=bool(getattr(text, "correct_cls_mask", False)),
             mask_padding=bool(getattr(text, "use_pad_mask", False)),
-            padding=int(getattr(text, "pad_id", 0)),
             context_length=int(text.context_length),
             logit_scale=float(model.logit_scale.detach()) if hasattr(model, "logit_scale") else 0.0,
             dtype=dtype,

@@ -38,8 +38,9 @@ class TextTower(Protocol):
         """Return the frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Return the text features `[P, dim]` of a prompt tree: not normalised, differentiable in `lexicon`.
+        """Return the text features `[P, dim]` of prompts: not normalised, differentiable in `lexicon`.
 
+        `tree` stores the prompts by their common prefixes, each of which is encoded once where the tower allows it.
         `checkpoint` recomputes activations in the backward pass to save memory.
         """
 

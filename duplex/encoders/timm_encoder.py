@@ -34,7 +34,8 @@ class TimmFamily(EncoderFamily):
         model = name.removeprefix(PREFIX)
         if not timm.is_model(model):
             raise UsageError(f"unknown encoder {name!r}: timm has no model {model!r}")
-        tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{model}.*") if _on_hub(known)]
+        published: Any = map(timm.get_pretrained_cfg, timm.list_pretrained(f"{model}.*"))
+        tags = [config.tag for config in published if config is not None and config.hf_hub_id]  # others are pickles
         listed = ", ".join(tags) or "none"
         if weights is None:
             raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({listed})")
@@ -44,26 +45,15 @@ class TimmFamily(EncoderFamily):
         config: Any = timm.get_pretrained_cfg(model if path.is_file() else f"{model}.{weights}")
         options = {"mean": list(config.mean), "std": list(config.std), "interpolation": config.interpolation}
         size = {"image_size": config.input_size[-1]}
-        architecture = {"timm_model_name": model, "embed_dim": _width(model), "vision_cfg": size}
+        with torch.device("meta"):  # allocates no weights
+            shape: Any = timm.create_model(model, pretrained=False, num_classes=0)
+        architecture = {"timm_model_name": model, "embed_dim": int(shape.num_features), "vision_cfg": size}
         if not path.is_file():
             path = fetch_weights({"hf_hub": f"{config.hf_hub_id}/model.safetensors"}, f"{name} + {weights}")
         return EncoderSource(name, architecture, complete_preprocess(options, architecture), path)
 
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> TimmEncoder:
         return TimmEncoder(source, towers=towers, device=device, precision=precision)
-
-
-def _on_hub(name: str) -> bool:
-    """Return whether published timm weights are on the Hugging Face hub; some are pickles elsewhere."""
-    config: Any = timm.get_pretrained_cfg(name)
-    return config is not None and bool(config.hf_hub_id)
-
-
-def _width(name: str) -> int:
-    """Return the width of a timm model's pooled features without allocating its weights."""
-    with torch.device("meta"):
-        model: Any = timm.create_model(name, pretrained=False, num_classes=0)
-        return int(model.num_features)
 
 
 class TimmEncoder(FrozenEncoder):

@@ -28,7 +28,7 @@ class ScoreAccumulator:
 
     `target` [N]: column of each image's label. `seen` [C]: whether a column is a seen composition. `k`: the largest
     top-k to be measured. `feasible_mask` [C] (default: all): other columns score -inf. `bucket` [C] (default: 0):
-    number of each unseen column's bucket, from 0; `competitors` can exclude buckets. Columns sorted by group need no
+    number of each unseen column's bucket, from 0; `cumulative` excludes buckets. Columns sorted by group need no
     reordering and are the fastest to read.
     """
 
@@ -110,13 +110,13 @@ class ScoreAccumulator:
             self._plans[first, width] = ColumnPlan.of(self.groups[first : first + width])
         return self._plans[first, width]
 
-    def competitors(self, upto: int | None = None) -> TopCompetitors:
-        """Return the score statistics of all images. Columns of unseen buckets `upto` and above count as -inf."""
-        *_, last = self.cumulative(upto)
+    def competitors(self) -> TopCompetitors:
+        """Return the score statistics of all images."""
+        *_, last = self.cumulative()
         return last
 
-    def cumulative(self, upto: int | None = None) -> Iterator[TopCompetitors]:
-        """Yield the score statistics with 0, 1, 2 ... unseen buckets feasible, up to `upto` (default: all)."""
+    def cumulative(self) -> Iterator[TopCompetitors]:
+        """Yield the score statistics with 0, 1, 2 ... unseen buckets feasible, up to all of them; others score -inf."""
         feasible = int((self.groups != INFEASIBLE).sum())
         wrong = np.flatnonzero(self._read != feasible)
         if wrong.size:
@@ -126,7 +126,7 @@ class ScoreAccumulator:
         groups, images, k = self._best.shape
         unseen, column = np.full((images, k), -np.inf), np.full(images, -1, dtype=np.int64)
         yield self._statistics(1, unseen, column)
-        for group in range(1, groups if upto is None else min(upto + 1, groups)):
+        for group in range(1, groups):
             unseen, column = _merged(unseen, column, self._best[group], self._column[group])
             yield self._statistics(group + 1, unseen, column)
 
@@ -166,13 +166,9 @@ class TopCompetitors:
     seen_column: Ints  # [N] column of the first, -1 if there is none
     unseen_column: Ints  # [N]
 
-    def predictions(self, bias: float = 0.0) -> Ints:
-        """Return each image's best column [N] once `bias` is added to unseen columns; -1 if all scores are -inf.
-
-        Among equal scores the lowest column is predicted.
-        """
-        label = self.label + np.where(self.is_seen, 0.0, bias)
-        scores = np.stack([label, self.seen[:, 0], self.unseen[:, 0] + bias])
+    def predictions(self) -> Ints:
+        """Return each image's best column [N], the lowest one of equal scores; -1 if all scores are -inf."""
+        scores = np.stack([self.label, self.seen[:, 0], self.unseen[:, 0]])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])
         top = scores.max(axis=0)
         leads = (scores == top) & (top > -np.inf)

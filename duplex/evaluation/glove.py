@@ -61,8 +61,8 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
         ) as lines:
             for number, line in enumerate(lines, start=1):
                 word, _, rest = line.rstrip().partition(" ")
-                if word in wanted and _begins_with_number(rest):
-                    table.setdefault(word, _numbers(rest, f"{path}, line {number}"))
+                if word in wanted and (vector := _numbers(rest, f"{path}, line {number}")) is not None:
+                    table.setdefault(word, vector)
     except OSError as error:
         raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
     lengths = {vector.size for vector in table.values()}
@@ -71,16 +71,15 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
     return table
 
 
-def _begins_with_number(text: str) -> bool:
-    """Return False for lines of several words, which published files have ("at name@domain.com 0.3 ...")."""
+def _numbers(text: str, place: str) -> Floats | None:
+    """Return the numbers after a word; None for lines of several words, which published files have ("at a@b.com 0.3").
+
+    `place` names the line in errors.
+    """
     try:
         float(text.partition(" ")[0])
     except ValueError:
-        return False
-    return True
-
-
-def _numbers(text: str, place: str) -> Floats:
+        return None
     try:
         vector = np.array(text.split(), dtype=np.float64)
     except ValueError as error:

@@ -101,8 +101,8 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None) ->
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
     """Return a table by frequency group: compositions, training and test images, shares and accuracies in percent.
 
-    `train`, `test`: compositions of the images. `right`: column name -> mask [test images] of right predictions; with
-    two masks, the column `gain` is the second minus the first. An accuracy over no images is NaN.
+    `train`, `test`: compositions of the images. `right`: column name -> mask [test images] of right predictions. An
+    accuracy over no images is NaN.
     """
     import pandas as pd
 
@@ -117,7 +117,4 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
         counted = np.bincount(groups.of(test), weights=hits, minlength=len(GROUPS))
         images = table["test_images"].to_numpy()
         table[run] = np.divide(100 * counted, images, out=np.full(len(GROUPS), np.nan), where=images > 0)
-    if len(right) == 2:
-        first, second = right
-        table["gain"] = table[second] - table[first]
     return table

@@ -1,4 +1,4 @@
-"""Nearest neighbours by cosine, confusions and accuracies per label, on arrays.
+"""Nearest neighbours by cosine, on arrays.
 
 The paper's image-to-composition, prototype-to-image and feature-swapping retrieval all use `nearest`.
 """
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from duplex.errors import UsageError
 from duplex.evaluation.accumulator import Floats
-from duplex.labels import Bools, Ints
+from duplex.labels import Ints
 
 BLOCK = 1 << 22  # similarities in memory at once: 32 MiB
 Vectors = NDArray[np.floating]
@@ -23,26 +23,23 @@ def unit(vectors: Vectors) -> Floats:
     return np.asarray(np.divide(wide, length, out=np.zeros_like(wide), where=length > 0))
 
 
-def nearest(queries: Vectors, gallery: Vectors, k: int, allowed: Bools | None = None) -> tuple[Ints, Floats]:
+def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
     """Return the `k` rows of `gallery` [N, d] with the largest cosine to each of `queries` [Q, d], and the cosines.
 
-    Both are [Q, k], cosines descending; of equal ones the lower row comes first. `allowed` [N] excludes gallery rows;
-    fewer than `k` are returned if fewer are allowed.
+    Both are [Q, min(k, N)], cosines descending; of equal ones the lower row comes first.
     """
     if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
         raise UsageError(f"queries {queries.shape} and gallery {gallery.shape} must be matrices of the same width")
-    rows = np.arange(len(gallery)) if allowed is None else np.flatnonzero(allowed)
-    k = min(k, rows.size)
-    queries, gallery = unit(queries), unit(gallery[rows])
+    k = min(k, len(gallery))
+    queries, gallery = unit(queries), unit(gallery)
     nearest_rows = np.empty((len(queries), k), dtype=np.int64)
     cosines = np.empty((len(queries), k))
-    step = max(1, BLOCK // max(1, rows.size))
+    step = max(1, BLOCK // max(1, len(gallery)))
     for start in range(0, len(queries), step):
         block = slice(start, start + step)
         similar = queries[block] @ gallery.T  # [b, N]
-        order = _largest(similar, k)
-        nearest_rows[block] = rows[order]
-        cosines[block] = np.take_along_axis(similar, order, axis=1)
+        nearest_rows[block] = _largest(similar, k)
+        cosines[block] = np.take_along_axis(similar, nearest_rows[block], axis=1)
     return nearest_rows, cosines
 
 
@@ -62,19 +59,3 @@ def _largest(similar: Floats, k: int) -> Ints:
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
     """Return the share of retrieved gallery rows [Q, k] whose label in `labels` [N] is the query's `wanted` [Q]."""
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")
-
-
-def confusions(label: Ints, predicted: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct wrong (label, prediction) pairs [P, 2] and their counts [P], most frequent first."""
-    wrong = np.stack([label, predicted], axis=1)[label != predicted]
-    pairs, counts = np.unique(wrong.reshape(-1, 2), axis=0, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    return pairs[order], counts[order]
-
-
-def accuracy_by_label(label: Ints, right: Bools) -> tuple[Ints, Ints, Floats]:
-    """Return the distinct labels, their image counts and accuracies [L] each, best first, then by most images."""
-    names, place, images = np.unique(label, return_inverse=True, return_counts=True)
-    share = np.bincount(place, weights=right, minlength=names.size) / images
-    order = np.lexsort((names, -images, -share))
-    return names[order], images[order], share[order]

@@ -37,7 +37,7 @@ READ_ERRORS += (zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenErro
 
 @dataclass(frozen=True)
 class ScoreFile:
-    """An open score file. `scores` is read when it is sliced."""
+    """An open score file; `scores` of an `.h5` file is read when it is sliced."""
 
     path: Path
     scores: Any  # [N, C]
@@ -103,13 +103,13 @@ def _open(path: Path) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class _Entries:
-    """The arrays of an open score file; shape and type are checked before an array is read."""
+    """The arrays of an open score file."""
 
     path: Path
     store: Any
 
     def find(self, name: str) -> Any:
-        """Return an array's handle with shape and type, without reading it; None if the file lacks it."""
+        """Return an array, that of an `.h5` file unread; None if the file lacks it."""
         try:
             if name not in self.store:
                 return None
@@ -196,20 +196,6 @@ MAX_RATIO = 100
 NPY_MAGIC = b"\x93NUMPY"
 
 
-@dataclass(frozen=True)
-class Member:
-    """An array of an `.npz` file, read when it is sliced."""
-
-    archive: Archive
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def __getitem__(self, rows: Any) -> NDArray[Any]:
-        values: NDArray[Any] = self.archive.read(self.name)[rows]
-        return values
-
-
 class Archive:
     """An open `.npz` file; each array is read at most once."""
 
@@ -223,8 +209,10 @@ class Archive:
     def __iter__(self) -> Any:
         return (name.removesuffix(".npy") for name in self.bundle.namelist())
 
-    def find(self, name: str) -> Member:
-        """Check an array's header and sizes and return it unread; raise `InvalidHDF5` if they are invalid."""
+    def find(self, name: str) -> NDArray[Any]:
+        """Return an array; raise `InvalidHDF5` before it is read if its header or its sizes are invalid."""
+        if name in self._read:
+            return self._read[name]
         info = self.bundle.getinfo(f"{name}.npy")
         with self.bundle.open(info) as file:
             shape, dtype = _header(file)
@@ -239,12 +227,8 @@ class Archive:
             )
         if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
             raise InvalidHDF5(f"{name!r} is {size:,} bytes, more than this machine's memory; save it as an .h5 file")
-        return Member(self, name, shape, dtype)
-
-    def read(self, name: str) -> NDArray[Any]:
-        if name not in self._read:
-            with self.bundle.open(f"{name}.npy") as file:
-                self._read[name] = np.lib.format.read_array(file, allow_pickle=False)
+        with self.bundle.open(info) as file:
+            self._read[name] = np.lib.format.read_array(file, allow_pickle=False)
         return self._read[name]
 
     def close(self) -> None:

@@ -65,10 +65,6 @@ class Components:
             return None
         return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
 
-    def minus(self, other: Components) -> Components:
-        """Return the components of the difference between two methods on the same images."""
-        return Components(self.seen - other.seen, self.unseen - other.unseen)
-
 
 def _rank(among: Floats, values: Floats) -> Floats:
     """Return how many of `among` (sorted) lie below each value, equal ones counting one half."""
@@ -110,16 +106,12 @@ class Difference:
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
     """Return two methods' differences (second minus first) in `seen, unseen, hm, auc`; undefined ones are left out."""
-    result = {}
     curves = [Curve.of(margins) for margins in (first, second)]
-    ends = [(float(c.seen_accuracy[0]), float(c.unseen_accuracy[-1]), float(c.harmonic.max())) for c in curves]
+    ends = np.array([(c.seen_accuracy[0], c.unseen_accuracy[-1], c.harmonic.max()) for c in curves])  # [2, 3]
     draws = bootstrap([first, second], rounds, seed)
-    change = draws[1] - draws[0]
-    for column, name in enumerate(("seen", "unseen", "hm")):
-        value = ends[1][column] - ends[0][column]
-        if not math.isnan(value):
-            result[name] = Difference(value, percentiles(change[:, column]), bootstrap_p(change[:, column]))
-    gain = Components.of(second).minus(Components.of(first))
+    result = differences(ends[1] - ends[0], draws[1] - draws[0])
+    before, after = Components.of(first), Components.of(second)
+    gain = Components(after.seen - before.seen, after.unseen - before.unseen)
     if gain.auc is not None:
         error = gain.standard_error
         interval = None if error is None else (gain.auc - NORMAL_95 * error, gain.auc + NORMAL_95 * error)
@@ -164,16 +156,19 @@ def compare_seeds(
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Return metric differences [4], intervals, p-values from bootstrap `draws` [rounds, 4]; NaN is left out."""
+    """Return differences of the first D metrics of NAMES by their `values` [D] and bootstrap `draws` [rounds, D].
+
+    A metric whose value is NaN is left out.
+    """
     return {
-        name: Difference(float(values[i]), percentiles(draws[:, i]), bootstrap_p(draws[:, i]))
-        for i, name in enumerate(NAMES)
-        if not np.isnan(values[i])
+        name: Difference(float(value), percentiles(change), bootstrap_p(change))
+        for name, value, change in zip(NAMES, values, draws.T, strict=False)
+        if not np.isnan(value)
     }
 
 
 def everything(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """Return three index arrays: of all runs, all seen images and all unseen images."""
+    """Return the indices of all runs, of all seen images and of all unseen images, as `mean_change` takes them."""
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 

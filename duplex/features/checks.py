@@ -133,7 +133,7 @@ def check_layout(file: Any, path: Path, *, virtual: bool, unfinished: bool = Fal
         names = [name for name in layout.DATASETS if name in layout.REQUIRED or name in file]
         unknown = sorted(set(file) - {*names, "identity"})
         if unknown:
-            raise InvalidHDF5(f"it holds {unknown[0]!r}, which no cache has")
+            raise InvalidHDF5(f"it holds {unknown[0]!r}, which is no part of a cache")
         rows = read_span(file).rows
         for name in names:
             data = find_dataset(file, name, virtual=virtual)

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from duplex.data.image_errors import MachineFault, machine_fault
 from duplex.errors import DuplexError
-from duplex.features.augmentation import Augmentation
 from duplex.features.image_files import BadImageFile, read_image
 from duplex.features.layout import ENCODED, status_of_reason
 
@@ -27,29 +27,20 @@ RETRY = 255  # status of an image to be read again; never written
 AHEAD = 2  # batches that a worker may be ahead
 
 
+@dataclass(eq=False)
 class ImageRows(Dataset[tuple[Tensor, int]]):
     """Torch data set of the images of a cache's rows: an item is pixels [3, R, R] uint8 and a status.
 
     An image that cannot be read becomes black, with the reason as its status, so that the encoder always gets the same
-    batch; `RETRY` marks an image that the machine, not the file, failed to return. With an `augmentation`, `images` has
-    each image once per view, and `first` is the number of the first row among all of them.
+    batch; `RETRY` marks an image that the machine, not the file, failed to return.
     """
 
-    def __init__(
-        self,
-        images: Sequence[str],
-        root: Path,
-        transform: Callable[[Image.Image], Tensor],
-        augmentation: Augmentation | None = None,
-        first: int = 0,
-    ) -> None:
-        self.images = images
-        self.root = root
-        self.transform = transform
-        self.augmentation = augmentation
-        self.first = first
-        self._last: tuple[str, Image.Image] | None = None  # the views of one image are read one after another
-        self.black = torch.zeros_like(transform(Image.new("RGB", (8, 8))))
+    images: Sequence[str]
+    root: Path
+    transform: Callable[[Image.Image], Tensor]
+
+    def __post_init__(self) -> None:
+        self.black = torch.zeros_like(self.transform(Image.new("RGB", (8, 8))))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -68,17 +59,9 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
             return self.black, status_of_reason(bad.reason)
 
     def _pixels(self, row: int) -> Tensor:
-        name = self.images[row]
-        path = self.root / name
-        last = self._last  # a local: other threads may replace it
-        if last is None or last[0] != name:
-            last = self._last = name, read_image(path)
-        image = last[1]
+        path = self.root / self.images[row]
+        image = read_image(path)
         try:
-            if self.augmentation is not None:
-                height, width = self.black.shape[-2:]
-                view = (self.first + row) % self.augmentation.count
-                image = self.augmentation.view(image, name, view, (height, width))
             return self.transform(image)
         except (ValueError, ZeroDivisionError, MemoryError) as error:
             raise machine_fault(path, error) or BadImageFile("cannot be resized") from error

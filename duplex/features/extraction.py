@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from duplex.errors import DuplexError, UsageError, require
-from duplex.features.augmentation import Augmentation
 from duplex.features.checks import check_values, open_cache, read_identity, read_span
 from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths, split_rows
 from duplex.features.encoding import OutputSpec, encode_batches, report_memory_shortage
@@ -75,15 +74,11 @@ class ExtractionReport:
     seconds: float
     bad: list[BadImage] = field(default_factory=list)
 
-    @property
-    def rate(self) -> float:
-        """Images encoded per second in this extraction."""
-        return (self.rows - self.resumed) / self.seconds if self.seconds > 0 else 0.0
-
     def lines(self) -> list[str]:
         """Return the report as text: a summary line, then one line per image without features."""
         resumed = f", {self.resumed} of them before" if self.resumed else ""
-        rate = f" at {self.rate:.1f} images per second" if self.rate else ""
+        encoded = self.rows - self.resumed
+        rate = f" at {encoded / self.seconds:.1f} images per second" if encoded and self.seconds else ""
         listed = [f"  bad: row {bad.row}, {bad.image}: {bad.reason}" for bad in self.bad]
         return [f"{self.path}: {self.rows} rows{resumed}{rate}, {len(self.bad)} bad", *listed]
 
@@ -104,14 +99,13 @@ def extract(
     tokens: str = "none",
     block_inputs: int = 0,
     bits: int = 16,
-    augmentation: Augmentation | None = None,
     shard: tuple[int, int] | None = None,
     max_bad: float = 0.01,
     fresh: bool = False,
     limit: int | None = None,
     progress: bool = True,
 ) -> ExtractionReport:
-    """Encode images, or the views of each, into the cache `out`.
+    """Encode images into the cache `out`.
 
     A finished cache of the same identity is left as it is; an unfinished one is resumed. Images that cannot be read
     keep their row, with the reason as its status.
@@ -119,7 +113,6 @@ def extract(
     images: paths relative to `root`.
     tokens: "patch" also keeps patch tokens.
     block_inputs: also keep the input of this many last blocks of the image tower, in 16 or 8 `bits` per number.
-    augmentation: encode these views of each image instead of the image.
     shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
     max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
     fresh: start again instead of resuming.
@@ -131,17 +124,15 @@ def extract(
         raise UsageError(f"the images' folder {root} does not exist; set the data set's root in params.yaml")
     if out.is_dir():
         raise UsageError(f"{out} is a folder; --out names the cache's file")
-    images = images if augmentation is None else augmentation.rows(images)
     total = len(images) if limit is None else min(limit, len(images))
     span, path = plan_shard(total, batch_size, shard, out)
     limited = total if total < len(images) else None
     identity = cache_identity(encoder.identity.to_dict(), manifest_sha256, tokens, limited, block_inputs, bits)
-    identity |= {} if augmentation is None else augmentation.identity
     job = ExtractionJob(
         path=path,
         identity=identity,
         span=span,
-        rows=ImageRows(images[span.start : span.stop], root, encoder.image_transform, augmentation, span.start),
+        rows=ImageRows(images[span.start : span.stop], root, encoder.image_transform),
         encoder=encoder,
         outputs=OutputSpec(tokens == "patch", block_inputs, bits),
         batch_size=batch_size,

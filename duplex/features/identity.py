@@ -23,8 +23,6 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
     "tokens": "token choice",
     "block_inputs": "number of block inputs",
     "bits": "number of bits",
-    "views": "number of views",
-    "flip": "choice of mirrored views",
 }
 
 
@@ -42,8 +40,6 @@ def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], 
             values = f"{_shorten(stored.get(key))}, not {_shorten(expect[key])}"
             name = DISPLAY_NAMES.get(key, key)
             raise DuplexError(f"{path} was made with another {name} ({values}); {repair_hint(path, imported=imported)}")
-    if "views" in stored and "views" not in expect:
-        raise DuplexError(f"{path} holds views of training images, not the images; {repair_hint(path)}")
     if "limit" in stored and "limit" not in expect:
         raise DuplexError(f"{path} holds only the first {stored['limit']} rows; {repair_hint(path)}")
 

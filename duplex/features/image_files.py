@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
-from duplex.data.image_errors import DECODING_ERRORS, machine_fault
+from duplex.data.image_errors import machine_fault
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "ICO", "JPEG2000", "AVIF")
 Image.init()  # once, before decoding workers are forked
@@ -45,10 +45,8 @@ def read_image(path: Path) -> Image.Image:
         info = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise BadImageFile("missing") from error
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise machine_fault(path, error) or BadImageFile("unreadable") from error
-    except ValueError as error:
-        raise BadImageFile("unreadable") from error
     if not stat.S_ISREG(info.st_mode) or not os.access(path, os.R_OK):
         raise BadImageFile("unreadable")  # opening a pipe would block
     if info.st_size == 0:
@@ -69,7 +67,9 @@ def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.I
         raise BadImageFile("too large") from error
     except UnidentifiedImageError as error:
         raise BadImageFile("not an image") from error
-    except (MemoryError, *DECODING_ERRORS) as error:
+    except BadImageFile:
+        raise
+    except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
         raise machine_fault(path, error) or BadImageFile("damaged") from error
 
 
@@ -93,7 +93,7 @@ def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
     """Return an image turned as its EXIF orientation says; unchanged if the metadata cannot be read."""
     try:
         orientation = image.getexif().get(ORIENTATION_TAG)
-    except DECODING_ERRORS:
+    except Exception:  # as for the pixels
         return pixels
     turn = TURNS.get(orientation) if isinstance(orientation, int) else None
     return pixels if turn is None else pixels.transpose(turn)

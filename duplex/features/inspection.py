@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError, UsageError
-from duplex.features.augmentation import Augmentation
 from duplex.features.checks import open_cache, read_identity, read_span
 from duplex.features.decoding import ImageRows
 from duplex.features.identity import check_identity, repair_hint
@@ -66,30 +65,27 @@ def verify(
     images: Sequence[str],
     root: Path,
     manifest_sha256: str,
-    augmentation: Augmentation | None = None,
     *,
     sample: int = 32,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Encode a random sample of a cache's rows again and compare: outputs by cosine, bad images by status.
 
-    images: paths relative to `root`, of which the cache has the features or, with an `augmentation`, the views.
+    images: paths relative to `root`, of which the cache has the features.
     Returns the number of rows `checked`, their `worst_cosine` and, for block inputs, the mean relative
     `block_inputs_error`. Raises `DuplexError` for the first row that disagrees.
     """
-    images = images if augmentation is None else augmentation.rows(images)
     with open_cache(path) as file:
         identity = read_identity(file)
         limit = {key: identity[key] for key in ("limit",) if key in identity}
-        views = {} if augmentation is None else augmentation.identity
-        check_identity(identity, {**encoder.identity.to_dict(), "manifest": manifest_sha256, **limit, **views}, path)
+        check_identity(identity, {**encoder.identity.to_dict(), "manifest": manifest_sha256, **limit}, path)
         span, statuses = read_span(file), file["status"][...]
         if span.total > len(images):
             raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair_hint(path)}")
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
         names = [found for name in ("cls", "block_inputs") if (found := stored_names(file, name))]
         stored = [read_stored(pair, lambda name: file[name][rows]) for pair in names]
-    decoder = ImageRows(images[span.start : span.stop], root, encoder.image_transform, augmentation, span.start)
+    decoder = ImageRows(images[span.start : span.stop], root, encoder.image_transform)
     worst, errors = 1.0, list[float]()
     for number, row in enumerate(rows.tolist()):
         image = decoder.images[row]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -101,7 +102,6 @@ class CacheFiles:
 
     def __init__(self, path: Path, names: tuple[str, ...]) -> None:
         self.names = names
-        self._exits = ExitStack()
         with open_cache(path) as file:
             data = file[names[0]]
             self.total = len(data)
@@ -113,9 +113,6 @@ class CacheFiles:
         self._files = [self._open(part, first) for first, part in sorted(shards) or [(0, path)]]
         self._firsts = np.array([file.first for file in self._files])
 
-    def __del__(self) -> None:
-        self._exits.close()
-
     def _open(self, path: Path, first: int) -> CacheFile:
         with open_cache(path, joined=False) as file:
             arrays = {
@@ -123,7 +120,7 @@ class CacheFiles:
                 for name in self.names
             }
         descriptor = os.open(path, os.O_RDONLY)
-        self._exits.callback(os.close, descriptor)
+        finalize(self, os.close, descriptor)
         return CacheFile(path, descriptor, first, arrays)
 
     def runs(self, wanted: Ints) -> Iterator[tuple[CacheFile, int, Ints]]:

@@ -27,12 +27,9 @@ class CrossAttention(nn.Module):
         if zero_output:
             zero_initialised(self.out)
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return outputs [(B,) Q, d] for queries `x` [Q, d] or [B, Q, d], keys and values `y` [T, w] or [B, T, w]."""
-        return self.read(x, y)[0]
-
-    def read(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs [(B,) Q, d] and each query's weights of keys, as means over heads [(B,) Q, T]."""
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs [(B,) Q, d] for queries `x` [Q, d] or [B, Q, d], keys and values `y` [T, w] or [B, T, w], and
+        each query's weights of keys, as means over heads [(B,) Q, T]."""
         q, k, v = (self._split_heads(rows) for rows in (self.query(x), self.key(y), self.value(y)))  # [(B,) h, ., d_h]
         weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
         mixed = (weights @ v).transpose(-2, -3)  # [(B,) Q, h, d_h]
@@ -53,13 +50,9 @@ class CrossBlock(nn.Module):
         last = zero_initialised(nn.Linear(4 * dim, dim))
         self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), last)
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the block's outputs [(B,) Q, d] for queries [(B,) Q, d] and keys [(B,) T, w]."""
-        return self.read(x, y)[0]
-
-    def read(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the block's outputs and its attention weights [(B,) Q, T]."""
-        read, weights = self.attend.read(self.norm_x(x), self.norm_y(y))
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs [(B,) Q, d] for queries [(B,) Q, d] and keys [(B,) T, w], and weights [(B,) Q, T]."""
+        read, weights = self.attend(self.norm_x(x), self.norm_y(y))
         g = x + read
         return g + self.forward_part(g), weights
 

@@ -68,7 +68,7 @@ class Codebook(nn.Module):
             self.register_buffer("mean_all", torch.zeros(dim))
         else:
             self.register_buffer("seed", torch.randint(2**62, ()))
-        self.began: Codebook | None = None
+        self.began: Codebook | None = None  # holds the initial prototypes
         if anchored:
             self.began = copy.deepcopy(self)
 
@@ -100,11 +100,6 @@ class Codebook(nn.Module):
         states, objects, place, slot = copy_to_device(self._stored.device, *pairs, *self._find_stored(compositions))
         rows = self._unrefined(states, objects)
         return rows.index_copy_(0, place, self._stored.index_select(0, slot))
-
-    def initial_prototypes(self, compositions: Ints) -> Tensor:
-        """Return the prototypes that an anchored codebook started with [C, d]."""
-        assert self.began is not None
-        return self.began.prototypes(compositions)
 
     def _unrefined(self, states: Tensor, objects: Tensor) -> Tensor:
         if self.unseen == "random":

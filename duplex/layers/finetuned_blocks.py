@@ -61,8 +61,10 @@ class FinetunedBlocks(nn.Module):
     def __init__(
         self, cut: LastBlocks, options: FinetuneOptions, shape: tuple[int, ...], precision: str = "fp32"
     ) -> None:
-        """Copy `cut`'s blocks, at least `options.blocks`; `shape` is that of one image's block input. `precision` is
-        that of the cache."""
+        """Copy the tower's last blocks.
+
+        cut: at least `options.blocks` blocks. shape: of one image's block input. precision: of the cached block inputs.
+        """
         super().__init__()
         self.options, self.checkpointing, self._precision = options, False, precision
         blocks = copy.deepcopy(cut.blocks)

@@ -203,15 +203,13 @@ def refine(
     messages: tuple[Message, ...],
     momentum: float,
     renormalise: bool = True,
-    anchored: bool = False,
 ) -> RefinedPrototypes:
     """Build the local graph of a batch with these compositions [B], aggregate its messages and blend them with the
-    codebook's prototypes, or with its initial ones if `anchored` (Algorithm 1)."""
+    codebook's prototypes, or with the initial ones of an anchored codebook (Algorithm 1)."""
     n = len(codebook.labels.objects)
     candidates = LocalCandidates.of(compositions // n, compositions % n, target, n, nodes.z.device)
     aggregated, reached = aggregate(nodes, candidates, fusion, messages)
-    anchor = rows = codebook.prototypes(candidates.compositions)
-    if anchored:
-        anchor = codebook.initial_prototypes(candidates.compositions)
+    rows = codebook.prototypes(candidates.compositions)
+    anchor = rows if codebook.began is None else codebook.began.prototypes(candidates.compositions)
     blended = blend(anchor, aggregated, momentum, renormalise)
     return RefinedPrototypes(candidates.compositions, torch.where(reached[:, None], blended, rows))

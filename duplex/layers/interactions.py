@@ -61,11 +61,11 @@ def factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 @dataclass(frozen=True)
 class Interactions:
-    """Interaction vectors `gamma_mn`, stored as `r s` vectors."""
+    """The vectors `gamma_mn` [d] by which pairs depart from the sum of their state's and their object's effect."""
 
-    states: Tensor  # U [M, r]
-    objects: Tensor  # V [N, s]
-    core: Tensor  # G [r, s, d]
+    states: Tensor  # U [M, r], factor of the states' kernel
+    objects: Tensor  # V [N, s], factor of the objects' kernel
+    core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
         """Return interactions `gamma_mn` of some pairs [C, d]."""

@@ -16,7 +16,6 @@ from duplex.data.dataset import LabelledImages
 from duplex.data.manifest import COLUMNS
 from duplex.errors import UsageError
 from duplex.evaluation.accumulator import Floats
-from duplex.features.augmentation import Augmentation
 from duplex.features.examples import join
 from duplex.labels import SPLITS
 from duplex.library.inputs import InputRequest, RunInputs, encoder_record, load_text_tower
@@ -33,7 +32,6 @@ class ArrayFeatures:
     encoder: EncoderParams
     device: str
     word_vectors: Path | None
-    augmentation: Augmentation | None = None
 
     def read(self, request: InputRequest) -> RunInputs:
         """Return the inputs of a run, without patch tokens and block inputs."""

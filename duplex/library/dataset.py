@@ -48,7 +48,10 @@ class Dataset:
         self.name, self.manifest, self.labels = name, manifest, labels
         self.in_project = project is not None
         self.params = project or _shipped_params()
-        self.inputs = InputsByRequest(source)
+        self.evaluation = project.evaluation if project else EvaluationParams()
+        # Training options where neither the method nor the caller sets others
+        self.training = project.dataset(name).training if project else TrainingOptions.from_dict(DEFAULT_TRAINING)
+        self.inputs = InputsByRequest(source.read)
         self.device = source.device
         offers = {"cls": True, "text": source.encoder.name != IMPORTED, "patch": patches}
         offers["words"] = offers["text"] or source.word_vectors is not None
@@ -81,7 +84,10 @@ class Dataset:
         if encoder is None and weights is not None:
             raise UsageError("weights are given without an encoder; give `encoder=` its name")
         values = checked_features(features)
-        data = _labelled(checked_table(table, len(values)), SplitOptions(), "the table")
+        try:
+            data = from_rows(checked_table(table, len(values)), SplitOptions(), "the table")
+        except DuplexError as error:
+            raise UsageError(str(error)) from None
         entry = EncoderParams(name=IMPORTED) if encoder is None else _known_encoder(encoder, weights, data.labels)
         if encoder is not None and (width := encoder_identity(encoder, weights).dim) != values.shape[1]:
             raise UsageError(
@@ -90,18 +96,6 @@ class Dataset:
             )
         source = ArrayFeatures(data, values, entry, _checked_device(device), _word_file(word_vectors))
         return cls(name, data.manifest, data.labels, source)
-
-    @property
-    def evaluation(self) -> EvaluationParams:
-        """Options of calibration and evaluation, from params.yaml or else the defaults."""
-        return self.params.evaluation if self.in_project else EvaluationParams()
-
-    @property
-    def training(self) -> TrainingOptions:
-        """Training options used where neither the method nor the caller sets others."""
-        return (
-            self.params.dataset(self.name).training if self.in_project else TrainingOptions.from_dict(DEFAULT_TRAINING)
-        )
 
     def __repr__(self) -> str:
         images = {split: int((self.manifest["split"] == split).sum()) for split in SPLITS}
@@ -145,35 +139,35 @@ def load_dataset(
         if names := [name for name, value in given.items() if value is not None]:
             raise UsageError(f"{', '.join(names)}: only for image files, which need `encoder=`")
         return _project_dataset(str(source), device)
-    device = _checked_device(device or "auto")
     if not 0 <= split_seed <= LARGEST_SEED:
         raise UsageError(f"split_seed is {split_seed}; expected a whole number from 0 to {LARGEST_SEED}")
-    split = SplitOptions(seed=split_seed)
-    place = Path(source).expanduser().resolve()
+    place, device = Path(source).expanduser().resolve(), _checked_device(device or "auto")
+    image_folder = None if images is None else Path(images).resolve()
     try:
-        description = detect_source(place, split, None if images is None else Path(images).resolve())
+        description = detect_source(place, SplitOptions(seed=split_seed), image_folder)
         data = load_source(description)
     except DuplexError as error:
         raise UsageError(str(error)) from None
     for note, count in data.notes.items():
         print(f"{place.name}: {note}: {count:,}", file=sys.stderr)
-    entry = _known_encoder(encoder, weights, data.labels)
+    entry, words = _known_encoder(encoder, weights, data.labels), _word_file(word_vectors)
     folder = Path(cache).expanduser().resolve() if cache is not None else _user_cache()
-    folder /= _content_digest(data.manifest, description.root, [encoder, weights or "", tokens])
-    words = _word_file(word_vectors)
-    manifest, labels, features = (folder / name for name in ("manifest.csv", "labels.json", "features.h5"))
-    files = DatasetFiles(manifest, labels, features, entry, device, words)
-    write_manifest(data.manifest, files.manifest)
-    data.labels.save(files.labels)
-    extract(
-        data.manifest["image"].tolist(),
-        description.root,
-        files.features,
-        load_encoder(encoder, weights, towers="image", device=device),
-        manifest_sha256=sha256(files.manifest),
-        tokens=tokens,
-    )
+    files = replace(_encode_images(data, description.root, folder, entry, tokens, device), word_vectors=words)
     return Dataset(place.stem, data.manifest, data.labels, files, patches=tokens == "patch")
+
+
+def _encode_images(
+    data: LabelledImages, root: Path, cache: Path, encoder: EncoderParams, tokens: str, device: str
+) -> DatasetFiles:
+    """Write manifest, labels and features of images under `root` to a folder of the cache, named by their content."""
+    names = data.manifest["image"].tolist()
+    folder = cache / _content_digest(data.manifest, root, [encoder.name, encoder.weights or "", tokens])
+    manifest, labels, features = (folder / name for name in ("manifest.csv", "labels.json", "features.h5"))
+    write_manifest(data.manifest, manifest)
+    data.labels.save(labels)
+    tower = load_encoder(encoder.name, encoder.weights, towers="image", device=device)
+    extract(names, root, features, tower, manifest_sha256=sha256(manifest), tokens=tokens)
+    return DatasetFiles(manifest, labels, features, encoder, device)
 
 
 @lru_cache(maxsize=1)
@@ -213,13 +207,6 @@ def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encode
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; choose another encoder")
     return EncoderParams(name=name, weights=weights)
-
-
-def _labelled(frame: pd.DataFrame, split: SplitOptions, place: str) -> LabelledImages:
-    try:
-        return from_rows(frame, split, place)
-    except DuplexError as error:
-        raise UsageError(str(error)) from None
 
 
 def _content_digest(manifest: pd.DataFrame, root: Path, encoder: Sequence[str]) -> str:

@@ -66,16 +66,13 @@ def fit(
 @contextmanager
 def deterministic() -> Iterator[None]:
     """Run the `with` block with PyTorch's deterministic algorithms; restore the caller's setting after it."""
-    enabled, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    mode = torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     make_deterministic()
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(mode)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
@@ -108,7 +105,7 @@ def _kind_of(method: type[Method[Any]]) -> str:
     target = f"{method.__module__}:{method.__qualname__}"
     if "<locals>" in target:
         raise UsageError(f"{method.__name__} is defined inside a function; define it in a module or a notebook's cell")
-    kind = next((name for name, source in installed_methods().items() if source.target == target), target)
+    kind = next((name for name, source in installed_methods().items() if source.value == target), target)
     if find_method(kind) is not method:
         find_method.cache_clear()  # a notebook's cell may have defined the class again
         if find_method(kind) is not method:

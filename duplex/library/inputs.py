@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,7 @@ from duplex.encoders import load_encoder, resolve_device
 from duplex.encoders.text_tower import TextTower
 from duplex.errors import UsageError
 from duplex.evaluation.glove import read_word_vectors
-from duplex.features.augmentation import Augmentation
-from duplex.features.examples import Arrays, Examples, ViewCache, join
+from duplex.features.examples import Arrays, Examples, join
 from duplex.features.identity import IMPORTED
 from duplex.features.store import Features, open_features
 from duplex.features.tokens import read_tokens
@@ -34,8 +33,6 @@ from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256
 from duplex.training.checkpoint import WORD_VECTORS
 
-SHARED_BY_VIEWS = ("tokens", "block_inputs", "bits")  # settings equal in the caches of images and of their views
-
 
 @dataclass(frozen=True)
 class InputRequest:
@@ -45,7 +42,6 @@ class InputRequest:
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
     finetune: FinetuneOptions | None = None
     memory: float = TrainingOptions.memory  # GiB of patch tokens and block inputs to hold; larger ones stay on disk
-    views: bool = False  # random crops of the training images too, if params.yaml asks for some
 
 
 @dataclass(frozen=True)
@@ -92,22 +88,21 @@ class InputsCache:
     def __call__(self, params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest) -> RunInputs:
         if self._inputs is None or dataset != self._dataset:
             self._inputs = None  # frees memory before the next data set is loaded
-            self._dataset, self._inputs = dataset, InputsByRequest(DatasetFiles.of(params, dataset, paths))
+            self._dataset, self._inputs = dataset, InputsByRequest(DatasetFiles.of(params, dataset, paths).read)
         return self._inputs(request)
 
 
 class InputsByRequest:
     """Callable that returns the inputs of one data set, read once per request."""
 
-    def __init__(self, source: InputSource) -> None:
-        self.source = source
+    def __init__(self, read: Callable[[InputRequest], RunInputs]) -> None:
+        self._read = read
         self._inputs: dict[InputRequest, RunInputs] = {}
 
     def __call__(self, request: InputRequest) -> RunInputs:
-        views = request.views and self.source.augmentation is not None
-        key = replace(request, needs=request.needs & {"patch"}, views=views)
+        key = replace(request, needs=request.needs & {"patch"})
         if key not in self._inputs:
-            self._inputs[key] = self.source.read(request)
+            self._inputs[key] = self._read(request)
         return self._inputs[key]
 
 
@@ -125,17 +120,6 @@ def load_inputs(
     return DatasetFiles.of(params, dataset, paths).read(request)
 
 
-class InputSource(Protocol):
-    """A data set from which the inputs of runs are read."""
-
-    @property
-    def augmentation(self) -> Augmentation | None:
-        """Options of the random crops of training images; None without crops."""
-
-    def read(self, request: InputRequest) -> RunInputs:
-        """Read the inputs of a run."""
-
-
 @dataclass(frozen=True)
 class DatasetFiles:
     """A data set on disk: its files, and the encoder that its features were made with."""
@@ -146,8 +130,6 @@ class DatasetFiles:
     encoder: EncoderParams
     device: str = "auto"
     word_vectors: Path | None = None
-    views: Path | None = None  # cache of random crops of the training images
-    augmentation: Augmentation | None = None  # how those crops were drawn
 
     @classmethod
     def of(cls, params: Params, dataset: str, paths: ArtifactPaths) -> DatasetFiles:
@@ -159,8 +141,6 @@ class DatasetFiles:
             params.dataset(dataset).encoder,
             params.device,
             params.evaluation.word_vectors,
-            paths.views(dataset),
-            params.augmentation(dataset),
         )
 
     def read(self, request: InputRequest) -> RunInputs:
@@ -172,13 +152,7 @@ class DatasetFiles:
             expected["precision"] = self.encoder.precision
         features = open_features(self.features, expect=expected)
         cache_identity = {key: str(value) for key, value in features.identity.items()}
-        views = None
-        if request.views and self.augmentation is not None and self.views is not None:
-            shared = {key: features.identity.get(key) for key in SHARED_BY_VIEWS}
-            crops = open_features(self.views, expect={**expected, **self.augmentation.identity, **shared})
-            views = ViewCache(self.augmentation.count, _read_arrays(crops, request), crops.bad)
-            cache_identity |= self.augmentation.identity
-        examples = join(manifest, labels, _read_arrays(features, request), features.bad, views)
+        examples = join(manifest, labels, _read_arrays(features, request), features.bad)
         encoder = encoder_record(self.encoder, identity, cache_identity, request, self.word_vectors)
         make_blocks = None
         if request.finetune is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
 
 from duplex.config.params import EvaluationParams
 from duplex.errors import UsageError
@@ -101,7 +101,7 @@ def _with_other_feasibility(
     feasible_mask = feasible_compositions(method, words, calibration)
     competitors = assess(task, test, method.labels, feasible_mask=feasible_mask).accumulator.competitors()
     metrics = flatten(measure(competitors, rounds=0))
-    feasible = len(task.compositions) if feasible_mask is None else int(feasible_mask.sum())
+    feasible = len(task.candidates) if feasible_mask is None else int(feasible_mask.sum())
     return {
         **{name: metrics[name] for name in FEASIBILITY_METRICS if name in metrics},
         **_feasibility(calibration, feasible),
@@ -125,29 +125,25 @@ def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
 def _metrics(
     result: ScoringResult, competitors: TopCompetitors, labels: LabelSpace, settings: EvaluationParams
 ) -> dict[str, Any]:
-    """Return S, U, HM, AUC and intervals by top-1 accuracy, and by top-k accuracy for further k under `top_k`."""
-    states, objects = labels.state_of(result.compositions), labels.object_of(result.compositions)
-    by_k = {
-        k: flatten(measure(competitors, k, states=states, objects=objects, rounds=settings.bootstrap))
-        for k in dict.fromkeys((1, *settings.k))
-    }
-    return {**by_k.pop(1), **{f"top_{k}": metrics for k, metrics in by_k.items()}}
+    """Return S, U, HM, AUC with intervals, and the accuracies of states and objects, for every k."""
+    compositions = result.candidates.compositions
+    states, objects = labels.state_of(compositions), labels.object_of(compositions)
+    measured = partial(measure, competitors, states=states, objects=objects, rounds=settings.bootstrap)
+    return _for_every_k(settings, measured)
 
 
 def _sampled(
     task: ScoringTask, test: Examples, result: ScoringResult, feasible_mask: Bools | None, settings: EvaluationParams
 ) -> dict[str, Any]:
     """Return metrics by the literature's protocol, which tries only 20 values of the bias; without intervals."""
-    accumulator = result.accumulator
+    target, seen, blocks = result.accumulator.target, result.accumulator.seen, partial(task.blocks, test.inputs)
+    return _for_every_k(settings, lambda k: sampled_metrics(blocks, target, seen, feasible_mask, k))
 
-    def blocks() -> Iterator[tuple[slice, Tensor]]:
-        return task.blocks(test.inputs)
 
-    by_k = {
-        k: flatten(sampled_metrics(blocks, accumulator.target, accumulator.seen, feasible_mask, k))
-        for k in dict.fromkeys((1, *settings.k))
-    }
-    return {**by_k.pop(1), **{f"top_{k}": metrics for k, metrics in by_k.items()}}
+def _for_every_k(settings: EvaluationParams, measured: Callable[[int], Metrics]) -> dict[str, Any]:
+    """Return the metrics by top-1 accuracy, and those by top-k accuracy for further k under `top_k`."""
+    further = {f"top_{k}": flatten(measured(k)) for k in dict.fromkeys(settings.k) if k != 1}
+    return {**flatten(measured(1)), **further}
 
 
 def flatten(metrics: Metrics) -> dict[str, Any]:
@@ -170,8 +166,7 @@ def group_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[s
     train, test = (inputs.examples[split].compositions.cpu().numpy() for split in ("train", "test"))
     groups = frequency_groups(train, inputs.labels.size)
     right = {"accuracy": result.right, "accuracy_at_ends": result.right_at_ends}
-    tables = [group_table(groups, train, test, {name: each}).set_index("group") for name, each in right.items()]
-    table = tables[0].join(tables[1]["accuracy_at_ends"])
+    table = group_table(groups, train, test, right).set_index("group")
     return {
         str(group): {str(key): float(value) for key, value in row.items() if not np.isnan(value)}
         for group, row in table.iterrows()

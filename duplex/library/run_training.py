@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,8 @@ from duplex.library.inputs import InputRequest, RunInputs
 from duplex.methods.base import Batch, Inspectable, Method, TaskContext
 from duplex.methods.registry import find_method, make_method, method_source
 from duplex.options import FinetuneOptions, Options, TrainingOptions
-from duplex.system.files import write_text
+from duplex.system.files import write_json, write_text
+from duplex.system.plugins import provider
 from duplex.training.calibration import Calibration, calibrate
 from duplex.training.checkpoint import Record, save_checkpoint
 from duplex.training.confidence import fit_confidence
@@ -60,7 +60,7 @@ class MethodSpec:
     def request(self) -> InputRequest:
         """Request for the inputs that the method's training reads."""
         needs = find_method(self.kind).needs(self.options)
-        return InputRequest(needs, self.training.precision, self.finetune, self.training.memory, views=True)
+        return InputRequest(needs, self.training.precision, self.finetune, self.training.memory)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Run:
         files = RunPaths(Path(folder))
         save_checkpoint(files.checkpoint, self.method, self.record)
         write_text(files.history, self.history.to_csv(index=False, lineterminator="\n"))
-        write_text(files.timing, json.dumps(self.result.timing, indent=2) + "\n")
+        write_json(files.timing, self.result.timing)
         return files.root
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ def train_method(
     tune(method, val, inputs.labels)
     record = Record(
         kind=spec.kind,
-        provider=method_source(spec.kind).provider,
+        provider=provider(method_source(spec.kind)),
         options=spec.options,
         labels=inputs.labels,
         encoder=inputs.encoder,

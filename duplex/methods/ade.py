@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,16 +70,14 @@ class ConceptAttention(nn.Module):
 class Ade(WordMethod[AdeOptions]):
     """ADE: scores by features that three attention modules read from patch tokens, `S = cos_c + a cos_s cos_o`."""
 
+    required_inputs = ("cls", "patch", "words")
+
     def __init__(self, task: TaskContext, options: AdeOptions) -> None:
         super().__init__(task, options, trained_words=False)
         width, token_width = options.width, task.inputs["patch"][1]
         self.attend_c, self.attend_s, self.attend_o = (ConceptAttention(task.dim, token_width, width) for _ in range(3))
         self.embed_s, self.embed_o = (nn.Linear(self.words.width, width) for _ in range(2))
         self.composer = Composer(self.words.width, width)
-
-    @classmethod
-    def needs(cls, options: Any) -> frozenset[str]:
-        return frozenset({"cls", "patch", "words"})
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
         """Return unit embeddings of the candidates, all states and all objects."""

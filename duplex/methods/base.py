@@ -39,7 +39,7 @@ Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: those that
 
 @dataclass(frozen=True)
 class Inspectable:
-    """A method's functions for features, factors and prototypes, without gradients; None for missing ones."""
+    """A method's functions for features, factors and prototypes, called without gradients; None for missing ones."""
 
     features: Callable[[Inputs], Tensor] | None = None  # z^c [B, d] of unit length, to compare with prototypes
     semantic: Callable[[Ints], Tensor] | None = None  # t^c [C, d] of compositions
@@ -47,6 +47,10 @@ class Inspectable:
     factors: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None  # z^s, z^o [B, d]
     fuse: Callable[[Tensor, Tensor], Tensor] | None = None  # phi(z^s, z^o) [B, d], counterfactual features
     text_space_features: Callable[[Inputs], Tensor] | None = None  # [B, d] to compare with t^c, if not `features`
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            object.__setattr__(self, name, torch.no_grad()(getattr(self, name)))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,17 +61,12 @@ class Inspectable:
 def inspect_paths(paths: Paths) -> Inspectable:
     """Return functions for features, semantic prototypes and, with three paths, factors of a prompt method."""
 
-    @torch.no_grad()
-    def features(inputs: Inputs) -> Tensor:
-        return paths.adapt(inputs["cls"])
-
-    @torch.no_grad()
-    def factors(inputs: Inputs) -> tuple[Tensor, Tensor]:
-        assert paths.factors is not None
-        z_s, z_o = paths.factors(paths.adapt(inputs["cls"]))
-        return z_s, z_o
-
-    return Inspectable(features, paths.semantic, factors=None if paths.factors is None else factors)
+    factors = paths.factors
+    return Inspectable(
+        features=lambda inputs: paths.adapt(inputs["cls"]),
+        semantic=paths.semantic,
+        factors=None if factors is None else lambda inputs: factors(paths.adapt(inputs["cls"])),
+    )
 
 
 __all__ = ["Batch", "Inputs", "Inspectable", "Method", "PrimitiveVectors", "Scorer", "TaskContext"]
@@ -159,6 +158,7 @@ class Method(nn.Module, Generic[OptionsT]):
     """
 
     Options: ClassVar[type[Options]] = Options  # by default the class in brackets: `class MyMethod(Method[MyOptions])`
+    required_inputs: ClassVar[tuple[str, ...]] = ("cls",)  # names that `needs` returns, unless they depend on options
     growing: tuple[str, ...] = ()  # buffers of unknown length, from `grow`
     checkpointing = False  # whether to recompute activations in the backward pass; set by training
 
@@ -203,7 +203,7 @@ class Method(nn.Module, Generic[OptionsT]):
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
         """Names of required inputs: cached `cls` and `patch`, `text` (the text tower), `words` (word vectors)."""
-        return frozenset({"cls"})
+        return frozenset(cls.required_inputs)
 
     def start(self, train: Batch) -> None:
         """Compute buffers from all training images before the first epoch; not called when a checkpoint is loaded."""

@@ -39,7 +39,8 @@ class CanetOptions(Options):
 
 
 class BaseLearner(nn.Module):
-    """Two-layer network that embeds all states' words, scaled for every image or, without `beta`, once for all."""
+    """Two-layer network that embeds the words of all states: once per image, whose `beta` scales both layers, or
+    the same for all images."""
 
     def __init__(self, word_width: int, options: CanetOptions) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ where `p_g(c|x)` is the softmax of `g` and the last term has posteriors of state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
@@ -182,11 +182,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def score_terms(self, candidates: Ints) -> ScoreTerms:
         terms, weights = self._log_terms(candidates), tuple(self.weights.tolist())
 
-        @torch.no_grad()
-        def named_terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-            return zip(self.options.inference, self._weighted(terms(inputs), weights), strict=True)
-
-        return named_terms
+        names = self.options.inference
+        return torch.no_grad()(lambda inputs: zip(names, self._weighted(terms(inputs), weights), strict=True))
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return super().probabilities(scores) if self.options.fusion == "product" else normalised_mixture(scores)
@@ -236,16 +233,16 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return log_terms
 
     def inspectable(self) -> Inspectable:
-        @torch.no_grad()
-        def features(inputs: Inputs) -> Tensor:
-            return unit(unit(inputs["cls"]) @ self.fitted().whitening)
-
-        @torch.no_grad()
         def visual(compositions: Ints) -> Tensor:
             return unit(self.fitted().prototypes(torch.as_tensor(compositions, device=self.counts.device)))
 
         text = inspect_paths(self.paths) if self.paths is not None else Inspectable()
-        return replace(text, features=features, text_space_features=text.features, visual=visual)
+        return replace(
+            text,
+            features=lambda inputs: unit(unit(inputs["cls"]) @ self.fitted().whitening),
+            text_space_features=text.features,
+            visual=visual,
+        )
 
     def summary(self) -> dict[str, int]:
         return {**super().summary(), "codebook_rows": len(self.counts)}

@@ -101,7 +101,8 @@ SHARPNESS, ROUNDS = 0.05, 3  # entropy of the transport, and its iterations
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Return initial prototypes [G, K, d]: features of evenly spaced images of each group, else `rows`."""
+    """Return initial prototypes [G, K, d] of all states (or objects): features of evenly spaced images of each, or its
+    `rows` if it has no images."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]
@@ -111,7 +112,7 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Return, for each image, the index of its assigned prototype among those of its group [B]."""
+    """Return, for each image, the index of its assigned prototype among those of its state (or object) [B]."""
     similarity = torch.bmm(rows.index_select(0, groups), z[:, :, None].to(rows))[..., 0]  # [B, K]
     return balanced_assignment(similarity, groups, len(rows)).argmax(1)
 

@@ -81,12 +81,12 @@ class Dfsp(TextMethod[DfspOptions]):
     def fused_images(self, z: Tensor, t: Prototypes, tokens: Tensor) -> Tensor:
         """Return unit image features after fusion with the text [B, d]."""
         x = torch.cat([z[:, None], self.project(tokens)], dim=1)  # [B, 1 + T, d]
-        h = self.to_image(x, torch.cat([t.states, t.objects]))
-        return unit(self.options.keep * z + (1 - self.options.keep) * self.to_itself(h[:, :1], h)[:, 0])
+        h, _ = self.to_image(x, torch.cat([t.states, t.objects]))
+        return unit(self.options.keep * z + (1 - self.options.keep) * self.to_itself(h[:, :1], h)[0][:, 0])
 
     def fused_texts(self, t: Prototypes, candidates: CompositionIndex, tokens: Tensor) -> Tensor:
         """Return the candidates' unit text features after fusion with each image's tokens [B, C, d]."""
-        primitives = self.to_text(torch.cat([t.states, t.objects]), tokens)  # [B, M + N, d]
+        primitives, _ = self.to_text(torch.cat([t.states, t.objects]), tokens)  # [B, M + N, d]
         states, objects = primitives.split((len(t.states), len(t.objects)), dim=1)
         composed = self.compose(states.index_select(1, candidates.states) * objects.index_select(1, candidates.objects))
         return unit(self.options.keep * t.compositions + (1 - self.options.keep) * composed)

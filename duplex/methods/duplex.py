@@ -108,7 +108,7 @@ class Duplex(PathMethod[DuplexOptions]):
             o = self.options
             self.pending = refine(
                 *(nodes, batch.compositions_np, self.target, self.codebook, self.fusion),
-                *(o.messages, o.momentum, o.renormalise, o.blend == "anchored"),
+                *(o.messages, o.momentum, o.renormalise),
             )
         if "visual" in names:
             (positions,) = copy_to_device(self.device, self.target.positions(batch.compositions_np))
@@ -193,17 +193,7 @@ class Duplex(PathMethod[DuplexOptions]):
         return tensors
 
     def inspectable(self) -> Inspectable:
-        @torch.no_grad()
-        def visual(compositions: Ints) -> Tensor:
-            return self.codebook.prototypes(compositions).detach()
-
-        @torch.no_grad()
-        def fuse(z_s: Tensor, z_o: Tensor) -> Tensor:
-            assert self.fusion is not None
-            fused: Tensor = self.fusion(z_s, z_o)
-            return fused
-
-        return replace(super().inspectable(), visual=visual, fuse=None if self.fusion is None else fuse)
+        return replace(super().inspectable(), visual=self.codebook.prototypes, fuse=self.fusion)
 
     def summary(self) -> dict[str, int]:
         return {**super().summary(), "codebook_rows": self.labels.size}

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.init import zeros_
 
 from duplex.encoders.text_tower import TextTower
-from duplex.labels import Ints, LabelSpace
+from duplex.labels import LabelSpace
 from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
@@ -84,8 +84,6 @@ class Gipcol(TextMethod[GipcolOptions]):
         return self.prompts.encode(candidates.compositions_np).compositions
 
     def inspectable(self) -> Inspectable:
-        @torch.no_grad()
-        def semantic(compositions: Ints) -> Tensor:
-            return self.prompts.encode(compositions).compositions
-
-        return Inspectable(features=lambda inputs: unit(inputs["cls"]), semantic=semantic)
+        return Inspectable(
+            features=lambda inputs: unit(inputs["cls"]), semantic=lambda c: self.prompts.encode(c).compositions
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 import torch
 from torch import Tensor, nn
@@ -45,25 +45,18 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
     def scorer(self, candidates: Ints) -> Scorer:
         index = CompositionIndex(candidates, len(self.labels.objects)).to(self.train_candidates.states.device)
         prepared = self.prepare(index)
-
-        @torch.no_grad()
-        def scores(inputs: Inputs) -> Tensor:
-            return self.score(inputs, index, prepared)
-
-        return scores
+        return torch.no_grad()(lambda inputs: self.score(inputs, index, prepared))
 
 
 class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
     """Base class of methods that compare features with encoded prompts at CLIP's temperature `tau = 1 / scale`.
     Scores are p(c|x) over the vectors that `prepare` returns, unless a subclass defines `score`."""
 
+    required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
+
     def __init__(self, task: TaskContext, options: OptionsT) -> None:
         super().__init__(task, options)
         self.scale = math.exp(task.tower.logit_scale)
-
-    @classmethod
-    def needs(cls, options: Any) -> frozenset[str]:
-        return frozenset({"cls", "text"})
 
     def logits(self, z: Tensor, t: Tensor) -> Tensor:
         """Return logits `cos(z, t) / tau` [B, C] of features [B, d] and unit vectors `t` [C, d]."""
@@ -115,6 +108,7 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
     """Base class of methods that start from word vectors (`words`), which may be trained further. `composer` gives the
     candidates' embeddings, unless a subclass defines `prepare`."""
 
+    required_inputs: ClassVar[tuple[str, ...]] = ("cls", "words")
     composer: Composer
 
     def __init__(self, task: TaskContext, options: OptionsT, *, trained_words: bool) -> None:
@@ -128,10 +122,6 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
     def shared(self) -> tuple[Any, ...]:
         """Return the training candidates' embeddings in a tuple."""
         return (self.prepare(self.train_candidates),)
-
-    @classmethod
-    def needs(cls, options: Any) -> frozenset[str]:
-        return frozenset({"cls", "words"})
 
 
 class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):

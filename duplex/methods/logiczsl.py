@@ -60,7 +60,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
 
 
 def observed_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Return exclusions between states seen with a common object, and between objects seen with a common state."""
+    """Return the rules that states seen with a common object exclude each other, and likewise for objects."""
     seen = torch.as_tensor(labels.seen).reshape(len(labels.states), len(labels.objects)).float()
     rules = []
     for table in (seen, seen.T):

@@ -105,11 +105,8 @@ class Plid(TextMethod[PlidOptions]):
         return torch.stack([descriptions.encode(compositions).compositions for descriptions in prompts], dim=1)
 
     def shared(self) -> Classes:
-        t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions
-        return self.classes(t, self.described.to(t))
-
-    def classes(self, t: Tensor, described: Tensor) -> Classes:
-        """Return class distributions from text features of seen compositions [C, d] and descriptions [C, D, d]."""
+        t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions  # [C, d]
+        described = self.described.to(t)  # [C, D, d]
         enriched = self.enrich(t, described)
         pairs = (
             (enriched, described),

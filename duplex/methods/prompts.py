@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Literal
+from functools import reduce
+from typing import Any, ClassVar, Generic, Literal
 
 import torch
 from torch import Tensor
@@ -46,12 +47,9 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
     """Base class of methods whose score is a sum of posteriors, some of them from `paths`, set by the subclass. The
     method's options have the fields `losses` and `inference`."""
 
+    required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
     options: Any
     paths: Paths
-
-    @classmethod
-    def needs(cls, options: Any) -> frozenset[str]:
-        return frozenset({"cls", "text"})
 
     def groups(self) -> list[dict[str, Any]]:
         return super().groups() if self.options.losses else []
@@ -60,18 +58,10 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
         return self.paths.prototypes(self.options.losses, self.checkpointing)
 
     def scorer(self, candidates: Ints) -> Scorer:
-        """Return a function that adds up the score terms, with one in memory at a time."""
-        terms, device = self.score_terms(candidates), self.paths.negatives.device
+        """Return a function that adds up the score terms, in the memory of the first."""
+        terms = self.score_terms(candidates)
         assert terms is not None
-
-        @torch.no_grad()
-        def scores(inputs: Inputs) -> Tensor:
-            total = torch.zeros(len(inputs["cls"]), len(candidates), device=device)
-            for _, term in terms(inputs):
-                total += term
-            return total
-
-        return scores
+        return torch.no_grad()(lambda inputs: reduce(Tensor.add_, (term for _, term in terms(inputs))).float())
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return normalised_mixture(scores)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from functools import lru_cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from duplex.errors import DuplexError, UsageError
 from duplex.options import Options
+from duplex.system.plugins import installed_plugins, load_plugin, module_of, provider
 
 if TYPE_CHECKING:
     from duplex.methods.base import Method, TaskContext
@@ -32,37 +32,19 @@ HINTS = {
 _temporary: dict[str, type[Method[Any]]] = {}
 
 
-@dataclass(frozen=True)
-class MethodSource:
-    """Location of a method's class and the package that provides it."""
-
-    kind: str
-    target: str  # module:Class
-    provider: str  # distribution and version, or the module's name
-
-    @property
-    def module(self) -> str:
-        return self.target.partition(":")[0]
-
-
 class BrokenMethod(DuplexError):
     """Error: an installed kind of method cannot be loaded."""
 
 
-def installed_methods() -> dict[str, MethodSource]:
-    """Return all installed kinds of methods, sorted. Of equal names, the built-in one counts, else the first target."""
-    kinds: dict[str, MethodSource] = {}
-    points = entry_points(group=GROUP)
-    for point in sorted(points, key=lambda point: (not point.value.startswith("duplex."), point.value)):
-        provider = f"{point.dist.name} {point.dist.version}" if point.dist else point.value.partition(":")[0]
-        kinds.setdefault(point.name, MethodSource(point.name, point.value, provider))
-    return dict(sorted(kinds.items()))
+def installed_methods() -> dict[str, EntryPoint]:
+    """Return the entry points of all installed kinds of methods, sorted by kind."""
+    return installed_plugins(GROUP)
 
 
-def method_source(kind: str) -> MethodSource:
-    """Return the `MethodSource` of an installed kind or `module:Class`; raise `UsageError` for an unknown kind."""
+def method_source(kind: str) -> EntryPoint:
+    """Return the entry point of an installed kind or `module:Class`; raise `UsageError` for an unknown kind."""
     if ":" in kind:
-        return MethodSource(kind, kind, kind.partition(":")[0])
+        return EntryPoint(kind, kind, GROUP)
     known = installed_methods()
     if kind not in known:
         raise UsageError(f"unknown kind of method {kind!r}; known: {', '.join(known)}, or module:Class")
@@ -103,26 +85,14 @@ def find_method(kind: str) -> type[Method[Any]]:
 
     if kind in _temporary:
         return _temporary[kind]
-    source = method_source(kind)
-    module, _, name = source.target.partition(":")
     folder = os.getcwd()
     if ":" in kind and folder not in sys.path:
         sys.path.append(folder)
-    try:
-        with report_exits(kind):
-            value: Any = importlib.import_module(module)
-        for part in name.split("."):
-            value = getattr(value, part)
-    except Exception as error:  # importing foreign code may fail in any way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BrokenMethod(
-            f"method kind {kind!r} of {source.provider} cannot be loaded ({type(error).__name__}: {reason}); fix or "
-            "uninstall it, or remove its methods from params.yaml"
-        ) from error
-    if not (isinstance(value, type) and issubclass(value, Method)):
-        raise BrokenMethod(f"method kind {kind!r}: {source.target} is no subclass of duplex.methods.base.Method")
+    source = method_source(kind)
+    advice = ", or remove its methods from params.yaml"
+    value: type[Method[Any]] = load_plugin(source, "method kind", Method, advice, BrokenMethod)
     if not (isinstance(value.Options, type) and issubclass(value.Options, Options)):
-        raise BrokenMethod(f"method kind {kind!r}: {source.target}.Options is no subclass of duplex.options.Options")
+        raise BrokenMethod(f"method kind {kind!r}: {source.value}.Options is no subclass of duplex.options.Options")
     return value
 
 
@@ -159,7 +129,7 @@ def describe_method(kind: str) -> dict[str, Any]:
     """Return what `duplex methods` prints of a kind: provider, module, default needs and options with types and
     defaults, or `error` if it cannot be loaded."""
     source = method_source(kind)
-    record: dict[str, Any] = {"kind": kind, "source": source.provider, "module": source.module}
+    record: dict[str, Any] = {"kind": kind, "source": provider(source), "module": module_of(source)}
     try:
         method_class = find_method(kind)
     except BrokenMethod as error:

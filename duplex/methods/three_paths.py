@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Generic, Literal, TypeVar
 
 from torch import Tensor
@@ -57,11 +58,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return self.paths.encode(candidates.compositions_np, TERMS)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
-        z = self.paths.adapt(inputs["cls"])
-        total = z.new_zeros(len(z), len(candidates.compositions))
-        for term in self.terms(z, prepared, candidates):
-            total += term
-        return total
+        return reduce(Tensor.add_, self.terms(self.paths.adapt(inputs["cls"]), prepared, candidates))
 
     def inspectable(self) -> Inspectable:
         return inspect_paths(self.paths)

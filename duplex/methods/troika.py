@@ -47,7 +47,7 @@ class TractionLayer(nn.Module):
 
     def forward(self, h: Tensor, tokens: Tensor) -> Tensor:
         """Return updated prompt features [B, C, d] of `h` [C, d] or [B, C, d], given patch tokens [B, T, w]."""
-        g = h + self.attend(h, tokens)
+        g = h + self.attend(h, tokens)[0]
         return torch.add(g, self.forward_part(g))
 
 

@@ -44,7 +44,7 @@ Logits = tuple[Tensor, Tensor, Tensor]  # of compositions [B, C], states [B, M] 
 
 
 class VpCmjl(ThreePaths[VpCmjlOptions]):
-    """VP-CMJL: paths of prompts that images attend to, with trained visual prototypes (*proxies*) of primitives."""
+    """VP-CMJL: images attend to the prompts of states and objects, which have trained visual prototypes (*proxies*)."""
 
     def __init__(self, task: TaskContext, options: VpCmjlOptions) -> None:
         super().__init__(task, options)
@@ -57,7 +57,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
 
     def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
         """Return composition, state and object logits by prompts, for adapted features [B, d]."""
-        (z_s, a_s), (z_o, a_o) = self.read_s.read(z, t.states), self.read_o.read(z, t.objects)
+        (z_s, a_s), (z_o, a_o) = self.read_s(z, t.states), self.read_o(z, t.objects)
         rows = ((unit(z_s), t.states, a_s), (unit(z_o), t.objects, a_o))
         s, o = (self.paths.logits(f, prototypes) + self.paths.scale * a for f, prototypes, a in rows)
         return self.paths.logits(z, t.compositions), s, o
@@ -74,8 +74,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         if not self.options.proxies:
-            _, _, losses = self.path_losses(batch, shared)
-            return losses
+            return self.path_losses(batch, shared)[2]
         z = self.paths.adapt(batch.cls)
         text, visual = self.text_logits(z, shared), self.visual_logits(z, self.train_candidates)
         joint = visual[0].log_softmax(-1), text[0].log_softmax(-1)

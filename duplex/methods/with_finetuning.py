@@ -43,12 +43,7 @@ class FinetunedInputs(Mapping[str, Tensor]):
 
 def with_finetuned_features(function: Callable[[Inputs], Any], blocks: FinetunedBlocks) -> Callable[[Inputs], Any]:
     """Wrap `function` so that fine-tuned blocks compute its inputs' `cls`, without gradients."""
-
-    @torch.no_grad()
-    def wrapped(inputs: Inputs) -> Any:
-        return function(FinetunedInputs(inputs, blocks))
-
-    return wrapped
+    return torch.no_grad()(lambda inputs: function(FinetunedInputs(inputs, blocks)))
 
 
 class WithFinetuning(Method[Options]):

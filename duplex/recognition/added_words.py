@@ -12,6 +12,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -83,11 +84,8 @@ def with_added_compositions(
     if not added:
         return candidates
     more = _with_rows(tensors, labels, (states, objects), np.array(added).reshape(-1, 2), tower)
-    terms = portable_terms(more)
-    first, count = len(candidates), len(added)
-    known = {
-        place: KnownFlags(m < len(labels.states), n < len(labels.objects)) for place, (m, n) in enumerate(added, first)
-    }
+    terms, count = portable_terms(more), len(added)
+    flags = (KnownFlags(m < len(labels.states), n < len(labels.objects)) for m, n in added)
     return replace(
         candidates,
         states=tuple(states),
@@ -98,7 +96,7 @@ def with_added_compositions(
         feasible=np.r_[candidates.feasible, np.ones(count, dtype=bool)],
         scorer=sum_of(terms),
         terms=terms,
-        known=known,
+        known=dict(enumerate(flags, len(candidates))),
     )
 
 
@@ -120,45 +118,29 @@ def _with_rows(
     tower: TextTower,
 ) -> dict[str, Tensor]:
     """Return the exported tensors extended by the pairs `added` [P, 2], indices into `names` (states, objects)."""
-    more, (states, objects) = dict(t), names
-    device = t["state_of"].device
+    states, objects = names
+    indices = torch.as_tensor(added, device=t["state_of"].device)
+    m, n = indices.unbind(1)
     new_states, new_objects = states[len(labels.states) :], objects[len(labels.objects) :]
-    prompts = NamedPrompts(t, labels, tower)
-    for name, column in (("state_of", added[:, 0]), ("object_of", added[:, 1])):
-        more[name] = torch.cat([t[name], torch.as_tensor(column, device=device)])
+    encode = partial(encode_prompts, t, labels, tower)
+    rows = {"state_of": m, "object_of": n}  # to append to the tensors of these names
     if "semantic" in t:
-        rows = prompts.encode("composition", [(states[m], objects[n]) for m, n in added])
-        more["semantic"] = torch.cat([t["semantic"], rows])
+        rows["semantic"] = encode("composition", [(states[i], objects[j]) for i, j in added])
     if "states" in t and new_states:
-        more["states"] = torch.cat([t["states"], prompts.encode("state", [(name, None) for name in new_states])])
+        rows["states"] = encode("state", [(name, None) for name in new_states])
     if "objects" in t and new_objects:
-        more["objects"] = torch.cat([t["objects"], prompts.encode("object", [(None, name) for name in new_objects])])
+        rows["objects"] = encode("object", [(None, name) for name in new_objects])
     if "visual" in t:
         every = t["mean.all"][None]
-        of_state, of_object = (
-            torch.cat([t[key], every.expand(count, -1)])[torch.as_tensor(column, device=device)]
-            for key, count, column in (
-                ("mean.states", len(new_states), added[:, 0]),
-                ("mean.objects", len(new_objects), added[:, 1]),
-            )
-        )
-        more["visual"] = torch.cat([t["visual"], normalize(of_state + of_object - every, dim=-1)])
+        of_state = torch.cat([t["mean.states"], every.expand(len(new_states), -1)])[m]
+        of_object = torch.cat([t["mean.objects"], every.expand(len(new_objects), -1)])[n]
+        rows["visual"] = normalize(of_state + of_object - every, dim=-1)
     if "likelihood.rows" in t:
-        more |= _likelihoods(t, labels, added)
-        for name, count in (("states", len(new_states)), ("objects", len(new_objects))):
-            more |= _primitives(t, name, count)
-    return more
-
-
-def _likelihoods(t: Mapping[str, Tensor], labels: LabelSpace, added: np.ndarray) -> dict[str, Tensor]:
-    """Return the closed form's prototypes and score offsets, extended by the added pairs."""
-    device = t["state_of"].device
-    limits = torch.tensor([len(labels.states), len(labels.objects)], device=device)
-    indices = torch.as_tensor(added, device=device)
-    rows = portable.composed_prototypes(t, *torch.where(indices < limits, indices, -1).unbind(1))
-    offset = -0.5 * (rows * rows).sum(1)
-    more = {"likelihood.rows": rows, "likelihood.offset": offset}
-    return {name: torch.cat([t[name], values]) for name, values in more.items()}
+        limits = torch.tensor([len(labels.states), len(labels.objects)], device=indices.device)
+        prototypes = portable.composed_prototypes(t, *torch.where(indices < limits, indices, -1).unbind(1))
+        rows |= {"likelihood.rows": prototypes, "likelihood.offset": -0.5 * (prototypes * prototypes).sum(1)}
+    more = {**t, **{name: torch.cat([t[name], values]) for name, values in rows.items()}}
+    return more | _primitives(t, "states", len(new_states)) | _primitives(t, "objects", len(new_objects))
 
 
 def _primitives(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Tensor]:
@@ -173,33 +155,31 @@ def _primitives(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Ten
     }
 
 
-class NamedPrompts:
-    """Prompts `[context, state, object]` for any names; the context and known names have learned vectors."""
+@torch.no_grad()
+def encode_prompts(
+    t: Mapping[str, Tensor],
+    labels: LabelSpace,
+    tower: TextTower,
+    path: str,
+    names: Sequence[tuple[str | None, str | None]],
+) -> Tensor:
+    """Return unit text prototypes [P, d] of prompts `[context, state, object]` for (state, object) names.
 
-    def __init__(self, t: Mapping[str, Tensor], labels: LabelSpace, tower: TextTower) -> None:
-        self._t, self._labels, self._tower = t, labels, tower
-
-    @torch.no_grad()
-    def encode(self, path: str, names: Sequence[tuple[str | None, str | None]]) -> Tensor:
-        """Return unit text prototypes [P, d] of (state, object) names; a None leaves that word out of the prompt."""
-        tower = self._tower
-        ends = tower.embedding([tower.start, tower.end])
-        prompts = [torch.cat([ends[:1], self._t[f"context.{path}"], *self._words(pair), ends[1:]]) for pair in names]
-        lengths = [len(prompt) for prompt in prompts]
-        starts = np.cumsum([0, *lengths[:-1]]).tolist()
-        rows = [list(range(start, start + length)) for start, length in zip(starts, lengths, strict=True)]
-        return unit(tower.encode_blocks(rows, torch.cat(prompts)))
-
-    def _words(self, pair: tuple[str | None, str | None]) -> Iterable[Tensor]:
-        kinds = (("words.states", self._labels.states), ("words.objects", self._labels.objects))
-        for name, (key, known) in zip(pair, kinds, strict=True):
-            if name is None:
-                continue
-            place = _find(name, known)
-            if key in self._t and place is not None:
-                yield self._t[key][place : place + 1]
-            else:
-                yield self._tower.embedding(self._tower.tokens(prompt_name(name)))
+    A None leaves that word out. The context and the names that the model knows have learned vectors.
+    """
+    ends = tower.embedding([tower.start, tower.end])
+    prompts = []
+    for pair in names:
+        words = []
+        for name, kind in zip(pair, ("states", "objects"), strict=True):
+            place = None if name is None else _find(name, getattr(labels, kind))
+            if place is not None and f"words.{kind}" in t:
+                words.append(t[f"words.{kind}"][place : place + 1])
+            elif name is not None:
+                words.append(tower.embedding(tower.tokens(prompt_name(name))))
+        prompts.append(torch.cat([ends[:1], t[f"context.{path}"], *words, ends[1:]]))
+    rows = np.split(np.arange(sum(map(len, prompts))), np.cumsum([len(prompt) for prompt in prompts])[:-1])
+    return unit(tower.encode_blocks([row.tolist() for row in rows], torch.cat(prompts)))
 
 
 def _find(name: str, known: Sequence[str]) -> int | None:

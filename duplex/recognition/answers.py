@@ -34,15 +34,10 @@ class Guess:
         return f"{self.state} {self.object}"
 
     def to_dict(self) -> dict[str, Any]:
-        record = {
-            "state": self.state,
-            "object": self.object,
-            "score": round(self.score, DIGITS),
-            "probability": round(self.probability, DIGITS),
-            "seen": self.seen,
-            "score_terms": {name: round(value, DIGITS) for name, value in self.score_terms.items()},
-        }
-        return record if self.known is None else {**record, "known": asdict(self.known)}
+        record = asdict(self)
+        record |= {name: round(record[name], DIGITS) for name in ("score", "probability")}
+        record["score_terms"] = _rounded(self.score_terms, None)
+        return {key: value for key, value in record.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from duplex.errors import DuplexError
 from duplex.recognition.workers import Failure, ImageRequest, Reply, worker_died
@@ -14,10 +14,7 @@ from duplex.system.process_pool import BrokenProcessPool, WorkerProcess
 MAX_BATCH_BYTES = 16 * 2**20  # a batch that exceeds this gets no further file
 
 
-@dataclass
-class WaitingImage:
-    request: ImageRequest
-    done: asyncio.Future[Reply]
+WaitingImage = tuple[ImageRequest, asyncio.Future[Reply]]
 
 
 class Batcher:
@@ -33,19 +30,17 @@ class Batcher:
         self._queue: deque[WaitingImage] = deque()
         self._in_progress: set[asyncio.Future[Reply]] = set()
         self._peak = 0  # the most images that were lately in progress at once
-        self._arrived, self._share_arrived, self._turn = asyncio.Event(), asyncio.Event(), asyncio.Lock()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._arrived, self._turn = asyncio.Event(), asyncio.Lock()
         self.batches = self.images = 0
 
-    def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._serve(worker)) for worker in self._workers]
-
-    async def stop(self) -> None:
-        """Wait until every image in progress is answered, then stop sending batches."""
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Send batches to the workers inside the block, at whose end every image in progress is answered first."""
+        tasks = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
+        yield
         if self._in_progress:
             await asyncio.wait(self._in_progress)
-        for task in self._tasks:
+        for task in tasks:
             task.cancel()
 
     @property
@@ -57,10 +52,8 @@ class Batcher:
         done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._in_progress.add(done)
         self._peak = max(self._peak, len(self._in_progress))
-        self._queue.append(WaitingImage(request, done))
+        self._queue.append((request, done))
         self._arrived.set()
-        if len(self._queue) >= self._share:
-            self._share_arrived.set()
         try:
             return await done
         finally:
@@ -77,46 +70,39 @@ class Batcher:
                 batch = await self._next_batch()
             replies: Sequence[Reply | Failure | Exception]
             try:
-                replies = await _ask(worker, [image.request for image in batch])
+                replies = await _ask(worker, [request for request, _ in batch])
                 self.batches, self.images = self.batches + 1, self.images + len(batch)
             except Exception as error:
                 replies = [error] * len(batch)
-            for image, reply in zip(batch, replies, strict=True):
-                if image.done.done():  # its client has left
+            for (_, done), reply in zip(batch, replies, strict=True):
+                if done.done():  # its client has left
                     continue
                 if isinstance(reply, tuple):
-                    image.done.set_result(reply)
+                    done.set_result(reply)
                 else:
-                    image.done.set_exception(DuplexError(reply) if isinstance(reply, str) else reply)
+                    done.set_exception(DuplexError(reply) if isinstance(reply, str) else reply)
 
     async def _next_batch(self) -> list[WaitingImage]:
         batch: list[WaitingImage] = []
         while not batch:
+            await self._wait_for(lambda: 1)
+            try:
+                await asyncio.wait_for(self._wait_for(lambda: self._share), self._wait)
+            except asyncio.TimeoutError:  # fewer clients than before
+                self._peak = len(self._in_progress)
+            share, size = self._share, 0
+            while self._queue and len(batch) < share and size < MAX_BATCH_BYTES:
+                request, done = self._queue.popleft()
+                if not done.done():
+                    batch.append((request, done))
+                    size += len(request.data)
+        return batch
+
+    async def _wait_for(self, count: Callable[[], int]) -> None:
+        """Wait until at least `count()` images are in the queue."""
+        while len(self._queue) < count():
             self._arrived.clear()
-            if not self._queue:
-                await self._arrived.wait()
-            if len(self._queue) < self._share:
-                await self._wait_for_share()
-            batch = self._take_share()
-        return batch
-
-    async def _wait_for_share(self) -> None:
-        self._share_arrived.clear()
-        timer = asyncio.get_running_loop().call_later(self._wait, self._share_arrived.set)
-        await self._share_arrived.wait()
-        timer.cancel()
-        if len(self._queue) < self._share:  # fewer clients than before
-            self._peak = len(self._in_progress)
-
-    def _take_share(self) -> list[WaitingImage]:
-        batch: list[WaitingImage] = []
-        share, size = self._share, 0
-        while self._queue and len(batch) < share and size < MAX_BATCH_BYTES:
-            image = self._queue.popleft()
-            if not image.done.done():
-                batch.append(image)
-                size += len(image.request.data)
-        return batch
+            await self._arrived.wait()
 
 
 async def _ask(worker: WorkerProcess, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:

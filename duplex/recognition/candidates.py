@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -43,17 +43,16 @@ class Candidates:
         cls,
         labels: LabelSpace,
         compositions: Ints,
-        feasible: Bools,
+        feasible: Bools | None,
         confidence: Confidence,
         scorer: Scorer,
         terms: ScoreTerms | None,
         probabilities: Callable[[Tensor], Tensor],
     ) -> Candidates:
-        """Build candidates from compositions [C] of a label space."""
-        state_of, object_of = labels.state_of(compositions), labels.object_of(compositions)
-        seen = labels.is_seen(compositions)
-        names = labels.states, labels.objects
-        return cls(*names, state_of, object_of, seen, feasible, confidence, scorer, terms, probabilities, {})
+        """Build candidates from compositions [C] of a label space; `feasible`: mask [C], None if all are feasible."""
+        pairs = labels.states, labels.objects, labels.state_of(compositions), labels.object_of(compositions)
+        mask = np.ones(len(compositions), dtype=bool) if feasible is None else feasible
+        return cls(*pairs, labels.is_seen(compositions), mask, confidence, scorer, terms, probabilities, {})
 
     def __len__(self) -> int:
         return len(self.state_of)
@@ -89,8 +88,9 @@ class Candidates:
         best_terms = {name: term.gather(1, best).cpu().numpy() for name, term in terms.items()}
         score, share = (values.gather(1, best).cpu().numpy() for values in (scores, shares))
         by_state = _marginals(shares, self.state_of, len(self.states))
-        distances = None if self.known_images is None else self.known_images.distances(inputs["cls"]).tolist()
         by_object = _marginals(shares, self.object_of, len(self.objects))
+        near = self.known_images
+        distances: list[Any] = [None] * len(best) if near is None else near.distances(inputs["cls"]).tolist()
         for row, positions in enumerate(best.cpu().numpy()):
             guesses = tuple(
                 Guess(
@@ -104,11 +104,9 @@ class Candidates:
                 )
                 for rank, position in enumerate(positions)
             )
-            answer = Answer(guesses, _ranked(self.states, by_state[row]), _ranked(self.objects, by_object[row]))
-            if self.known_images is not None and distances is not None:
-                known = distances[row] <= float(self.known_images.threshold)
-                answer = replace(answer, known=known, distance=distances[row])
-            yield answer
+            is_known = near is None or distances[row] <= float(near.threshold)
+            marginals = _ranked(self.states, by_state[row]), _ranked(self.objects, by_object[row])
+            yield Answer(guesses, *marginals, is_known, distances[row])
 
 
 def sum_of(terms: ScoreTerms) -> Scorer:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
 SCORE_TERMS = (  # with the tensor that each needs
@@ -91,18 +92,11 @@ are those of `encoder.onnx`, which `duplex export --onnx-encoder` writes, not ro
 
 
 def _counts(counts: Mapping[str, Any]) -> str:
-    plain = {key: value for key, value in _flat(counts).items() if isinstance(value, (int, float))}
-    if not plain:
+    flat: dict[Any, Any] = pd.json_normalize(dict(counts), sep=" ").to_dict("records")[0] if counts else {}
+    numbers = {key.replace("_", " "): value for key, value in flat.items() if isinstance(value, (int, float))}
+    if not numbers:
         return "Not recorded."
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value:g} |" for key, value in plain.items())])
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        name = f"{prefix}{key}".replace("_", " ")
-        flat |= _flat(value, name + " ") if isinstance(value, Mapping) else {name: value}
-    return flat
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value:g} |" for key, value in numbers.items())])
 
 
 def _metrics(metrics: Mapping[str, Any]) -> str:

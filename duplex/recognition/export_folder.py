@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -37,20 +38,20 @@ def export(
     """Export a model for one world to the folder `out`, atomically; `add_files(folder)` writes further files."""
     tensors = exported_tensors(trained, world)
     options = None if trained.finetuned is None else trained.finetuned.options.to_dict()
-    config = {
-        "format": FORMAT if options is None else FINETUNED_FORMAT,
-        "kind": trained.kind,
-        "world": world,
-        "labels": trained.labels.to_dict(),
-        "encoder": dict(trained.backbone.record),
-        "calibration": trained.calibration_of(world).to_dict(),
-        "confidence": trained.confidence.to_dict(),
-        **({} if options is None else {"finetune": options}),
-        "tensors": digest(tensors),
-    }
-    config = seal(config)
-
-    def fill(folder: Path) -> None:
+    config = seal(
+        {
+            "format": FORMAT if options is None else FINETUNED_FORMAT,
+            "kind": trained.kind,
+            "world": world,
+            "labels": trained.labels.to_dict(),
+            "encoder": dict(trained.backbone.record),
+            "calibration": trained.calibration_of(world).to_dict(),
+            "confidence": trained.confidence.to_dict(),
+            **({} if options is None else {"finetune": options}),
+            "tensors": digest(tensors),
+        }
+    )
+    with replace_export(out) as folder:
         save_tensors(folder / TENSORS, tensors)
         (folder / TENSORS).chmod(0o644)  # safetensors writes files that their owner alone may read
         (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
@@ -61,8 +62,6 @@ def export(
             example.replace(score_formula.__name__, FORMULA.removesuffix(".py")), encoding="utf-8"
         )
         add_files(folder)
-
-    replace_export(out, fill)
 
 
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
@@ -78,12 +77,13 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 
-def replace_export(out: Path, fill: Callable[[Path], None]) -> None:
-    """Call `fill` on a temporary folder and rename it to `out`, which must be absent, empty or an earlier export."""
+@contextmanager
+def replace_export(out: Path) -> Iterator[Path]:
+    """Yield a scratch folder that replaces `out` after the block; `out` must be absent, empty or an earlier export."""
     if os.path.lexists(out) and not (out.is_dir() and _is_export(out)):
         raise UsageError(f"{out} exists and is not an export of duplex, or holds other files; choose another folder")
     with replace_folder(Path(os.path.abspath(out))) as scratch:
-        fill(scratch)
+        yield scratch
 
 
 def _is_export(folder: Path) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from duplex.features.image_files import BadImageFile, read_image
@@ -20,12 +20,10 @@ THUMBNAIL = 96  # pixels
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Features [n, d] of training images, with their labels and their paths relative to `root`."""
+    """Features [n, d] of training images, with their lines [n] of the manifest; paths are relative to `root`."""
 
     features: NDArray[np.float32]
-    images: Sequence[str]
-    states: Sequence[str]
-    objects: Sequence[str]
+    manifest: pd.DataFrame
     root: Path
 
     def __post_init__(self) -> None:
@@ -35,15 +33,10 @@ class Neighbours:
         """Return path, labels, cosine and thumbnail of the `count` images nearest to a feature, best first."""
         cosines = self.features @ _unit(feature)
         best = np.argsort(-cosines, kind="stable")[:count]
+        records: list[Any] = self.manifest.iloc[best][["image", "state", "object"]].to_dict("records")
         return [
-            {
-                "image": self.images[row],
-                "state": self.states[row],
-                "object": self.objects[row],
-                "cosine": round(float(cosines[row]), 4),
-                "thumbnail": thumbnail(self.root / self.images[row]),
-            }
-            for row in best.tolist()
+            {**record, "cosine": round(float(cosine), 4), "thumbnail": thumbnail(self.root / record["image"])}
+            for record, cosine in zip(records, cosines[best], strict=True)
         ]
 
 

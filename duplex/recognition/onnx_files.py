@@ -20,7 +20,6 @@ from duplex.layers import portable, score_formula
 from duplex.recognition.trained import TrainedModel
 
 TRAINED, TOWER, EXAMPLE = "trained.onnx", "encoder.onnx", "see.py"
-LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
 class OnnxScores(nn.Module):
@@ -105,14 +104,11 @@ def _export(module: nn.Module, example: Tensor, path: Path, input_name: str, out
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
     """Hide the warnings of PyTorch's ONNX exporter inside the block."""
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    levels = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

@@ -29,7 +29,7 @@ from duplex.recognition.answers import Answer, UnreadableImage
 from duplex.recognition.candidates import Candidates
 from duplex.recognition.image_inputs import as_features, as_inputs, encode, encode_files, open_image
 from duplex.recognition.sources import open_trained
-from duplex.recognition.trained import TrainedModel, WordFile
+from duplex.recognition.trained import TrainedModel
 
 BATCH = 64
 
@@ -66,8 +66,8 @@ class Recognizer:
         times as fast and scores differ from the evaluation's in the fourth digit. `new_share` is the share of images
         that are expected to show pairs without training images; by default the model's, 0.1.
         """
-        words = None if word_vectors is None else WordFile(word_vectors)
-        return cls(open_trained(where, torch.device(resolve_device(device)), words), exact=exact, new_share=new_share)
+        trained = open_trained(where, torch.device(resolve_device(device)), word_vectors)
+        return cls(trained, exact=exact, new_share=new_share)
 
     @property
     def labels(self) -> LabelSpace:
@@ -92,8 +92,6 @@ class Recognizer:
         pairs = [split_composition(text, self.labels) if isinstance(text, str) else text for text in compositions]
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
-
-    # -- answers --------------------------------------------------------------------------------------------------
 
     def __call__(
         self,
@@ -157,8 +155,6 @@ class Recognizer:
         except DuplexError as error:
             raise UsageError(str(error)) from error
         return self.trained.on_finetuned_features(more)
-
-    # -- inputs ---------------------------------------------------------------------------------------------------
 
     def _inputs(self, images: Any, batch_size: int) -> Iterator[Inputs]:
         if batch_size < 1:

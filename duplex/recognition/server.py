@@ -39,25 +39,14 @@ UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": F
 def application(
     recognizer: Recognizer,
     workers: Sequence[WorkerProcess],
-    limits: Limits | None = None,
-    neighbours: Neighbours | None = None,
-    world: World | None = None,
+    limits: Limits,
+    neighbours: Neighbours | None,
+    world: World | None,
 ) -> Any:
     """Return the ASGI application that answers requests in one world with the running `workers`."""
-    batcher, limits = Batcher(workers), limits or Limits()
+    batcher = Batcher(workers)
     metrics, candidates = ServerMetrics(batcher, workers), recognizer.candidates(world)
-
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        batcher.start()
-        yield
-        await batcher.stop()
-
-    app = FastAPI(title="duplex", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-
-    @app.exception_handler(HTTPException)
-    async def error_as_json(_request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, status_code=error.status_code)
+    app = _application_of(batcher)
 
     @app.post("/predict", openapi_extra=UPLOAD, summary="Recognise the compositions in images")
     async def predict(request: Request, top: int = 3, similar: int = 0) -> JSONResponse:
@@ -94,13 +83,32 @@ def application(
 
     @app.get("/health", summary="Report that the server is running")
     def health() -> dict[str, Any]:
-        kind = recognizer.trained.kind
-        return {"status": "ok", "kind": kind, "compositions": len(candidates), "version": __version__}
+        return {
+            "status": "ok",
+            "kind": recognizer.trained.kind,
+            "compositions": len(candidates),
+            "version": __version__,
+        }
 
     app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")(metrics.text)
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
     app.get("/docs", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("docs.html"))
     return metrics.count_requests(app)
+
+
+def _application_of(batcher: Batcher) -> FastAPI:
+    return FastAPI(
+        title="duplex",
+        version=__version__,
+        lifespan=lambda _app: batcher.running(),
+        docs_url=None,
+        redoc_url=None,
+        exception_handlers={HTTPException: _error_as_json},
+    )
+
+
+async def _error_as_json(_request: Request, error: Any) -> JSONResponse:
+    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from duplex.errors import DuplexError, UsageError
-from duplex.recognition.trained import ExportedModel, TrainedModel, TrainedRun, WordFile
+from duplex.recognition.trained import ExportedModel, TrainedModel, TrainedRun
 from duplex.training.checkpoint import digest, seal
 
 HUB = "hf-hub:"
@@ -20,17 +20,14 @@ FORMAT = "duplex-export-3"
 FINETUNED_FORMAT = "duplex-export-3-finetuned"  # another format: a reader must not ignore the fine-tuned blocks
 
 
-def open_trained(where: str | Path, device: torch.device, words: WordFile | None = None) -> TrainedModel:
+def open_trained(where: str | Path, device: torch.device, words: Path | None = None) -> TrainedModel:
     """Load a trained model by path or hub name; every error is a `UsageError`, since the user gave the name."""
+    is_on_hub = str(where).startswith(HUB)
     try:
-        if str(where).startswith(HUB):
-            return _open_export(download(str(where).removeprefix(HUB)), device)
-        path = Path(where).expanduser()
-        if path.is_dir() and (path / CONFIG).is_file():
+        path = download(str(where).removeprefix(HUB)) if is_on_hub else Path(where).expanduser()
+        if is_on_hub or (path / CONFIG).is_file():
             return _open_export(path, device)
         return TrainedRun(_checkpoint(path), device, words)
-    except UsageError:
-        raise
     except DuplexError as error:
         raise UsageError(str(error)) from error
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +19,7 @@ from duplex.errors import UsageError
 from duplex.evaluation.glove import read_word_vectors
 from duplex.features.encoding import OutputSpec
 from duplex.features.identity import IMPORTED
-from duplex.labels import Bools, Ints, LabelSpace, World
+from duplex.labels import LabelSpace, World
 from duplex.layers import portable
 from duplex.layers.finetuned_blocks import FinetunedBlocks, finetuned_blocks_factory
 from duplex.layers.prompt_paths import word_vectors
@@ -31,23 +29,11 @@ from duplex.methods.with_finetuning import FINETUNED_PREFIX, WithFinetuning, wit
 from duplex.options import FinetuneOptions
 from duplex.recognition.added_words import portable_terms
 from duplex.recognition.candidates import Candidates, sum_of
-from duplex.system.files import sha256
+from duplex.system.files import json_digest, sha256
 from duplex.training.calibration import Calibration, feasible_compositions
 from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint, read_known_images
 from duplex.training.confidence import Confidence
 from duplex.training.known_images import PREFIX, KnownImages
-
-
-@dataclass(frozen=True)
-class WordFile:
-    """A file of word vectors in GloVe's format."""
-
-    path: Path
-
-    def read(self, labels: LabelSpace) -> PrimitiveVectors:
-        table = read_word_vectors(self.path, [*labels.states, *labels.objects])
-        states, objects = np.split(table.vectors, [len(labels.states)])
-        return PrimitiveVectors(torch.from_numpy(states), torch.from_numpy(objects))
 
 
 @dataclass
@@ -56,7 +42,7 @@ class Backbone:
 
     record: Mapping[str, str]
     device: str
-    _towers: dict[str, Encoder] = field(default_factory=dict)
+    towers: dict[str, Encoder] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         missing = [key for key in ("name", "tag", "precision", "text_precision", "dim") if key not in self.record]
@@ -68,10 +54,10 @@ class Backbone:
 
         Both towers are loaded together if they have the same precision, since one file holds the weights of both.
         """
-        if which not in self._towers:
+        if which not in self.towers:
             name, tag = self.record["name"], self.record["tag"] or None
             precision = self.record["text_precision" if which == "text" else "precision"]
-            both = which == "text" and precision == self.record["precision"] and "image" not in self._towers
+            both = which == "text" and precision == self.record["precision"] and "image" not in self.towers
             encoder = load_encoder(name, tag, towers="both" if both else which, device=self.device, precision=precision)
             identity = encoder.identity.to_dict()
             for key in ("encoder", "architecture", "weights", "preprocessing"):
@@ -80,12 +66,8 @@ class Backbone:
                         f"the model was trained on features of {key} {self.record.get(key)!r}; the encoder named "
                         f"{name!r} on this machine has {identity[key]!r}"
                     )
-            self._towers |= dict.fromkeys(("image", "text") if both else (which,), encoder)
-        return self._towers[which]
-
-    def use(self, encoder: Encoder) -> None:
-        """Use an image tower that is already loaded."""
-        self._towers["image"] = encoder
+            self.towers |= dict.fromkeys(("image", "text") if both else (which,), encoder)
+        return self.towers[which]
 
     @property
     def dim(self) -> int:
@@ -141,8 +123,8 @@ class TrainedModel(ABC):
 class TrainedRun(TrainedModel):
     """The trained model in the checkpoint of a run."""
 
-    def __init__(self, path: Path, device: torch.device, words: WordFile | None = None) -> None:
-        """`words`: the file of word vectors that training read; None if it read none."""
+    def __init__(self, path: Path, device: torch.device, words: Path | None = None) -> None:
+        """`words`: the GloVe-format file of word vectors that training read; None if it read none."""
         checkpoint = read_checkpoint(path)
         record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:
@@ -152,7 +134,7 @@ class TrainedRun(TrainedModel):
         self.calibration, self.confidence = record.calibration or {}, record.confidence
         self.needs = find_method(record.kind).needs(record.options)
         self.backbone = Backbone(record.encoder, str(device))
-        self._source = words
+        self._words_file = words
         needs_text = "text" in self.needs or ("words" in self.needs and words is None)
         tower = self.backbone.tower("text").text if needs_text else None
         shapes: dict[str, tuple[int, ...]] = {"cls": (self.backbone.dim,)}
@@ -173,36 +155,29 @@ class TrainedRun(TrainedModel):
     @cached_property
     def words(self) -> PrimitiveVectors:
         """Word vectors as in training, from the same file or from the encoder's text tower."""
-        digest = None if self._source is None else sha256(self._source.path)
+        file, labels = self._words_file, self.labels
+        digest = None if file is None else sha256(file)
         if digest != self.record.encoder.get(WORD_VECTORS):
             fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, to that file"
             raise UsageError(f"{self.where} was trained with other word vectors; {fix}")
-        if self._source is not None:
-            return self._source.read(self.labels)
-        return PrimitiveVectors(*word_vectors(self.labels, self.backbone.tower("text").text))
+        if file is None:
+            return PrimitiveVectors(*word_vectors(labels, self.backbone.tower("text").text))
+        vectors = read_word_vectors(file, [*labels.states, *labels.objects]).vectors
+        return PrimitiveVectors(*map(torch.from_numpy, np.split(vectors, [len(labels.states)])))
 
     def candidates(self, world: World) -> Candidates:
-        compositions, method = self._compositions(world), self.method
-        feasible = self._feasible_mask(world)
+        compositions, method = self.labels.candidates(world, "train"), self.method
+        calibration, feasible = self.calibration_of(world), None
+        if calibration.threshold is not None:
+            words = self.words if calibration.feasibility_source == "words" else None
+            mask = feasible_compositions(method, words, calibration)
+            feasible = None if mask is None else mask[compositions]
         terms = method.score_terms(compositions)
         scorer = method.scorer(compositions) if terms is None else sum_of(terms)  # prompts are encoded once
         return Candidates.of(self.labels, compositions, feasible, self.confidence, scorer, terms, method.probabilities)
 
-    def _compositions(self, world: World) -> Ints:
-        """Return the indices of a world's candidates; in the closed world, all pairs with images in any split."""
-        return self.labels.candidates(world, "train")
-
-    def _feasible_mask(self, world: World) -> Bools:
-        """Return the mask [C] of a world's candidates that the feasibility threshold does not exclude."""
-        compositions, calibration = self._compositions(world), self.calibration_of(world)
-        if calibration.threshold is None:
-            return np.ones(len(compositions), dtype=bool)
-        words = self.words if calibration.feasibility_source == "words" else None
-        mask = feasible_compositions(self.method, words, calibration)
-        return np.ones(len(compositions), dtype=bool) if mask is None else mask[compositions]
-
     def tensors(self, world: World) -> dict[str, Tensor] | None:
-        return self.method.portable(self._compositions(world))
+        return self.method.portable(self.labels.candidates(world, "train"))
 
 
 class ExportedModel(TrainedModel):
@@ -210,7 +185,7 @@ class ExportedModel(TrainedModel):
 
     def __init__(self, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device):
         self.where, self.kind = str(folder), config["kind"]
-        self.fingerprint = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+        self.fingerprint = json_digest(config)
         self.labels = LabelSpace.from_dict(config["labels"])
         self.calibration = {config["world"]: Calibration.from_dict(config["calibration"])}
         self.confidence = Confidence.from_dict(config["confidence"])
@@ -234,21 +209,13 @@ class ExportedModel(TrainedModel):
         return blocks.eval()
 
     def candidates(self, world: World) -> Candidates:
-        candidates = portable_candidates(self.labels, self.tensors(world), self.confidence)
-        return self.on_finetuned_features(candidates)
+        t = self.tensors(world)
+        compositions = self.labels.composition(*(t[name].cpu().numpy() for name in ("state_of", "object_of")))
+        feasible = t["feasible"].cpu().numpy() if "feasible" in t else None
+        terms, probabilities = portable_terms(t), partial(portable.probabilities, t)
+        parts = compositions, feasible, self.confidence, sum_of(terms), terms, probabilities
+        return self.on_finetuned_features(Candidates.of(self.labels, *parts))
 
     def tensors(self, world: World) -> dict[str, Tensor]:
         self.calibration_of(world)
         return self._tensors
-
-
-def portable_candidates(labels: LabelSpace, tensors: Mapping[str, Tensor], confidence: Confidence) -> Candidates:
-    """Return an export's candidates, scored from its tensors."""
-    compositions = labels.composition(_numpy(tensors["state_of"]), _numpy(tensors["object_of"]))
-    feasible = _numpy(tensors["feasible"]) if "feasible" in tensors else np.ones(len(compositions), dtype=bool)
-    terms, probabilities = portable_terms(tensors), partial(portable.probabilities, tensors)
-    return Candidates.of(labels, compositions, feasible, confidence, sum_of(terms), terms, probabilities)
-
-
-def _numpy(values: Tensor) -> Any:
-    return cast(Any, values.cpu().numpy())

@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from duplex.errors import DuplexError
 from duplex.labels import GROUPS, SPLITS, WORLDS
 from duplex.report.blocks import MISSING
-from duplex.system.files import os_reason, write_text
+from duplex.system.files import os_reason
 
 Tree = dict[str, Any]
 SOURCES = ("words", "likelihood")  # of feasibility: tables with the results of the source that was not used
@@ -69,8 +70,8 @@ def headlines(table: Aggregate) -> Aggregate:
 
 
 def _mean_of(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values = [record.get(name) for record in records]
-    return None if any(value is None for value in values) else mean(values)
+    values: list[Any] = [record.get(name) for record in records]
+    return None if any(value is None for value in values) else fmean(values)
 
 
 def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -93,21 +94,17 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {**summary, "seeds": len(records)}
 
 
-def mean(values: Sequence[Any]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def standard_error(values: Sequence[float]) -> float:
     """Return the standard error of the mean; 0 for one value."""
     if len(values) < 2:
         return 0.0
-    centre = mean(values)
+    centre = fmean(values)
     return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
-def read_metrics(path: Path, command: str = "dvc repro report", *, names: int = 2) -> dict[str, Any]:
+def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any]:
     """Read a JSON file of metrics by data set and method (or seed); errors name `command`, which writes it."""
-    metrics = read_numbers(path, command, names=names)
+    metrics = read_numbers(path, command, names=2)
     if metrics is None:
         raise DuplexError(f"{path} does not exist; `{command}` writes it")
     return metrics
@@ -141,10 +138,6 @@ def _check(record: object, names: int, place: str) -> None:
             _check(value, 0, key)
         elif not (value is None or key in LISTS or (isinstance(value, int | float) and abs(value) < LARGEST)):
             raise TypeError(f"{key} is {value!r:.40}, not a number")
-
-
-def write_json(record: Mapping[str, Any], path: Path) -> None:
-    write_text(path, json.dumps(record, indent=2) + "\n")
 
 
 def metrics_table(table: Aggregate) -> list[list[str]]:

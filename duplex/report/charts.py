@@ -39,10 +39,6 @@ class Series:
     marks: Sequence[Mark] = ()
     tone: int | None = None  # number of the colour; None: position in the chart
 
-    def colour_class(self, place: int) -> str:
-        """Return the CSS class of the line's colour; `place` is its position in the chart."""
-        return f"t{(place if self.tone is None else self.tone) % TONES}"
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -60,31 +56,31 @@ class Chart:
 class Axis:
     """Axis of a chart: a linear map from data to pixels, with ticks."""
 
-    low: float
-    high: float
     start: float
     stop: float
     ticks: Sequence[float]
 
     def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
+        low, high = self.ticks[0], self.ticks[-1]
+        return self.start + (value - low) / (high - low) * (self.stop - self.start)
 
 
 def draw(chart: Chart) -> str:
     """Return the chart as an `<svg>` element for the page."""
-    legend, legend_height = _legend(chart.series)
-    top = TOP + legend_height
+    tones = [place if series.tone is None else series.tone for place, series in enumerate(chart.series)]
+    coloured = [(series, f"t{tone % TONES}") for series, tone in zip(chart.series, tones, strict=True)]
+    legend, legend_height = _legend(coloured)
     height = HEIGHT + legend_height
     x = _axis([v for s in chart.series for v in s.x], LEFT, WIDTH - RIGHT, False, chart.whole_x)
     spread = [v for s in chart.series for v in (*s.y, *s.low, *s.high)]
-    y = _axis(spread, height - BOTTOM, top, chart.from_zero, False)
+    y = _axis(spread, height - BOTTOM, TOP + legend_height, chart.from_zero, False)
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label={quoteattr(chart.alt)} '
         'xmlns="http://www.w3.org/2000/svg">',
         *legend,
         *_frame(x, y, chart),
-        *(part for place, entry in enumerate(chart.series) for part in _band(entry, x, y, entry.colour_class(place))),
-        *(part for place, entry in enumerate(chart.series) for part in _series(entry, x, y, entry.colour_class(place))),
+        *(part for series, colour in coloured for part in _band(series, x, y, colour)),
+        *(part for series, colour in coloured for part in _series(series, x, y, colour)),
         "</svg>",
     ]
     return "\n".join(parts)
@@ -97,9 +93,9 @@ def standalone(svg: str) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>\n<style>{escape(style)}</style>{rest}\n'
 
 
-def ticks(low: float, high: float, wanted: int = 5, whole: bool = False) -> list[float]:
-    """Return round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten."""
-    raw = max(high - low, 1e-9) / wanted
+def ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """Return about five round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten."""
+    raw = max(high - low, 1e-9) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
     step = max(1.0, step) if whole else step
@@ -118,20 +114,21 @@ def _axis(values: Sequence[float], start: float, stop: float, from_zero: bool, w
     low, high = min(finite), max(finite)
     low = min(low, 0.0) if from_zero else low
     marks = ticks(low, high if high > low else low + 1, whole=whole)
-    return Axis(marks[0], marks[-1], start, stop, marks)
+    return Axis(start, stop, marks)
 
 
-def _legend(series: Sequence[Series]) -> tuple[list[str], float]:
+def _legend(coloured: Sequence[tuple[Series, str]]) -> tuple[list[str], float]:
+    """Return the elements of the legend and its height; `coloured`: lines with the CSS classes of their colours."""
     out, x, row = [], float(LEFT), 0
-    for place, entry in enumerate(series):
-        width = 26 + LETTER * len(entry.name)
+    for series, colour in coloured:
+        width = 26 + LETTER * len(series.name)
         if x + width > WIDTH - RIGHT and x > LEFT:
             x, row = float(LEFT), row + 1
         y = TOP + 4 + row * LINE
-        out.append(f'<path class="line {entry.colour_class(place)}" d="M{number(x)} {y}h14"/>')
-        out.append(f'<text class="ink" x="{number(x + 19)}" y="{y + 4}">{escape(entry.name)}</text>')
+        out.append(f'<path class="line {colour}" d="M{number(x)} {y}h14"/>')
+        out.append(f'<text class="ink" x="{number(x + 19)}" y="{y + 4}">{escape(series.name)}</text>')
         x += width
-    return out, float((row + 1) * LINE + 4 if series else 0)
+    return out, float((row + 1) * LINE + 4 if coloured else 0)
 
 
 def _frame(x: Axis, y: Axis, chart: Chart) -> list[str]:

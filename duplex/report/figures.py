@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
@@ -15,7 +14,6 @@ import pandas as pd
 from duplex.report.aggregate import Tree
 from duplex.report.blocks import Figure
 from duplex.report.charts import Chart, Mark, Series, draw, number
-from duplex.report.curves import MeanCurve
 from duplex.report.results import DatasetResults
 
 
@@ -29,11 +27,12 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
     curves = data.curves[world]
     if not curves:
         return None
-    tones = tones_of(data)
-    series = [
-        Series(m, c.seen.tolist(), c.unseen.tolist(), c.low.tolist(), c.high.tolist(), _steps(m, c), tones[m])
-        for m, c in curves.items()
-    ]
+    tones, series = tones_of(data), []
+    for method, curve in curves.items():
+        seen, unseen, low, high = (values.tolist() for values in (curve.seen, curve.unseen, curve.low, curve.high))
+        points = list(zip(seen, unseen, strict=True))[::4]
+        marks = [Mark(s, u, f"{method}: seen {s:.1f}, unseen {u:.1f}", visible=False) for s, u in points]
+        series.append(Series(method, seen, unseen, low, high, marks, tones[method]))
     alt = f"Seen–unseen curves of {data.name}, {world} world: {', '.join(curves)}."
     chart = Chart(alt, "seen accuracy, %", "unseen accuracy, %", series)
     caption = (
@@ -41,11 +40,6 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
         "Lines: mean over seeds. Bands: 95 % of resampled test sets."
     )
     return Figure(slug(data.name, "curve", world), draw(chart), caption)
-
-
-def _steps(method: str, curve: MeanCurve) -> list[Mark]:
-    points = list(zip(curve.seen, curve.unseen, strict=True))[::4]
-    return [Mark(s, u, f"{method}: seen {s:.1f}, unseen {u:.1f}", visible=False) for s, u in points]
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
@@ -56,30 +50,27 @@ def tones_of(data: DatasetResults) -> dict[str, int]:
 
 def training_figures(data: DatasetResults) -> list[Figure]:
     """Plot validation AUC and summed loss by epoch, for methods that train."""
-    histories = {
-        method: [run.history for run in runs.values() if run.history is not None and len(run.history) > 1]
-        for method, runs in data.runs.items()
-    }
-    histories = {method: seeds for method, seeds in histories.items() if seeds}
-    if not histories:
-        return []
-    plot = partial(_by_epoch, data, histories)
-    return [
-        plot("validation AUC", "validation AUC, %", lambda h: 100 * h["val_auc"], "Validation AUC by epoch."),
-        plot("training loss", "sum of losses", _total_loss, "Training loss, all terms."),
-    ]
+    figures, legend = [], "Lines: mean over seeds. Bands: lowest to highest seed."
+    for title, label, value, caption in (
+        ("validation AUC", "validation AUC, %", lambda history: 100 * history["val_auc"], "Validation AUC by epoch."),
+        ("training loss", "sum of losses", _total_loss, "Training loss, all terms."),
+    ):
+        series = _by_epoch(data, value)
+        if not series:
+            return []
+        alt = f"{title[0].upper()}{title[1:]} by epoch on {data.name}: {', '.join(line.name for line in series)}."
+        drawing = draw(Chart(alt, "epoch", label, series, whole_x=True))
+        figures.append(Figure(slug(data.name, title), drawing, f"{caption} {legend}"))
+    return figures
 
 
-def _by_epoch(
-    data: DatasetResults,
-    histories: Mapping[str, Sequence[pd.DataFrame]],
-    title: str,
-    label: str,
-    value: Callable[[pd.DataFrame], pd.Series],
-    caption: str,
-) -> Figure:
-    series, tones = [], tones_of(data)
-    for method, seeds in histories.items():
+def _by_epoch(data: DatasetResults, value: Callable[[pd.DataFrame], pd.Series]) -> list[Series]:
+    """Return a line for each method that trains: means over seeds of the numbers of `value` for a training history."""
+    lines, tones = [], tones_of(data)
+    for method, runs in data.runs.items():
+        seeds = [run.history for run in runs.values() if run.history is not None and len(run.history) > 1]
+        if not seeds:
+            continue
         length = min(map(len, seeds))
         x = [float(e) for e in seeds[0]["epoch"][:length]]
         table = np.stack([value(history).to_numpy(dtype=float)[:length] for history in seeds])  # [seeds, epochs]
@@ -87,11 +78,8 @@ def _by_epoch(
         x, table = [e for e, k in zip(x, known, strict=True) if k], table[:, known]
         y = table.mean(axis=0)
         marks = [Mark(a, b, f"{method}, epoch {a:g}: {b:.2f}", len(x) <= 25) for a, b in zip(x, y, strict=True)]
-        series.append(Series(method, x, y, table.min(axis=0), table.max(axis=0), marks, tones[method]))
-    alt = f"{title[0].upper()}{title[1:]} by epoch on {data.name}: {', '.join(histories)}."
-    drawing = draw(Chart(alt, "epoch", label, series, whole_x=True))
-    legend = "Lines: mean over seeds. Bands: lowest to highest seed."
-    return Figure(slug(data.name, title), drawing, f"{caption} {legend}")
+        lines.append(Series(method, x, y, table.min(axis=0), table.max(axis=0), marks, tones[method]))
+    return lines
 
 
 def _total_loss(history: pd.DataFrame) -> pd.Series:

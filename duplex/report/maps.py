@@ -47,11 +47,13 @@ def draw_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
     """Compute all t-SNE maps; `tick` gets the number of finished steps, of `map_count(scene) * (EARLY + STEPS)`."""
     tables, done = [], 0
     for name, parts in _plans(scene):
-        vectors = np.concatenate([rows for *_, rows in parts])
-        x, y = _tsne(vectors, tick, done).T
-        rows = [_described(scene.labels, kind, compositions) for kind, compositions, _ in parts]
-        table = pd.concat(rows, ignore_index=True)
-        tables.append(table.assign(map=name, x=x, y=y))
+        kinds, points, vectors = zip(*parts, strict=True)
+        compositions = np.concatenate(points)
+        x, y = _tsne(np.concatenate(vectors), tick, done).T
+        objects = [scene.labels.objects[n] for n in scene.labels.object_of(compositions).tolist()]
+        columns = {"map": name, "kind": np.repeat(kinds, list(map(len, points))), "object": objects, "x": x, "y": y}
+        seen = scene.labels.seen[compositions].astype(int)
+        tables.append(pd.DataFrame({**columns, "label": scene.labels.names(compositions), "seen": seen}))
         done += EARLY + STEPS
     return pd.concat(tables, ignore_index=True)[COLUMNS]
 
@@ -76,21 +78,15 @@ def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
         yield "combined", [("combined", first, np.concatenate(list(prototypes.values()), axis=1))]
 
 
-def largest_classes(compositions: Ints, classes: int = CLASSES, images: int = IMAGES) -> tuple[Ints, Ints]:
-    """Return the compositions with the most test images, and evenly spaced indices of up to `images` images of each."""
+def largest_classes(compositions: Ints) -> tuple[Ints, Ints]:
+    """Return the compositions with the most test images, and evenly spaced indices of up to IMAGES images of each."""
     names, counts = np.unique(compositions, return_counts=True)
-    largest = np.sort(names[np.argsort(-counts, kind="stable")[:classes]])
+    largest = np.sort(names[np.argsort(-counts, kind="stable")[:CLASSES]])
     picked = []
     for composition in largest:
         rows = np.flatnonzero(compositions == composition)
-        picked.append(rows[np.unique(np.linspace(0, len(rows) - 1, min(images, len(rows))).astype(np.int64))])
+        picked.append(rows[np.unique(np.linspace(0, len(rows) - 1, min(IMAGES, len(rows))).astype(np.int64))])
     return largest, np.concatenate(picked) if picked else np.empty(0, dtype=np.int64)
-
-
-def _described(labels: LabelSpace, kind: str, compositions: Ints) -> pd.DataFrame:
-    objects = [labels.objects[n] for n in labels.object_of(compositions).tolist()]
-    columns = {"kind": kind, "label": labels.names(compositions), "object": objects}
-    return pd.DataFrame({**columns, "seen": labels.seen[compositions].astype(int)})
 
 
 def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
@@ -13,7 +12,7 @@ from markupsafe import Markup
 
 from duplex.report.blocks import Block, Report, TableRow
 from duplex.report.charts import standalone
-from duplex.system.files import replace_folder
+from duplex.system.files import replace_folder, write_json
 
 STYLES, SCRIPT = ("page.css", "charts.css"), "page.js"
 
@@ -39,7 +38,7 @@ def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[s
             (fresh / f"{figure.name}.svg").write_text(standalone(figure.svg), encoding="utf-8")
     with replace_folder(folder) as fresh:
         for name, record in (numbers or {}).items():
-            (fresh / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            write_json(fresh / name, record)
         (fresh / "report.md").write_text(render_markdown(report), encoding="utf-8")
         (fresh / "index.html").write_text(render_page(report), encoding="utf-8")
     return folder / "index.html"

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from duplex.labels import WORLDS
+from duplex.report import tables
 from duplex.report.blocks import (
     MISSING,
     Block,
@@ -25,19 +25,6 @@ from duplex.report.blocks import (
 )
 from duplex.report.figures import curve_figure, lambda_figures, slug, training_figures
 from duplex.report.results import DatasetResults, Results
-from duplex.report.tables import (
-    ablation_tables,
-    data_file,
-    efficiency_table,
-    ends_table,
-    feasibility_table,
-    graph_table,
-    group_table,
-    published_table,
-    result_table,
-    statistics_table,
-    term_tables,
-)
 
 
 def build_report(
@@ -59,29 +46,29 @@ def build_report(
 def dataset_section(results: Results, data: DatasetResults, image_parts: Sequence[ReportPart]) -> ReportSection:
     curves = [figure for world in WORLDS if (figure := curve_figure(data, world))]
     training = training_figures(data)
-    graph = [table for table in (graph_table(results, data), ends_table(results, data)) if table]
+    graph = [table for table in (tables.graph_table(results, data), tables.ends_table(results, data)) if table]
     parts = [
         ReportPart("Results", _results(results, data)),
         ReportPart(
             "Seen against unseen", curves or [Note("No run has predictions of seen and unseen pairs.", "dvc repro")]
         ),
         ReportPart("Training", training or [Note("No run has a training history of more than one epoch.")]),
-        ReportPart("Training frequency", [group_table(data), *graph]),
+        ReportPart("Training frequency", [tables.group_table(data), *graph]),
         ReportPart("Ablations", _ablations(results, data)),
-        ReportPart("Cost", [efficiency_table(results, data)]),
+        ReportPart("Cost", [tables.efficiency_table(results, data)]),
         *image_parts,
-        ReportPart("Data", [statistics_table(data)]),
+        ReportPart("Data", [tables.statistics_table(data)]),
     ]
     return ReportSection(slug("data", data.name), data.name, parts)
 
 
 def _results(results: Results, data: DatasetResults) -> list[Block]:
-    tables = [
-        *(result_table(results, data, world) for world in WORLDS),
-        *(published_table(results, data, world) for world in WORLDS),
-        feasibility_table(data),
+    candidates = [
+        *(tables.result_table(results, data, world) for world in WORLDS),
+        *(tables.published_table(results, data, world) for world in WORLDS),
+        tables.feasibility_table(data),
     ]
-    blocks: list[Block] = [table for table in tables if table]
+    blocks: list[Block] = [table for table in candidates if table]
     if blocks and (missing := results.not_evaluated.get(data.name)):
         blocks.append(Note(f"Not evaluated and not included: {', '.join(missing)}.", "dvc repro"))
     return blocks or [Note("No method has been evaluated.", "dvc repro")]
@@ -89,20 +76,28 @@ def _results(results: Results, data: DatasetResults) -> list[Block]:
 
 def _ablations(results: Results, data: DatasetResults) -> list[Block]:
     """Return tables of ablations and score terms and curves over lambda; a note lists ablations without runs."""
-    entries = ablation_tables(results, data)
-    tables = [block for _, block in entries if not isinstance(block, Note)]
+    entries, spec = tables.ablation_tables(results, data), tables.data_file("tables.yaml")
+    finished = [block for _, block in entries if not isinstance(block, Note)]
     missing = [title for title, block in entries if isinstance(block, Note)]
-    curves = lambda_figures(data, data_file("tables.yaml")["sensitivity"])
+    curves = lambda_figures(data, spec["sensitivity"])
     if not curves:
         missing.append("Sensitivity to λ")
-    command = data_file("tables.yaml")["command"]
-    notes = [Note(f"Not run for this data set: {', '.join(missing)}.", command)] if missing else []
-    return [*tables, *term_tables(results, data), *notes, *curves]
+    notes = [Note(f"Not run for this data set: {', '.join(missing)}.", spec["command"])] if missing else []
+    return [*finished, *tables.term_tables(results, data), *notes, *curves]
 
 
 PACKAGES = ("duplex", "torch", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
-IMAGE_ENCODER = ("encoder", "architecture", "weights", "preprocessing", "precision", "dim")
-ENCODER = (*IMAGE_ENCODER, "manifest", "torch", "open_clip_torch")
+ENCODER = (
+    "encoder",
+    "architecture",
+    "weights",
+    "preprocessing",
+    "precision",
+    "dim",
+    "manifest",
+    "torch",
+    "open_clip_torch",
+)
 
 
 @dataclass(frozen=True)
@@ -113,28 +108,28 @@ class Provenance:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def find_provenance(root: Path = Path()) -> Provenance:
-    """Return the git revision of the folder `root` and the versions of installed packages."""
+def find_provenance() -> Provenance:
+    """Return the git revision of the current folder and the versions of installed packages."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             versions[package] = "not installed"
             versions[package] = version(package)
-    return Provenance(_revision(root), versions)
+    return Provenance(_revision(), versions)
 
 
-def _revision(root: Path) -> str:
+def _revision() -> str:
     """Return the git commit, plus `with changes` if tracked files other than pipeline outputs differ from it."""
     try:
-        commit = _git(root, "rev-parse", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!artifacts", ":!dvc.lock")
+        commit = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!artifacts", ":!dvc.lock")
     except (OSError, subprocess.SubprocessError):
         return Provenance.revision
     return f"{commit} with changes" if changed else commit
 
 
-def _git(root: Path, *arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True, timeout=20)
+def _git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, timeout=20)
     return result.stdout.strip()
 
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from duplex.evaluation.retrieval import accuracy_by_label, confusions
 from duplex.report import blocks
 from duplex.report.blocks import Block, Line, Note, ReportPart, Table, TableCell, TableRow, Thumb, columns, text_cell
 from duplex.report.prototype_retrieval import Texts
 from duplex.report.thumbnails import Thumbnails
 
-EACH, SHOWN = 4, 10
+EACH, SHOWN = 4, 10  # images per group of examples, rows per table
 AT_BIAS = "At the bias on unseen pairs that was chosen on validation."
 TextLines = Mapping[int, Sequence[Line]]  # nearest texts of test images, by row of the manifest
 KINDS = (("seen", True), ("unseen", True), ("seen", False), ("unseen", False))
@@ -29,15 +28,15 @@ def predicted_parts(
     ]
 
 
-def examples(predictions: pd.DataFrame, thumbnails: Thumbnails, texts: TextLines, each: int = EACH) -> Block:
+def examples(predictions: pd.DataFrame, thumbnails: Thumbnails, texts: TextLines) -> Block:
     """Return test images of seen and unseen pairs, right and wrong, with their best three predictions (closed world).
 
-    `texts`: the nearest texts of images, shown below the predictions. `each`: images per group.
+    `texts`: the nearest texts of images, shown below the predictions.
     """
     rows = predictions[predictions["world"] == "closed"]
     groups = []
     for kind, right in KINDS:
-        chosen = _spread(rows[(rows["seen"] == (kind == "seen")) & (rows["right"] == right)], each)
+        chosen = _spread(rows[(rows["seen"] == (kind == "seen")) & (rows["right"] == right)], EACH)
         thumbs = [_example(row, thumbnails, texts.get(row["row"], ())) for _, row in chosen.iterrows()]
         if thumbs:
             groups.append(
@@ -66,45 +65,36 @@ def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Line]) -> T
     return Thumb(thumbnails(row["image"]), row["label"], f"test image labelled {row['label']}", lines=lines)
 
 
-def confused_table(predictions: pd.DataFrame, source: str, limit: int = SHOWN) -> Table:
+def confused_table(predictions: pd.DataFrame, source: str) -> Table:
     """Return a table of the most frequent wrong predictions (closed world)."""
-    names, label, predicted, _ = _coded(predictions)
-    pairs, counts = confusions(label, predicted)
-    images = np.bincount(label, minlength=len(names))
+    closed = predictions[predictions["world"] == "closed"]
+    images = closed["label"].value_counts()
+    wrong = closed[closed["label"] != closed["top1"]].groupby(["label", "top1"]).size().reset_index(name="count")
+    wrong = wrong.sort_values("count", ascending=False, kind="stable").head(SHOWN)
     rows = [
-        TableRow([text_cell(names[a]), text_cell(names[b]), _count(n, source), _count(int(images[a]), source)])
-        for (a, b), n in zip(pairs[:limit].tolist(), counts[:limit].tolist(), strict=True)
+        TableRow([text_cell(label), text_cell(predicted), _count(count, source), _count(images[label], source)])
+        for label, predicted, count in wrong.itertuples(index=False)
     ]
     header = columns("label", "predicted", "images", "of", texts=2)
     return Table("Most confused pairs, closed world", header, rows, AT_BIAS)
 
 
-def accuracy_tables(predictions: pd.DataFrame, source: str, limit: int = SHOWN) -> list[Table]:
-    """Return tables of the pairs recognised worst and best (closed world)."""
-    names, label, _, seen = _coded(predictions)
-    rows = predictions[predictions["world"] == "closed"]
-    labels, images, share = accuracy_by_label(label, rows["right"].to_numpy(dtype=bool))
-    lines = []
-    for c, n, percent in zip(labels.tolist(), images.tolist(), (100 * share).tolist(), strict=True):
-        texts = [text_cell(names[c]), text_cell("seen" if c in seen else "unseen")]
-        lines.append(TableRow([*texts, _count(n, source), TableCell(f"{percent:.1f}", percent, source)]))
-    header = columns("pair", "trained on", "test images", "accuracy", texts=2)
-    half = min(limit, len(lines) // 2)
-    worst = [lines[i] for i in np.lexsort((-images, share))[:half]]
-    return [
-        Table("Recognised worst, closed world", header, worst, AT_BIAS),
-        Table("Recognised best, closed world", header, lines[:half], AT_BIAS),
-    ]
+def accuracy_tables(predictions: pd.DataFrame, source: str) -> list[Table]:
+    """Return tables of the pairs recognised worst and best (closed world); of equal ones, those with most images."""
+    by_label = predictions[predictions["world"] == "closed"].groupby("label")
+    pairs = by_label.agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
+    tables = []
+    for title, ascending in (("worst", True), ("best", False)):
+        shown = pairs.sort_values(["share", "images"], ascending=[ascending, False], kind="stable")
+        rows = []
+        for label, seen, images, share in shown.head(min(SHOWN, len(pairs) // 2)).itertuples():
+            accuracy = TableCell(f"{100 * share:.1f}", 100 * share, source)
+            texts = [text_cell(label), text_cell("seen" if seen else "unseen")]
+            rows.append(TableRow([*texts, _count(images, source), accuracy]))
+        header = columns("pair", "trained on", "test images", "accuracy", texts=2)
+        tables.append(Table(f"Recognised {title}, closed world", header, rows, AT_BIAS))
+    return tables
 
 
 def _count(images: int, source: str) -> TableCell:
-    return TableCell(f"{images}", images, source)
-
-
-def _coded(predictions: pd.DataFrame) -> tuple[list[str], np.ndarray, np.ndarray, set[int]]:
-    """Return pair names, labels and predictions as indices of names, and the set of seen labels (closed world)."""
-    rows = predictions[predictions["world"] == "closed"]
-    both = pd.concat([rows["label"], rows["top1"]])
-    codes, names = pd.factorize(both, sort=True)
-    label, predicted = np.split(codes.astype(np.int64), 2)
-    return list(names), label, predicted, set(label[rows["seen"].to_numpy(dtype=bool)].tolist())
+    return TableCell(f"{images}", int(images), source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -100,20 +101,29 @@ class RetrievalContext:
     def compositions(self) -> Ints:
         return self.test.compositions.cpu().numpy()
 
+    @cached_property
+    def embedded(self) -> EmbeddedImages:
+        """Features and factors of the test images."""
+        return embed(self.method, self.test)
 
-def prototype_blocks(
-    context: RetrievalContext, embedded: EmbeddedImages, file: str
-) -> tuple[list[Block], dict[str, Any]]:
+
+def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Return table and gallery of images nearest to prototypes, and the numbers that the table cites from `file`."""
-    if embedded.z is None or not (context.method.semantic or context.method.visual):
+    if context.embedded.z is None or not (context.method.semantic or context.method.visual):
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
-    numbers: dict[str, Any] = {"precision_at_4": _precisions(context, embedded, present)}
+    masks = masks_of(context.labels.seen[present])
+    numbers: dict[str, Any] = {"precision_at_4": {}}
+    for kind, prototypes in prototypes_of(context.method, present).items():
+        rows, _ = nearest(prototypes, context.embedded.in_space_of(kind), TOP)
+        numbers["precision_at_4"][kind] = {
+            name: 100 * precision(rows[mask], context.compositions, present[mask]) for name, mask in masks.items()
+        }
     note = "Share of the four nearest test images that have the prototype's label, mean over the test pairs, percent."
     titles = {kind: f"{kind} prototypes" for kind in numbers["precision_at_4"]}
     caption = "Precision among the four nearest images"
     table = shares_table(caption, "of", numbers, file, "precision_at_4", titles, note)
-    return [table, _prototype_gallery(context, embedded, present)], numbers
+    return [table, _prototype_gallery(context, present)], numbers
 
 
 @dataclass(frozen=True)
@@ -127,15 +137,13 @@ class Hit:
     right: bool
 
 
-def prototype_hits(
-    context: RetrievalContext, embedded: EmbeddedImages, composition: int, top: int
-) -> dict[str, list[Hit]]:
+def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
     """Return the `top` test images nearest to a composition's semantic and visual prototype, by kind."""
-    if embedded.z is None or not (context.method.semantic or context.method.visual):
+    if context.embedded.z is None or not (context.method.semantic or context.method.visual):
         raise UsageError("this method has no prototypes; choose another with --method")
     hits = {}
     for kind, prototype in prototypes_of(context.method, np.array([composition])).items():
-        rows, cosines = nearest(prototype, embedded.in_space_of(kind), top)
+        rows, cosines = nearest(prototype, context.embedded.in_space_of(kind), top)
         hits[kind] = hits_of(context, rows[0], cosines[0], composition)
     return hits
 
@@ -147,18 +155,6 @@ def hits_of(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int)
         Hit(row, context.images[row], context.labels.name(int(labels[row])), cosine, bool(labels[row] == wanted))
         for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True)
     ]
-
-
-def _precisions(context: RetrievalContext, embedded: EmbeddedImages, present: Ints) -> dict[str, dict[str, float]]:
-    """Return the percentage of prototypes' four nearest images that have the prototype's label, by kind and group."""
-    precisions: dict[str, dict[str, float]] = {}
-    for kind, prototypes in prototypes_of(context.method, present).items():
-        rows, _ = nearest(prototypes, embedded.in_space_of(kind), TOP)
-        precisions[kind] = {
-            name: 100 * precision(rows[mask], context.compositions, present[mask])
-            for name, mask in masks_of(context.labels.seen[present]).items()
-        }
-    return precisions
 
 
 def masks_of(seen: Bools) -> dict[str, Bools]:
@@ -179,12 +175,12 @@ def shares_table(
     return Table(caption, columns(heading, *shares), rows, note)
 
 
-def _prototype_gallery(context: RetrievalContext, embedded: EmbeddedImages, present: Ints) -> Gallery:
+def _prototype_gallery(context: RetrievalContext, present: Ints) -> Gallery:
     counts = np.bincount(context.compositions, minlength=context.labels.size)[present]
     order = present[np.argsort(-counts, kind="stable")]
     seen, half, groups = context.labels.seen[order], SHOWN // 2, []
     for composition in (*order[seen][:half].tolist(), *order[~seen][:half].tolist()):  # those with the most images
-        hits = prototype_hits(context, embedded, composition, TOP)
+        hits = prototype_hits(context, composition, TOP)
         strips = [
             Strip(f"nearest to the {kind} prototype", [thumb(context, hit) for hit in nearest_images])
             for kind, nearest_images in hits.items()
@@ -209,18 +205,18 @@ class Texts:
     numbers: Mapping[str, Any] = field(default_factory=dict)  # cited by `blocks`
 
 
-def nearest_texts(context: RetrievalContext, embedded: EmbeddedImages) -> tuple[Ints, Floats] | None:
+def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
     """Return the compositions [n, 3] of the texts nearest to each test image, and the cosines; None without texts."""
-    if context.method.semantic is None or embedded.text_space is None:
+    if context.method.semantic is None or context.embedded.text_space is None:
         return None
     candidates = context.labels.candidates("closed", "test")
-    places, cosines = nearest(embedded.text_space, context.method.semantic(candidates).cpu().numpy(), TEXTS)
+    places, cosines = nearest(context.embedded.text_space, context.method.semantic(candidates).cpu().numpy(), TEXTS)
     return candidates[places], cosines
 
 
-def text_blocks(context: RetrievalContext, embedded: EmbeddedImages, file: str) -> Texts:
+def text_blocks(context: RetrievalContext, file: str) -> Texts:
     """Return each test image's nearest texts and a table of how often they are right, which cites `file`."""
-    nearest_three = nearest_texts(context, embedded)
+    nearest_three = nearest_texts(context)
     if nearest_three is None:
         return Texts()
     compositions, cosines = nearest_three

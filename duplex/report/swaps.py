@@ -10,17 +10,19 @@ from duplex.errors import UsageError
 from duplex.evaluation.retrieval import nearest
 from duplex.labels import Ints
 from duplex.report.blocks import Block, Gallery, Group, Line, Note, Strip, Table, TableCell, TableRow, Thumb, columns
-from duplex.report.prototype_retrieval import Array, EmbeddedImages, Hit, RetrievalContext, fuse_factors, hits_of, thumb
+from duplex.report.prototype_retrieval import Array, Hit, RetrievalContext, fuse_factors, hits_of, thumb
 from duplex.report.tables import pointer
 
 TOP, SHOWN = 5, 3
 
 
-def swap_blocks(context: RetrievalContext, embedded: EmbeddedImages, file: str) -> tuple[list[Block], dict[str, Any]]:
+def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Return table and gallery of feature swaps, and the numbers that the table cites from `file`."""
-    if embedded.states is None or embedded.objects is None:
+    if context.embedded.states is None or context.embedded.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}
-    numbers, gallery = _swap_all(context, embedded.states, embedded.objects, np.unique(context.compositions))
+    numbers, gallery = _swap_all(
+        context, context.embedded.states, context.embedded.objects, np.unique(context.compositions)
+    )
     forms = {"questions": "{}", "first_right": "{:.1f}"}
     cells = [TableCell(forms[key].format(v), v, pointer(file, "swap", key)) for key, v in numbers.items()]
     header = columns("swaps", "nearest image right, %", texts=0)[: len(cells)]
@@ -28,13 +30,11 @@ def swap_blocks(context: RetrievalContext, embedded: EmbeddedImages, file: str) 
     return [Table("Swapped factors", header, [TableRow(cells)], note), gallery], {"swap": numbers}
 
 
-def swap_hits(
-    context: RetrievalContext, embedded: EmbeddedImages, states: Array, objects: Array, top: int
-) -> list[Hit]:
+def swap_hits(context: RetrievalContext, states: Array, objects: Array, top: int) -> list[Hit]:
     """Return the `top` test images whose joined factors are nearest to the joined `states` and `objects` [1, d]."""
-    if embedded.states is None or embedded.objects is None:
+    if context.embedded.states is None or context.embedded.objects is None:
         raise UsageError("this method has no state and object factors to swap; choose another with --method")
-    gallery = fuse_factors(context.method, embedded.states, embedded.objects)
+    gallery = fuse_factors(context.method, context.embedded.states, context.embedded.objects)
     rows, cosines = nearest(fuse_factors(context.method, states, objects), gallery, top)
     return hits_of(context, rows[0], cosines[0], -1)
 

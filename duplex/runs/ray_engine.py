@@ -22,7 +22,7 @@ from duplex.features.extraction import ExtractionReport, extract
 from duplex.features.layout import partial_path
 from duplex.features.shards import join_shards, shard_path
 from duplex.runs.run_tasks import RunExecutor, RunResult, RunTask
-from duplex.stages.extract import extraction_settings, view_settings, write_extraction_summary, write_view_count
+from duplex.stages.extract import extraction_settings, write_extraction_summary
 from duplex.system.allocator import keep_freed_memory
 from duplex.system.progress import ProgressBar
 
@@ -55,20 +55,15 @@ def shard_extractor(
 def extract_dataset_on_ray(
     params: Params, dataset: str, shards: int, out: Path | None = None, **options: Any
 ) -> list[ExtractionReport]:
-    """Encode a data set's images in shards and join these into one cache; without `out`, its views too."""
+    """Encode a data set's images in shards and join these into one cache."""
     paths = ArtifactPaths()
+    cache = out or paths.features(dataset)
+    images, settings = extraction_settings(params, dataset, paths)
+    settings |= {"shards": shards, "device": params.device}
     entry = params.dataset(dataset).encoder
-    caches = {out or paths.features(dataset): extraction_settings(params, dataset, paths)}
-    if out is None and params.augmentation(dataset) is not None:
-        caches[paths.views(dataset)] = view_settings(params, dataset, paths)
-    reports = []
-    for cache, (images, settings) in caches.items():
-        settings |= {"shards": shards, "device": params.device}
-        reports += extract_on_ray(images, settings.pop("root"), cache, entry, **settings, **options)
-        join_shards(cache)
-    write_extraction_summary(out or paths.features(dataset))
-    if out is None:
-        write_view_count(params, dataset, paths)
+    reports = extract_on_ray(images, settings.pop("root"), cache, entry, **settings, **options)
+    join_shards(cache)
+    write_extraction_summary(cache)
     return reports
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -20,7 +19,7 @@ from duplex.config.run_key import run_records
 from duplex.errors import DuplexError
 from duplex.library.inputs import InputsCache
 from duplex.stages import evaluate, train
-from duplex.system.files import sha256, write_text
+from duplex.system.files import json_digest, sha256, write_text
 
 STAGES = ("train", "evaluate")
 OUTPUTS = {"train": ("checkpoint", "history"), "evaluate": ("metrics", "curve", "predictions")}
@@ -66,7 +65,7 @@ def stage_keys(params: Params, dataset: str, method: str, files: dict[str, Any])
     records = run_records(params, dataset, method)
     train = {"record": records["train"], "files": files, "torch": torch.__version__}
     evaluate = {**train, "evaluate": records["evaluate"]}
-    return {"train": _digest(train), "evaluate": _digest(evaluate)}
+    return {"train": json_digest(train), "evaluate": json_digest(evaluate)}
 
 
 def file_identity(dataset: str, paths: ArtifactPaths) -> dict[str, Any]:
@@ -74,9 +73,9 @@ def file_identity(dataset: str, paths: ArtifactPaths) -> dict[str, Any]:
     for path, stage in ((paths.manifest, "prepare"), (paths.labels, "prepare"), (paths.features, "extract")):
         if not path(dataset).exists():
             raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")
-    caches = [path.stat() for path in (paths.features(dataset), paths.views(dataset)) if path.exists()]
+    cache = paths.features(dataset).stat()
     small = {path.name: sha256(path) for path in (paths.manifest(dataset), paths.labels(dataset))}
-    return {**small, "caches": [number for file in caches for number in (file.st_size, file.st_mtime_ns)]}
+    return {**small, "cache": [cache.st_size, cache.st_mtime_ns]}
 
 
 def missing_stages(task: RunTask) -> tuple[str, ...]:
@@ -132,7 +131,3 @@ class RunExecutor:
 
 def _hashes(out: Path, stage: str) -> list[str]:
     return [sha256(getattr(RunPaths(out), name)) for name in OUTPUTS[stage]]
-
-
-def _digest(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

@@ -95,7 +95,9 @@ def sweep(
     failed = {task.run for task in missing} - succeeded
     to_commit = [task for task in tasks if to_repro.get(task.run) and task.run not in failed]
     if repo and to_commit:
-        repo.commit(commit_targets(to_commit, changed))
+        stages = [task.run.stage(stage) for stage in STAGES for task in to_commit]
+        others = {name for name in changed if name.partition("@")[0] in STAGES} - set(stages)
+        repo.commit(["plan", *(stages if others else STAGES)])  # whole groups: DVC then writes dvc.lock only once
         for task in to_commit:
             RunPaths(task.out).sweep_mark.unlink(missing_ok=True)
         report.committed = len(to_commit)
@@ -142,16 +144,6 @@ def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> s
             report.executed = len(succeeded)
             bar.show(len(succeeded) + len(report.failed), {"failed": len(report.failed)} if report.failed else {})
     return succeeded
-
-
-def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[str]:
-    """Return the stages to commit: `train` and `evaluate` as a whole if no other instance of them has changed.
-
-    DVC then writes dvc.lock once instead of once per stage.
-    """
-    stages = [task.run.stage(stage) for stage in STAGES for task in tasks]
-    others = {name for name in changed if name.partition("@")[0] in STAGES} - set(stages)
-    return ["plan", *(stages if others else STAGES)]
 
 
 def choose_engine(
@@ -213,11 +205,10 @@ def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths:
     """
     datasets = dict.fromkeys(run.dataset for run in runs)
     absent = [f"extract@{name}" for name in datasets if not paths.features(name).exists()]
-    absent += [f"views@{name}" for name in datasets if not paths.views(name).parent.exists()]
     if absent:
         repo.repro(absent)
     plan.run(params, paths)
-    earlier = [f"{stage}@{name}" for name in datasets for stage in ("prepare", "extract", "views")]
+    earlier = [f"{stage}@{name}" for name in datasets for stage in ("prepare", "extract")]
     changed = repo.changed(["plan", *earlier, "train", "evaluate"])
     for name in earlier:
         if name in changed:

@@ -18,9 +18,10 @@ from duplex.config.run_key import Record, run_records
 from duplex.errors import require
 from duplex.features.store import open_features
 from duplex.labels import LabelSpace
-from duplex.report.aggregate import aggregate, read_metrics, write_json
+from duplex.report.aggregate import aggregate, read_metrics
 from duplex.stages import evaluate, train
 from duplex.stages.plan import check_options, write_records
+from duplex.system.files import write_json
 
 
 def plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
@@ -64,7 +65,7 @@ def copy_results(params: Params, name: str, folder: Path, paths: ArtifactPaths) 
         shutil.copyfile(source.metrics, target.metrics)
         shutil.copyfile(source.predictions, target.predictions)
         metrics.setdefault(dataset, {})[str(seed)] = json.loads(source.metrics.read_text(encoding="utf-8"))
-    write_json(metrics, paths.ablation(name))
+    write_json(paths.ablation(name), metrics)
 
 
 def write_inputs(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
@@ -75,9 +76,7 @@ def write_inputs(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPa
         "bad": np.flatnonzero(features.bad).tolist(),
         "labels": LabelSpace.load(paths.labels(dataset)).to_dict(),
     }
-    if params.augmentation(dataset) is not None:
-        record["views"] = open_features(paths.views(dataset)).identity
-    write_json(record, paths.ablations / "inputs" / f"{dataset}.json")
+    write_json(paths.ablations / "inputs" / f"{dataset}.json", record)
 
 
 def tabulate(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
@@ -88,4 +87,4 @@ def tabulate(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
         for dataset in params.ablation_run.datasets
         for name, by_dataset in metrics.items()
     }
-    write_json(aggregate(runs), paths.ablations / "metrics.json")
+    write_json(paths.ablations / "metrics.json", aggregate(runs))

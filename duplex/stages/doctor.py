@@ -122,8 +122,6 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
     if required or paths.features(name).exists():
         command = f"`duplex cache import FILE --dataset {name}`" if is_imported else f"`dvc repro extract@{name}`"
         yield _cache(name, paths.features(name), command)
-    if params.augmentation(name) is not None and (required or paths.views(name).exists()):
-        yield _cache(name, paths.views(name), f"`dvc repro views@{name}`")
 
 
 def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[DoctorFinding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from duplex.encoders import resolve_device
 from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_deterministic
 from duplex.library.run_evaluation import calibration_for, evaluate_world, group_accuracies, term_metrics
 from duplex.methods.registry import find_method, report_exits
-from duplex.system.files import write_text
+from duplex.system.files import write_json, write_text
 from duplex.system.threads import threads
 from duplex.training.checkpoint import load_checkpoint, read_record
 
@@ -56,8 +55,8 @@ def run(
             if settings.terms and settings.protocol == "exact":
                 metrics |= term_metrics(model, inputs)
     metrics |= {"val_auc": 100 * record.val_auc, "epoch": record.epoch, "bad_images": inputs.bad}
-    write_text(out.metrics, json.dumps(metrics, indent=2) + "\n")
-    write_text(out.evaluation_timing, json.dumps(timing, indent=2) + "\n")
+    write_json(out.metrics, metrics)
+    write_json(out.evaluation_timing, timing)
     _write(pd.concat([result.curve for result in results.values()]), out.curve)
     _write(pd.concat([result.predictions for result in results.values()]), out.predictions)
     return metrics

@@ -1,10 +1,9 @@
-"""Encode the images of a data set into its feature cache: the stages `extract` and `views`."""
+"""Encode the images of a data set into its feature cache: the stage `extract`."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from duplex.features.extraction import extract as encode
 from duplex.features.identity import IMPORTED, Identity, cache_identity
 from duplex.features.inspection import verify
 from duplex.features.layout import DATASETS, FIRST_BAD, status_reason
-from duplex.features.shards import copy_matching_cache, plan_shard
+from duplex.features.shards import copy_matching_cache
 from duplex.system.files import sha256, write_text
 
 
@@ -45,70 +44,27 @@ def extract(
     encoder = _load_image_encoder(params, entry)
     out, settings = out or paths.features(dataset), {**settings, **options}
     if not options.get("fresh") and options.get("shard") is None and options.get("limit") is None:
-        _copy_other_split(params, dataset, paths, images, encoder.identity.to_dict(), out, settings)
+        wanted = encoder.identity.to_dict(), {key: settings[key] for key in ("tokens", "block_inputs", "bits")}
+        _copy_other_split(params, dataset, paths, images, out, *wanted)
     report = encode(images, out=out, encoder=encoder, **settings)
     write_extraction_summary(report.path)
     return report
 
 
-def extract_views(
-    params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), **options: Any
-) -> ExtractionReport | None:
-    """Encode random crops of a data set's training images, if params.yaml sets a number of views; else return None.
-
-    Writes the number of views to `views.json` in both cases, since the DVC stage needs an output.
-    """
-    report = None
-    if params.augmentation(dataset) is not None:
-        images, settings = view_settings(params, dataset, paths)
-        encoder = _load_image_encoder(params, params.dataset(dataset).encoder)
-        report = encode(images, out=paths.views(dataset), encoder=encoder, **{**settings, **options})
-    write_view_count(params, dataset, paths)
-    return report
-
-
-def extract_with_views(params: Params, dataset: str, **options: Any) -> list[ExtractionReport]:
-    """Encode a data set's images, and the views of its training images if params.yaml sets a number of views."""
-    augmentation, paths = params.augmentation(dataset), ArtifactPaths()
-    if augmentation is not None and options.get("shard"):  # views may have too few batches for so many shards
-        images, settings = view_settings(params, dataset, paths)
-        plan_shard(augmentation.count * len(images), settings["batch_size"], options["shard"], paths.views(dataset))
-    report = extract(params, dataset, **options)
-    views = extract_views(params, dataset, **options)
-    return [report] if views is None else [report, views]
-
-
 def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
     """Encode a random sample of a cache's images again and return how the results differ from the cache.
 
-    `dataset`: by default the data set whose features or views the cache at `path` holds.
+    `dataset`: by default the data set whose features the cache at `path` holds.
     """
     paths = ArtifactPaths()
-    places = {place(name).resolve(): name for name in params.datasets for place in (paths.features, paths.views)}
+    places = {paths.features(name).resolve(): name for name in params.datasets}
     require_cache_file(path)
     dataset = dataset or places.get(path.resolve())
     if dataset is None:
         raise UsageError(f"{path} is not the cache of a data set in params.yaml; name the data set with --dataset")
-    has_views = path.resolve() == paths.views(dataset).resolve()
-    images, settings = (view_settings if has_views else extraction_settings)(params, dataset, paths)
-    encoder = _load_image_encoder(params, params.dataset(dataset).encoder)
-    source = settings["root"], settings["manifest_sha256"]
-    return verify(path, encoder, images, *source, settings.get("augmentation"), sample=sample, seed=seed)
-
-
-def view_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """Return a data set's training images and the keyword arguments for extracting their views."""
     images, settings = extraction_settings(params, dataset, paths)
-    is_training = read_manifest(paths.manifest(dataset))["split"] == "train"
-    training = [image for image, wanted in zip(images, is_training, strict=True) if wanted]
-    return training, {**settings, "augmentation": params.augmentation(dataset)}
-
-
-def write_view_count(params: Params, dataset: str, paths: ArtifactPaths) -> None:
-    """Write the number of views to `views.json`, beside the cache of views."""
-    augmentation = params.augmentation(dataset)
-    record = {"views": "0"} if augmentation is None else augmentation.identity
-    write_text(paths.views(dataset).with_name("views.json"), json.dumps(record, indent=2) + "\n")
+    encoder = _load_image_encoder(params, params.dataset(dataset).encoder)
+    return verify(path, encoder, images, settings["root"], settings["manifest_sha256"], sample=sample, seed=seed)
 
 
 def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
@@ -154,18 +110,11 @@ def _load_image_encoder(params: Params, entry: EncoderParams) -> Encoder:
 
 
 def _copy_other_split(
-    params: Params,
-    dataset: str,
-    paths: ArtifactPaths,
-    images: list[str],
-    encoder: Identity,
-    out: Path,
-    settings: Mapping[str, Any],
+    params: Params, dataset: str, paths: ArtifactPaths, images: list[str], out: Path, encoder: Identity, stored: Any
 ) -> None:
-    """Copy the feature cache of another split of the same images, if there is one."""
+    """Copy the feature cache of another split of the same images to `out`, if there is one; `stored`: what it holds."""
     source = params.dataset(dataset).source
-    stored = {key: settings[key] for key in ("tokens", "block_inputs", "bits")}
-    wanted = cache_identity(encoder, settings["manifest_sha256"], **stored)
+    wanted = cache_identity(encoder, sha256(paths.manifest(dataset)), **stored)
     for name, entry in params.datasets.items():
         manifest, cache = paths.manifest(name), paths.features(name)
         same_images = replace(entry.source, resplit=source.resplit) == source

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.report.aggregate import write_json
-from duplex.system.files import sha256
+from duplex.system.files import sha256, write_json
 from duplex.training.checkpoint import read_record
 
 IGNORED = (".gitignore", ".partial")  # ends of names
@@ -40,11 +39,11 @@ def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) ->
     folder = paths.manifest(dataset).parent
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(IGNORED))
     out = paths.inventory(dataset)
-    write_json({path.relative_to(folder).as_posix(): sha256(path) for path in files}, out / "files.json")
+    write_json(out / "files.json", {path.relative_to(folder).as_posix(): sha256(path) for path in files})
     record: dict[str, object] = {}
     chosen = run_with_prototypes(params, dataset, paths)
     if chosen is not None:
         checkpoint = paths.run(dataset, *chosen).checkpoint
         inputs = (checkpoint, paths.features(dataset), paths.manifest(dataset), paths.labels(dataset))
         record = {"method": chosen[0], "seed": chosen[1], **{path.name: sha256(path) for path in inputs}}
-    write_json(record, out / "featured.json")
+    write_json(out / "featured.json", record)

@@ -6,8 +6,6 @@ So stages depend on these files. `plan` runs at each `dvc repro`, to notice chan
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.config.run_key import Record, dataset_records, report_record, run_records
 from duplex.methods.registry import BrokenMethod
-from duplex.system.files import replace_folder, write_text
+from duplex.system.files import json_digest, replace_folder, write_json, write_text
 
 
 def run(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
@@ -35,7 +33,7 @@ def write_records(records: dict[str, Record], folder: Path) -> None:
     """Replace all files of a folder by JSON files; `records`: path inside the folder -> content."""
     with replace_folder(folder) as scratch:
         for name, record in records.items():
-            write_text(scratch / name, json.dumps(record, indent=2) + "\n")
+            write_json(scratch / name, record)
 
 
 def check_options(
@@ -45,7 +43,7 @@ def check_options(
 
     Raises UsageError for a wrong option. A kind that cannot be imported prints a warning: only its own runs fail.
     """
-    digest = hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
+    digest = json_digest(records)
     if mark.exists() and mark.read_text(encoding="utf-8") == digest:
         return
     problems = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 from duplex.artifacts import ArtifactPaths
@@ -10,7 +9,7 @@ from duplex.config.params import Params
 from duplex.data.dataset_source import ensure_images, load_source
 from duplex.data.manifest import write_manifest
 from duplex.data.stats import statistics
-from duplex.system.files import write_text
+from duplex.system.files import write_json
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
@@ -22,5 +21,4 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()
     ensure_images(source, data.manifest)
     write_manifest(data.manifest, paths.manifest(dataset))
     data.labels.save(paths.labels(dataset))
-    record = statistics(data.labels, data.manifest).to_dict()
-    write_text(paths.statistics(dataset), json.dumps(record, indent=2) + "\n")
+    write_json(paths.statistics(dataset), statistics(data.labels, data.manifest).to_dict())

@@ -17,7 +17,7 @@ from duplex.features.encoding import OutputSpec
 from duplex.features.image_files import BadImageFile, read_image
 from duplex.labels import LabelSpace, prompt_name
 from duplex.recognition.image_inputs import encode
-from duplex.report.prototype_retrieval import Hit, embed, prototype_hits
+from duplex.report.prototype_retrieval import Hit, prototype_hits
 from duplex.report.swaps import swap_hits
 from duplex.stages.featured_run import FeaturedRun, load_featured_run
 from duplex.stages.inventory import featured_run
@@ -33,7 +33,7 @@ def load_queried_run(params: Params, dataset: str, method: str | None, seed: int
 def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
     """Return the `top` test images nearest to each prototype of the pair that `text` names ("striped heart")."""
     context = source.retrieval_context()
-    return prototype_hits(context, embed(context.method, context.test), find_pair(context.labels, text), top)
+    return prototype_hits(context, find_pair(context.labels, text), top)
 
 
 def find_pair(labels: LabelSpace, text: str) -> int:
@@ -63,8 +63,7 @@ def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, 
     pixels = torch.stack([encoder.image_transform(_read(path)) for path in images])
     with torch.inference_mode():
         z_s, z_o = factors(encode(encoder, pixels, outputs=outputs))
-    embedded = embed(context.method, context.test)
-    return swap_hits(context, embedded, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
+    return swap_hits(context, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
 
 
 def _read(path: Path) -> Image.Image:

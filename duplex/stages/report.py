@@ -11,14 +11,14 @@ import pandas as pd
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.features.checks import open_cache, read_identity
-from duplex.report.aggregate import Aggregate, Tree, aggregate, headlines, write_json
+from duplex.report.aggregate import Aggregate, Tree, aggregate, headlines
 from duplex.report.blocks import ReportPart
 from duplex.report.page import write_report
 from duplex.report.page_sections import build_report, find_provenance
 from duplex.report.results import DatasetResults, Results, read_run, read_tree
 from duplex.stages.report_images import image_parts
-from duplex.system.files import replace_file
-from duplex.system.progress import ProgressBar
+from duplex.system.files import replace_file, write_json
+from duplex.system.progress import track
 
 
 def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
@@ -34,18 +34,16 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
         runs |= {(dataset, method): records for method, records in by_method.items()}
         not_evaluated |= {dataset: missing} if missing else {}
     summary = aggregate(runs)
-    write_json(summary, paths.summary)
+    write_json(paths.summary, summary)
     if write_metrics:
-        write_json(headlines(summary), paths.metrics)
+        write_json(paths.metrics, headlines(summary))
     results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
-    with ProgressBar("report", len(names.datasets)) as bar:
-        parts: dict[str, list[ReportPart]] = {}
-        numbers: dict[str, object] = {}
-        for done, dataset in enumerate(names.datasets, 1):
-            images = image_parts(params, dataset, paths)
-            parts[dataset] = images.parts
-            numbers |= images.numbers
-            bar.show(done)
+    parts: dict[str, list[ReportPart]] = {}
+    numbers: dict[str, object] = {}
+    for dataset in track(names.datasets, "report", len(names.datasets)):
+        images = image_parts(params, dataset, paths)
+        parts[dataset] = images.parts
+        numbers |= images.numbers
     report = build_report(results, find_provenance(), parts)
     page = write_report(report, paths.report, paths.plots / "figures", numbers)
     for name, table in (("curves", curve_table(results)), ("training", training_table(results))):

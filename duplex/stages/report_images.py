@@ -12,7 +12,7 @@ from duplex.errors import DuplexError
 from duplex.report.blocks import Block, Note, ReportPart
 from duplex.report.figures import map_figures
 from duplex.report.predictions import predicted_parts
-from duplex.report.prototype_retrieval import Texts, embed, prototype_blocks, text_blocks
+from duplex.report.prototype_retrieval import Texts, prototype_blocks, text_blocks
 from duplex.report.results import read_maps, read_predictions
 from duplex.report.swaps import swap_blocks
 from duplex.report.thumbnails import missing_images_note, thumbnails_under
@@ -58,10 +58,10 @@ def _retrieved(
         context = load_featured_run(params, dataset, *chosen, paths).retrieval_context()
     except DuplexError as error:
         return ImageParts([ReportPart("Images nearest to prototypes", [Note(f"Not available: {error}")])], {})
-    embedded, file = embed(context.method, context.test), (paths.report / name).as_posix()
-    prototypes, precisions = prototype_blocks(context, embedded, file)
-    swaps, swapped = swap_blocks(context, embedded, file)
-    texts = text_blocks(context, embedded, file)
+    file = (paths.report / name).as_posix()
+    prototypes, precisions = prototype_blocks(context, file)
+    swaps, swapped = swap_blocks(context, file)
+    texts = text_blocks(context, file)
     parts = [
         ReportPart("Images nearest to prototypes", [*missing, *prototypes]),
         ReportPart("Swapped states and objects", [*missing, *swaps]),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-
 import torch
 
 from duplex.artifacts import ArtifactPaths, RunPaths
@@ -14,6 +11,7 @@ from duplex.encoders import resolve_device
 from duplex.library.inputs import LoadInputs, RunInputs, load_inputs, make_deterministic
 from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.registry import report_exits
+from duplex.system.files import json_digest
 from duplex.system.lock import sole_writer
 from duplex.system.threads import threads
 from duplex.training.checkpoint import WORD_VECTORS
@@ -60,4 +58,4 @@ def _resume_key(params: Params, dataset: str, method: str, seed: int, inputs: Ru
         "device": torch.cuda.get_device_name(device) if is_gpu else torch.get_num_threads(),  # decide the last bits
         "torch": torch.__version__,
     }
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return json_digest(key)

@@ -81,5 +81,4 @@ def training_images(
     features = open_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     check(features)
     rows = np.flatnonzero((manifest["split"] == "train").to_numpy() & ~features.bad)
-    images, states, objects = (manifest[name].to_numpy()[rows].tolist() for name in ("image", "state", "object"))
-    return Neighbours(features.cls[rows], images, states, objects, params.dataset(dataset).source.root)
+    return Neighbours(features.cls[rows], manifest.iloc[rows], params.dataset(dataset).source.root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -87,6 +88,11 @@ def write_text(path: Path, text: str) -> None:
         scratch.write_bytes(text.encode("utf-8"))
 
 
+def write_json(path: Path, record: object) -> None:
+    """Write a value as an indented JSON file."""
+    write_text(path, json.dumps(record, indent=2) + "\n")
+
+
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file, whole or not at all."""
     with replace_file(path) as scratch:
@@ -153,6 +159,11 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
+
+
+def json_digest(record: object) -> str:
+    """Return the sha256 of a value's JSON text, in which the order of keys has no effect."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _remove_abandoned(path: Path) -> None:

@@ -12,9 +12,11 @@ KEYS = {  # old key of params.yaml and of checkpoints -> present keys; which one
     "tail": ("finetune",),
     "depth": ("blocks", "block_inputs"),
 }
-REMOVED_KEYS = {  # removed key -> a key that stands at the same place
-    "deep_test": "bits",
-    **dict.fromkeys(("codebook", "fusion_rank", "nodes", "weighing"), "refine_over"),
+REMOVED_KEYS = {  # removed key -> a key at each place where it stood
+    "deep_test": ("bits",),
+    "views": ("max_bad", "training"),
+    "flip": ("training",),
+    **dict.fromkeys(("codebook", "fusion_rank", "nodes", "weighing"), ("refine_over",)),
 }
 VALUES = {  # of options
     "ct": "semantic",
@@ -50,7 +52,7 @@ def renamed_key(key: str, known: Iterable[str]) -> str | None:
     for present in KEYS.get(key, ()):
         if present in names:
             return f"was renamed: write {present}"
-    return REMOVED if REMOVED_KEYS.get(key) in names else None
+    return REMOVED if names.intersection(REMOVED_KEYS.get(key, ())) else None
 
 
 def renamed_value(value: object, allowed: Collection[object]) -> str | None:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,14 +30,8 @@ from duplex.training.known_images import FIELDS, PREFIX, KnownImages
 
 FORMAT = 5
 PLAUSIBLE = 100_000  # larger whole numbers among the options must be backed by tensors of that size
-COMPARED = {  # fields of an encoder's identity that change features or prompts, and their names in messages
-    "encoder": "encoder",
-    "architecture": "architecture",
-    "weights": "weights",
-    "preprocessing": "preprocessing",
-    "precision": "precision",
-    "text_precision": "text precision",
-}
+# Fields of an encoder's identity that change features or prompts
+COMPARED = ("encoder", "architecture", "weights", "preprocessing", "precision", "text_precision")
 WORD_VECTORS = "words"  # field of `Record.encoder`: sha256 of the file of word vectors, if one was used
 Value = TypeVar("Value")
 
@@ -98,15 +92,13 @@ def _of(kind: type[Value], value: Any) -> Value:
     value = float(value) if kind is float and type(value) is int else value
     if type(value) is not kind:
         raise ValueError(f"{str(value)[:40]!r} is no {kind.__name__}")
-    checked: Value = value
-    return checked
+    return value
 
 
 def _one_of(allowed: tuple[Value, ...], value: Any) -> Value:
     if value not in allowed:
         raise ValueError(f"{str(value)[:40]!r} is none of {', '.join(map(str, allowed))}")
-    checked: Value = value
-    return checked
+    return cast(Value, value)
 
 
 def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
@@ -183,10 +175,11 @@ def read_record(path: Path) -> Record:
 
 def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
     """Raise `DuplexError` unless labels and encoder are those that a run was trained with; `place` names the run."""
-    for key, name in COMPARED.items():
-        if record.encoder.get(key) != encoder.get(key):
+    for key in COMPARED:
+        trained_on, here = record.encoder.get(key), encoder.get(key)
+        if trained_on != here:
             raise DuplexError(
-                f"{place} was trained on features of {name} {record.encoder.get(key)!r}, not {encoder.get(key)!r}; "
+                f"{place} was trained on features of {key.replace('_', ' ')} {trained_on!r}, not {here!r}; "
                 "train again, or name that encoder in params.yaml"
             )
     if record.encoder.get(WORD_VECTORS) != encoder.get(WORD_VECTORS):

@@ -29,7 +29,7 @@ from torch import Tensor
 from duplex.evaluation.accumulator import Floats
 from duplex.features.examples import Examples
 from duplex.labels import Bools, LabelSpace
-from duplex.methods.base import Method
+from duplex.methods.base import Batch, Method
 from duplex.training.scoring import BLOCK_SCORES
 
 NEW_SHARE = 0.1
@@ -83,14 +83,10 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Co
     candidates = labels.candidates("closed", "val")
     images = len(val.rows)
     rows = np.linspace(0, images - 1, min(images, max(1, BLOCK_SCORES // len(candidates)))).astype(int)
-    chosen = torch.from_numpy(rows)
-    inputs = {
-        name: values[chosen.to(values.device) if isinstance(values, Tensor) else chosen]
-        for name, values in val.inputs.items()
-    }
+    chosen = Batch(val.inputs, val.compositions)[torch.from_numpy(rows)]
     with torch.no_grad():
-        log_p = log_probabilities(method.eval().probabilities, method.scorer(candidates)(inputs)).cpu()
-    target = np.searchsorted(candidates, val.compositions.cpu().numpy()[rows])
+        log_p = log_probabilities(method.eval().probabilities, method.scorer(candidates)(chosen.inputs)).cpu()
+    target = np.searchsorted(candidates, chosen.compositions_np)
     return fit_to(log_p, target, labels.is_seen(candidates))
 
 

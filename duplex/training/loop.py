@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def _train(
     _reset_peak_memory(examples.compositions.device)
     images = Batch(examples.inputs, examples.compositions, examples.compositions.cpu().numpy())
     method.checkpointing = settings.checkpointing
-    state = _begin(method, settings, seed, resume, validate, images.compositions.device)
+    state = _begin(method, images, settings, seed, validate, resume)
     epochs = settings.epochs if method.groups() else 0
     seconds, trained = 0.0, 0
     steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
@@ -87,8 +87,7 @@ def _train(
         while state.epoch < epochs and state.epoch - state.best_epoch < (settings.patience or math.inf):
             start = time.perf_counter()
             with float32_arithmetic(settings.precision):
-                views = images if examples.views is None else replace(images, inputs=examples.views.draw(state.order))
-                losses = _epoch(state, views, settings, show)
+                losses = _epoch(state, images, settings, show)
             seconds += time.perf_counter() - start
             trained += 1
             state.schedule.step()
@@ -112,17 +111,12 @@ def _train(
 
 
 def _begin(
-    method: AnyMethod,
-    settings: TrainingOptions,
-    seed: int,
-    resume: ResumePoint,
-    validate: Validate,
-    device: torch.device,
+    method: AnyMethod, images: Batch, settings: TrainingOptions, seed: int, validate: Validate, resume: ResumePoint
 ) -> TrainingState:
     """Return a new training state, or the state that an earlier run with the same key saved."""
-    optimiser = make_optimiser(method, settings)
+    optimiser, order = make_optimiser(method, settings), torch.Generator().manual_seed(seed)
     schedule = make_schedule(optimiser, settings)
-    state = TrainingState(resume.key, method, optimiser, schedule, torch.Generator().manual_seed(seed), device)
+    state = TrainingState(resume.key, method, optimiser, schedule, order, images.compositions.device)
     torch.manual_seed(seed)
     if resume.path is not None and resume.path.exists():
         reason = state.load(resume.path)

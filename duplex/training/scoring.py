@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.errors import DuplexError, UsageError
@@ -25,7 +26,7 @@ from duplex.evaluation.feasibility import (
 )
 from duplex.evaluation.uncertainty import Components
 from duplex.features.examples import Examples
-from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
+from duplex.labels import Bools, CandidateSet, Ints, LabelSpace
 from duplex.methods.base import Inputs, Method, ScoreBlocks, Scorer
 from duplex.training.method_checks import checked_scores, read_only
 
@@ -57,11 +58,6 @@ class ScoringTask:
         if not callable(scorer):
             raise DuplexError(f"{name}.scorer() returned {type(scorer).__name__}; expected a function of inputs")
         return cls(candidates, scorer, name=name)
-
-    @property
-    def compositions(self) -> Ints:
-        """The candidates [C], as sorted composition indices."""
-        return self.candidates.compositions
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks `(slice of images, float32 scores [b, C])`, so that not all scores are in memory at once."""
@@ -123,11 +119,6 @@ class ScoringResult:
     accumulator: ScoreAccumulator
     top: Ints  # [N, T] best compositions of each image, best first
 
-    @property
-    def compositions(self) -> Ints:
-        """The candidates [C], as sorted composition indices."""
-        return self.candidates.compositions
-
 
 def assess(
     task: ScoringTask,
@@ -158,29 +149,20 @@ def assess(
     target, device = candidates.positions(compositions), examples.compositions.device
     accumulator = ScoreAccumulator(target, seen, k=k, bucket=bucket, feasible_mask=feasible_mask)
     best = TopCandidates(len(examples), min(top, len(candidates)), device)
-    shifts = ScoreShifts(seen, feasible_mask, bias, device)
     for rows, first, scores in task.column_blocks(examples.inputs):
         accumulator.add(scores, rows, first)
         if top:
-            best.add(scores + shifts(first, scores.shape[1]), rows, first)
+            shifts = _score_shifts(seen, feasible_mask, bias, slice(first, first + scores.shape[1]))
+            best.add(scores + torch.from_numpy(shifts).to(device, non_blocking=True), rows, first)
     return ScoringResult(candidates, accumulator, candidates.at(best.columns.cpu().numpy()))
 
 
-class ScoreShifts:
-    """Values added to scores before ranking: `bias` for unseen candidates, -inf for infeasible ones."""
-
-    def __init__(self, seen: Bools, feasible_mask: Bools | None, bias: float, device: torch.device) -> None:
-        self._seen, self._feasible, self._bias, self._device = seen, feasible_mask, bias, device
-        self._last: tuple[tuple[int, int], Tensor] | None = None
-
-    def __call__(self, first: int, width: int) -> Tensor:
-        if self._last is None or self._last[0] != (first, width):
-            span = slice(first, first + width)
-            shift = np.where(self._seen[span], 0.0, self._bias).astype(np.float32)
-            if self._feasible is not None:
-                shift[~self._feasible[span]] = -np.inf
-            self._last = (first, width), torch.from_numpy(shift).to(self._device, non_blocking=True)
-        return self._last[1]
+def _score_shifts(seen: Bools, feasible_mask: Bools | None, bias: float, span: slice) -> NDArray[np.float32]:
+    """Return what is added to a span of candidates' scores [w]: `bias` to unseen ones, -inf to infeasible ones."""
+    shifts = np.where(seen[span], 0.0, bias).astype(np.float32)
+    if feasible_mask is not None:
+        shifts[~feasible_mask[span]] = -np.inf
+    return shifts
 
 
 def choose_feasible(
@@ -238,9 +220,9 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
         method.eval().tune(examples.inputs, candidates, auc)
 
 
-def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:
-    """Return the validation AUC (fraction) in the world of training, by which the best epoch is chosen."""
-    result = assess(ScoringTask.of(method, labels.candidates(world, "val")), examples, labels)
+def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace) -> float:
+    """Return the closed-world validation AUC (fraction), by which the best epoch is chosen."""
+    result = assess(ScoringTask.of(method, labels.candidates("closed", "val")), examples, labels)
     auc = Components.of(Margins.of(result.accumulator.competitors())).auc
     if auc is None:
         raise DuplexError("the validation AUC is undefined; its split needs images of both seen and unseen pairs")

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import methods
-from benchmarks.methods import Bench, compared, difference, markdown, shown_in, tune
+from benchmarks.methods import Bench, compared, difference, shown_in, tune
 from duplex.artifacts import RunPaths
 from duplex.config.params import load_params
 from tests.subprocesses import ROOT
@@ -90,16 +90,3 @@ def test_differences_are_paired_and_in_common_worlds_only(bench, tmp_path):
     assert found["duplex"].keys() == {"closed", "open"}
     assert found["duplex"]["closed"] == gain
     assert shown_in(bench.params, "duplex", "open") is None
-
-
-def test_the_table_has_a_line_per_world_and_lists_missing_methods():
-    world = {"seen": 1.0, "unseen": 2.0, "hm": 1.5, "auc": 0.5, "auc_se": 0.1, "auc_low": 0.4, "auc_high": 0.6}
-    gain = {"cso": {"closed": {"auc": 1.0, "low": 0.5, "high": 1.5, "p": 0.01}}}
-    row = {"closed": world, "open": world, "differences": gain}
-    row |= {"seconds_per_epoch": 1.0, "parameters": 1234, "rate": 1e-3}
-    text = markdown({"against": ["cso"], "rows": {"x": row}, "left_out": {"y": "needs patch tokens"}})
-    lines = text.splitlines()
-    assert [line.split(" | ")[1] for line in lines[2:4]] == ["closed", "open"]
-    assert "+1.0 (+0.5 to +1.5)" in lines[2] and "1,234" in lines[2]
-    assert lines[-1] == "`y`: needs patch tokens"
-    assert len({line.count("|") for line in lines[:4]}) == 1

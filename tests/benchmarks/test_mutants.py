@@ -69,6 +69,11 @@ def test_survivors_are_printed_and_counted(module, monkeypatch, capsys):
     assert "9 killed, 1 survived" in output.err and "90.0 % killed" in output.err
 
 
+def test_modules_and_their_test_files_exist():
+    for module, tests in tool.TESTS.items():
+        assert [path for path in (module, *tests) if not (tool.ROOT / path).is_file()] == []
+
+
 def test_sizes_name_constants_that_exist():
     for path, names in tool.SIZES.items():
         text = (tool.ROOT / path).read_text(encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,13 @@ from duplex.evaluation.curve import Margins
 from duplex.evaluation.uncertainty import Difference, compare, compare_splits
 from duplex.stages.evaluate import _write
 
-SHIPPED = Path(__file__).parents[2] / "params.yaml"
 IMAGES = 120
 SPLITS = ("shapes-split1", "shapes-split2")
 
 
 @pytest.fixture
-def margins(tmp_path, monkeypatch) -> dict[str, np.ndarray]:
+def margins(project) -> dict[str, np.ndarray]:
     """The margins of two methods, saved as their predictions in a project."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "params.yaml").write_text(SHIPPED.read_text())
     rng = np.random.default_rng(0)
     first = rng.normal(size=IMAGES).round(2)
     second = first + np.where(is_seen(), 0.3, -0.3) + rng.normal(scale=0.3, size=IMAGES)

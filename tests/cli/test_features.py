@@ -10,27 +10,15 @@ from duplex.data.manifest import write_manifest
 from tests.commands import Command
 from tests.encoders.small import write_folder
 from tests.features.pictures import write_pictures
-
-PARAMS = """
-run: {{datasets: [pics], methods: [], seeds: [0]}}
-ablation_run: {{datasets: [pics], seeds: [0]}}
-device: cpu
-extraction: {{batch_size: 8, num_workers: 0}}
-evaluation: {{}}
-datasets:
-  pics:
-    source: {{kind: table, root: pictures, table: table.csv}}
-    encoder: {{name: "{encoder}"}}
-    training: {{learning_rate: 0.1, batch_size: 2, epochs: 1}}
-"""
+from tests.hostile.conftest import PARAMS
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     import pandas as pd
 
-    text = PARAMS.format(encoder=write_folder(tmp_path / "encoder"))
-    (tmp_path / "params.yaml").write_text(text.replace("methods: []", "methods: [m]") + "methods: {m: {}}\n")
+    encoder = write_folder(tmp_path / "encoder")
+    (tmp_path / "params.yaml").write_text(PARAMS.replace("{name: tiny}", f'{{name: "{encoder}"}}'))
     rows = [(name, "red", "apple", "train") for name in write_pictures(tmp_path / "pictures", 20)]
     frame = pd.DataFrame(rows, columns=["image", "state", "object", "split"])
     write_manifest(frame, tmp_path / "artifacts" / "pics" / "manifest.csv")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from duplex.cli import app
 from duplex.cli.methods import headline
 
-SHIPPED = Path(__file__).parents[2] / "params.yaml"
 METRICS = {"seen": 41.304, "unseen": 20.0, "hm": 18.2, "auc": 6.9, "auc_low": 6.1, "auc_high": 7.8}
 
 
@@ -27,17 +23,14 @@ def test_undefined_metrics_are_printed_as_a_dash(absent, line):
     assert headline({key: value for key, value in METRICS.items() if key not in absent}) == line
 
 
-def test_the_table_of_metrics_is_not_wrapped_in_a_narrow_terminal(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_table_of_metrics_is_not_wrapped_in_a_narrow_terminal(project, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    (tmp_path / "artifacts").mkdir()
+    (project / "artifacts").mkdir()
     numbers = {name: 12.5 for key in ("seen", "unseen", "hm", "auc") for name in (key, f"{key}_se", f"{key}_low")}
     worlds = {world: {**numbers, "auc_high": 14.25, "seeds": 2} for world in ("closed", "open")}
     summary = {"shapes": {"clip": worlds, "duplex": worlds}}
-    (tmp_path / "artifacts" / "summary.json").write_text(json.dumps(summary))
-    done = CliRunner().invoke(app, ["metrics"])
-    assert done.exit_code == 0, done.stderr
-    header, *rows, report = done.stdout.splitlines()
+    (project / "artifacts" / "summary.json").write_text(json.dumps(summary))
+    header, *rows, report = command("metrics").out.splitlines()
     assert header.split("  ")[0] == "data set"
     assert {tuple(row.split()[:3]) for row in rows} >= {("shapes", "closed", "clip"), ("shapes", "open", "duplex")}
     starts = [header.index(name) for name in ("world", "method", "AUC")]
@@ -45,19 +38,15 @@ def test_the_table_of_metrics_is_not_wrapped_in_a_narrow_terminal(tmp_path, monk
     assert report == "report: artifacts/report/index.html"
 
 
-def test_prepare_writes_manifest_labels_and_statistics(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_prepare_writes_manifest_labels_and_statistics(project, command, monkeypatch):
     monkeypatch.setattr("duplex.stages.prepare.ensure_images", lambda *_: None)  # it would draw 6,000 images
-    (tmp_path / "params.yaml").write_text(SHIPPED.read_text())
-    done = CliRunner().invoke(app, ["prepare", "--dataset", "shapes"])
-    assert done.exit_code == 0, done.stderr
-    written = {path.name for path in (tmp_path / "artifacts" / "shapes").iterdir()}
+    assert command("prepare", "--dataset", "shapes").code == 0
+    written = {path.name for path in (project / "artifacts" / "shapes").iterdir()}
     assert written == {"manifest.csv", "labels.json", "statistics.json"}
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**63)])
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_a_seed_out_of_range_is_refused(command, seed):
-    done = CliRunner().invoke(app, [command, "--dataset", "shapes", "--seed", seed])
-    assert done.exit_code == 2
-    assert "--seed" in done.stderr
+@pytest.mark.parametrize("stage", ["train", "evaluate"])
+def test_a_seed_out_of_range_is_refused(command, stage, seed):
+    done = command(stage, "--dataset", "shapes", "--seed", seed)
+    assert done.code == 2 and "--seed" in done.err

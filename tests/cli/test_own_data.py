@@ -167,7 +167,7 @@ def test_split_adds_data_sets_that_load_and_changes_nothing_else(project: Path, 
 
 
 def test_split_keeps_the_options_of_the_data_set(project: Path, command: Command) -> None:
-    text = (project / "params.yaml").read_text().replace("  shapes:\n", "  shapes:\n    views: 2\n    flip: true\n", 1)
+    text = (project / "params.yaml").read_text()
     text = text.replace("seed: 7}", "seed: 8}").replace("epochs: 12, ", "epochs: 12, schedule: cosine, ", 1)
     text = text.replace("{kind: prompts}", "{kind: prompts, per_dataset: {shapes: {context: fixed}}}", 1)
     (project / "params.yaml").write_text(text)
@@ -179,7 +179,6 @@ def test_split_keeps_the_options_of_the_data_set(project: Path, command: Command
     for number in (1, 2):
         entry = params.dataset(f"shapes-split{number}")
         assert (entry.source.seed, entry.source.resplit, entry.training.schedule) == (8, number, "cosine")
-        assert (entry.views, entry.flip) == (2, True)
 
 
 def test_split_does_not_replace_another_data_set(project: Path, command: Command) -> None:
@@ -195,15 +194,15 @@ def test_split_does_not_replace_another_data_set(project: Path, command: Command
 def test_remove_deletes_stages_inventory_and_maps_and_keeps_results(project: Path, command: Command) -> None:
     stage = "schema: '2.0'\nstages:\n  prepare@cgqa:\n    cmd: python pipeline/prepare.py cgqa\n"
     (project / "dvc.lock").write_text(stage)
-    for file in ("inventory/cgqa/files.json", "maps/cgqa.csv", "cgqa/features.h5", "views/cgqa/features.h5"):
+    for file in ("inventory/cgqa/files.json", "maps/cgqa.csv", "cgqa/features.h5"):
         (project / "artifacts" / file).parent.mkdir(parents=True, exist_ok=True)
         (project / "artifacts" / file).touch()
     text = (project / "params.yaml").read_text()
     result = command("data", "remove", "cgqa")
-    assert "kept: artifacts/cgqa, artifacts/views/cgqa (--results deletes them)" in result.err
+    assert "kept: artifacts/cgqa (--results deletes it)" in result.err
     assert "cgqa" not in (project / "dvc.lock").read_text() and "(1 stages)" in result.err
     assert not any((project / "artifacts" / path).exists() for path in ("inventory/cgqa", "maps/cgqa.csv"))
     assert (project / "artifacts/cgqa/features.h5").exists()
     (project / "params.yaml").write_text(text)
     assert command("data", "remove", "cgqa", "--results").code == 0
-    assert not any((project / "artifacts" / path).exists() for path in ("cgqa", "views/cgqa"))
+    assert not (project / "artifacts/cgqa").exists()

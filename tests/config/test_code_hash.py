@@ -31,7 +31,7 @@ def test_stages_include_no_method(stage):
     assert not {"duplex.report.page", "duplex.cli", "duplex.synthetic"} & set(modules)
 
 
-OF_CONFIG = {"duplex.data.source_options", "duplex.features.augmentation"}  # imported by `duplex.config` alone
+OF_CONFIG = {"duplex.data.source_options"}  # imported by `duplex.config` alone
 LOADED = """
 import os, sys
 import h5py, pandas, pydantic, torch  # slow imports of other packages, once

@@ -32,7 +32,6 @@ def records(params: Params) -> dict[str, object]:
         ("num_workers: auto", "num_workers: 1", set()),
         ("seed: 7", "seed: 8", {"prepare"}),
         ("seeds: [0, 1]", "seeds: [0, 1, 2]", set()),
-        ("views: 0", "views: 2", {"views", "train"}),
         ("bootstrap: 1000", "bootstrap: 10", {"evaluate"}),
         ("thresholds: 50", "thresholds: 5", {"train", "evaluate"}),
         ("epochs: 12", "epochs: 13", {"train"}),

@@ -11,13 +11,9 @@ from duplex.data import shapes
 from duplex.data.manifest import COLUMNS, read_manifest, write_manifest
 from duplex.data.shapes import ABSENT, OBJECTS, SEEN, STATES, UNSEEN, draw, render_images, shapes_manifest
 from duplex.errors import DuplexError
+from tests.data.test_split import pairs_of
 
 seeds = st.integers(0, 2**32)
-
-
-def pairs_of(frame: pd.DataFrame, split: str) -> set[tuple[str, str]]:
-    rows = frame[frame["split"] == split]
-    return set(zip(rows["state"], rows["object"], strict=True))
 
 
 def png(image: Image.Image) -> bytes:
@@ -26,14 +22,11 @@ def png(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-# -- the manifest -------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=8, deadline=None)
 @given(seeds)
 def test_splits_are_what_the_benchmark_promises(seed):
     frame = shapes_manifest(seed)
-    train, val, test = (pairs_of(frame, split) for split in ("train", "val", "test"))
+    train, val, test = (pairs_of(frame)[split] for split in ("train", "val", "test"))
     assert list(frame.columns) == COLUMNS
     assert len(val - train) == len(test - train) == UNSEEN
     assert len(val & train) == len(test & train) == SEEN
@@ -61,12 +54,9 @@ def test_the_same_seed_gives_the_same_file(tmp_path):
 def test_a_smaller_benchmark_keeps_its_pairs():
     whole, small = shapes_manifest(), shapes_manifest(scale=0.05)
     assert len(small) < 0.1 * len(whole)
-    assert all(pairs_of(small, split) == pairs_of(whole, split) for split in ("train", "val", "test"))
+    assert pairs_of(small) == pairs_of(whole)
     with pytest.raises(DuplexError, match="scale 0"):
         shapes_manifest(scale=0)
-
-
-# -- images -------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=10, deadline=None)

@@ -12,12 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.text import SIZES, Names, made_up, random_tower
 from duplex.encoders import text_attention
 from duplex.encoders.clip_text import ClipTextTower
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.encoders.text_attention import TreeLayout, attend
 from duplex.errors import DuplexError
 from tests.encoders.towers import CONTEXT, END, START, VOCABULARY, FakeTokenizer, small_model, text_ids
+from tests.pretended import Pretended
 
 names = st.lists(st.integers(4, 9), min_size=1, max_size=3)
 prompts = st.lists(
@@ -193,3 +195,28 @@ def test_prompts_and_lexicons_of_wrong_size_are_refused(tower: ClipTextTower) ->
             encode([[START, END]], lexicon[:, :4])
         with pytest.raises(DuplexError, match="row 63 of a lexicon of 10 rows"):
             encode([[START, END]], lexicon[:10])
+
+
+ONE_BY_ONE = {"mit-states": 2412, "cgqa": 4540}  # operations where attention goes ancestor by ancestor
+A_LAYER = 39  # 17 of them attention's, forward and backward
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_a_step_takes_few_operations_and_no_synchronisation(pretended: Pretended, name: str) -> None:
+    states, objects, count, _ = SIZES[name]
+    pairs = made_up(states, objects, count)
+    tower = random_tower("ViT-L-14-quickgelu", width=64, device=pretended.name)
+    names = Names.of(pairs, "learned", 3, tower)
+    tree = PromptTree.of(names.pairs(pairs, 3) + names.alone(3))
+    lexicon = (torch.randn(names.size, tower.width) * 0.02).to(pretended.name).requires_grad_()
+    tower.encode(tree, lexicon)  # index tensors are made once
+    layers = len(tower.parts.blocks)
+    for checkpoint in (False, True):
+        lexicon.grad = None
+        pretended.reset()
+        tower.encode(tree, lexicon, checkpoint=checkpoint).square().sum().backward()
+        assert pretended.synchronisations == {}
+        assert pretended.operations.total() <= ONE_BY_ONE[name] / 3
+        assert pretended.operations.total() <= layers * A_LAYER * (1.5 if checkpoint else 1) + 20
+        assert lexicon.grad is not None
+        assert lexicon.grad.device == lexicon.device

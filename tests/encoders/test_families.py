@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from duplex.encoders import EncoderIdentity, encoder_identity, load_encoder, missing_weights, unknown_words
-from duplex.encoders.families import all_families, family_module, installed_families
+from duplex.encoders.families import GROUP, all_families, family_module
 from duplex.errors import DuplexError
+from duplex.system.plugins import installed_plugins
 from tests.encoders.small import write_folder
 
 MODULE = """
@@ -64,7 +65,7 @@ def test_a_broken_family_is_named_with_its_distribution(distribution: Path, name
 
 
 def test_built_in_families_win_and_take_all_other_names(distribution: Path) -> None:
-    assert {"blip", "clip", "timm", "tiny", "other"} <= set(installed_families())
+    assert {"blip", "clip", "timm", "tiny", "other"} <= set(installed_plugins(GROUP))
     assert family_module("tiny") == "duplex.encoders.tiny.family"
     assert family_module("timm:resnet18") == "duplex.encoders.timm_encoder"
     for name in ("ViT-B-32", "local-dir:folder", "hf-hub:owner/model"):

@@ -10,8 +10,6 @@ from duplex.encoders.tiny import family as tiny
 from duplex.errors import DuplexError
 from duplex.synthetic import LOOKS, MILD, OUTLINES, draw_image, random_stream
 
-# -- the weights --------------------------------------------------------------------------------------------------
-
 
 def test_the_weights_are_small_and_in_half_precision():
     assert tiny.WEIGHTS.stat().st_size <= 3_000_000
@@ -35,9 +33,6 @@ def test_every_label_and_the_usual_prompt_are_known_and_an_unknown_word_is_named
     known = [*STATES, *OBJECTS, *LOOKS, *OUTLINES, "a photo of the picture"]
     assert unknown_words("tiny", known) == []
     assert unknown_words("tiny", [*known, "a photo of a zebra", "zebra"]) == ["zebra"]
-
-
-# -- as an encoder ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

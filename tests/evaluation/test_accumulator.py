@@ -66,9 +66,9 @@ def test_cutting_buckets_equals_masking_columns(seed: int, k: int) -> None:
     p = problem(rng, 9, 15, levels=4)
     bucket = rng.integers(0, 5, 15)
     cut = ScoreAccumulator(p.target, p.seen, bucket=bucket, k=k).add(p.scores)
-    for upto in range(6):
+    for upto, found in enumerate(cut.cumulative()):
         masked = ScoreAccumulator(p.target, p.seen, feasible_mask=p.seen | (bucket < upto), k=k).add(p.scores)
-        same(cut.competitors(upto), masked.competitors())
+        same(found, masked.competitors())
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int32", "bool", "torch", "bfloat16", "read-only"])
@@ -133,11 +133,9 @@ def test_buckets_stay_separate_at_the_limits_of_a_byte(most: int) -> None:
     bucket = np.arange(most + 1)
     seen, target = np.zeros(most + 1, bool), np.array([most, 0, most])
     scores = np.random.default_rng(0).standard_normal((3, most + 1))
-    statistics = ScoreAccumulator(target, seen, bucket=bucket).add(scores)
-    for upto in (0, most, most + 1):
-        masked = ScoreAccumulator(target, seen, feasible_mask=bucket < upto).add(scores) if upto else None
-        if masked is not None:
-            same(statistics.competitors(upto), masked.competitors())
+    found = list(ScoreAccumulator(target, seen, bucket=bucket).add(scores).cumulative())
+    for upto in (most, most + 1):
+        same(found[upto], ScoreAccumulator(target, seen, feasible_mask=bucket < upto).add(scores).competitors())
 
 
 @settings(max_examples=40, deadline=None)

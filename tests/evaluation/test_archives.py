@@ -21,20 +21,19 @@ def saved(path: Path, values: np.ndarray = VALUES, version: tuple[int, int] = (1
     np.lib.format.write_array(stream, values, version)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
         bundle.writestr("a.npy", stream.getvalue() + extra)
-        bundle.writestr("notes.txt", "no array")
+        bundle.writestr("notes.npy", "no array")
     return path
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-def test_an_array_is_read_once_and_sliced(tmp_path: Path, version: tuple[int, int], monkeypatch) -> None:
+def test_an_array_is_read_once(tmp_path: Path, version: tuple[int, int]) -> None:
     found = open_npz(saved(tmp_path / "s.npz", version=version))
-    assert "a" in found and "b" not in found and list(found) == ["a", "notes.txt"]
-    member = found.find("a")
-    assert (member.shape, member.dtype) == (VALUES.shape, VALUES.dtype)
-    assert np.array_equal(member[3:5], VALUES[3:5]) and found.read("a") is found.read("a")
+    assert "a" in found and "b" not in found and list(found) == ["a", "notes"]
+    values = found.find("a")
+    assert np.array_equal(values, VALUES) and found.find("a") is values
     found.close()
     with pytest.raises(ValueError, match="closed"):
-        found.find("a")
+        found.find("notes")
 
 
 def test_unknown_format_versions_are_refused(tmp_path: Path) -> None:
@@ -84,8 +83,6 @@ def test_python_objects_are_never_loaded(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", a=np.array([None]))
     with pytest.raises(InvalidHDF5, match="'a' holds Python objects"):
         open_npz(tmp_path / "s.npz").find("a")
-    with pytest.raises(ValueError, match="pickle"):
-        open_npz(tmp_path / "s.npz").read("a")
     for values, says in ((np.array([None]), "it holds Python objects"), (VALUES, "it is a single array")):
         with (tmp_path / "one.npz").open("wb") as file:
             np.save(file, values)

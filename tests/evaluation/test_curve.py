@@ -29,11 +29,18 @@ def assert_equals_naive(p: Problem, k: int = 1) -> None:
         assert getattr(found, name) == (None if value is None else pytest.approx(value, abs=1e-12)), name
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([0, 2, 3, 6]), st.integers(1, 4), st.sampled_from([1.0, 0.7]))
-def test_metrics_equal_trying_every_bias(seed: int, levels: int, k: int, feasible: float) -> None:
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), levels=st.sampled_from([0, 2, 3, 6]), k=st.integers(1, 4),
+    feasible=st.sampled_from([1.0, 0.7]), infinite=st.booleans(),
+)  # fmt: skip
+def test_metrics_equal_trying_every_bias(seed: int, levels: int, k: int, feasible: float, infinite: bool) -> None:
     rng = np.random.default_rng(seed)
-    assert_equals_naive(problem(rng, int(rng.integers(1, 14)), int(rng.integers(1, 9)), levels, feasible), k)
+    p = problem(rng, int(rng.integers(1, 14)), int(rng.integers(1, 9)), levels, feasible)
+    if infinite:
+        p.scores[rng.random(p.scores.shape) < 0.25] = -np.inf
+        p.scores[rng.random(p.scores.shape) < 0.1] = np.inf
+    assert_equals_naive(p, k)
 
 
 @settings(max_examples=20, deadline=None)
@@ -44,16 +51,6 @@ def test_huge_and_tiny_scores_give_the_same_metrics(seed: int, scale: float) -> 
     assert scaled.scores.any()
     plain, found = metrics_of(p), metrics_of(scaled)
     assert (found.seen, found.unseen, found.hm, found.auc) == (plain.seen, plain.unseen, plain.hm, plain.auc)
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), k=st.integers(1, 3))
-def test_infinite_scores_equal_trying_every_bias(seed: int, k: int) -> None:
-    rng = np.random.default_rng(seed)
-    p = problem(rng, levels=4)
-    p.scores[rng.random(p.scores.shape) < 0.25] = -np.inf
-    p.scores[rng.random(p.scores.shape) < 0.1] = np.inf
-    assert_equals_naive(p, k)
 
 
 @pytest.mark.parametrize("case", ["constant", "all seen", "all unseen", "single image", "single column", "all -inf"])

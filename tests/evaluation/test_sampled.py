@@ -12,16 +12,15 @@ from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulator import ScoreAccumulator
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.evaluation.sampled import BlockSource, sampled_metrics
+from duplex.system.threads import threads
 from tests.evaluation.twins import Problem, problem, published_sweep
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Use one thread, which is faster for small blocks."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with threads(1):
+        yield
 
 
 def blocks(scores: np.ndarray, step: int) -> BlockSource:

@@ -17,33 +17,27 @@ from duplex.evaluation.uncertainty import (
     compare,
     compare_seeds,
     compare_splits,
-    mean_change,
     summary_of,
 )
 
-IMAGES = 200
-SEEN = np.arange(IMAGES) % 2 == 0
 
-
-def margins(values: np.ndarray) -> Margins:
-    return Margins(values[SEEN[: values.size]], values[~SEEN[: values.size]], SEEN[: values.size])
-
-
-def drawn(seed: int, shift: float = 0.0) -> Margins:
+def drawn(seed: int, shift: float = 0.0, images: tuple[int, int] = (60, 40)) -> Margins:
     """Random margins; AUC grows with `shift`."""
     rng = np.random.default_rng(seed)
-    return margins(np.where(SEEN, 0.5 + shift, -0.5 - shift) + rng.normal(size=IMAGES))
+    seen, unseen = (sign * (0.5 + shift) + rng.normal(size=some) for sign, some in zip((1, -1), images, strict=True))
+    return Margins(seen, unseen, np.arange(sum(images)) < images[0])
 
 
-value = st.sampled_from([np.nan, np.inf, -np.inf, *np.arange(-3, 4).astype(float)])
+FINITE = [*np.arange(-3, 4).astype(float)]
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(value, min_size=2, max_size=12))
-def test_the_area_of_the_curve_is_the_mann_whitney_statistic(values):
-    one = margins(np.array(values))
-    one = Margins(np.where(one.seen == -np.inf, np.nan, one.seen), np.where(one.unseen == np.inf, np.nan, one.unseen),
-                  one.is_seen)  # fmt: skip
+@given(
+    st.lists(st.sampled_from([np.nan, np.inf, *FINITE]), min_size=1, max_size=6),
+    st.lists(st.sampled_from([np.nan, -np.inf, *FINITE]), min_size=1, max_size=6),
+)
+def test_the_area_of_the_curve_is_the_mann_whitney_statistic(seen, unseen):
+    one = Margins(np.array(seen), np.array(unseen), np.arange(len(seen) + len(unseen)) < len(seen))
     found = summary_of(Curve.of(one), np.arange(one.seen.size), np.arange(one.unseen.size))
     assert found[3] == pytest.approx(Components.of(one).auc, abs=1e-12)
 
@@ -75,14 +69,6 @@ def test_runs_are_paired_by_seed_and_image():
     assert paired.interval[0] > 0
 
 
-def test_a_run_drawn_twice_counts_twice():
-    runs = [[Curve.of(drawn(s + 10 * side)) for s in range(3)] for side in range(2)]
-    images = np.arange(100), np.arange(100)
-    each = [summary_of(runs[1][s], *images) - summary_of(runs[0][s], *images) for s in range(3)]
-    found = mean_change(runs, np.array([2, 0, 2, 2]), *images)
-    np.testing.assert_allclose(found, (each[0] + 3 * each[2]) / 4)
-
-
 def test_the_area_includes_images_right_at_every_bias():
     """Three of four unseen images are right at every bias; the seen ones up to 1, up to 2, and never."""
     one = Margins(np.array([1.0, 2.0, np.nan]), np.array([-np.inf] * 3 + [1.5]), np.arange(7) < 3)
@@ -92,20 +78,13 @@ def test_the_area_includes_images_right_at_every_bias():
     assert found[2] == pytest.approx(2 * (2 / 3) * 0.75 / (2 / 3 + 0.75))
 
 
-def drawn_on(seed: int, shift: float = 0.0, images: tuple[int, int] = (60, 40)) -> Margins:
-    """Random margins; AUC grows with `shift`."""
-    rng = np.random.default_rng(seed)
-    seen, unseen = (sign * (0.5 + shift) + rng.normal(size=some) for sign, some in zip((1, -1), images, strict=True))
-    return Margins(seen, unseen, np.arange(sum(images)) < images[0])
-
-
 def auc_by_pairs(seen: list[float], unseen: list[float]) -> float:
     ordered = [0.5 * (float(s > u) + float(s >= u)) for s in seen for u in unseen]
     return sum(ordered) / len(ordered)
 
 
 def by_loops(first: list[list[Margins]], second: list[list[Margins]], rounds: int, seed: int) -> list[float]:
-    """The difference of AUC in each round, by loops over the drawn_on splits, runs and pairs of images."""
+    """The difference of AUC in each round, by loops over the drawn splits, runs and pairs of images."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(rounds):
@@ -134,7 +113,7 @@ def test_the_bootstrap_equals_plain_loops(splits: int, seeds: int, start: int, t
     rng = np.random.default_rng(start)
     sizes = [(int(rng.integers(2, 7)), int(rng.integers(2, 6))) for _ in range(splits)]
     first, second = (
-        [[drawn_on(start + 100 * p + 10 * s + side, 0.3 * side, sizes[p]) for s in range(seeds)] for p in range(splits)]
+        [[drawn(start + 100 * p + 10 * s + side, 0.3 * side, sizes[p]) for s in range(seeds)] for p in range(splits)]
         for side in (0, 1)
     )
     if ties:
@@ -148,8 +127,8 @@ def test_the_bootstrap_equals_plain_loops(splits: int, seeds: int, start: int, t
 
 
 def test_the_value_is_the_mean_over_splits_of_the_means_over_seeds() -> None:
-    first = [[drawn_on(10 * p + s) for s in range(2 + p)] for p in range(3)]  # a split may have more seeds than another
-    second = [[drawn_on(10 * p + s + 500, 0.2 * p) for s in range(2 + p)] for p in range(3)]
+    first = [[drawn(10 * p + s) for s in range(2 + p)] for p in range(3)]  # a split may have more seeds than another
+    second = [[drawn(10 * p + s + 500, 0.2 * p) for s in range(2 + p)] for p in range(3)]
     found = compare_splits(first, second, 40)
     apart = [
         np.mean([Components.of(b).auc - Components.of(a).auc for a, b in zip(*runs, strict=True)])
@@ -161,39 +140,41 @@ def test_the_value_is_the_mean_over_splits_of_the_means_over_seeds() -> None:
 
 
 def test_splits_and_seeds_that_disagree_widen_the_interval() -> None:
-    base = [[drawn_on(p)] * 3 for p in range(4)]
-    agreeing = compare_splits(base, [[drawn_on(p, 0.3)] * 3 for p in range(4)], 200)
+    base = [[drawn(p)] * 3 for p in range(4)]
+    agreeing = compare_splits(base, [[drawn(p, 0.3)] * 3 for p in range(4)], 200)
     shifts = (-0.6, 0.0, 0.6, 1.2)
-    disagreeing = compare_splits(base, [[drawn_on(p, shift)] * 3 for p, shift in enumerate(shifts)], 200)
+    disagreeing = compare_splits(base, [[drawn(p, shift)] * 3 for p, shift in enumerate(shifts)], 200)
     widths = [np.ptp(one.difference["auc"].interval) for one in (agreeing, disagreeing)]  # type: ignore[arg-type, var-annotated]
     assert widths[1] > 1.5 * widths[0]
     assert disagreeing.deviation["auc"] > 2 * agreeing.deviation["auc"]
     seeds = compare_seeds([drawn(0)] * 4, [drawn(1, 0.3)] * 4, 200)["auc"]
     apart = compare_seeds([drawn(0)] * 4, [drawn(1, shift) for shift in shifts], 200)["auc"]
     assert np.ptp(apart.interval) > 1.5 * np.ptp(seeds.interval)  # type: ignore[arg-type]
-    one = compare_seeds(base[3], [drawn_on(3, 1.2)] * 3, 200)["auc"]
+    one = compare_seeds(base[3], [drawn(3, 1.2)] * 3, 200)["auc"]
     assert widths[1] > 1.5 * np.ptp(one.interval), "one split underestimates the spread"  # type: ignore[arg-type]
 
 
 def test_equal_runs_have_no_difference() -> None:
     seeds = [drawn(s) for s in range(4)]
-    for gain in compare_seeds(seeds, seeds, 60).values():
-        assert (gain.value, gain.interval, gain.p) == (0.0, (0.0, 0.0), 1.0)
-    runs = [[drawn_on(s + 10 * p) for s in range(2)] for p in range(3)]
+    for count in (1, 4):
+        for gain in compare_seeds(seeds[:count], seeds[:count], 60).values():
+            assert (gain.value, gain.interval, gain.p) == (0.0, (0.0, 0.0), 1.0)
+    runs = [[drawn(s + 10 * p) for s in range(2)] for p in range(3)]
     found = compare_splits(runs, runs, 60)
     assert all((gain.value, gain.interval, gain.p) == (0.0, (0.0, 0.0), 1.0) for gain in found.difference.values())
     assert set(found.deviation.values()) == {0.0}
 
 
 def test_undefined_metrics_are_left_out() -> None:
-    whole, seen_only = drawn_on(0), drawn_on(1, images=(50, 0))
+    whole, seen_only = drawn(0), drawn(1, images=(50, 0))
     found = compare_splits([[whole], [seen_only]], [[whole], [seen_only]], 20)
     assert set(found.difference) == set(found.deviation) == {"seen"}
-    assert set(compare_seeds([seen_only] * 2, [seen_only] * 2, 20)) == {"seen"}
+    for count in (1, 2):
+        assert set(compare_seeds([seen_only] * count, [seen_only] * count, 20)) == {"seen"}
 
 
 def test_runs_that_cannot_be_paired_are_refused() -> None:
-    one, two = [[drawn_on(0)]], [[drawn_on(0)], [drawn_on(1)]]
+    one, two = [[drawn(0)]], [[drawn(0)], [drawn(1)]]
     for first, second in ((one, one), (one, two), ([], [])):
         with pytest.raises(UsageError, match="the same two or more"):
             compare_splits(first, second)
@@ -206,6 +187,6 @@ def test_runs_that_cannot_be_paired_are_refused() -> None:
 
 
 def test_the_bootstrap_is_repeatable() -> None:
-    first, second = ([[drawn_on(10 * p + shift, shift / 9)] for p in range(3)] for shift in (0, 1))
+    first, second = ([[drawn(10 * p + shift, shift / 9)] for p in range(3)] for shift in (0, 1))
     assert compare_splits(first, second, 30) == compare_splits(first, second, 30, 0)
     assert compare_splits(first, second, 30) != compare_splits(first, second, 30, 1)

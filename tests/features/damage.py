@@ -89,7 +89,7 @@ LAYOUT: dict[str, tuple[Change, str]] = {
     "start beyond stop": (attribute("start", 99), "its rows are 99 to 12 of 12"),
     "no row": (attribute("start", 12), "its rows are 12 to 12 of 12"),
     "a negative start": (attribute("start", -1), "its rows are -1 to 12 of 12"),
-    "a soft link": (soft_link, "it holds 'elsewhere', which no cache has"),
+    "a soft link": (soft_link, "it holds 'elsewhere', which is no part of a cache"),
     "an external link": (
         instead("cls", lambda f: f.__setitem__("cls", h5py.ExternalLink("other.h5", "/cls"))),
         "'cls' is a link to something else",
@@ -110,6 +110,6 @@ LAYOUT: dict[str, tuple[Change, str]] = {
     ),
     "chunks": (store("cls", lambda x: x, chunks=(4, 128), compression="gzip"), "'cls' is stored in chunks"),
     "an enormous size": (instead("cls", lambda f: f.create_dataset("cls", (12, 2**40), np.float16)), "'cls' declares"),
-    "another data set": (lambda f: f.__setitem__("more", np.arange(3)), "it holds 'more', which no cache has"),
+    "another data set": (lambda f: f.__setitem__("more", np.arange(3)), "it holds 'more', which is no part of a cache"),
 }
 DAMAGE: dict[str, Change] = {**VALUES, **{name: change for name, (change, _) in LAYOUT.items()}}

@@ -1,4 +1,4 @@
-"""Rows to pixels: bad images, views of one image, faults of the machine, and the worker processes."""
+"""Rows to pixels: bad images, faults of the machine, and the worker processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from duplex.data.image_errors import MachineFault
 from duplex.errors import DuplexError
 from duplex.features import decoding
-from duplex.features.augmentation import Augmentation
 from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths
 from duplex.features.image_files import read_image
 from duplex.features.layout import ENCODED, status_of_reason
@@ -35,14 +34,12 @@ def names(tmp_path: Path) -> list[str]:
 
 
 class Disk:
-    """Notes the images read, and fails to read an image once for each time that `fails` lists it."""
+    """Fails to read an image once for each time that `fails` lists it."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
         self.fails: list[str] = []
 
     def read(self, path: Path) -> Image.Image:
-        self.asked.append(path.name)
         if path.name in self.fails:
             self.fails.remove(path.name)
             raise MachineFault(f"{path} could not be read")
@@ -83,18 +80,6 @@ def test_an_image_that_fails_for_the_machine_is_read_again_once(names, tmp_path,
     disk.fails.extend([names[5], names[5]])
     with pytest.raises(MachineFault, match=names[5]):
         blocks_of(ImageRows(names, tmp_path, transform))
-
-
-def test_an_image_is_read_once_for_its_views(names, tmp_path, disk) -> None:
-    """Beginning at the second view of the first image, as a shard may."""
-    views = Augmentation(3, flip=True)
-    rows = views.rows(names)[1:7]
-    pictures = ImageRows(rows, tmp_path, transform, views, first=1)
-    pixels = torch.cat([block[1] for block in blocks_of(pictures)])
-    assert disk.asked == names[:3]
-    for row, (name, view) in enumerate([(0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]):
-        picture = Image.open(tmp_path / names[name]).convert("RGB")
-        assert torch.equal(pixels[row], transform(views.view(picture, names[name], view, SIZE)))
 
 
 @pytest.mark.parametrize("error", [ValueError("size"), ZeroDivisionError()])

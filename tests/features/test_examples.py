@@ -1,4 +1,4 @@
-"""Examples: each split has its readable images, and only training has views."""
+"""Examples: each split has its readable images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError
-from duplex.features.examples import Examples, SplitViews, ViewCache, join
+from duplex.features.examples import Examples, join
 from duplex.labels import SPLITS, LabelSpace
 
 ROWS = 12
@@ -42,7 +42,6 @@ def test_a_split_has_its_readable_rows_in_the_order_of_the_manifest() -> None:
         assert examples.cls.dtype == torch.float32 and examples.inputs["patch"].dtype == torch.float16
         assert np.array_equal(examples.cls.numpy(), INPUTS["cls"][rows].astype(np.float32))
         assert np.array_equal(examples.inputs["patch"].numpy(), INPUTS["patch"][rows])
-        assert examples.views is None
 
 
 def test_a_cache_of_another_length_is_refused() -> None:
@@ -50,23 +49,7 @@ def test_a_cache_of_another_length_is_refused() -> None:
         join(MANIFEST, LABELS, INPUTS, BAD[1:])
 
 
-def test_training_images_have_their_views_unless_one_is_missing() -> None:
-    training = [row for row in range(ROWS) if PLACES[row] == "train"]
-    count = 2
-    of = np.repeat(training, count).astype(np.float32)  # whose view a row is
-    lacking = training.index(9) * count + 1
-    viewed = ViewCache(count, {"cls": of[:, None]}, np.arange(len(of)) == lacking)
-    found = join(MANIFEST, LABELS, INPUTS, BAD, viewed)
-    rows = [row for row in training if not BAD[row] and row != 9]
-    assert found["train"].rows.tolist() == rows and rows
-    views = found["train"].views
-    assert views is not None and views.inputs["cls"][:, 0].tolist() == np.repeat(rows, count).tolist()
-    assert all(found[split].views is None for split in SPLITS if split != "train")
-
-
 def test_all_tensors_move_to_a_device_together() -> None:
-    views = SplitViews(1, {"cls": torch.ones(2, 3)})
-    there = Examples(np.arange(2), {"cls": torch.ones(2, 3)}, torch.zeros(2), views).to(torch.device("meta"))
-    assert there.views is not None and there.rows.tolist() == [0, 1]
-    assert {one.device.type for one in (there.cls, there.compositions, there.views.inputs["cls"])} == {"meta"}
-    assert Examples(np.arange(2), {}, torch.zeros(2)).to(torch.device("meta")).views is None
+    there = Examples(np.arange(2), {"cls": torch.ones(2, 3)}, torch.zeros(2)).to(torch.device("meta"))
+    assert there.rows.tolist() == [0, 1]
+    assert {one.device.type for one in (there.cls, there.compositions)} == {"meta"}

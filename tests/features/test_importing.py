@@ -13,16 +13,17 @@ from duplex.features.store import open_features
 from tests.features.test_store import opened_in
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_imported_features_become_a_cache(tmp_path: Path, dtype: type) -> None:
+@pytest.mark.parametrize(("dtype", "chunk"), [(np.float16, 1), (np.float32, 3), (np.float64, 99)])
+def test_imported_features_become_a_cache(tmp_path: Path, monkeypatch, dtype: type, chunk: int) -> None:
+    monkeypatch.setattr(importing, "CHUNK", chunk)
     values: np.ndarray = np.random.default_rng(0).standard_normal((7, 5)).astype(dtype)
-    values[3, 1] = np.nan
+    values[4, 0], values[6, 2], values[5, 0], values[5, 1] = np.inf, np.nan, 65_504, -65_504  # what float16 holds
     np.save(tmp_path / "f.npy", values)
     import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
     found = open_features(tmp_path / "features.h5", {"encoder": "ViT", "weights": "w", "manifest": "m", "dim": "5"})
-    good = np.arange(7) != 3
-    assert np.allclose(found.cls[good], values[good], atol=2e-3) and found.statuses[3] == NOT_FINITE
-    assert not found.cls[3].any() and found.identity["precision"] == np.dtype(dtype).name
+    assert (found.statuses == NOT_FINITE).tolist() == found.bad.tolist() == [row in (4, 6) for row in range(7)]
+    assert not found.cls[found.bad].any() and found.identity["precision"] == np.dtype(dtype).name
+    assert np.array_equal(found.cls[~found.bad], values[~found.bad].astype(np.float16))
     for expect in ({"manifest": "n"}, {"manifest": "m", "dim": "6"}):
         with pytest.raises(DuplexError, match=r"another (manifest|feature width)"):
             open_features(tmp_path / "features.h5", expect)
@@ -60,23 +61,3 @@ def test_a_file_that_is_no_single_array_is_refused(tmp_path: Path) -> None:
             import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
     with pytest.raises(UsageError, match="does not exist"):
         import_features(tmp_path / "absent.npy", 7, "m", tmp_path / "features.h5")
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 99])
-def test_rows_do_not_depend_on_the_chunk_size(tmp_path: Path, monkeypatch, chunk: int) -> None:
-    monkeypatch.setattr(importing, "CHUNK", chunk)
-    values = np.random.default_rng(1).standard_normal((7, 5)).astype(np.float32)
-    values[4, 0], values[6, 2], values[5, 0], values[5, 1] = np.inf, np.nan, 65_504, -65_504  # what float16 holds
-    np.save(tmp_path / "f.npy", values)
-    import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
-    found = open_features(tmp_path / "features.h5")
-    assert np.flatnonzero(found.bad).tolist() == [4, 6] and not found.cls[found.bad].any()
-    assert np.array_equal(found.cls[~found.bad], values[~found.bad].astype(np.float16))
-
-
-def test_a_foreign_file_is_not_overwritten(tmp_path: Path) -> None:
-    np.save(tmp_path / "f.npy", np.ones((7, 5)))
-    (tmp_path / "features.h5").write_text("a letter")
-    with pytest.raises(DuplexError, match="is not a feature cache, so it is not overwritten"):
-        import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
-    assert (tmp_path / "features.h5").read_text() == "a letter"

@@ -39,6 +39,15 @@ def wait_for_rows(out: Path, rows: int, process: Forked) -> None:
         time.sleep(0.01)
 
 
+def begin(folder: Path, count: int, rows: int) -> tuple[Path, Path, Forked]:
+    """Start an extraction of `count` pictures; return their folder, the cache's path and the process at work."""
+    root, out = folder / "pictures", folder / "out" / "features.h5"
+    write_pictures(root, count)
+    process = start(root, out)
+    wait_for_rows(out, rows, process)
+    return root, out, process
+
+
 def kill_and_resume(folder: Path, count: int, moments: list[tuple[int, float]]) -> None:
     """Kill with SIGKILL at each moment (rows done, and seconds later), then run to the end."""
     root, whole, broken = folder / "pictures", folder / "whole" / "features.h5", folder / "broken" / "features.h5"
@@ -74,10 +83,7 @@ def test_killed_at_ten_random_moments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_signal_stops_cleanly_with_the_command_to_continue(tmp_path: Path, number: int) -> None:
-    root, out = tmp_path / "pictures", tmp_path / "out" / "features.h5"
-    write_pictures(root, 400)
-    process = start(root, out)
-    wait_for_rows(out, 16, process)
+    _, out, process = begin(tmp_path, 400, 16)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback" not in errors
@@ -87,10 +93,7 @@ def test_a_signal_stops_cleanly_with_the_command_to_continue(tmp_path: Path, num
 
 
 def test_a_second_extraction_into_one_path_is_refused(tmp_path: Path) -> None:
-    root, out = tmp_path / "pictures", tmp_path / "out" / "features.h5"
-    write_pictures(root, 600)
-    first = start(root, out)
-    wait_for_rows(out, 8, first)
+    root, out, first = begin(tmp_path, 600, 8)
     with pytest.raises(DuplexError, match=rf"another extraction \(process {first.pid}\) is writing .*another --out"):
         main(root, out)
     assert first.poll() is None

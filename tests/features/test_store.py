@@ -3,6 +3,7 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from duplex.errors import DuplexError
 from duplex.features import store
 from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, REASONS, Span
+from duplex.features.shards import join_shards, shard_path
 from duplex.features.store import PartialCache, open_features
 from duplex.system.hdf5 import InvalidHDF5
 
@@ -35,6 +37,17 @@ def write_cache(
     cache.write(0, marks.astype(np.uint8), cls=cls, **tokens)
     cache.finish()
     return path
+
+
+def write_joined(out: Path, cls: np.ndarray, *cuts: int, **tokens: np.ndarray) -> Path:
+    """Write rows as shards that begin at 0 and at the rows `cuts`, and join them."""
+    begins = (0, *cuts)
+    for k, (start, stop) in enumerate(zip(begins, (*cuts, len(cls)), strict=True)):
+        parts: Any = {name: values[start:stop] for name, values in tokens.items()}
+        path = shard_path(out, k, len(begins))
+        write_cache(path, cls[start:stop], span=Span(start, stop, len(cls)), **parts)
+    join_shards(out)
+    return out
 
 
 def finished(path: Path, **changes: str) -> Path:

@@ -12,24 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.features import tokens
-from duplex.features.layout import Span
-from duplex.features.shards import join_shards, shard_path
+from duplex.features.shards import shard_path
 from duplex.features.tokens import DiskTokens, read_tokens
 from duplex.methods.base import Batch
 from duplex.training.loop import STEPS, prefetch
-from tests.features.test_store import opened_in, write_cache
+from tests.features.test_store import opened_in, write_cache, write_joined
 
 ROWS, SHAPE = 40, (5, 4)
 TOKENS = np.random.default_rng(0).normal(size=(ROWS, *SHAPE)).astype(np.float16)
 
 
-def write(path: Path, span: Span) -> Path:
-    return write_cache(path, np.ones((span.rows, 3)), span=span, patch=TOKENS[span.start : span.stop])
+CLS = np.ones((ROWS, 3))
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    return write(tmp_path / "features.h5", Span(0, ROWS, ROWS))
+    return write_cache(tmp_path / "features.h5", CLS, patch=TOKENS)
 
 
 def test_only_tokens_above_the_limit_stay_on_the_disk(cache):
@@ -44,7 +42,7 @@ def test_only_tokens_above_the_limit_stay_on_the_disk(cache):
 def test_any_rows_equal_those_in_memory(tmp_path_factory, places, part):
     path = tmp_path_factory.getbasetemp() / "any.h5"
     if not path.exists():
-        write(path, Span(0, ROWS, ROWS))
+        write_cache(path, CLS, patch=TOKENS)
     own = np.arange(1, ROWS, 2)
     held, streamed = torch.from_numpy(TOKENS[own]), DiskTokens.open(path).at(own)
     assert streamed.shape == held.shape and len(streamed) == len(held)
@@ -53,24 +51,14 @@ def test_any_rows_equal_those_in_memory(tmp_path_factory, places, part):
         assert torch.equal(streamed[part], held[part])
 
 
-def joined(folder: Path, *cuts: int) -> Path:
-    """The cache in shards that begin at 0 and at these rows."""
-    begins = (0, *cuts)
-    for k, (start, stop) in enumerate(zip(begins, (*cuts, ROWS), strict=True)):
-        write(shard_path(folder / "whole.h5", k, len(begins)), Span(start, stop, ROWS))
-    join_shards(folder / "whole.h5")
-    return folder / "whole.h5"
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, ROWS - 1), max_size=30))
 def test_any_rows_of_joined_shards_equal_those_in_memory(tmp_path_factory, places):
-    folder = tmp_path_factory.getbasetemp() / "joined"
-    if not folder.exists():
-        folder.mkdir()
-        joined(folder, *range(1, 12), 20)  # more than ten: their names do not sort as their rows do
+    path = tmp_path_factory.getbasetemp() / "joined" / "whole.h5"
+    if not path.exists():  # more than ten shards: their names do not sort as their rows do
+        write_joined(path, CLS, *range(1, 12), 20, patch=TOKENS)
     rows = torch.tensor(places, dtype=torch.long)
-    assert torch.equal(DiskTokens.open(folder / "whole.h5")[rows], torch.from_numpy(TOKENS)[rows])
+    assert torch.equal(DiskTokens.open(path)[rows], torch.from_numpy(TOKENS)[rows])
 
 
 def test_the_shuffled_order_has_every_row_once_and_follows_the_seed(cache, monkeypatch):
@@ -134,7 +122,7 @@ def test_rows_of_a_few_steps_are_announced_before_they_are_read(cache, calls):
 
 
 def test_the_announced_bytes_are_those_read_of_every_shard(tmp_path, calls, monkeypatch):
-    streamed = DiskTokens.open(joined(tmp_path, 7, 20))
+    streamed = DiskTokens.open(write_joined(tmp_path / "whole.h5", CLS, 7, 20, patch=TOKENS))
     monkeypatch.setattr(tokens, "ANNOUNCED", 100)  # a row of 40 bytes: three neighbours take two words
     rows = torch.tensor([39, 6, 7, 8, 9, 19, 20])
     streamed.expect(rows)
@@ -190,7 +178,7 @@ def test_files_close_with_the_last_object_that_reads_them(cache, tmp_path):
 
 def test_a_shard_that_is_replaced_meanwhile_is_read_as_it_was(tmp_path):
     """A finished cache gets its name by a rename, which leaves the open file as it was."""
-    streamed = DiskTokens.open(joined(tmp_path, 20))
+    streamed = DiskTokens.open(write_joined(tmp_path / "whole.h5", CLS, 20, patch=TOKENS))
     shard = shard_path(tmp_path / "whole.h5", 1, 2)
     (tmp_path / "other").write_bytes(bytes(shard.stat().st_size))
     os.replace(tmp_path / "other", shard)

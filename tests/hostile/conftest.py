@@ -40,6 +40,15 @@ def pics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def ranked(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder that `duplex data suspects pics` writes to, from a fixed ranking."""
+    row = {"rank": 1, "image": "00000.jpg", "state": "red", "object": "star", "better_state": "blue"}
+    table = pd.DataFrame([{**row, "better_object": "moon"}])
+    monkeypatch.setattr("duplex.stages.suspects.rank_suspects", lambda *_: table)
+    return pics / "suspects" / "pics"
+
+
 def files(folder: Path) -> dict[str, bytes]:
     """Return path -> content of the complete files below a folder."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".partial")

@@ -107,13 +107,6 @@ def test_a_damaged_incomplete_cache_is_started_over(pics: Path, command: Command
     assert answer.code == 0 and "extracting again" in answer.err and Path(CACHE).read_bytes() == whole
 
 
-def test_a_folder_in_place_of_a_cache_is_not_replaced(pics: Path, command: Command) -> None:
-    Path(CACHE).mkdir(parents=True)
-    assert command("extract", "-d", "pics").refused("is a folder")
-    assert command("cache", "info", CACHE).refused("is a folder, not a feature cache")
-    assert Path(CACHE).is_dir()
-
-
 def test_a_sparse_file_is_not_read(pics: Path, command: Command) -> None:
     """A valid beginning, followed by a hundred gigabytes of holes."""
     assert command("extract", "-d", "pics").code == 0

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import pandas as pd
 import pytest
 from safetensors.torch import save_file
 
@@ -155,32 +154,24 @@ def test_export_does_not_replace_other_folders(tmp_path: Path, config: str) -> N
         (tmp_path / "mine/notes.txt").write_text("precious")
     before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
     with pytest.raises(UsageError, match="mine exists and is not an export"):
-        replace_export(tmp_path / "mine", lambda folder: fill(folder, "ours"))
+        export(tmp_path / "mine", "ours")
     assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
 
 
 def test_exports_and_empty_folders_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("one", "two"):
-        replace_export(tmp_path / "mine", lambda folder, text=text: fill(folder, text))
+        export(tmp_path / "mine", text)
         assert (tmp_path / "mine/README.md").read_text() == text
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    replace_export(Path("."), lambda folder: fill(folder, "three"))
+    export(Path("."), "three")
     assert (tmp_path / "empty/README.md").read_text() == "three"
 
 
-def fill(folder: Path, text: str) -> None:
-    (folder / "config.json").write_text('{"format": "duplex-export-3"}')
-    (folder / "README.md").write_text(text)
-
-
-@pytest.fixture
-def ranked(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fixed ranking for `duplex data suspects`."""
-    row = {"rank": 1, "image": "00000.jpg", "state": "red", "object": "star", "better_state": "blue"}
-    table = pd.DataFrame([{**row, "better_object": "moon"}])
-    monkeypatch.setattr("duplex.stages.suspects.rank_suspects", lambda *_: table)
-    return pics / "suspects" / "pics"
+def export(out: Path, text: str) -> None:
+    with replace_export(out) as folder:
+        (folder / "config.json").write_text('{"format": "duplex-export-3"}')
+        (folder / "README.md").write_text(text)
 
 
 def test_an_edited_list_of_suspects_is_kept(ranked: Path, command: Command) -> None:

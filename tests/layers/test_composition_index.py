@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from duplex.layers.composition_index import CompositionIndex, copy_to_device, mean_over
-from tests.methods.field import close
+from tests.methods.loops import close
 from tests.pretended import Pretended
 
 

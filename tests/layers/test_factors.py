@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from duplex.layers.factors import Mlp, unit
-from tests.methods.field import close, mlp
+from tests.methods.loops import close, mlp
 from tests.methods.world import features
 
 

@@ -8,7 +8,7 @@ import torch
 
 from duplex.layers import portable
 from duplex.methods.prompts import PromptOptions
-from tests.methods.field import close
+from tests.methods.loops import close
 from tests.methods.world import DIM, features, small_labels, small_method
 
 LABELS = small_labels()

@@ -24,8 +24,6 @@ from duplex.errors import UsageError
 from duplex.features.store import open_features
 from duplex.labels import WORLDS
 from duplex.methods.kg_sp import KgSp
-from duplex.stages import evaluate as evaluate_stage
-from duplex.stages import train as train_stage
 from tests.projects import inside, make_project
 
 METHODS = ("cso", "duplex")
@@ -122,13 +120,6 @@ def test_every_form_gives_the_metrics_of_the_pipeline_to_the_digit(project, meth
             checkpoint = run.save(project.empty / method) / "checkpoint.safetensors"
             assert checkpoint.read_bytes() == project.paths.run("own", method, 0).checkpoint.read_bytes()
             assert found == expected[world]
-
-
-def test_the_stages_call_the_functions_of_the_library():
-    from duplex.library import evaluate, fit
-
-    assert train_stage.train_method is fit.train_method
-    assert evaluate_stage.evaluate_world is evaluate.evaluate_world
 
 
 def test_a_folder_is_split_like_data_add_and_encoded_once(project, tmp_path):

@@ -1,8 +1,8 @@
-"""Shared by tests of methods: methods in double precision with random weights, and naive loops."""
+"""Small methods in double precision with random weights, for tests against loops (tests/methods/loops.py)."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,17 @@ from torch import Tensor
 
 from duplex.labels import World
 from duplex.methods.base import Batch, PrimitiveVectors, TaskContext
+from tests.methods.loops import close
 from tests.methods.world import DIM, features, small_labels, small_task
 
 WORD, TOKENS, TOKEN = 6, 5, 7
 M, N = 4, 3
 LABELS = small_labels()
 SEEN = LABELS.pairs["train"].tolist()
+
+# options of `kind: prompts`: one path without an adapter, with everything learned, or without training
+SOFT: dict[str, Any] = {"paths": "composition", "adapter": "none", "losses": ("semantic",), "inference": ("semantic",)}
+CLIP: dict[str, Any] = {**SOFT, "context": "fixed", "vocabulary": "fixed", "losses": ()}
 
 
 def words(seed: int = 5) -> PrimitiveVectors:
@@ -54,60 +59,21 @@ def scores(method: Any, columns: Any, images: Batch) -> Tensor:
     return method.eval().scorer(np.asarray(columns))(images.inputs)
 
 
-def close(a: Any, b: Any) -> None:
-    a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (a, b))
-    torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+def targets(images: Batch) -> tuple[list[int], list[int], list[int]]:
+    """Return each image's composition, as its position among the seen ones, its state and its object."""
+    own = images.compositions.tolist()
+    return [SEEN.index(c) for c in own], [c // N for c in own], [c % N for c in own]
 
 
-# -- loops -------------------------------------------------------------------------------------------------------------
+def primitive_means(rows: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return means of the seen compositions' tensors by state and by object."""
+    pairs = list(zip(rows, SEEN, strict=True))
+    states = [torch.stack([row for row, c in pairs if c // N == m]).mean(0) for m in range(M)]
+    return states, [torch.stack([row for row, c in pairs if c % N == n]).mean(0) for n in range(N)]
 
 
-def unit(x: Tensor) -> Tensor:
-    return x / math.sqrt(sum(float(v) ** 2 for v in x))
-
-
-def linear(layer: Any, x: Tensor) -> Tensor:
-    rows = [sum(float(w) * float(v) for w, v in zip(row, x.detach(), strict=True)) for row in layer.weight.detach()]
-    bias = [0.0] * len(rows) if layer.bias is None else layer.bias.tolist()
-    return torch.tensor([a + b for a, b in zip(rows, bias, strict=True)], dtype=torch.float64)
-
-
-def normed(layer: Any, x: Tensor) -> Tensor:
-    mean = sum(x.tolist()) / len(x)
-    deviation = math.sqrt(sum((v - mean) ** 2 for v in x.tolist()) / len(x) + layer.eps)
-    return (x - mean) / deviation * layer.weight.detach() + layer.bias.detach()
-
-
-def composed(method: Any, c: int) -> Tensor:
-    """The embedding of a composition by the method's `composer`, from its words."""
-    state = linear(method.composer.state, method.words.states[c // N])
-    return unit(state + linear(method.composer.object, method.words.objects[c % N]))
-
-
-def mlp(layers: Any, x: Tensor) -> Tensor:
-    """Linear maps with layer norm and relu between them, one vector at a time."""
-    for layer in layers:
-        kind = type(layer).__name__
-        if kind == "Linear":
-            x = linear(layer, x)
-        elif kind == "LayerNorm":
-            x = normed(layer, x)
-        elif kind == "ReLU":
-            x = torch.tensor([max(v, 0.0) for v in x.tolist()], dtype=torch.float64)
-    return x
-
-
-def softmax(row: Any) -> list[float]:
-    values = row.tolist() if isinstance(row, Tensor) else [float(v) for v in row]
-    top = max(values)
-    parts = [math.exp(v - top) for v in values]
-    return [part / sum(parts) for part in parts]
-
-
-def cross_entropy(rows: Any, own: Any) -> float:
-    """Mean of `-log softmax(row)[own]`."""
-    return -sum(math.log(softmax(row)[int(k)]) for row, k in zip(rows, own, strict=True)) / len(rows)
-
-
-def dot(a: Tensor, b: Tensor) -> float:
-    return sum(float(x) * float(y) for x, y in zip(a, b, strict=True))
+def check_losses(method: Any, images: Batch, **expected: float) -> None:
+    """Compare losses of a batch with the expected values by name."""
+    losses = method.losses(images, method.shared())
+    for name, value in expected.items():
+        close(losses[name].item(), value)

@@ -8,21 +8,8 @@ from typing import Any
 import torch
 
 from duplex.methods.ade import Ade
-from tests.methods.field import (
-    SEEN,
-    M,
-    N,
-    batch,
-    build,
-    close,
-    composed,
-    cross_entropy,
-    dot,
-    linear,
-    scores,
-    softmax,
-    unit,
-)
+from tests.methods.field import SEEN, N, batch, build, check_losses, scores, targets
+from tests.methods.loops import close, composed, cross_entropy, dot, linear, products, softmax, unit
 
 ROW: dict[str, Any] = {"width": 5, "scale": 6.0, "regulariser": 0.4, "product": 0.7}
 
@@ -49,34 +36,35 @@ def distance_by_hand(part, z, tokens, partner):
 
 def test_losses_and_scores_by_loops():
     method, images = build(Ade, **ROW), batch(6)
-    z, tokens, own = [unit(row) for row in images.cls], images.inputs["patch"], images.compositions.tolist()
-    states = [unit(linear(method.embed_s, method.words.states[m])) for m in range(M)]
-    objects = [unit(linear(method.embed_o, method.words.objects[n])) for n in range(N)]
-
-    v_c = [attended(method.attend_c, *row)[0] for row in zip(z, tokens, strict=True)]
-    losses = method.losses(images, method.shared())
-    m, n = [c // N for c in own], [c % N for c in own]
-    close(
-        losses["composition"].item(),
-        cross_entropy([[6.0 * dot(v, composed(method, c)) for c in SEEN] for v in v_c], map(SEEN.index, own)),
+    z, tokens = [unit(row) for row in images.cls], images.inputs["patch"]
+    states, objects = (
+        [unit(linear(embed, word)) for word in words]
+        for embed, words in ((method.embed_s, method.words.states), (method.embed_o, method.words.objects))
     )
-    y_s = [partner_by_hand(i, m, n) for i in range(6)]
-    y_o = [partner_by_hand(i, n, m) for i in range(6)]
+    v_c, v_s, v_o = (
+        [attended(part, *row)[0] for row in zip(z, tokens, strict=True)]
+        for part in (method.attend_c, method.attend_s, method.attend_o)
+    )
+    place, m, n = targets(images)
+    y_s, y_o = ([partner_by_hand(i, *labels) for i in range(6)] for labels in ((m, n), (n, m)))
     assert y_s != list(range(6)) != y_o
-    for name, part, words, labels, y in (
-        ("state", method.attend_s, states, m, y_s),
-        ("object", method.attend_o, objects, n, y_o),
-    ):
-        there = [attended(part, z[i], tokens[j])[0] for i, j in enumerate(y)]
-        back = [attended(part, z[j], tokens[i])[0] for i, j in enumerate(y)]
-        rows = [[[6.0 * dot(v, w) for w in words] for v in vs] for vs in (there, back)]
-        close(losses[name].item(), sum(cross_entropy(way, labels) for way in rows))
+
+    def across(part, words, labels, partner):
+        there = [attended(part, z[i], tokens[j])[0] for i, j in enumerate(partner)]
+        back = [attended(part, z[j], tokens[i])[0] for i, j in enumerate(partner)]
+        return sum(cross_entropy(products(way, words, 6.0), labels) for way in (there, back))
+
     near = distance_by_hand(method.attend_s, z, tokens, y_s) + distance_by_hand(method.attend_o, z, tokens, y_o)
     far = distance_by_hand(method.attend_s, z, tokens, y_o) + distance_by_hand(method.attend_o, z, tokens, y_s)
-    close(losses["regulariser"].item(), 0.4 * (near - far))
+    check_losses(
+        method,
+        images,
+        composition=cross_entropy(products(v_c, [composed(method, c) for c in SEEN], 6.0), place),
+        state=across(method.attend_s, states, m, y_s),
+        object=across(method.attend_o, objects, n, y_o),
+        regulariser=0.4 * (near - far),
+    )
     candidates = [2, 10]
-    v_s = [attended(method.attend_s, *row)[0] for row in zip(z, tokens, strict=True)]
-    v_o = [attended(method.attend_o, *row)[0] for row in zip(z, tokens, strict=True)]
     expected = [
         [dot(c, composed(method, k)) + 0.7 * dot(s, states[k // N]) * dot(o, objects[k % N]) for k in candidates]
         for c, s, o in zip(v_c, v_s, v_o, strict=True)

@@ -9,7 +9,8 @@ import torch
 
 from duplex.methods.caila import Caila
 from duplex.methods.prompts import PromptMethod
-from tests.methods.field import SEEN, N, batch, build, close, cross_entropy, dot, linear, scores, softmax, unit
+from tests.methods.field import CLIP, SEEN, N, batch, build, check_losses, scores, targets
+from tests.methods.loops import close, cross_entropy, dot, linear, products, softmax, unit
 
 ROW: dict[str, Any] = {"width": 4, "scale": 0.5}
 
@@ -37,32 +38,33 @@ def test_losses_and_scores_by_loops(mixture):
             whole = [(r + states[c // N] + objects[c % N]) / 3 for r, c in zip(whole, columns, strict=True)]
         return [[unit(r) for r in rows] for rows in (whole, states, objects)]
 
-    def logits(features, prototypes):
-        return [[method.scale * dot(f, p) for p in prototypes] for f in features]
-
     t_c, t_s, t_o = texts(SEEN)
-    own, losses = images.compositions.tolist(), method.losses(images, method.shared())
-    close(losses["composition"].item(), cross_entropy(logits([f[0] for f in found], t_c), map(SEEN.index, own)))
-    close(losses["state"].item(), cross_entropy(logits([f[1] for f in found], t_s), [c // N for c in own]))
-    close(losses["object"].item(), cross_entropy(logits([f[2] for f in found], t_o), [c % N for c in own]))
-    made = []
+    features = list(zip(*found, strict=True))
+    own, made = images.compositions.tolist(), []
     for i in range(6):
         j = (i + 1) % 6
         label = own[i] // N * N + own[j] % N
         if label in SEEN:
             made.append((unit(found[i][1] + found[j][2]), SEEN.index(label)))
     assert len(made) > 0
-    close(losses["shift"].item(), cross_entropy(logits([m for m, _ in made], t_c), [k for _, k in made]))
+    place, m, n = targets(images)
+    check_losses(
+        method,
+        images,
+        composition=cross_entropy(products(features[0], t_c, method.scale), place),
+        state=cross_entropy(products(features[1], t_s, method.scale), m),
+        object=cross_entropy(products(features[2], t_o, method.scale), n),
+        shift=cross_entropy(products([f for f, _ in made], t_c, method.scale), [k for _, k in made]),
+    )
     candidates = [11, 0, 4]
-    t_c, _, _ = texts(candidates)
-    close(scores(method, candidates, images), [softmax(logits([f[0]], t_c)[0]) for f in found])
+    logits = products(features[0], texts(candidates)[0], method.scale)
+    close(scores(method, candidates, images), [softmax(row) for row in logits])
 
 
 def test_before_training_it_scores_as_clip_does():
     """Up-projections start at zero."""
     method, images = build(Caila, shaken=False, mixture=False, **ROW), batch(4)
-    clip: dict[str, Any] = {"context": "fixed", "vocabulary": "fixed", "paths": "composition", "adapter": "none"}
-    plain = build(PromptMethod, shaken=False, losses=(), inference=("semantic",), **clip)
+    plain = build(PromptMethod, shaken=False, **CLIP)
     whole = scores(method, range(12), images)
     torch.testing.assert_close(whole.float(), scores(plain, range(12), images), rtol=1e-5, atol=1e-6)
 

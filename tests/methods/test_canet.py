@@ -7,22 +7,8 @@ import torch
 
 from duplex.methods import canet
 from duplex.methods.canet import Canet
-from tests.methods.field import (
-    SEEN,
-    WORD,
-    M,
-    N,
-    batch,
-    build,
-    close,
-    cross_entropy,
-    dot,
-    linear,
-    mlp,
-    normed,
-    scores,
-    unit,
-)
+from tests.methods.field import SEEN, WORD, M, N, batch, build, check_losses, scores, targets
+from tests.methods.loops import close, cross_entropy, dot, linear, mlp, normed, unit
 
 
 def cosines(method, z):
@@ -51,11 +37,14 @@ def test_losses_and_scores_by_loops(conditional, monkeypatch):
     monkeypatch.setattr(canet, "CHUNK", 2)
     method, images = build(Canet, width=5, scale=4.0, share=0.3, conditional=conditional), batch(4)
     found = [cosines(method, z) for z in images.cls]
-    own, losses = images.compositions.tolist(), method.losses(images, method.shared())
-    close(losses["state"].item(), cross_entropy([[4 * d for d in s] for s, _ in found], [c // N for c in own]) / 2)
-    close(losses["object"].item(), cross_entropy([[4 * d for d in o] for _, o in found], [c % N for c in own]) / 2)
-    rows = [[4 * pair(method, z, c) for c in SEEN] for z in images.cls]
-    close(losses["composition"].item(), cross_entropy(rows, map(SEEN.index, own)))
+    place, m, n = targets(images)
+    check_losses(
+        method,
+        images,
+        state=cross_entropy([[4 * d for d in s] for s, _ in found], m) / 2,
+        object=cross_entropy([[4 * d for d in o] for _, o in found], n) / 2,
+        composition=cross_entropy([[4 * pair(method, z, c) for c in SEEN] for z in images.cls], place),
+    )
     candidates = [1, 10, 6]
     expected = [
         [0.7 * (1 + pair(method, z, c)) / 2 + 0.3 * (1 + s[c // N]) / 2 * (1 + o[c % N]) / 2 for c in candidates]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from duplex.methods.cds import Cds, diversity
-from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, mlp, scores, softmax
+from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, scores
+from tests.methods.loops import close, mlp, softmax
 
 ROW: dict[str, Any] = {"width": 5, "specificity": 0.8, "context_width": 6}
 
@@ -33,8 +34,7 @@ def test_losses_and_scores_by_loops():
         if better % N == worse % N and specificity(better // N) > specificity(worse // N)
     ]
     assert terms
-    losses = method.losses(images, t)
-    close(losses["specificity"].item(), sum(terms) / len(terms))
+    check_losses(method, images, specificity=sum(terms) / len(terms))
     candidates = [10, 3, 0]
     z = method.paths.adapt(images.cls)
     encoded = method.paths.prompts.encode(torch.tensor(candidates).numpy())

@@ -1,7 +1,8 @@
-"""CGE against a dense adjacency matrix."""
+"""CGE and Co-CGE against a dense adjacency matrix."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,62 +11,58 @@ import torch
 
 from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
 from duplex.layers.composition_index import CompositionIndex
+from duplex.layers.word_feasibility import feasibility
 from duplex.methods.cge import Cge
-from tests.methods.field import (
-    LABELS,
-    SEEN,
-    M,
-    N,
-    batch,
-    build,
-    close,
-    cross_entropy,
-    dot,
-    linear,
-    mlp,
-    scores,
-    task,
-    unit,
-)
+from duplex.methods.co_cge import CoCge
+from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, scores, task
+from tests.methods.loops import close, convolved, cross_entropy, dot, mlp, products, unit
 
 ROW: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4}
 
 
-def dense(method, layers, target, candidates, weights=None):
-    """Embeddings of candidates, states and objects from `D^-1 (A + I) H W`; candidates outside the graph are leaves."""
-    outside = [c for c in candidates if c not in target]
-    pairs = [*target, *outside]
-    count = M + N + len(pairs)
-    A = torch.eye(count, dtype=torch.float64)
-    for k, c in enumerate(pairs):
-        m, n, node = c // N, M + c % N, M + N + k
-        weight = 1.0 if weights is None or c in outside else float(weights[c])
-        A[node, m] = A[node, n] = 1.0
-        if c in target:
-            A[m, n] = A[n, m] = A[m, node] = A[n, node] = weight
-    A = A / A.sum(1, keepdim=True)
-    words = [*method.words.states, *method.words.objects]
-    H = torch.stack([*words, *((words[c // N] + words[M + c % N]) / 2 for c in pairs)])
-    for depth in range(layers):
-        H = torch.stack([linear(method.network.weights[depth], row) for row in (A @ H).detach()])
-        H = H if depth == layers - 1 else H.relu()
-    return {c: unit(H[M + N + pairs.index(c)]) for c in candidates}, H[:M], H[M : M + N]
+def dense(method, target, weights=None):
+    """Return embeddings of all compositions by number, states and objects; those not in `target` are leaves."""
+    outside = [c for c in range(M * N) if c not in target]
+    words = method.words
+    s, o, pairs = convolved(method.network.weights, words.states, words.objects, target, outside, weights)
+    return dict(zip([*target, *outside], map(unit, pairs), strict=True)), s, o
 
 
 @pytest.mark.parametrize("world", ["closed", "open"])
 @pytest.mark.parametrize("layers", [0, 1, 2, 3])
 def test_losses_and_scores_by_a_dense_matrix(world, layers):
     method, images = build(Cge, world, layers=layers, **ROW), batch(4)
-    target = LABELS.candidates(world, "train").tolist()
     learned = SEEN if world == "closed" else list(range(M * N))
-    everything = list(range(M * N))
-    h, _, _ = dense(method, layers, target, everything)
-    images_of = [mlp(method.head, unit(z)) for z in images.cls]
-    rows = [[dot(x, h[c]) for c in learned] for x in images_of]
+    h, _, _ = dense(method, LABELS.candidates(world, "train").tolist())
+    f = [mlp(method.head, unit(z)) for z in images.cls]
     own = [learned.index(c) for c in images.compositions.tolist()]
-    close(method.losses(images, method.shared())["composition"].item(), cross_entropy(rows, own))
-    candidates = everything[::-1]
-    close(scores(method, candidates, images), [[dot(x, h[c]) for c in candidates] for x in images_of])
+    check_losses(method, images, composition=cross_entropy(products(f, [h[c] for c in learned]), own))
+    candidates = list(range(M * N))[::-1]
+    close(scores(method, candidates, images), products(f, [h[c] for c in candidates]))
+
+
+@pytest.mark.parametrize(("world", "epoch"), [("closed", 0), ("open", 0), ("open", 2)])
+def test_co_cge_weighs_messages_by_feasibility(world, epoch):
+    method, images = build(CoCge, world, scale=9.0, margin=0.5, margin_epochs=4, **ROW), batch(4)
+    target, everything = LABELS.candidates(world, "train").tolist(), range(M * N)
+    weights = None if world == "closed" else [float(c in SEEN) for c in everything]
+    margins = [0.0 if c in SEEN else 10.0 for c in everything]
+    if epoch:
+        method.after_epoch(epoch)
+        _, states, objects = dense(method, target, weights)
+        rho = torch.as_tensor(feasibility(states.numpy(), objects.numpy(), LABELS), dtype=torch.float32).tolist()
+        weights = [1.0 if math.isinf(r) else max(0.0, r) for r in rho]
+        margins = [0.0 if math.isinf(r) else 0.5 * epoch / 4 * r for r in rho]
+        torch.testing.assert_close(method.margins.tolist(), [9.0 * v for v in margins], rtol=1e-5, atol=1e-6)
+        margins = (method.margins / 9.0).tolist()  # as they are kept
+        weights = method.network.graph.weights.tolist()
+    learned = SEEN if world == "closed" else list(everything)
+    h, _, _ = dense(method, target, weights)
+    f = [unit(mlp(method.head, unit(z))) for z in images.cls]
+    rows = [[9.0 * (dot(x, h[c]) - margins[c]) for c in learned] for x in f]
+    check_losses(method, images, composition=cross_entropy(rows, [learned.index(c) for c in images.compositions]))
+    candidates = [5, 0, 11]
+    close(scores(method, candidates, images), products(f, [h[c] for c in candidates], 9.0))
 
 
 def test_a_score_does_not_depend_on_the_other_candidates():

@@ -13,7 +13,8 @@ from duplex.layers.composition_index import CompositionIndex
 from duplex.methods.cge import Cge
 from duplex.methods.cge_visual import MESSAGES, CgeVisual
 from tests.methods import twin
-from tests.methods.field import LABELS, SEEN, N, batch, build, close, cross_entropy, dot, linear, scores, softmax, unit
+from tests.methods.field import LABELS, SEEN, N, batch, build, check_losses, scores
+from tests.methods.loops import close, cross_entropy, dot, linear, products, softmax, unit
 from tests.methods.world import every_row
 
 GRAPH: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4}
@@ -48,12 +49,14 @@ def test_losses_rows_and_scores_by_loops(graph):
             H, *stacked, *(torch.tensor(p, dtype=torch.float64) for p in (p_s, p_o)),
             [c // N for c in own], [c % N for c in own], set(target), N, fuse, 0.7, True, MESSAGES,
         )  # fmt: skip
-    losses = method.losses(images, method.shared())
-    close(losses["state"].item(), -sum(math.log(p[c // N]) for p, c in zip(p_s, own, strict=True)) / 5)
-    close(losses["object"].item(), -sum(math.log(p[c % N]) for p, c in zip(p_o, own, strict=True)) / 5)
-    visual = [[6.0 * dot(x, rows[c]) for c in target] for x in z]
+    losses = {
+        "state": -sum(math.log(p[c // N]) for p, c in zip(p_s, own, strict=True)) / 5,
+        "object": -sum(math.log(p[c % N]) for p, c in zip(p_o, own, strict=True)) / 5,
+    }
     if graph:
-        close(losses["visual"].item(), cross_entropy(visual, map(target.index, own)))
+        visual = products(z, [rows[c] for c in target], 6.0)
+        losses["visual"] = cross_entropy(visual, map(target.index, own))
+    check_losses(method, images, **losses)
     method.after_batch()
     for c in range(len(H)):
         close(every_row(method)[c], rows.get(c, H[c]))

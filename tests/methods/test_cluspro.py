@@ -15,7 +15,8 @@ from duplex.methods.cluspro import (
     initial_clusters,
     updated_clusters,
 )
-from tests.methods.field import N, batch, build, close, dot, scores, unit
+from tests.methods.field import N, batch, build, scores
+from tests.methods.loops import close, dot, unit
 
 ROW: dict[str, Any] = {"width": 5, "clusters": 3, "temperature": 0.4, "contrast": 0.7, "decorrelation": 0.3,
                        "momentum": 0.6}  # fmt: skip

@@ -10,7 +10,8 @@ import torch
 
 from duplex.layers.word_feasibility import feasibility
 from duplex.methods.compcos import CompCos
-from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, composed, cross_entropy, dot, mlp, scores, unit
+from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, scores
+from tests.methods.loops import close, composed, cross_entropy, dot, mlp, unit
 
 ROW: dict[str, Any] = {"width": 5, "layers": 1, "scale": 7.0}
 
@@ -30,7 +31,7 @@ def test_losses_and_scores_by_loops(world):
         for z in images.cls
     ]
     own = [list(columns).index(c) for c in images.compositions.tolist()]
-    close(method.losses(images, method.shared())["composition"].item(), cross_entropy(rows, own))
+    check_losses(method, images, composition=cross_entropy(rows, own))
     candidates = [3, 11, 0]
     close(scores(method, candidates, images), [[7.0 * cosine(method, z, c) for c in candidates] for z in images.cls])
 

@@ -10,26 +10,11 @@ import torch
 from duplex.errors import UsageError
 from duplex.methods.dfsp import Dfsp, DfspOptions
 from duplex.methods.prompts import PromptMethod
-from tests.methods.field import SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, task, unit
-from tests.methods.test_troika import attend_by_hand, normed
+from tests.methods.field import SEEN, SOFT, N, batch, build, check_losses, primitive_means, scores, targets, task
+from tests.methods.loops import close, cross_block, cross_entropy, dot, linear, products, softmax, unit
 
 ROW: dict[str, Any] = {"heads": 2, "primitives": 0.2, "plain": 0.3, "keep": 0.7}
 FUSIONS = ["t2i", "i2t", "bif", "none"]
-SOFT: dict[str, Any] = {"paths": "composition", "adapter": "none", "losses": ("semantic",), "inference": ("semantic",)}
-
-
-def decomposed_by_hand(t):
-    def mean(chosen):
-        return sum(chosen) / len(chosen)
-
-    states = [mean([row for row, c in zip(t, SEEN, strict=True) if c // N == m]) for m in range(M)]
-    return states, [mean([row for row, c in zip(t, SEEN, strict=True) if c % N == n]) for n in range(N)]
-
-
-def block_by_hand(block, x, y):
-    norm, first, gelu, second = block.forward_part
-    g = x + attend_by_hand(block.attend, normed(block.norm_x, x), [normed(block.norm_y, row) for row in y])
-    return g + linear(second, gelu(linear(first, normed(norm, g))))
 
 
 def fused_by_hand(method, images, columns, t, states, objects):
@@ -38,11 +23,11 @@ def fused_by_hand(method, images, columns, t, states, objects):
         x = z = unit(image)
         if fusion in ("t2i", "bif"):
             whole = [z, *(linear(method.project, y) for y in tokens)]
-            h = [block_by_hand(method.to_image, row, [*states, *objects]) for row in whole]
-            x = unit(0.7 * z + 0.3 * block_by_hand(method.to_itself, h[0], h))
+            h = [cross_block(method.to_image, row, [*states, *objects])[0] for row in whole]
+            x = unit(0.7 * z + 0.3 * cross_block(method.to_itself, h[0], h)[0])
         pulled = t
         if fusion in ("i2t", "bif"):
-            s, o = ([block_by_hand(method.to_text, row, tokens) for row in part] for part in (states, objects))
+            s, o = ([cross_block(method.to_text, row, tokens)[0] for row in part] for part in (states, objects))
             made = [linear(method.compose, s[c // N] * o[c % N]) for c in columns]
             pulled = [unit(0.7 * row + 0.3 * new) for row, new in zip(t, made, strict=True)]
         rows.append([method.scale * dot(x, r) for r in pulled])
@@ -54,27 +39,23 @@ def test_losses_and_scores_by_loops(fusion):
     method, images = build(Dfsp, fusion=fusion, **ROW), batch(3)
     shared = method.shared()
     t = list(shared.compositions.detach())
-    states, objects = decomposed_by_hand(t)
-    own = images.compositions.tolist()
-    losses = method.losses(images, shared)
-    fused = fused_by_hand(method, images, SEEN, t, states, objects)
-    close(losses["fused"].item(), cross_entropy(fused, map(SEEN.index, own)))
+    states, objects = primitive_means(t)
+    place, m, n = targets(images)
     z = [unit(row) for row in images.cls]
-
-    def plain(rows):
-        return [[method.scale * dot(x, r) for r in rows] for x in z]
-
-    both = cross_entropy(plain(states), [c // N for c in own]) + cross_entropy(plain(objects), [c % N for c in own])
-    close(losses["primitives"].item(), 0.2 * both)
-    close(losses["plain"].item(), 0.3 * cross_entropy(plain(t), map(SEEN.index, own)))
+    primitives = zip((states, objects), (m, n), strict=True)
+    check_losses(
+        method,
+        images,
+        fused=cross_entropy(fused_by_hand(method, images, SEEN, t, states, objects), place),
+        primitives=0.2 * sum(cross_entropy(products(z, rows, method.scale), own) for rows, own in primitives),
+        plain=0.3 * cross_entropy(products(z, t, method.scale), place),
+    )
     candidates = [3, 8, 0]
     seen = method.prompts.encode(torch.tensor(SEEN).numpy()).compositions
-    states, objects = decomposed_by_hand(list(seen))
+    states, objects = primitive_means(list(seen))
     t = list(method.prompts.encode(torch.tensor(candidates).numpy()).compositions)
-    close(
-        scores(method, candidates, images),
-        torch.tensor(fused_by_hand(method, images, candidates, t, states, objects), dtype=torch.float64).softmax(-1),
-    )
+    fused = fused_by_hand(method, images, candidates, t, states, objects)
+    close(scores(method, candidates, images), [softmax(row) for row in fused])
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)

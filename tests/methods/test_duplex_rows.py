@@ -14,10 +14,10 @@ from duplex.layers.codebook import Codebook
 from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.duplex import DuplexOptions as Options
 from tests.methods import twin
+from tests.methods.test_duplex import twin_features, twin_refined
 from tests.methods.world import DIM, batch_of, every_row, features, random_labels, small_labels, small_method, step_of
 
 SEEN = small_labels().pairs["train"].tolist()
-MESSAGES = ("state", "object", "counterfactual")
 
 
 @pytest.mark.parametrize(
@@ -26,26 +26,14 @@ MESSAGES = ("state", "object", "counterfactual")
     ids=["one image", "duplicates", "one state", "all seen"],
 )
 def test_written_prototypes_equal_the_twin(compositions):
-    method = small_method(Options(width=5, adapter_dropout=0.0, adapter="none"))
+    method = small_method(Options(width=5, adapter="none", refine_over="closed"))
     z, t = features(len(compositions), 3), method.shared()
     before = every_row(method)
+    with torch.no_grad():
+        refined = twin_refined(method, compositions, *twin_features(method, z, t))
     step_of(method, z, compositions, t)
     method.after_batch()
     after = every_row(method)
-    with torch.no_grad():
-        z = twin.unit(z)
-        z_s, z_o = method.paths.factors(z)
-        p_s, p_o = (
-            twin.posteriors(z_s, t.states, method.paths.scale),
-            twin.posteriors(z_o, t.objects, method.paths.scale),
-        )
-        n = len(method.labels.objects)
-        refined = twin.refine(
-            before, z_s, z_o, p_s, p_o, [c // n for c in compositions], [c % n for c in compositions],
-            set(method.labels.candidates("closed", "train").tolist()), n,
-            twin.learned_fusion(z_s, z_o, method.fusion.state.weight, method.fusion.object.weight),
-            0.9, True, MESSAGES,
-        )  # fmt: skip
     for c in range(len(before)):
         if c in refined:
             torch.testing.assert_close(after[c], refined[c], rtol=1e-10, atol=1e-10)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,37 +10,16 @@ from duplex.encoders.prompt_tree import PromptTree
 from duplex.layers.factors import unit as unit_rows
 from duplex.methods.gipcol import Gipcol
 from duplex.methods.prompts import PromptMethod
-from tests.methods.field import (
-    LABELS,
-    SEEN,
-    M,
-    N,
-    batch,
-    build,
-    close,
-    cross_entropy,
-    dot,
-    linear,
-    scores,
-    softmax,
-    unit,
-)
+from tests.methods.field import LABELS, SEEN, SOFT, M, N, batch, build, check_losses, scores, targets
+from tests.methods.loops import close, convolved, cross_entropy, products, softmax, unit
 
 
 def lexicon_by_hand(method):
     """The primitives' vectors after two convolutions over one dense matrix."""
     prompts, target = method.prompts, LABELS.candidates("closed", "train").tolist()
-    names = prompts.learned_rows[-(M + N) :].detach()
-    A = torch.eye(M + N + len(target), dtype=torch.float64)
-    for k, c in enumerate(target):
-        for a, b in ((c // N, M + c % N), (c // N, M + N + k), (M + c % N, M + N + k)):
-            A[a, b] = A[b, a] = 1.0
-    A = A / A.sum(1, keepdim=True)
-    H = torch.stack([*names, *((names[c // N] + names[M + c % N]) / 2 for c in target)])
-    for depth, layer in enumerate(prompts.network.weights):
-        H = torch.stack([linear(layer, row) for row in A @ H])
-        H = H.relu() if depth == 0 else H
-    return torch.cat([prompts.frozen_rows, prompts.learned_rows[: -(M + N)].detach(), names + H[: M + N]])
+    context, names = prompts.learned_rows[: -(M + N)].detach(), prompts.learned_rows[-(M + N) :].detach()
+    states, objects, _ = convolved(prompts.network.weights, names[:M], names[M:], target)
+    return torch.cat([prompts.frozen_rows, context, names + torch.cat([states, objects])])
 
 
 @pytest.mark.parametrize("context", ["learned", "fixed"])
@@ -51,25 +28,16 @@ def test_losses_and_scores_by_loops(context):
     lexicon, tower = lexicon_by_hand(method), method.task.tower
     close(method.prompts.lexicon(), lexicon)
 
-    def encoded(columns):
+    def logits(columns):
         tree = PromptTree.of(method.prompts.all_sequences(np.asarray(columns)))
-        return [unit(row) for row in tower.encode(tree, lexicon)]
+        return products(map(unit, images.cls), map(unit, tower.encode(tree, lexicon)), method.scale)
 
-    rows = [[method.scale * dot(unit(z), t) for t in encoded(SEEN)] for z in images.cls]
-    own = [SEEN.index(c) for c in images.compositions.tolist()]
-    close(method.losses(images, method.shared())["semantic"].item(), cross_entropy(rows, own))
+    check_losses(method, images, semantic=cross_entropy(logits(SEEN), targets(images)[0]))
     candidates = [2, 6, 0]
-    logits = [[method.scale * dot(unit(z), t) for t in encoded(candidates)] for z in images.cls]
-    close(scores(method, candidates, images), [softmax(row) for row in logits])
+    close(scores(method, candidates, images), [softmax(row) for row in logits(candidates)])
 
 
-CSP: dict[str, Any] = {
-    "context": "fixed",
-    "paths": "composition",
-    "adapter": "none",
-    "losses": ("semantic",),
-    "inference": ("semantic",),
-}
+CSP = {**SOFT, "context": "fixed"}
 
 
 def test_without_edges_it_is_csp():

@@ -9,21 +9,8 @@ from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from duplex.methods.head import next_allowed_partner
 from duplex.methods.ivr import Ivr
-from tests.methods.field import (
-    SEEN,
-    N,
-    batch,
-    build,
-    close,
-    composed,
-    cross_entropy,
-    dot,
-    linear,
-    mlp,
-    scores,
-    softmax,
-    unit,
-)
+from tests.methods.field import SEEN, N, batch, build, check_losses, scores, targets
+from tests.methods.loops import close, composed, cross_entropy, linear, mlp, products, softmax, unit
 
 ROW: dict[str, Any] = {"width": 6, "scale": 5.0, "discard": 0.34, "again": 0.7, "penalty": 0.5}
 
@@ -64,29 +51,28 @@ def side_by_hand(side, f, own, domain):
 
 def test_losses_and_scores_by_loops():
     method, images = build(Ivr, **ROW), batch(7)
-    own = images.compositions.tolist()
     f = [mlp(method.embed, unit(z)) for z in images.cls]
+    place, m, n = targets(images)
 
-    def cosine(i, c):
-        return dot(unit(f[i]), composed(method, c))
+    def cosines(columns, scale=1.0):
+        return products(map(unit, f), [composed(method, c) for c in columns], scale)
 
-    states, objects = [c // N for c in own], [c % N for c in own]
-    losses = method.losses(images, method.shared())
-    plain_s, again_s, apart_s = side_by_hand(method.of_states, f, states, objects)
-    plain_o, again_o, apart_o = side_by_hand(method.of_objects, f, objects, states)
-    rows = [[5.0 * cosine(i, c) for c in SEEN] for i in range(7)]
-    close(losses["composition"].item(), cross_entropy(rows, map(SEEN.index, own)))
-    close(losses["state"].item(), plain_s)
-    close(losses["object"].item(), plain_o)
-    close(losses["again"].item(), 0.7 * (again_s + again_o))
+    plain_s, again_s, apart_s = side_by_hand(method.of_states, f, m, n)
+    plain_o, again_o, apart_o = side_by_hand(method.of_objects, f, n, m)
     assert apart_s + apart_o > 0
-    close(losses["penalty"].item(), 0.5 * (apart_s + apart_o))
-    p_s, p_o = (
-        [softmax(linear(side.classify, mlp(side.head, row))) for row in f]
-        for side in (method.of_states, method.of_objects)
+    check_losses(
+        method,
+        images,
+        composition=cross_entropy(cosines(SEEN, 5.0), place),
+        state=plain_s,
+        object=plain_o,
+        again=0.7 * (again_s + again_o),
+        penalty=0.5 * (apart_s + apart_o),
     )
-    candidates = [2, 9]
-    expected = [[p_s[i][c // N] * p_o[i][c % N] + cosine(i, c) for c in candidates] for i in range(7)]
+    candidates, expected = [2, 9], []
+    for row, d_c in zip(f, cosines([2, 9]), strict=True):
+        p_s, p_o = (softmax(linear(s.classify, mlp(s.head, row))) for s in (method.of_states, method.of_objects))
+        expected.append([p_s[c // N] * p_o[c % N] + d for c, d in zip(candidates, d_c, strict=True)])
     close(scores(method, candidates, images), expected)
 
 

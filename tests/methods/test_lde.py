@@ -11,7 +11,8 @@ import torch
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.prompt_paths import Prompts
 from duplex.methods.lde import Lde, exp_map, intrinsic_mean, log_map
-from tests.methods.field import LABELS, M, N, batch, build, close, dot, scores, softmax, unit
+from tests.methods.field import LABELS, M, N, batch, build, scores
+from tests.methods.loops import close, dot, softmax, unit
 from tests.methods.world import DIM, features, small_tower
 
 EVERY = CompositionIndex(np.arange(M * N), N)
@@ -81,27 +82,20 @@ def test_a_primitive_without_compositions_is_zero(space):
     assert not torch.allclose(same, found)
 
 
-def test_additive_features_are_reconstructed_exactly():
-    random = torch.Generator().manual_seed(1)
-    states, objects = (torch.randn(k, DIM, generator=random, dtype=torch.float64) for k in (M, N))
-    additive = (states[:, None] + objects[None]).reshape(M * N, DIM)
-    method = build(Lde)
-    method.decompose(additive, torch.arange(M * N))
-    m, n = torch.arange(M * N) // N, torch.arange(M * N) % N
-    close(method.centre + method.states[m] + method.objects[n], additive)
-    close(method.prepare(EVERY), additive)
-
-
-def test_geodesically_additive_features_are_reconstructed_exactly():
-    """The parts of `exp_mu(v_s + v_o)` have mean zero, so mu is the intrinsic mean."""
+@pytest.mark.parametrize("space", ["linear", "sphere"])
+def test_additive_features_are_reconstructed_exactly(space):
+    """On the sphere the parts of `exp_mu(v_s + v_o)` have mean zero, so mu is the intrinsic mean."""
     random = torch.Generator().manual_seed(2)
     mu = unit(torch.randn(DIM, generator=random, dtype=torch.float64))
     parts = [0.2 * torch.randn(k, DIM, generator=random, dtype=torch.float64) for k in (M, N)]
     states, objects = ((p - p.mean(0)) @ (torch.eye(DIM) - torch.outer(mu, mu)) for p in parts)
-    u = exp_map(mu, (states[:, None] + objects[None]).reshape(M * N, DIM))
-    method = build(Lde, space="sphere")
+    v = (states[:, None] + objects[None]).reshape(M * N, DIM)
+    u = exp_map(mu, v) if space == "sphere" else mu + v
+    method = build(Lde, space=space)
     method.decompose(u, torch.arange(M * N))
     close(method.centre, mu)
+    close(method.states, states)
+    close(method.objects, objects)
     close(method.prepare(EVERY), u)
 
 

@@ -9,7 +9,8 @@ import torch
 
 from duplex.layers.prompt_paths import Prompts
 from duplex.methods.plid import Plid
-from tests.methods.field import LABELS, SEEN, M, N, batch, build, close, cross_entropy, dot, linear, scores, unit
+from tests.methods.field import LABELS, SEEN, N, batch, build, check_losses, primitive_means, scores, targets
+from tests.methods.loops import close, cross_entropy, dot, linear, products, unit
 from tests.methods.world import DIM, small_tower
 
 ROW: dict[str, Any] = {"width": 5, "templates": ("a photo of", "this is", "one more"), "mix": 0.2, "primitives": 0.3}
@@ -52,37 +53,18 @@ def bounded_by_hand(scale, x, row, means, texts, y):
 def test_losses_and_scores_by_loops():
     method, images = build(Plid, **ROW), batch(4)
     t, texts = enriched_by_hand(method, SEEN), described_by_hand(SEEN)
-
-    def grouped(key, count, rows):
-        return [mean([row for row, c in zip(rows, SEEN, strict=True) if key(c) == g]) for g in range(count)]
-
-    def over(rows):
-        return grouped(lambda c: c // N, M, rows), grouped(lambda c: c % N, N, rows)
-
-    stacked = [torch.stack(described) for described in texts]
-    means, descriptions = (t, *over(t)), (texts, *(map(list, part) for part in map(list, over(stacked))))
-    own, scale = images.compositions.tolist(), method.scale
-    places = [[SEEN.index(c) for c in own], [c // N for c in own], [c % N for c in own]]
+    means, descriptions = (t, *primitive_means(t)), (texts, *primitive_means(map(torch.stack, texts)))
+    scale = method.scale
     x = [unit(row) for row in images.cls]
     z = (x, *(part.detach() for part in method.factors(torch.stack(x))))
-    c, s, o = ([[scale * dot(f, unit(row)) for row in rows] for f in fs] for fs, rows in zip(z, means, strict=True))
+    c, s, o = (products(fs, map(unit, rows), scale) for fs, rows in zip(z, means, strict=True))
     mixed = [[0.8 * r[k] + 0.2 * (s[i][p // N] + o[i][p % N]) for k, p in enumerate(SEEN)] for i, r in enumerate(c)]
-    losses = method.losses(images, method.shared())
-    every = zip(
-        ("composition", "state", "object"),
-        (1.0, 0.3, 0.3),
-        z,
-        (mixed, s, o),
-        means,
-        map(list, descriptions),
-        places,
-        strict=True,
-    )
-    for name, weight, fs, rows, classes, described, place in every:
-        bounded = [
-            bounded_by_hand(scale, f, row, classes, described, y) for f, row, y in zip(fs, rows, place, strict=True)
-        ]
-        close(losses[name].item(), weight * cross_entropy(bounded, place))
+    bounds = []
+    for fs, rows, classes, described, place in zip(z, (mixed, s, o), means, descriptions, targets(images), strict=True):
+        paths = zip(fs, rows, place, strict=True)
+        bounded = [bounded_by_hand(scale, f, row, classes, described, y) for f, row, y in paths]
+        bounds.append(cross_entropy(bounded, place))
+    check_losses(method, images, composition=bounds[0], state=0.3 * bounds[1], object=0.3 * bounds[2])
     candidates = [11, 2, 5]
     t = [unit(row) for row in enriched_by_hand(method, candidates)]
     logits = [

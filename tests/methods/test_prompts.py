@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,17 +11,11 @@ from duplex.methods.duplex import DuplexOptions
 from duplex.methods.prompts import PromptOptions
 from duplex.options import OptionError
 from tests.methods import twin
+from tests.methods.field import CLIP, SOFT
 from tests.methods.world import features, scores_of, small_labels, small_method, step_of
 
 LABELS = small_labels()
 SEEN = torch.as_tensor(LABELS.pairs["train"])
-CLIP: dict[str, Any] = {
-    "context": "fixed",
-    "vocabulary": "fixed",
-    "paths": "composition",
-    "adapter": "none",
-    "inference": ("semantic",),
-}
 
 
 def test_losses_equal_those_of_duplex_except_the_visual_one():
@@ -37,7 +29,7 @@ def test_losses_equal_those_of_duplex_except_the_visual_one():
 
 
 def test_fixed_prompts_are_encoded_once(monkeypatch):
-    method = small_method(PromptOptions(**{**CLIP, "adapter": "feature"}, losses=("semantic",)))
+    method = small_method(PromptOptions(**{**CLIP, "adapter": "feature", "losses": ("semantic",)}))
     tower, calls = method.paths.prompts.tower, []
     encode = tower.encode
     monkeypatch.setattr(tower, "encode", lambda *args, **more: calls.append(1) or encode(*args, **more))
@@ -45,14 +37,14 @@ def test_fixed_prompts_are_encoded_once(monkeypatch):
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(method.shared(), first, strict=True))
     assert len(calls) == 1
-    learned = small_method(PromptOptions(paths="composition", losses=("semantic",), inference=("semantic",)))
+    learned = small_method(PromptOptions(**{**SOFT, "adapter": "feature"}))
     learned.shared()
     learned.shared()
     assert len(calls) == 3, "learned prompts are encoded at every step"
 
 
 def test_zero_shot_scores_are_softmaxes_over_prompts():
-    method = small_method(PromptOptions(**CLIP, losses=()))
+    method = small_method(PromptOptions(**CLIP))
     columns = LABELS.candidates("closed", "test")
     z = features(4, 1)
     t = method.paths.semantic(columns)
@@ -83,7 +75,7 @@ def test_inspectable_features_are_those_of_the_scores():
     columns = np.array([3, 0])
     assert torch.equal(shown.semantic(columns), method.paths.encode(columns, ("semantic",)).compositions)
     assert not any(part.requires_grad for part in (shown.features({"cls": z}), *shown.factors({"cls": z})))
-    assert small_method(PromptOptions(**CLIP, losses=())).inspectable().names == ("features", "semantic")
+    assert small_method(PromptOptions(**CLIP)).inspectable().names == ("features", "semantic")
 
 
 def test_only_the_prompts_that_terms_need_are_encoded():
@@ -91,7 +83,7 @@ def test_only_the_prompts_that_terms_need_are_encoded():
     sizes = [tuple(map(len, found)) for found in (method.shared(), method.paths.encode(np.arange(5), ("factors",)))]
     assert sizes == [(0, 4, 3), (0, 4, 3)]
     assert [len(part) for part in method.paths.encode(np.arange(5), ("semantic", "factors"))] == [5, 4, 3]
-    single = small_method(PromptOptions(paths="composition", losses=("semantic",), inference=("semantic",)))
+    single = small_method(PromptOptions(**{**SOFT, "adapter": "feature"}))
     assert [len(part) for part in single.shared()] == [len(SEEN), 0, 0]
     assert [len(part) for part in single.paths.encode(np.arange(5), ("semantic",))] == [5, 0, 0]
     assert [len(part) for part in single.paths.encode(np.arange(5), ())] == [0, 0, 0]
@@ -118,7 +110,6 @@ def test_factors_are_returned_if_a_loss_or_the_caller_needs_them(names, with_fac
         ({"paths": "composition", "losses": ("semantic",)}, "inference factors needs paths: three"),
         ({"inference": ("semantic", "semantic")}, "inference names a term twice"),
         ({"adapter": "none", "context": "fixed", "vocabulary": "fixed", "losses": ("semantic",)}, "trained"),
-        ({"paths": "composition"}, "paths: three"),
         ({"losses": ("semantic", "semantic")}, "twice"),
         ({**CLIP, "losses": ("semantic",)}, "trained"),
         ({"inference": ()}, "at least one"),

@@ -18,6 +18,8 @@ from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import BrokenMethod, describe_method, find_method, installed_methods, make_method
 from duplex.options import OptionError, Options
+from duplex.system import plugins
+from duplex.system.plugins import module_of, provider
 from tests.methods.world import small_task
 
 
@@ -52,6 +54,10 @@ class Failing(type):
     def two_lines(cls) -> Any:
         raise ValueError("first line\nsecond line")
 
+    @property
+    def exits(cls) -> Any:
+        sys.exit(3)
+
 
 class Nested(metaclass=Failing):
     pass
@@ -66,6 +72,7 @@ class Nested(metaclass=Failing):
         (f"{__name__}:NUMBER", r"tests\.methods\.test_registry:NUMBER is no subclass of duplex.methods.base.Method"),
         (f"{__name__}:Optionless", r"Optionless\.Options is no subclass of duplex.options.Options"),
         (f"{__name__}:IntOptions", r"IntOptions\.Options is no subclass of duplex.options.Options"),
+        (f"{__name__}:Nested.exits", r"cannot be loaded .SystemExit: 3.; fix"),
         (f"{__name__}:Nested.silent", r"of tests\.methods\.test_registry cannot be loaded .KeyError: KeyError.; fix"),
         (f"{__name__}:Nested.two_lines", r"cannot be loaded .ValueError: first line.; fix"),
     ],
@@ -139,13 +146,13 @@ def test_a_description_without_defaults_has_no_needs():
 
 def test_of_two_kinds_with_one_name_the_built_in_one_counts(monkeypatch):
     others = [EntryPoint(*pair, "duplex.methods") for pair in (("prompts", "alien:A"), ("b", "z:Z"), ("b", "alien:B"))]
-    points = [*others, *registry.entry_points(group="duplex.methods")]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "duplex.methods" else [])
+    points = [*others, *plugins.entry_points(group="duplex.methods")]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == "duplex.methods" else [])
     kinds = installed_methods()
     assert list(kinds) == sorted(kinds)
-    assert kinds["prompts"].module == "duplex.methods.prompts"
-    assert kinds["prompts"].provider == f"{DISTRIBUTION} {version(DISTRIBUTION)}"
-    assert (kinds["b"].module, kinds["b"].target, kinds["b"].provider) == ("alien", "alien:B", "alien")
+    assert module_of(kinds["prompts"]) == "duplex.methods.prompts"
+    assert provider(kinds["prompts"]) == f"{DISTRIBUTION} {version(DISTRIBUTION)}"
+    assert (module_of(kinds["b"]), kinds["b"].value, provider(kinds["b"])) == ("alien", "alien:B", "alien")
 
 
 def test_only_module_and_class_are_looked_up_in_the_current_folder(tmp_path, monkeypatch):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from duplex.methods.scen import Scen
-from tests.methods.field import SEEN, N, batch, build, close, composed, cross_entropy, dot, linear, mlp, scores, unit
+from tests.methods.field import SEEN, batch, build, check_losses, scores, targets
+from tests.methods.loops import close, composed, cross_entropy, dot, linear, mlp, products, unit
 
 ROW: dict[str, Any] = {"width": 5, "temperature": 0.5, "scale": 6.0, "contrast": 0.7}
 
@@ -27,23 +28,22 @@ def contrast(h, same, other, temperature):
 
 def test_losses_and_scores_by_loops():
     method, images = build(Scen, **ROW), batch(8)
-    own = images.compositions.tolist()
+    place, m, n = targets(images)
     h_s = [unit(mlp(method.encode_s, unit(z))) for z in images.cls]
     h_o = [unit(mlp(method.encode_o, unit(z))) for z in images.cls]
     fused = [unit(linear(method.fuse, torch.cat(pair))) for pair in zip(h_s, h_o, strict=True)]
-
-    losses = method.losses(images, method.shared())
-    states, objects = [c // N for c in own], [c % N for c in own]
-    close(
-        losses["composition"].item(),
-        cross_entropy([[6 * dot(f, composed(method, c)) for c in SEEN] for f in fused], map(SEEN.index, own)),
+    contrast_s, contrast_o = contrast(h_s, m, n, 0.5), contrast(h_o, n, m, 0.5)
+    assert contrast_s > 0 or contrast_o > 0
+    check_losses(
+        method,
+        images,
+        composition=cross_entropy(products(fused, [composed(method, c) for c in SEEN], 6), place),
+        state=0.4 * cross_entropy([linear(method.classify_s, h) for h in h_s], m),
+        object=0.6 * cross_entropy([linear(method.classify_o, h) for h in h_o], n),
+        state_contrast=0.7 * contrast_s,
+        object_contrast=0.7 * contrast_o,
     )
-    close(losses["state"].item(), 0.4 * cross_entropy([linear(method.classify_s, h) for h in h_s], states))
-    close(losses["object"].item(), 0.6 * cross_entropy([linear(method.classify_o, h) for h in h_o], objects))
-    close(losses["state_contrast"].item(), 0.7 * contrast(h_s, states, objects, 0.5))
-    close(losses["object_contrast"].item(), 0.7 * contrast(h_o, objects, states, 0.5))
-    assert losses["state_contrast"] > 0 or losses["object_contrast"] > 0
-    close(scores(method, [4, 9], images), [[6 * dot(f, composed(method, c)) for c in (4, 9)] for f in fused])
+    close(scores(method, [4, 9], images), products(fused, [composed(method, c) for c in (4, 9)], 6))
 
 
 def test_contrast_is_zero_without_a_positive_or_a_negative():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -15,74 +14,38 @@ from duplex.methods.logiczsl import LogicZsl
 from duplex.methods.prompts import PromptMethod
 from duplex.methods.troika import Troika, TroikaOptions
 from duplex.methods.vp_cmjl import VpCmjl
-from tests.methods.field import (
-    SEEN,
-    N,
-    batch,
-    build,
-    close,
-    cross_entropy,
-    dot,
-    linear,
-    normed,
-    scores,
-    softmax,
-    task,
-    unit,
-)
+from tests.methods.field import N, batch, build, check_losses, scores, targets, task
+from tests.methods.loops import attend, close, cross_entropy, dot, feed_forward, normed, sums_of_posteriors, unit
 
 ROW: dict[str, Any] = {"width": 5, "layers": 2, "heads": 2, "inner": 2, "start": 0.4}
-
-
-def attend_by_hand(part, x, tokens):
-    """One query over the tokens of one image."""
-    q, width = linear(part.query, x), part.query.out_features // part.heads
-    keys, values = [linear(part.key, y) for y in tokens], [linear(part.value, y) for y in tokens]
-    parts = []
-    for h in range(part.heads):
-        cut = slice(h * width, (h + 1) * width)
-        weights = softmax([dot(q[cut], k[cut]) / math.sqrt(width) for k in keys])
-        parts.append(torch.stack([w * v[cut] for w, v in zip(weights, values, strict=True)]).sum(0))
-    return linear(part.out, torch.cat(parts))
 
 
 def pulled_by_hand(traction, t, tokens):
     h, tokens = t, [normed(traction.norm, y) for y in tokens]
     for layer in traction.layers:
-        norm, first, gelu, second = layer.forward_part
-        g = h + attend_by_hand(layer.attend, h, tokens)
-        h = g + linear(second, gelu(linear(first, normed(norm, g))))
+        h = feed_forward(layer.forward_part, h + attend(layer.attend, h, tokens)[0])
     return unit(t + traction.strength.detach() * h)
 
 
 def logits_by_hand(method, images, t):
-    z = method.paths.adapt(images.cls).detach()
-    z_s, z_o = (part.detach() for part in method.paths.factors(z))
-    found = []
-    for features, prototypes in ((z, t.compositions), (z_s, t.states), (z_o, t.objects)):
-        rows = [
+    z = method.paths.adapt(images.cls)
+    return [
+        [
             [method.paths.scale * dot(f, pulled_by_hand(method.traction, p.detach(), tokens)) for p in prototypes]
-            for f, tokens in zip(features, images.inputs["patch"], strict=True)
+            for f, tokens in zip(features.detach(), images.inputs["patch"], strict=True)
         ]
-        found.append(rows)
-    return found
+        for features, prototypes in zip((z, *method.paths.factors(z)), t, strict=True)
+    ]
 
 
 def test_losses_and_scores_by_loops():
     method, images = build(Troika, **ROW), batch(3)
-    t, own = method.shared(), images.compositions.tolist()
-    c, s, o = logits_by_hand(method, images, t)
-    losses = method.losses(images, t)
-    close(losses["semantic"].item(), cross_entropy(c, map(SEEN.index, own)))
-    close(losses["state"].item(), cross_entropy(s, [k // N for k in own]))
-    close(losses["object"].item(), cross_entropy(o, [k % N for k in own]))
+    paths = zip(logits_by_hand(method, images, method.shared()), targets(images), strict=True)
+    semantic, state, object = (cross_entropy(*path) for path in paths)
+    check_losses(method, images, semantic=semantic, state=state, object=object)
     candidates = [7, 11, 0]
     t = method.paths.encode(torch.tensor(candidates).numpy(), ("semantic", "factors"))
-    c, s, o = logits_by_hand(method, images, t)
-    expected = [
-        [p + q[k // N] * r[k % N] for p, k in zip(softmax(a), candidates, strict=True)]
-        for a, q, r in zip(c, map(softmax, s), map(softmax, o), strict=True)
-    ]
+    expected = sums_of_posteriors(*logits_by_hand(method, images, t), candidates, N)
     close(scores(method, candidates, images), expected)
 
 
@@ -110,10 +73,9 @@ def test_zero_strength_leaves_prompts_unchanged():
     method, images = build(Troika, **ROW), batch(4)
     torch.nn.init.zeros_(method.traction.strength)
     z, t = method.paths.adapt(images.cls), method.shared()
-    for pulled, plain in zip(
-        method.path_logits(z, t, images.inputs["patch"]), method.path_logits(z, t, None), strict=True
-    ):
-        close(pulled, plain)
+    pulled = method.path_logits(z, t, images.inputs["patch"])
+    for logits, f, prototypes in zip(pulled, (z, *method.paths.factors(z)), t, strict=True):
+        close(logits, method.paths.logits(f, prototypes))
 
 
 def test_untrained_traction_depends_on_the_tokens():

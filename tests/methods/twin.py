@@ -10,21 +10,13 @@ def unit(x: Tensor) -> Tensor:
     return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12)  # zero vectors stay zero
 
 
-def softmax_row(values: list[Tensor]) -> list[Tensor]:
-    top = max(float(v.detach()) for v in values)
-    terms = [torch.exp(v - top) for v in values]
-    total = sum(terms[1:], terms[0])
-    return [term / total for term in terms]
-
-
 def posteriors(z: Tensor, t: Tensor, scale: float) -> Tensor:
     """Eq. 8-9: row i is the softmax of z_i . t / tau."""
-    return torch.stack([torch.stack(softmax_row([scale * (zi @ tj) for tj in t])) for zi in z])
+    return (scale * z @ t.T).softmax(-1)
 
 
 def cross_entropy(z: Tensor, t: Tensor, own: list[int], scale: float) -> Tensor:
-    p = posteriors(z, t, scale)
-    return -torch.stack([torch.log(p[i, own[i]]) for i in range(len(own))]).mean()
+    return -posteriors(z, t, scale)[range(len(own)), own].log().mean()
 
 
 def learned_fusion(z_s, z_o, M_s, M_o, rectified=True):

@@ -45,9 +45,8 @@ def batch_sizes(client: Any, workers: int = 1, delay: float = 0.0, **options: An
         sizes: list[int] = []
         fakes: list[Any] = [FakeWorker(sizes, delay) for _ in range(workers)]
         batcher = Batcher(fakes, **options)
-        batcher.start()
-        await asyncio.wait_for(client(batcher), 60)
-        await batcher.stop()
+        async with batcher.running():
+            await asyncio.wait_for(client(batcher), 60)
         return sizes
 
     return asyncio.run(run())
@@ -152,12 +151,11 @@ def test_a_worker_that_never_replies_does_not_block_the_end():
     async def run() -> None:
         stuck: Any = StuckWorker()
         batcher = Batcher([stuck])
-        batcher.start()
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(ask(batcher, b"a"), 0.1)
-        await asyncio.wait_for(batcher.stop(), 10)
+        async with batcher.running():
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(ask(batcher, b"a"), 0.1)
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_waiting_images_are_answered_before_the_end():

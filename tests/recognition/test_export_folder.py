@@ -50,6 +50,15 @@ def exported(trained, tmp_path_factory) -> dict[str, Path]:
     return places
 
 
+ALONE = "import sys; sys.modules['torch'] = sys.modules['duplex'] = None; sys.path.insert(0, '.'); "
+
+
+def run_alone(script: str, folder: Path, *words: object) -> str:
+    """Run a script in an export's folder, in a process that cannot import torch or this package; return its output."""
+    command = [sys.executable, "-c", ALONE + script, *map(str, words)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.fixture(scope="module")
 def features(trained) -> np.ndarray:
     return open_features(trained.paths.features("own")).cls[-60:]
@@ -72,15 +81,12 @@ def test_an_export_gives_the_answers_of_its_run(trained, exported, features, met
 
 @pytest.mark.parametrize("method", EXPORTED)
 def test_numpy_alone_gives_the_same_scores(trained, exported, features, method, tmp_path):
-    """In a process that cannot import torch, or this package."""
     np.save(tmp_path / "features.npy", features)
     script = (
-        "import sys; sys.modules['torch'] = sys.modules['duplex'] = None; sys.path.insert(0, '.')\n"
         "import recognize, numpy; t = recognize.load_file('model.safetensors')\n"
         "numpy.save(sys.argv[2], recognize.scores(t, numpy.load(sys.argv[1])))"
     )
-    files = [tmp_path / "features.npy", tmp_path / "scores.npy"]
-    subprocess.run([sys.executable, "-c", script, *files], cwd=exported[method], check=True)
+    run_alone(script, exported[method], tmp_path / "features.npy", tmp_path / "scores.npy")
     scores = Recognizer.load(trained.run(method), device="cpu").scores(features).numpy()
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), scores, **near(method))
 
@@ -106,10 +112,7 @@ def test_onnxruntime_gives_the_same_scores(trained, exported, features, method):
 def test_onnxruntime_alone_names_the_composition_of_an_image(trained, exported):
     pytest.importorskip("onnxruntime")
     images = trained.images()[:20]
-    alone = "import sys; sys.modules['torch'] = sys.modules['duplex'] = None; sys.path.insert(0, '.')"
-    script = f"{alone}; import see; see.main()"
-    command = [sys.executable, "-c", script, *map(str, images)]
-    output = subprocess.run(command, cwd=exported["duplex"], capture_output=True, text=True, check=True).stdout
+    output = run_alone("import see; see.main()", exported["duplex"], *images)
     best = [answer.best.name for answer in Recognizer.load(trained.run(), device="cpu")(images)]
     assert [line.split(" ", 1)[1] for line in output.splitlines()] == best
 
@@ -197,13 +200,6 @@ def test_nothing_is_uploaded_without_push(trained, tmp_path):
     with Hub() as hub:
         done = duplex("export", trained.run(), tmp_path / "out", HF_ENDPOINT=hub.address)
         assert done.returncode == 0 and not hub.requests
-
-
-def test_a_folder_with_other_files_is_not_replaced(trained, tmp_path):
-    (tmp_path / "own.txt").write_text("mine")
-    done = duplex("export", trained.run(), tmp_path)
-    assert done.returncode == 2 and "is not an export of duplex" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["own.txt"]
 
 
 def test_a_damaged_export_is_refused(exported, tmp_path):

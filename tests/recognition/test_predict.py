@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from PIL import Image
@@ -90,9 +90,11 @@ def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp
 
 def test_bad_files_get_a_line_and_exit_code_3(project, tmp_path):
     (tmp_path / "bad.png").write_text("nothing")
-    out = tmp_path / "answers.csv"
-    done = predict(project.images()[0], tmp_path, "--model", project.run(), "--format", "csv", "--out", out, "--top", 2)
+    out, model = tmp_path / "answers.csv", ("--model", project.run(), "--top", 2)
+    done = predict(project.images()[0], tmp_path, *model, "--format", "csv", "--out", out)
     assert done.returncode == 3 and "1 of 2 files are not readable images" in done.stderr
+    done = predict("absent.png", *model, "--format", "jsonl")
+    assert (json.loads(done.stdout), done.returncode) == ({"image": "absent.png", "error": "missing"}, 3)
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["rank"] for row in rows] == ["1", "2", ""]
@@ -143,16 +145,13 @@ def twisted(tensors, meta):
     tensors["codebook.rows"][0] += 1
 
 
-def elsewhere(tensors, meta):
-    record = json.loads(meta["duplex"])
-    record["encoder"]["name"] = "local-dir:/nowhere"
-    meta["duplex"] = json.dumps(seal(record))
+def with_encoder(key: str, value: str) -> Callable[[dict, dict], None]:
+    def change(tensors, meta):
+        record = json.loads(meta["duplex"])
+        record["encoder"][key] = value
+        meta["duplex"] = json.dumps(seal(record))
 
-
-def of_another_encoder(tensors, meta):
-    record = json.loads(meta["duplex"])
-    record["encoder"]["weights"] = "0" * 64
-    meta["duplex"] = json.dumps(seal(record))
+    return change
 
 
 @pytest.mark.slow
@@ -160,8 +159,8 @@ def of_another_encoder(tensors, meta):
     ("change", "message"),
     [
         (twisted, "is damaged"),
-        (elsewhere, "/nowhere"),
-        (of_another_encoder, "was trained on features of weights '0000"),
+        (with_encoder("name", "local-dir:/nowhere"), "/nowhere"),
+        (with_encoder("weights", "0" * 64), "was trained on features of weights '0000"),
     ],
 )
 def test_a_model_that_cannot_be_used_is_reported(project, tmp_path, change, message):
@@ -170,13 +169,6 @@ def test_a_model_that_cannot_be_used_is_reported(project, tmp_path, change, mess
         done = duplex(*arguments)
         assert done.returncode == 2 and message in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("duplex: ")
-
-
-def test_missing_files_get_a_line(project):
-    done = predict("absent.png", project.images()[0], "--model", project.run(), "--format", "jsonl")
-    first = json.loads(done.stdout.splitlines()[0])
-    assert first == {"image": "absent.png", "error": "missing"} and done.returncode == 3
-    assert Path(json.loads(done.stdout.splitlines()[1])["image"]) == project.images()[0]
 
 
 def test_an_image_of_something_else_is_marked_and_so_are_pairs_without_training_images(project, tmp_path):

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from duplex.data.manifest import read_manifest
 from duplex.encoders import load_encoder
 from duplex.errors import UsageError
 from duplex.methods.base import TaskContext
+from duplex.recognition.added_words import encode_prompts
 from duplex.recognition.answers import UnreadableImage
 from duplex.training.checkpoint import load_checkpoint, read_record, seal
 
@@ -171,12 +173,11 @@ def test_added_compositions_have_new_and_known_words(trained, recognizer):
 
 def test_prompts_of_known_names_equal_the_methods_prototypes(trained, recognizer):
     candidates, tensors = recognizer.candidates(), recognizer.trained.tensors("closed")
-    from duplex.recognition.added_words import NamedPrompts
-
-    prompts = NamedPrompts(tensors, recognizer.labels, recognizer.trained.backbone.tower("text").text)
-    torch.testing.assert_close(prompts.encode("composition", candidates.pairs), tensors["semantic"], rtol=0, atol=1e-5)
+    tower = recognizer.trained.backbone.tower("text").text
+    encode = partial(encode_prompts, tensors, recognizer.labels, tower)
+    torch.testing.assert_close(encode("composition", candidates.pairs), tensors["semantic"], rtol=0, atol=1e-5)
     names = [(name, None) for name in recognizer.labels.states]
-    torch.testing.assert_close(prompts.encode("state", names), tensors["states"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(encode("state", names), tensors["states"], rtol=0, atol=1e-5)
 
 
 def test_unreadable_files_do_not_stop_a_stream(trained, recognizer, tmp_path):

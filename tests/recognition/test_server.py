@@ -39,26 +39,20 @@ def data_of(trained, place: int = 0) -> bytes:
 
 
 def test_answers_equal_the_recognizers(trained, server):
-    images = trained.images()[:12]
-    status, reply = server.predict(*[(path.name, path.read_bytes()) for path in images])
-    expected = Recognizer.load(trained.run(), device="cpu")(images)
-    assert status == 200
-    for record, answer, path in zip(reply["answers"], expected, images, strict=True):
-        assert record["image"] == path.name
-        assert record["top"][0]["score"] == pytest.approx(answer.best.score, abs=5e-3)
-        assert len(record["top"]) == len(record["states"]) == 3
-
-
-def test_simultaneous_requests_get_their_own_answers(trained, server):
+    """Of one request with all images, and of simultaneous requests with one image each."""
     images = trained.images()[:16]
-    expected = Recognizer.load(trained.run(), device="cpu")(images)
+    files, expected = [(path.name, path.read_bytes()) for path in images], Recognizer.load(trained.run(), device="cpu")
+    status, together = server.predict(*files)
     before = server.metrics
     with ThreadPoolExecutor(16) as clients:
-        replies = list(clients.map(lambda path: server.predict((path.name, path.read_bytes())), images))
-    for (status, reply), answer, path in zip(replies, expected, images, strict=True):
-        assert status == 200 and reply["answers"][0]["image"] == path.name
-        assert reply["answers"][0]["top"][0]["score"] == pytest.approx(answer.best.score, abs=5e-3)
+        replies = list(clients.map(server.predict, files))
     after = server.metrics
+    assert status == 200 and [status for status, _ in replies] == [200] * 16
+    for records in (together["answers"], [reply["answers"][0] for _, reply in replies]):
+        for record, answer, path in zip(records, expected(images), images, strict=True):
+            assert record["image"] == path.name
+            assert record["top"][0]["score"] == pytest.approx(answer.best.score, abs=5e-3)
+            assert len(record["top"]) == len(record["states"]) == 3
     assert after["duplex_images_total"] - before["duplex_images_total"] == 16
     assert after["duplex_batches_total"] - before["duplex_batches_total"] < 16, "some were encoded together"
 
@@ -91,9 +85,6 @@ def test_a_bad_image_does_not_affect_good_ones(trained, server):
     assert server.predict(("bad.png", b""))[0] == 422
 
 
-# -- hostile clients --------------------------------------------------------------------------------------------------
-
-
 def bomb() -> bytes:
     """A PNG of 60,000 x 60,000 pixels in a few bytes."""
     head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
@@ -101,12 +92,8 @@ def bomb() -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", head)
-        + chunk(b"IDAT", zlib.compress(bytes(1 << 16)))
-        + chunk(b"IEND", b"")
-    )
+    data = chunk(b"IDAT", zlib.compress(bytes(1 << 16)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + data + chunk(b"IEND", b"")
 
 
 def posted(body: bytes, *, length: int | None = None, kind: str = f"multipart/form-data; boundary={BOUNDARY}") -> bytes:
@@ -275,9 +262,12 @@ def test_images_of_another_encoder_are_not_similar(project, capsys):
     assert "no similar training images: " in capsys.readouterr().err
 
 
-def test_infinite_seconds_are_refused(trained):
-    done = duplex("serve", trained.run(), "--seconds", "inf")
-    assert done.returncode == 2 and "--seconds is inf; expected a finite number" in done.stderr
+@pytest.mark.parametrize(
+    ("option", "value"), [("--workers", "0"), ("--workers", "65"), ("--workers", "many"), ("--seconds", "inf")]
+)
+def test_values_out_of_range_are_refused(trained, option, value):
+    done = duplex("serve", trained.run(), option, value)
+    assert done.returncode == 2 and option in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_port_in_use_is_reported(trained):

@@ -26,7 +26,6 @@ from duplex.recognition.batcher import Batcher
 from duplex.recognition.workers import ImageRequest, image_workers
 from duplex.system.process_pool import ProcessFailed
 from tests.recognition.serving import RunningServer
-from tests.subprocesses import duplex
 from tests.waiting import has_ended, wait_until
 
 OPTIONS: Any = {"world": None, "max_pixels": 10**6, "threads": 1}
@@ -91,8 +90,8 @@ def answer(workers: Any, *images: ImageRequest) -> list[Any]:
 
     async def run() -> list[Any]:
         batcher = Batcher(workers)
-        batcher.start()
-        return await asyncio.gather(*map(batcher.answer, images))
+        async with batcher.running():
+            return await asyncio.gather(*map(batcher.answer, images))
 
     return asyncio.run(run())
 
@@ -132,19 +131,14 @@ def test_a_worker_that_cannot_be_replaced_is_reported_at_each_request(tmp_path):
                 answer(workers, colour(0))
 
 
-def test_a_worker_that_dies_while_loading_is_reported():
-    load: Any = partial(os._exit, 7)
-    with pytest.raises(ProcessFailed, match="exit code 7"), image_workers(load, 2, **OPTIONS):
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [(partial(os._exit, 7), "exit code 7"), (partial(Recognizer.load, "absent"), r"could not start: .*absent")],
+    ids=["the process dies", "the model is missing"],
+)
+def test_a_worker_that_cannot_load_its_model_is_reported_with_the_reason(load, message):
+    with pytest.raises(ProcessFailed, match=message), image_workers(load, 2, **OPTIONS):
         pass
-
-
-def test_a_model_that_cannot_be_loaded_is_reported_with_the_reason(tmp_path):
-    load = partial(Recognizer.load, tmp_path / "absent")
-    with pytest.raises(ProcessFailed, match=r"could not start: .*absent"), image_workers(load, 1, **OPTIONS):
-        pass
-
-
-# -- behind a server ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -231,9 +225,3 @@ def test_no_worker_outlives_the_server(trained, end):
         server.process.send_signal(end)
         assert server.process.wait(30) == (0 if end != signal.SIGKILL else -end)
         wait_until(lambda: all(map(has_ended, workers)))
-
-
-@pytest.mark.parametrize("number", ["0", "65", "many"])
-def test_a_wrong_number_of_workers_is_reported(trained, number):
-    done = duplex("serve", trained.run(), "--workers", number)
-    assert done.returncode == 2 and "--workers" in done.stderr and "Traceback" not in done.stderr

@@ -10,7 +10,10 @@ import pytest
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.stages import inventory, maps, report
+from tests.commands import command
 from tests.projects import inside, make_project
+
+__all__ = ["command"]
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from duplex.artifacts import ArtifactPaths
-from duplex.cli import app, run_command
 from duplex.errors import UsageError
 from duplex.evaluation.uncertainty import NAMES
 from duplex.labels import LabelSpace
@@ -17,40 +15,18 @@ from duplex.report.maps import Scene, draw_maps
 from duplex.stages import maps, queries
 
 
-@dataclass(frozen=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def duplex(project, capsys):
-    """The command, in this process and in the project's folder."""
-
-    def call(*words: str) -> Answer:
-        code = 0
-        try:
-            run_command(lambda: app(list(words), standalone_mode=False))
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return Answer(code, *capsys.readouterr())
-
-    return call
-
-
-def test_report_prints_the_page_and_opens_it_on_request(duplex, project, monkeypatch):
+def test_report_prints_the_page_and_opens_it_on_request(command, project, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or False)
-    assert duplex("report").out.strip() == "artifacts/report/index.html"
+    assert command("report").out.strip() == "artifacts/report/index.html"
     assert not opened
-    done = duplex("report", "--open")
+    done = command("report", "--open")
     assert opened == [project.page.resolve().as_uri()]
     assert done.code == 0 and "no browser found" in done.err
 
 
-def test_retrieve_lists_images_of_both_prototypes(duplex, project):
-    found = json.loads(duplex("retrieve", "red star", "--dataset", "own", "--json", "--top", "3").out)
+def test_retrieve_lists_images_of_both_prototypes(command, project):
+    found = json.loads(command("retrieve", "red star", "--dataset", "own", "--json", "--top", "3").out)
     assert list(found) == ["semantic", "visual"]
     for hits in found.values():
         assert len(hits) == 3
@@ -58,16 +34,16 @@ def test_retrieve_lists_images_of_both_prototypes(duplex, project):
         assert cosines == sorted(cosines, reverse=True)
         assert all((project.folder / "pictures" / hit["image"]).is_file() for hit in hits)
         assert all(hit["right"] == (hit["label"] == "red star") for hit in hits)
-    said = duplex("retrieve", "Red  Star", "--dataset", "own", "--top", "3").out.splitlines()
+    said = command("retrieve", "Red  Star", "--dataset", "own", "--top", "3").out.splitlines()
     assert len(said) == 4 and said[0].split() == ["semantic", "prototype", "visual", "prototype"]
 
 
-def test_swapping_an_image_with_itself_finds_it(duplex, project):
+def test_swapping_an_image_with_itself_finds_it(command, project):
     manifest = LabelSpace.load(project.paths.labels("own"))
     source = queries.load_queried_run(project.params, "own", None, None)
     context = source.retrieval_context()
     image = str(project.folder / "pictures" / context.images[0])
-    found = json.loads(duplex("swap", image, image, "--dataset", "own", "--json", "--top", "2").out)
+    found = json.loads(command("swap", image, image, "--dataset", "own", "--json", "--top", "2").out)
     assert found[0]["image"] == context.images[0] and found[0]["cosine"] > 0.99
     assert found[0]["label"] in manifest.names(np.arange(manifest.size))
 
@@ -83,8 +59,8 @@ def test_swapping_an_image_with_itself_finds_it(duplex, project):
         (["swap", "a.png", "b.png", "--dataset", "own", "--method", "clip"], 2, "no state and object factors"),
     ],
 )
-def test_errors_are_one_line(duplex, words, code, said):
-    done = duplex(*words)
+def test_errors_are_one_line(command, project, words, code, said):
+    done = command(*words)
     assert done.code == code, done.err
     assert said in done.err
     assert len(done.err.strip().splitlines()) == 1
@@ -118,9 +94,9 @@ def test_two_images_are_enough_for_maps():
 
 
 @pytest.mark.parametrize("world", ["closed", "open"])
-def test_compare_equals_the_difference_of_metrics(duplex, project, world):
+def test_compare_equals_the_difference_of_metrics(command, project, world):
     words = ("compare", "--dataset", "own", "--methods", "clip", "duplex", "--world", world, "--json")
-    found = json.loads(duplex(*words).out)
+    found = json.loads(command(*words).out)
     assert found["seeds"] == [0, 1]
     rows = ("clip", {"closed": "duplex", "open": "duplex_open"}[world])  # shown as duplex in the open world
     records = [
@@ -131,4 +107,4 @@ def test_compare_equals_the_difference_of_metrics(duplex, project, world):
     for name, gain in found["difference"].items():
         assert gain["value"] == pytest.approx(after[name] - before[name], abs=1e-6)
         assert gain["interval"][0] <= gain["value"] <= gain["interval"][1]
-    assert duplex("compare", "--dataset", "own", "--methods", "clip", "static").code == 1
+    assert command("compare", "--dataset", "own", "--methods", "clip", "static").code == 1

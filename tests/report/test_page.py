@@ -11,22 +11,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from duplex.report.blocks import (
-    Column,
-    Figure,
-    Gallery,
-    Group,
-    Line,
-    Note,
-    Report,
-    ReportPart,
-    ReportSection,
-    Strip,
-    Table,
-    TableCell,
-    TableRow,
-    Thumb,
-)
+from duplex.report import blocks
 from duplex.report.charts import Chart, Mark, Series, draw
 from duplex.report.page import render_markdown, render_page
 from duplex.stages import inventory, maps, report
@@ -127,15 +112,15 @@ def test_every_figure_is_also_a_file(project):
     assert sorted(linked) == [drawing.name for drawing in drawings]
 
 
-def evil_report() -> Report:
-    row = TableRow([TableCell(EVIL, EVIL, tip=EVIL), TableCell("1", 1)])
-    table = Table(EVIL, [Column(EVIL, False, tip=EVIL), Column("n")], [row], EVIL)
+def evil_report() -> blocks.Report:
+    row = blocks.TableRow([blocks.TableCell(EVIL, EVIL, tip=EVIL), blocks.TableCell("1", 1)])
+    table = blocks.Table(EVIL, [blocks.Column(EVIL, False, tip=EVIL), blocks.Column("n")], [row], EVIL)
     series = Series(EVIL, [0.0, 1.0], [0.0, 1.0], marks=[Mark(0.5, 0.5, EVIL)])
-    figure = Figure("evil", draw(Chart(EVIL, EVIL, EVIL, [series])), EVIL)
-    thumbs = [Thumb(None, EVIL, EVIL, True, [Line(EVIL, False)])]
-    gallery = Gallery([Group(EVIL, [Strip(EVIL, thumbs)])], EVIL)
-    parts = [ReportPart(EVIL, [table, figure, gallery, Note(EVIL, "dvc repro")])]
-    return Report(EVIL, EVIL, [ReportSection("evil", EVIL, parts, EVIL)], [(EVIL, EVIL)])
+    figure = blocks.Figure("evil", draw(Chart(EVIL, EVIL, EVIL, [series])), EVIL)
+    thumbs = [blocks.Thumb(None, EVIL, EVIL, True, [blocks.Line(EVIL, False)])]
+    gallery = blocks.Gallery([blocks.Group(EVIL, [blocks.Strip(EVIL, thumbs)])], EVIL)
+    parts = [blocks.ReportPart(EVIL, [table, figure, gallery, blocks.Note(EVIL, "dvc repro")])]
+    return blocks.Report(EVIL, EVIL, [blocks.ReportSection("evil", EVIL, parts, EVIL)], [(EVIL, EVIL)])
 
 
 def test_names_are_escaped_on_the_page():

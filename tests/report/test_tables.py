@@ -12,7 +12,7 @@ from duplex.report import tables
 from duplex.report.blocks import Note, Table, TableCell, TableRow
 from duplex.report.figures import lambda_figures
 from duplex.report.page_sections import dataset_section
-from duplex.report.predictions import examples
+from duplex.report.predictions import accuracy_tables, confused_table, examples
 from duplex.report.results import DatasetResults, Results, RunRecord
 from duplex.report.tables import published_table
 from tests.projects import SHIPPED
@@ -182,6 +182,22 @@ def test_notes_name_an_omitted_closed_world():
     notes = [examples(rows, lambda _: None, {}) for rows in (table, table[:0])]
     assert notes[0] == Note("Examples need the closed world, which evaluation.worlds in params.yaml omits.")
     assert isinstance(notes[1], Note) and notes[1].command == "dvc repro"
+
+
+def test_errors_are_the_most_frequent_confusions_and_the_worst_and_best_pairs():
+    rows = [("a", "b", 2), ("a", "a", 2), ("b", "a", 2), ("c", "c", 1), ("d", "d", 3), ("e", "a", 1), ("e", "b", 1)]
+    answers = [(label, top1) for label, top1, times in rows for _ in range(times)]
+    table = pd.DataFrame(answers, columns=["label", "top1"]).assign(world="closed")
+    table = table.assign(right=(table["label"] == table["top1"]).astype(int), seen=(table["label"] < "d").astype(int))
+    texts = [
+        [[cell.text for cell in row.cells] for row in one.rows]
+        for one in (confused_table(table, "p.csv"), *accuracy_tables(table, "p.csv"))
+    ]
+    assert texts == [
+        [["a", "b", "2", "4"], ["b", "a", "2", "2"], ["e", "a", "1", "2"], ["e", "b", "1", "2"]],
+        [["b", "seen", "2", "0.0"], ["e", "unseen", "2", "0.0"]],
+        [["d", "unseen", "3", "100.0"], ["c", "seen", "1", "100.0"]],
+    ]
 
 
 GROUPS = {"static": {"head": 80.0, "tail": 41.0, "unseen": 20.0}, "duplex_five": {"head": 79.5, "tail": 45.25}}

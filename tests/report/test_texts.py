@@ -19,10 +19,8 @@ from duplex.methods.base import Inspectable
 from duplex.methods.registry import make_method, parse_options
 from duplex.report.predictions import examples
 from duplex.report.prototype_retrieval import (
-    EmbeddedImages,
     RetrievalContext,
     Texts,
-    embed,
     nearest_texts,
     prototype_hits,
     text_blocks,
@@ -37,11 +35,10 @@ OWN = np.resize(LABELS.pairs["test"], 9)
 BOOK = features(LABELS.size, 3).float()  # a text of every composition
 
 
-def context_of(method: Inspectable, z: Tensor) -> tuple[RetrievalContext, EmbeddedImages]:
+def context_of(method: Inspectable, z: Tensor) -> RetrievalContext:
     """Nine test images, at rows of the manifest from 20."""
     test = Examples(np.arange(20, 20 + len(OWN)), {"cls": z}, torch.from_numpy(OWN))
-    viewing = RetrievalContext(method, LABELS, test, [f"{row}.png" for row in test.rows], lambda image: None)
-    return viewing, embed(method, test)
+    return RetrievalContext(method, LABELS, test, [f"{row}.png" for row in test.rows], lambda image: None)
 
 
 def plain_texts(z: Any, rows: Any, columns: list[int]) -> list[list[tuple[float, int]]]:
@@ -64,7 +61,7 @@ def reader(scale: float = 1.0, **more: Any) -> Inspectable:
 @settings(max_examples=30, deadline=None)
 def test_the_nearest_texts_equal_sorting_by_cosine(seed: int) -> None:
     z = features(len(OWN), seed).float()
-    found = nearest_texts(*context_of(reader(scale=2.5), z))
+    found = nearest_texts(context_of(reader(scale=2.5), z))
     assert found is not None
     expected = plain_texts(z, BOOK[CLOSED], CLOSED)
     assert found[0].tolist() == [[composition for _, composition in line] for line in expected]
@@ -73,7 +70,7 @@ def test_the_nearest_texts_equal_sorting_by_cosine(seed: int) -> None:
 
 def test_lines_and_shares_equal_plain_loops() -> None:
     z = BOOK[OWN] + 1.5 * features(len(OWN), 8).float()
-    texts = text_blocks(*context_of(reader(), z), "some.json")
+    texts = text_blocks(context_of(reader(), z), "some.json")
     expected = plain_texts(z, BOOK[CLOSED], CLOSED)
     assert sorted(texts.lines) == list(range(20, 29))
     for i, line in enumerate(expected):
@@ -94,11 +91,11 @@ def test_texts_are_compared_in_the_text_space_of_the_method() -> None:
     method = reader(
         scale=-1.0, visual=lambda compositions: -BOOK[compositions], text_space_features=lambda inputs: inputs["cls"]
     )
-    viewing, embedded = context_of(method, z)
-    found = nearest_texts(viewing, embedded)
+    viewing = context_of(method, z)
+    found = nearest_texts(viewing)
     assert found is not None
     assert (found[0][:, 0] == OWN).all()
-    for hits in prototype_hits(viewing, embedded, int(OWN[2]), 1).values():
+    for hits in prototype_hits(viewing, int(OWN[2]), 1).values():
         assert hits[0].right and hits[0].cosine == pytest.approx(1)
 
 
@@ -108,17 +105,17 @@ def test_texts_are_compared_in_the_text_space_of_the_method() -> None:
 def test_kinds_without_semantic_prototypes_have_no_texts(kind: str, row: dict[str, Any]) -> None:
     method = make_method(kind, parse_options(kind, row), small_task())
     method.start(batch_of(features(30, 5).float(), np.resize(LABELS.pairs["train"], 30)))
-    viewing, embedded = context_of(method.inspectable(), features(len(OWN), 1).float())
-    assert embedded.z is not None and embedded.z.shape == (len(OWN), DIM)
-    assert text_blocks(viewing, embedded, "some.json") == Texts()
+    viewing = context_of(method.inspectable(), features(len(OWN), 1).float())
+    assert viewing.embedded.z is not None and viewing.embedded.z.shape == (len(OWN), DIM)
+    assert text_blocks(viewing, "some.json") == Texts()
 
 
 def test_examples_without_texts_show_the_best_three_only() -> None:
     row = {"row": 20, "image": "a.png", "label": "red heart", "world": "closed", "seen": 1, "right": 1}
     predictions = pd.DataFrame([{**row, "top1": "red heart", "top2": "red star", "top3": "hollow star"}])
     plain = examples(predictions, lambda image: None, {})
-    viewing, embedded = context_of(reader(), features(len(OWN), 1).float())
-    both = examples(predictions, lambda image: None, text_blocks(viewing, embedded, "some.json").lines)
+    viewing = context_of(reader(), features(len(OWN), 1).float())
+    both = examples(predictions, lambda image: None, text_blocks(viewing, "some.json").lines)
     shown, more = (one.groups[0].strips[0].thumbs[0].lines for one in (plain, both))  # type: ignore[union-attr]
     assert [line.text for line in shown] == ["red heart", "red star", "hollow star"]
     assert [dataclasses.replace(line, head=False) for line in more[1:4]] == list(shown)

@@ -83,21 +83,16 @@ def test_other_labels_are_refused(saved):
         load_checkpoint(saved[0], small_task(other, torch.float32), ENCODER)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"\x00" * 64])
-def test_another_file_is_refused(tmp_path, content):
-    path = tmp_path / "checkpoint.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(DuplexError, match="is not a checkpoint"):
-        read_record(path)
-
-
-def test_files_without_a_record_pipes_and_folders_are_refused(saved, tmp_path):
+def test_other_files_pipes_and_folders_are_refused(saved, tmp_path):
     save_file(load_file(saved[0]), tmp_path / "bare")
     os.mkfifo(tmp_path / "pipe")
-    for path, said in (("bare", "is not a checkpoint"), ("pipe", "not a checkpoint"), ("", "not a checkpoint"),
-                       ("none", "duplex train")):  # fmt: skip
-        with pytest.raises(DuplexError, match=said):
+    for name, content in (("empty", b""), ("text", b"not a checkpoint"), ("zeros", b"\x00" * 64)):
+        (tmp_path / name).write_bytes(content)
+    for path in ("bare", "pipe", "", "empty", "text", "zeros"):
+        with pytest.raises(DuplexError, match="not a checkpoint"):
             read_record(tmp_path / path)
+    with pytest.raises(DuplexError, match="does not exist; `duplex train`"):
+        read_record(tmp_path / "none")
 
 
 def test_a_changed_value_is_refused(saved):

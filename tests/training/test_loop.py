@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
+import re
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +24,7 @@ from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.prompts import PromptOptions
 from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
+from duplex.training import loop
 from duplex.training.loop import ResumePoint, make_optimiser, optimiser_step, rate_share, train
 from duplex.training.resume import TrainingState
 from duplex.training.scoring import validation_auc
@@ -69,6 +74,23 @@ def allocated(size: int) -> Iterator[None]:
         for start in range(0, size, 2**20):
             memory[start : start + 2**20] = b"1" * 2**20
         yield
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system reports no peak")
+def test_the_peak_is_the_systems_number_in_bytes():
+    def reported() -> int:
+        return 2**10 * int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
+
+    before = reported()
+    assert before <= loop._peak_resident() <= reported()
+
+
+@pytest.mark.parametrize(("system", "factor"), [("darwin", 1), ("freebsd14", 1024)])
+def test_without_proc_the_peak_comes_from_getrusage(system, factor, monkeypatch):
+    monkeypatch.setattr(loop, "Path", lambda _: SimpleNamespace(read_text=lambda **_: "VmPeak: 9 kB"))
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=7))
+    monkeypatch.setattr(sys, "platform", system)
+    assert loop._peak_resident() == 7 * factor
 
 
 def test_the_best_epoch_by_validation_auc_is_kept():

@@ -19,7 +19,6 @@ from duplex.encoders.clip import ClipEncoder
 from duplex.encoders.encoder_source import (
     EncoderSource,
     complete_preprocess,
-    existing_weights,
     read_config,
     read_weights,
     refuse_other_weights,
@@ -56,7 +55,7 @@ class TinyFamily(EncoderFamily):
         refuse_other_weights(name, weights, TAG)
         config = read_config(CONFIG, ("architecture", "preprocess"))
         preprocess = complete_preprocess(config["preprocess"], config["architecture"])
-        return EncoderSource(PACKAGED, config["architecture"], preprocess, existing_weights(WEIGHTS))
+        return EncoderSource(PACKAGED, config["architecture"], preprocess, WEIGHTS)
 
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> ClipEncoder:
         return TinyEncoder(source, towers=towers, device=device, precision=precision)

@@ -1,0 +1,50 @@
+"""Plug-ins: classes found by name through the entry points of this package and of others."""
+
+from __future__ import annotations
+
+import importlib
+from functools import reduce
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from duplex.errors import DuplexError
+
+
+def installed_plugins(group: str) -> dict[str, EntryPoint]:
+    """Return a group's entry points by name, sorted. Of equal names, the built-in one counts, else the first target."""
+    points = sorted(entry_points(group=group), key=lambda point: (not point.value.startswith("duplex."), point.value))
+    return dict(sorted({point.name: point for point in reversed(points)}.items()))
+
+
+def module_of(point: EntryPoint) -> str:
+    """Return the name of the module that an entry point imports."""
+    return point.value.partition(":")[0]
+
+
+def provider(point: EntryPoint) -> str:
+    """Return the distribution and version that an entry point belongs to, or else its module's name."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else module_of(point)
+
+
+def load_plugin(
+    point: EntryPoint, kind: str, base: type, advice: str = "", error: type[DuplexError] = DuplexError
+) -> Any:
+    """Import an entry point's class. Raise `error`, naming the provider, if that fails or it is no subclass of `base`.
+
+    kind: what the entry point is, for messages, such as "encoder family". advice: what else the user can do.
+    """
+    module, _, attributes = point.value.partition(":")
+    try:
+        plugin = reduce(getattr, attributes.split("."), importlib.import_module(module))
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as reason:  # importing foreign code may fail in any way, and may call sys.exit()
+        line = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
+        raise error(
+            f"{kind} {point.name!r} of {provider(point)} cannot be loaded ({type(reason).__name__}: {line}); "
+            f"fix or uninstall it{advice}"
+        ) from reason
+    if not (isinstance(plugin, type) and issubclass(plugin, base)):
+        wanted = f"{base.__module__}.{base.__qualname__}"
+        raise error(f"{kind} {point.name!r} of {provider(point)}: {point.value} is no subclass of {wanted}")
+    return plugin
