@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 
-.PHONY: repro ablations test gpu hostile coverage mutants wheel
+.PHONY: repro ablations test docs gpu hostile coverage mutants wheel audit
 
 # Run the whole pipeline and print the table of results.
 repro: $(VENV)/.ready
@@ -22,6 +22,11 @@ ablations: $(VENV)/.ready
 test: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
+# Write the manual as a site: site/index.html.
+docs: $(VENV)/.ready
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@$(BIN)/python -m docs.builder
+
 # Check results and measure speed on a GPU (ten minutes), and write docs/gpu.md.
 gpu: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m benchmarks.gpu $(ARGS)
@@ -39,12 +44,21 @@ coverage: $(VENV)/.ready
 mutants: $(VENV)/.ready
 	@$(BIN)/python -m benchmarks.mutants $(ARGS)
 
-# Build the wheel, and test it in a fresh environment.
+# Build the wheel, test it in a fresh environment, and write that environment's bill of materials beside it. The wheel's files have
+# the time of the commit: the same commit gives the same bytes.
 wheel: $(VENV)/.ready
-	@rm -rf dist build && $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@rm -rf dist build && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+	    $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@rm -rf $(VENV)-wheel && $(PYTHON) -m venv $(VENV)-wheel
 	@$(VENV)-wheel/bin/python -m pip install --quiet --constraint constraints.txt "$$(echo dist/duplex_czsl-*.whl)[pipeline]"
+	@$(VENV)-wheel/bin/python release/materials.py dist/duplex_czsl-*.whl
 	@$(VENV)-wheel/bin/python tests/smoke.py && rm -rf $(VENV)-wheel
+
+# Look up the versions of constraints.txt in PyPI's database of vulnerabilities; fails if one has any, or cannot be looked up.
+audit:
+	@test -d $(VENV)-audit || $(PYTHON) -m venv $(VENV)-audit
+	@$(VENV)-audit/bin/python -m pip install --quiet --constraint constraints.txt pip_audit
+	@$(VENV)-audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt $(ARGS)
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)

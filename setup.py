@@ -1,11 +1,16 @@
-"""Copy the pipeline into the wheel, so that `duplex init` can write a project from an installed package."""
+"""Copy the pipeline into the wheel, so that `duplex init` can write a project from an installed package.
+
+The same files give the same wheel, whatever their modes and the umask; SOURCE_DATE_EPOCH replaces their times.
+"""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
@@ -28,4 +33,15 @@ class BuildWithPipeline(build_py):
                 shutil.copyfile(ROOT / name, target)
 
 
-setup(cmdclass={"build_py": BuildWithPipeline})
+class WheelWithoutModes(bdist_wheel):
+    """A wheel whose files all have mode 644: modes of a checkout depend on the umask."""
+
+    def write_wheelfile(self, *given: Any, **named: Any) -> None:
+        """Write the last file, and set the modes just before the archive is made."""
+        super().write_wheelfile(*given, **named)
+        for path in Path(self.bdist_dir).rglob("*"):
+            if path.is_file():
+                path.chmod(0o644)
+
+
+setup(cmdclass={"build_py": BuildWithPipeline, "bdist_wheel": WheelWithoutModes})

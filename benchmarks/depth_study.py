@@ -31,6 +31,7 @@ from typing import Any
 
 from benchmarks.measure import emit, say
 from benchmarks.methods import Bench, difference, measured, tune
+from benchmarks.result_tables import write_csv
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.method_entries import MethodEntry
 from duplex.config.params import Params, load_params
@@ -239,9 +240,10 @@ def table(study: Study, wanted: Sequence[Cell]) -> dict[str, Any]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the table of docs/finetuning.md."""
-    header = ["method", "depth", "adapter", "validation closed", "all pairs", "test closed", "over depth 0"]
-    header += ["test open", "over depth 0", "s an epoch", "trained", "cache", "rate", "best epoch"]
+    """Return the table of docs/results/finetuned_blocks.csv."""
+    header = ["method", "blocks", "adapter", "validation closed", "validation, all pairs"]
+    header += ["test closed", "closed over 0 blocks", "test open", "open over 0 blocks"]
+    header += ["s per epoch", "trained", "cache", "rate", "best epoch"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for row in record["rows"].values():
         cells = [f"`{row['method']}`", str(row["depth"]), row["adapter"]]
@@ -286,6 +288,7 @@ def main() -> None:
     parser.add_argument("--finished", action="store_true", help="train nothing; print the finished combinations")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--markdown", action="store_true", help="print the table")
+    parser.add_argument("--csv", type=Path, help="write the table to this file, as in docs/results")
     given = parser.parse_args()
 
     methods, adapters, only = (_words(text) for text in (given.methods, given.adapters, given.only))
@@ -305,6 +308,8 @@ def main() -> None:
         emit(record)
     if given.markdown or not given.json:
         print(markdown(record))
+    if given.csv:
+        write_csv(markdown(record), given.csv)
 
 
 def _run(study: Study, wanted: list[Cell], jobs: int) -> None:

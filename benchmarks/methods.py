@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.measure import emit, say
 from benchmarks.products import by_onednn
+from benchmarks.result_tables import write_csv
 from duplex.artifacts import RunPaths
 from duplex.config.code_hash import code_hash
 from duplex.config.params import Params, load_params
@@ -160,10 +161,10 @@ def difference(first: Sequence[RunPaths], second: Sequence[RunPaths], world: str
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the table of docs/methods.md."""
+    """Return the table of docs/results/methods_shapes.csv and methods_photos.csv."""
     against = record["against"]
     header = ["method", "world", "S", "U", "HM", "AUC", "AUC 95 %", *(f"over `{name}`" for name in against)]
-    header += ["s an epoch", "parameters", "rate"]
+    header += ["s per epoch", "trained", "rate"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for name, row in record["rows"].items():
         for world in WORLDS:
@@ -219,6 +220,7 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--markdown", action="store_true", help="print the table")
+    parser.add_argument("--csv", type=Path, help="write the table to this file, as in docs/results")
     wanted = parser.parse_args()
     keep_freed_memory()
     if wanted.onednn and not torch.backends.mkldnn.is_available():
@@ -251,6 +253,8 @@ def main() -> None:
         emit(record)
     if wanted.markdown:
         print(markdown(record))
+    if wanted.csv:
+        write_csv(markdown(record), wanted.csv)
 
 
 if __name__ == "__main__":

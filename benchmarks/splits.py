@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.measure import emit, say
 from benchmarks.methods import ENDS, Bench, margins, shown_in
+from benchmarks.result_tables import write_csv
 from duplex.artifacts import RunPaths
 from duplex.config.params import Params, load_params
 from duplex.data.dataset import split_name
@@ -86,7 +87,7 @@ def table(params: Params, runs: dict[str, Runs], of: str) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any], of: str) -> str:
-    header = ["method", *(text for world in WORLDS for text in (f"{world} AUC", f"`{of}` over it"))]
+    header = ["method", *(text for world in WORLDS for text in (f"{world} AUC", f"`{of}` minus it, {world}"))]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for name in dict.fromkeys(name for world in WORLDS for name in found[world]):
         cells = [f"`{name}`"]
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "duplex-splits")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--markdown", action="store_true", help="print the table")
+    parser.add_argument("--csv", type=Path, help="write the table to this file, as in docs/results")
     wanted = parser.parse_args()
 
     params, seeds = load_params(), [int(seed) for seed in wanted.seeds.split(",")]
@@ -119,6 +121,8 @@ def main() -> None:
         emit({"dataset": wanted.dataset, "splits": wanted.splits, "seeds": seeds, "of": wanted.of, **found})
     if wanted.markdown:
         print(markdown(found, wanted.of))
+    if wanted.csv:
+        write_csv(markdown(found, wanted.of), wanted.csv)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Compare methods, learning rates and variations by validation AUC; test images are never scored.
+"""Compare variations of `duplex`, and sums of score terms, by validation AUC; test images are never scored.
 
-python -m benchmarks.validation --methods coop,csp,cso,duplex --rates 3e-4,1e-3,3e-3  # the same budget for every method
-python -m benchmarks.validation --study                                               # what refinement needs
-python -m benchmarks.validation --methods duplex --terms                              # sums of score terms of one model
+python -m benchmarks.validation --study                   # what refinement needs
+python -m benchmarks.validation --methods duplex --terms  # sums of score terms of one model
 
-Seeds differ from those of the reported runs. Needs `dvc repro extract`.
+Learning rates and other settings: `duplex tune`. Seeds differ from those of the reported runs. Needs `dvc repro
+extract`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from duplex.methods.duplex import DuplexOptions
 from duplex.methods.registry import find_method
 from duplex.options import Options, TrainingOptions
 from duplex.report.aggregate import standard_error
-from duplex.system.precision import PRECISIONS
 from duplex.training.loop import train
 from duplex.training.scoring import ScoringTask, assess, assess_sums, validation_auc
 
@@ -112,10 +111,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="shapes")
     parser.add_argument("--methods", default="csp,cso,duplex", help="methods or ablations of params.yaml")
-    parser.add_argument("--rates", default="", help="learning rates; default: params.yaml's")
     parser.add_argument("--seeds", default="100,101")
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--precision", default="fp32", choices=PRECISIONS, help="of the text tower")
     parser.add_argument("--study", action="store_true", help="the variations of duplex in variations.py")
     parser.add_argument("--terms", action="store_true", help="also score subsets of the score terms")
     parser.add_argument("--only", default="", help="some variations of the study, separated by ';'")
@@ -136,25 +133,21 @@ def main() -> None:
     needs = frozenset[str]().union(
         *(find_method(params.entry(n).kind).needs(params.method(n, wanted.dataset)) for n, _ in rows.values())
     )
-    inputs = load_inputs(params, wanted.dataset, ArtifactPaths(), InputRequest(needs, wanted.precision))
+    inputs = load_inputs(params, wanted.dataset, ArtifactPaths(), InputRequest(needs))
     found: dict[str, Any] = {}
     for name, (of, variation) in rows.items():
         written = params.entry(of)
         row = Row(written.kind, params.method(of, wanted.dataset), written.trained_for)
-        settings = replace(params.training(wanted.dataset, of), precision=wanted.precision)
+        settings = params.training(wanted.dataset, of)
         settings = replace(settings, epochs=wanted.epochs) if wanted.epochs else settings
-        for rate in [float(r) for r in wanted.rates.split(",") if r] or [settings.learning_rate]:
-            at_rate = replace(settings, learning_rate=rate)
-            runs = [
-                run(inputs, row, at_rate, int(seed), device, variation, wanted.terms)
-                for seed in wanted.seeds.split(",")
-            ]
-            label = f"{name} @ {rate:g}" if wanted.rates else name
-            found[label] = {key: fmean([r[key] for r in runs]) for key in runs[0]}
-            found[label]["auc_se"] = standard_error([r["auc"] for r in runs])
-            say(f"{label:40} " + "  ".join(f"{key} {value:.2f}" for key, value in found[label].items()))
-            if wanted.out:
-                wanted.out.write_text(json.dumps(found, indent=2) + "\n")
+        runs = [
+            run(inputs, row, settings, int(seed), device, variation, wanted.terms) for seed in wanted.seeds.split(",")
+        ]
+        found[name] = {key: fmean([r[key] for r in runs]) for key in runs[0]}
+        found[name]["auc_se"] = standard_error([r["auc"] for r in runs])
+        say(f"{name:40} " + "  ".join(f"{key} {value:.2f}" for key, value in found[name].items()))
+        if wanted.out:
+            wanted.out.write_text(json.dumps(found, indent=2) + "\n")
     if wanted.json:
         emit(found)
 

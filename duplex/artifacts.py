@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 # Names of folders beside those of the data sets
-RESERVED = ("ablations", "inventory", "maps", "plan", "plots", "report")
+RESERVED = ("ablations", "inventory", "maps", "pages", "plan", "plots", "report", "trained")
+
+
+def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
+    """Return the folder of a run's training log. It is outside of `artifacts/`, where DVC would not look for it."""
+    return Path(log) / dataset / method / str(seed)
 
 
 class RunPaths:
@@ -36,8 +41,13 @@ class ArtifactPaths:
         self.checked_options = root / "plan.partial"  # digest of the plan whose options were checked last
         self.metrics = root / "metrics.json"
         self.summary = root / "summary.json"
+        self.runs = root / "runs.csv"  # one line per run and world
         self.plots = root / "plots"
         self.report = root / "report"
+
+    def page(self, dataset: str) -> Path:
+        """Path of the page of one data set."""
+        return self.root / "pages" / f"{dataset}.html"
 
     def manifest(self, dataset: str) -> Path:
         return self.root / dataset / "manifest.csv"
@@ -57,6 +67,10 @@ class ArtifactPaths:
 
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:
         return RunPaths(self.root / dataset / method / str(seed))
+
+    def trained(self, dataset: str, method: str, seed: int) -> Path:
+        """Path of a file with the digest of a run's checkpoint; methods that combine runs depend on these files."""
+        return self.root / "trained" / dataset / f"{method}-{seed}.json"
 
     def ablation_run(self, name: str, dataset: str, seed: int) -> RunPaths:
         return RunPaths(self.ablations / "runs" / name / dataset / str(seed))

@@ -26,6 +26,12 @@ def install_command(extra: str) -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
+def require_type(value: object, kind: type, noun: str) -> None:
+    """Raise `UsageError`, which calls the value `noun`, unless its type is `kind`."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{noun} is {value!r:.80}; expected a {kind.__name__}")
+
+
 def require(value: str, allowed: Iterable[object], noun: str) -> str:
     """Return `value` if it is among `allowed`; otherwise raise `UsageError`, which calls the value `noun`.
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.errors import DuplexError, require
+from duplex.errors import DuplexError, UsageError, require
 from duplex.system.files import write_text
 
 SPLITS = ("train", "val", "test")
@@ -71,8 +71,12 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """Build from the (state, object) names of each split; states and objects are all that occur, sorted."""
-        columns = {split: tuple(zip(*pairs.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
+        """Return a label space whose states and objects are all that occur, sorted.
+
+        pairs: split (train, val, test) -> its pairs of names (state, object).
+        """
+        listed = _checked_pairs(pairs)
+        columns = {split: tuple(zip(*listed.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
         objects = sorted(set().union(*(column[1] for column in columns.values())))
         labels = cls(tuple(states), tuple(objects), {})
@@ -84,16 +88,19 @@ class LabelSpace:
         return len(self.states) * len(self.objects)
 
     def state_of(self, compositions: Ints) -> Ints:
+        """Return the state, a number, of each of the compositions."""
         return compositions // len(self.objects)
 
     def object_of(self, compositions: Ints) -> Ints:
+        """Return the object, a number, of each of the compositions."""
         return compositions % len(self.objects)
 
     def composition(self, states: Ints, objects: Ints) -> Ints:
+        """Return the compositions of states and objects, all as numbers: `m N + n`."""
         return states * len(self.objects) + objects
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Return the compositions (numbers) of pairs of state and object names."""
+        """Return the compositions, as numbers, of the names of states and objects, two lists of equal length."""
         rows = _look_up(self._state_index, states, "state")
         return self.composition(rows, _look_up(self._object_index, objects, "object"))
 
@@ -139,11 +146,13 @@ class LabelSpace:
         return hash((self.states, self.objects))
 
     def to_dict(self) -> dict[str, Any]:
+        """Return names and pairs as plain values for JSON."""
         pairs = {split: rows.tolist() for split, rows in self.pairs.items()}
         return {"states": list(self.states), "objects": list(self.objects), "pairs": pairs}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> LabelSpace:
+        """Return the label space of a record that `to_dict` made."""
         for kind in ("states", "objects"):
             if not (isinstance(record[kind], list) and all(isinstance(name, str) for name in record[kind])):
                 raise TypeError(f"{kind} is not a list of names")
@@ -154,10 +163,12 @@ class LabelSpace:
         return cls(tuple(record["states"]), tuple(record["objects"]), pairs)
 
     def save(self, path: Path) -> None:
+        """Write a JSON file at a path."""
         write_text(path, json.dumps(self.to_dict(), ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> LabelSpace:
+        """Read the JSON file at a path that `save` wrote."""
         command = f"duplex prepare --dataset {path.parent.name}"
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
@@ -165,6 +176,18 @@ class LabelSpace:
             raise DuplexError(f"{path} does not exist; `{command}` writes it") from error
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise DuplexError(f"{path} is not a label file ({error}); `{command}` writes it again") from error
+
+
+def _checked_pairs(pairs: Any) -> dict[str, list[tuple[str, str]]]:
+    """Return lists of pairs by split; raise UsageError for another form, an unknown split or what is no pair."""
+    if not isinstance(pairs, Mapping):
+        raise UsageError(f"pairs is {pairs!r:.80}; expected lists of (state, object) by split")
+    checked = {require(split, SPLITS, "split"): list(listed) for split, listed in pairs.items()}
+    for split, listed in checked.items():
+        for pair in listed:
+            if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(name, str) for name in pair)):
+                raise UsageError(f"{split} lists {pair!r:.80}; expected a pair (state, object) of two texts")
+    return checked
 
 
 def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:

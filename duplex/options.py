@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import field as option_field
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -93,7 +94,7 @@ class Options:
 
     @classmethod
     def from_dict(cls: type[OptionsType], record: Mapping[str, Any]) -> OptionsType:
-        """Return options from a mapping read from a file; raise OptionError for unknown or missing keys."""
+        """Return the options of a record, a mapping read from a file; raise OptionError for unknown or missing keys."""
         known = {field.name: field for field in fields(cls)}
         if not isinstance(record, Mapping):
             raise OptionError(f"expected a table of keys and values (it is {record!r})")
@@ -139,23 +140,29 @@ class TrainingOptions(Options):
     learning_rate: LearningRate
     batch_size: Count  # images per batch
     epochs: Count
-    optimiser: Literal["adam", "adamw"] = "adam"
+    optimiser: Literal["adam", "adamw", "sgd"] = "adam"
+    sgd_momentum: Rate = 0.9  # of the optimiser sgd
     weight_decay: Rate = 0.0
+    clip: Positive | None = None  # largest norm of all gradients together; larger ones are scaled down; null: no limit
     schedule: Literal["step", "cosine", "constant"] = "step"  # how the learning rate changes from epoch to epoch
     # factor on the learning rate every `decay_every` epochs (schedule: step)
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5
     decay_every: Count = 5  # epochs (schedule: step)
     warm_up: Natural = 0  # epochs over which the learning rate rises linearly to its value
-    patience: Count | None = None  # stop after this many epochs without a better validation AUC; null: never
+    select: Literal["auc", "hm"] = "auc"  # validation metric that chooses the epoch
+    patience: Count | None = None  # stop after this many epochs without a better validation result; null: never
     accumulate: Count = 1  # batches per optimiser step; prompts are encoded once per step
     precision: Precision = "fp32"  # of the text tower; logits are always fp32
-    # CPU threads of training and evaluation; auto: all cores. Last bits of results vary with it
+    # CPU threads; auto: one or all in training, by timing. Last bits of results vary with it
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     # GiB of patch tokens and block inputs held in memory; larger ones are read from disk, in blocks of 1/256 GiB
     memory: Annotated[float, Field(ge=2**-8)] = 2.0
     checkpointing: bool = False  # recompute the text tower's activations in the backward pass: slower, less memory
+    log: str = "none"  # dvclive, tensorboard, one of another package, or none: where losses, rates and validation go
 
     def rules(self) -> Iterable[tuple[object, str]]:
+        is_sgd = self.optimiser == "sgd" or self.sgd_momentum == type(self).sgd_momentum
+        yield is_sgd, f"optimiser: {self.optimiser} has no sgd_momentum; leave it out"
         yield self.warm_up < self.epochs, f"warm_up is {self.warm_up}; expected less than epochs, {self.epochs}"
 
 
@@ -186,3 +193,36 @@ class FinetuneOptions(Options):
     def inner_width(self) -> int:
         """Width of fine-tuning adapters: hidden units of a bottleneck, or rank of a low-rank update."""
         return self.width or DEFAULT_WIDTHS[self.adapter]
+
+
+@dataclass(frozen=True)
+class CombinedOptions(Options):
+    """Base of the options of kinds that combine finished runs of other methods."""
+
+    of: tuple[str, ...]  # methods whose runs are combined
+    seeds: Literal["own", "all"] = "own"  # own: runs with the seed of this run; all: runs with every seed under `run:`
+    members: tuple[dict[str, Any], ...] = option_field(default=(), metadata={"hidden": True})  # filled in by training
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        yield from super().rules()
+        yield len(set(self.of)) == len(self.of), f"of has a method twice: {list(self.of)}; remove one"
+        fewest = 1 if self.seeds == "all" else 2
+        yield len(self.of) >= fewest, f"of is {list(self.of)}; expected {fewest} methods or more"
+
+
+@dataclass(frozen=True)
+class AutoFinetune(Options):
+    """`finetune: auto`: validation chooses the number of fine-tuned blocks and their learning rate."""
+
+    blocks: Literal["auto"] = "auto"
+    minutes: float = 30.0  # time for all rungs of a run, planned from timed steps
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        yield self.minutes > 0, f"minutes is {self.minutes}; expected more than 0"
+
+
+def finetune_options(record: Mapping[str, Any]) -> FinetuneOptions | AutoFinetune | None:
+    """Return the options in a table `finetune:` of params.yaml; None for an empty one."""
+    if not record:
+        return None
+    return AutoFinetune.from_dict(record) if record.get("blocks") == "auto" else FinetuneOptions.from_dict(record)

@@ -57,7 +57,11 @@ class MethodFault(AssertionError):
 
 
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
-    """Raise `MethodFault` if a method class, built with these options, violates the method protocol."""
+    """Raise `MethodFault` if a method class violates the method protocol.
+
+    kind: the class, a subclass of `Method`.
+    options: its options by name; None: the defaults.
+    """
     with _faults(kind.__name__):
         parsed = _check_options(kind, dict(options or {}))
         _check_needs(kind, kind.needs(parsed))

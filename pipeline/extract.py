@@ -4,10 +4,10 @@ from duplex.system.script import run_script
 
 
 def work(dataset: str) -> None:
-    from duplex.config.params import load_params
     from duplex.stages.extract import extract
+    from duplex.stages.planned import load_planned
 
-    print("\n".join(extract(load_params(), dataset).lines()))
+    print("\n".join(extract(load_planned(dataset, "extract"), dataset).lines()))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from duplex.system.script import run_script
 
 
 def work(dataset: str) -> None:
-    from duplex.config.params import load_params
+    from duplex.stages.planned import load_planned
     from duplex.stages.prepare import prepare
 
-    prepare(load_params(), dataset)
+    prepare(load_planned(dataset, "prepare"), dataset)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from duplex.system.script import run_script
 
 
 def work(dataset: str, method: str, seed: str) -> None:
-    from duplex.config.params import load_params
     from duplex.stages import train
+    from duplex.stages.planned import load_planned
 
-    train.run(load_params(), dataset, method, int(seed))
+    train.run(load_planned(dataset, "train", method=method), dataset, method, int(seed))
 
 
 if __name__ == "__main__":

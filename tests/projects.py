@@ -53,7 +53,7 @@ def draw_project(
     render_images(manifest, folder / "pictures")
     manifest.to_csv(folder / "pictures.csv", index=False)
     record = YAML(typ="safe").load(SHIPPED.read_text())
-    record["run"] = {"datasets": ["own"], "methods": list(methods), "seeds": list(seeds)}
+    record["run"] = {"datasets": ["own"], "methods": list(methods), "products": [], "seeds": list(seeds)}
     record["device"], record["evaluation"]["bootstrap"] = device, 20
     record["datasets"]["own"] = {
         "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},

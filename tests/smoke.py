@@ -33,7 +33,7 @@ def project() -> None:
     pictures.to_csv("pictures.csv", index=False)
     yaml, params = YAML(), Path("params.yaml")
     record = yaml.load(params)
-    record["run"] = {"datasets": ["own"], "methods": ["dual"], "seeds": [0]}
+    record["run"] = {"datasets": ["own"], "methods": ["dual"], "products": [], "seeds": [0]}
     record["evaluation"]["bootstrap"] = 20
     record["datasets"]["own"] = {
         "source": {"kind": "table", "root": "pictures", "table": "pictures.csv"},

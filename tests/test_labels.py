@@ -167,7 +167,7 @@ def test_impossible_label_spaces_are_refused() -> None:
     ):
         with pytest.raises(DuplexError, match=says):
             LabelSpace(states, objects, pairs)
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(DuplexError, match=r"train lists .*expected a pair"):
         LabelSpace.from_pairs({"train": [("red", "car"), ("red",)]})  # type: ignore[list-item]
     labels = LabelSpace(("red",), ("car", "dog"), {"train": rows[:1]})
     assert labels.pairs["val"].size == labels.pairs["test"].size == 0

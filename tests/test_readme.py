@@ -1,4 +1,4 @@
-"""The commands and options in README.md and docs/use.md exist."""
+"""The commands and options in README.md and on the pages of docs/ exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duplex.cli import app
 from tests.subprocesses import ROOT
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-USE = (ROOT / "docs" / "use.md").read_text(encoding="utf-8")
+USE = "\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").rglob("*.md")))
 BLOCKS = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT + USE, re.S))
 LINES = [line.split("#")[0].split("&&")[0].strip().removeprefix(".venv/bin/") for line in BLOCKS.splitlines()]
 INLINE = [code for code in re.findall(r"`([^`\n]+)`", TEXT + USE) if code.split()[0] in ("duplex", "dvc", "make")]

@@ -214,6 +214,7 @@ def write_vectors(path: Path, paths: ArtifactPaths, width: int, seed: int) -> Pa
 
 
 def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
+    params = with_evaluation(params, feasibility="words")
     train.run(params, "own", "clip", 0, paths)
     own = evaluate.run(params, "own", "clip", 0, paths)["open"]["threshold"]
     words = write_vectors(folder / "words.txt", paths, 8, 0)
@@ -274,6 +275,31 @@ def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(params, 
     assert found["words", "clip"] == found["likelihood", "clip"] and "likelihood" not in found["words", "clip"]
     assert "clip has no likelihood of compositions; feasibility is by words" in capsys.readouterr().err
     assert summary({("own", "m"): [{"open": first}]})["own"]["m"]["open"]["auc_by_likelihood"] == second["auc"]
+
+
+def open_metrics(params, paths, **changes):
+    """Train and evaluate `closed_form` with some settings of the evaluation; return the metrics of the open world."""
+    asked = with_evaluation(params, **changes)
+    train.run(asked, "own", "closed_form", 0, paths)
+    return evaluate.run(asked, "own", "closed_form", 0, paths)["open"]
+
+
+def test_every_rule_of_feasibility_has_the_auc_over_all_pairs_and_auto_those_of_both_sources(params, paths):
+    rules = ("auto", "words", "likelihood", "none")
+    auto, words, likelihood, none = (open_metrics(params, paths, feasibility=rule) for rule in rules)
+    assert auto["auc_all"] == words["auc_all"] == likelihood["auc_all"] == none["auc_all"] == none["auc"]
+    assert words["auc"] != none["auc"]
+    assert (auto["auc_all_low"], auto["auc_all_high"]) == (none["auc_low"], none["auc_high"])
+    assert not {"threshold", "words", "likelihood", "feasible"} & set(none)
+    assert auto["auc"] == none["auc"] and "threshold" not in auto  # no threshold pays here
+    for source, used in (("words", words), ("likelihood", likelihood)):
+        assert auto[source]["val_auc_gain"] <= auto[source]["val_auc_gain_se"]
+        assert auto[source] == {name: used[name] for name in auto[source]}
+
+
+def test_sampled_metrics_have_the_sampled_auc_over_all_pairs(params, paths):
+    words, none = (open_metrics(params, paths, feasibility=rule, protocol="sampled") for rule in ("words", "none"))
+    assert words["auc_all"] == none["auc"] == none["auc_all"] != words["auc"]
 
 
 @pytest.mark.parametrize(

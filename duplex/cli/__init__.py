@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from typing import Annotated, Any
@@ -17,8 +18,8 @@ from duplex.system.version import __version__
 
 __all__ = ["app", "main"]
 
-MODULES = ["data", "own_data", "features", "methods", "score", "compare", "report", "predict", "export", "serve",
-           "suspects", "project", "sweep"]  # fmt: skip
+MODULES = ["data", "own_data", "features", "methods", "score", "compare", "report", "fit", "predict", "export", "serve",
+           "suspects", "project", "sweep", "tune"]  # fmt: skip
 
 
 class CommandGroup(TyperGroup):
@@ -69,6 +70,8 @@ def main() -> None:
 
 
 def _run() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are not text
     for word in sys.argv[1:]:
         if word == "":  # an empty path would mean the current folder
             raise UsageError("an argument is empty, perhaps a variable that is not set; give a value or leave it out")

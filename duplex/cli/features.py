@@ -67,7 +67,12 @@ def extract(
     workers = None if num_workers is None else _parse_workers(num_workers)
     settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, "tokens": tokens}
     settings["block_inputs"] = block_inputs
-    params = _override(load_params(), dataset, overrides, settings, device)
+    params = load_params()
+    encoding = {**overrides, "tokens": tokens, "block-inputs": block_inputs, "shard": shard, "limit": limit}
+    if params.dataset(dataset).features is not None and (given := [key for key, value in encoding.items() if value]):
+        option = {"name": "encoder"}.get(given[0], given[0])
+        raise UsageError(f"--{option} is for images, and {dataset} has features of its own; leave it out")
+    params = _override(params, dataset, overrides, settings, device)
     _check_precision(params, dataset)
     options: dict[str, Any] = {"limit": limit, "fresh": fresh}
     if engine == "ray":
@@ -107,7 +112,9 @@ def verify(
 
 @cache.command("import")
 def import_(
-    features: Annotated[Path, typer.Argument(help="A .npy file [images, width], in the manifest's order.")],
+    features: Annotated[
+        Path, typer.Argument(help="A .npy file [images, width] in the manifest's order, or .npz with image names.")
+    ],
     manifest: Annotated[Path | None, typer.Option(help="Manifest of the features.")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set of the features.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: the data set's own cache.")] = None,
@@ -126,7 +133,8 @@ def import_(
         manifest, out = paths.manifest(dataset), out or paths.features(dataset)
     if manifest is None or out is None:
         raise UsageError("name the file to write with --out PATH")
-    import_features(features, len(read_manifest(manifest)), sha256(manifest), out)
+    images = read_manifest(manifest)["image"].tolist()
+    import_features(features, len(images), sha256(manifest), out, images)
     write_extraction_summary(out)
     typer.echo(f"{out} has the features of {features}", err=True)
 

@@ -85,7 +85,10 @@ def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
 
     outcome = stage.run(load_params(), dataset, method, seed)
     checkpoint = ArtifactPaths().run(dataset, method, seed).checkpoint
-    typer.echo(f"{checkpoint}: epoch {outcome.best_epoch}, validation AUC {100 * outcome.best_auc:.2f}", err=True)
+    chosen = "" if outcome.selected_by == "auc" else f" by {outcome.selected_by}"
+    typer.echo(
+        f"{checkpoint}: epoch {outcome.best_epoch}{chosen}, validation AUC {100 * outcome.best_auc:.2f}", err=True
+    )
 
 
 @app.command()
@@ -103,12 +106,16 @@ def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_jso
 
 
 def headline(values: Mapping[str, Any]) -> str:
-    """Return `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`, with a dash for undefined values."""
+    """Return `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`, with a dash for undefined values.
+
+    In the open world, AUC with every pair a candidate follows: `all pairs 7.10`.
+    """
     line = "  ".join(
         f"{name} {values[key]:.2f}" if values.get(key) is not None else f"{name} –" for name, key in HEADLINE
     )
     low, high = values.get("auc_low"), values.get("auc_high")
-    return line if low is None or high is None else f"{line} [{low:.2f}, {high:.2f}]"
+    line += "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+    return line if values.get("auc_all") is None else f"{line}  all pairs {values['auc_all']:.2f}"
 
 
 @app.command()

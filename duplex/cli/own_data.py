@@ -13,15 +13,19 @@ from duplex.cli.data import group
 from duplex.cli.formatting import issue_lines
 from duplex.cli.options import DatasetName, load_params, seed_option
 from duplex.data.source_options import SplitOptions
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import DuplexError, UsageError, require
 from duplex.options import DEFAULT_TRAINING
 
 if TYPE_CHECKING:
-    from duplex.config.params import DatasetParams, EncoderParams
+    from duplex.config.params import DatasetParams, EncoderParams, Params
     from duplex.data.check import DataIssue
+    from duplex.data.dataset import LabelledImages
+    from duplex.data.source_options import SourceOptions
     from duplex.labels import LabelSpace
 
 ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
+FINETUNED = "dual_finetuned"  # the method of params.yaml that --finetune is for
+NEED = "the encoder that made the features, or patch tokens"
 
 
 def _share(text: str, default: float) -> Any:
@@ -40,54 +44,70 @@ def add(
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
     encoder: Annotated[
         str | None,
-        typer.Option(help=f"Frozen encoder [{ENCODER}]; tiny knows only the words of the data set `shapes`."),
+        typer.Option(help=f"Frozen encoder [{ENCODER}]; tiny knows only the words of shapes. Of --features: or none."),
     ] = None,
-    weights: Annotated[str | None, typer.Option(help="Weights of the encoder: a published tag or a file.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Weights of the encoder: a published tag, a file, or random:SEED for a trial.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Features computed elsewhere: .npy in the table's order, or .npz with names.")
+    ] = None,
+    finetune: Annotated[
+        str | None, typer.Option(help="auto: let validation choose how many blocks of the encoder are fine-tuned.")
+    ] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the data set to run.datasets.")] = False,
 ) -> None:
     """Check a data set, print its statistics, and add it to params.yaml.
 
-    In a data set that exists already, only the values of given options change. Exits with 1 if there is a problem.
+    In a data set that exists already, only the values of given options change. Exits with 1 if it cannot be trained on.
     """
     from duplex.cli.params_file import add_dataset, check_name
-    from duplex.data.check import check_dataset
+    from duplex.config.params import load_params
     from duplex.data.dataset_source import detect_source, load_source
     from duplex.data.stats import published_differences, statistics, statistics_text
 
     check_name(name)
-    known = load_params().datasets.get(name)
+    params = load_params()
+    known = params.datasets.get(name)
     options = {"seed": split_seed, "val_unseen": val_unseen, "test_unseen": test_unseen}
     options |= {"val_images": val_images, "test_images": test_images}
     options = {key: value for key, value in options.items() if value is not None}
     split = SplitOptions(**{**(dataclasses.asdict(known.source.split) if known else {}), **options})
-    encoder_entry = _encoder_entry(encoder, weights, known)
+    features = features.resolve() if features else (known.features if known else None)
+    encoder_entry = _encoder_entry(encoder, weights, known, features)
     source = detect_source(path.resolve(), split, images.resolve() if images else None)
     if images is not None and source.kind != "table":
         raise UsageError(f"--images is for tables, and {path} is not a table; leave it out")
     dataset = load_source(source)
     if options and not dataset.made_split:
         raise UsageError(f"{path} has a split of its own; leave out the options for making one")
+    depth = 0 if finetune is None else _room_for_blocks(finetune, params, encoder_entry, len(dataset.manifest))
     counts = statistics(dataset.labels, dataset.manifest)
-    issues = [*_encoder_issues(encoder_entry, dataset.labels), *check_dataset(dataset, source.root)]
+    issues = [*_issues(dataset, source, encoder_entry, features, params.extraction.max_bad)]
     print(issue_lines(name, issues, dataset.notes, published_differences(name, counts)))
     print(statistics_text(name, counts))
     if fatal := next((issue for issue in issues if issue.fatal), None):
         raise DuplexError(f"{name} is not added: {fatal}")
-    source_entry: dict[str, Any] = {"kind": source.kind, "root": str(source.root)}
-    if source.table:
-        source_entry["table"] = str(source.table)
-    if dataset.made_split:
-        source_entry["split"] = dataclasses.asdict(split)
-    entry = {"source": source_entry}
+    entry: dict[str, Any] = {"source": _source_entry(source, dataset, split)}
     if known is None or encoder is not None or weights is not None:
         entry["encoder"] = encoder_entry
-    add_dataset(name, entry if known else {**entry, "training": DEFAULT_TRAINING}, run=not no_run)
+    if features is not None:
+        entry["features"] = str(features)
+    if depth:
+        entry["encoder"] = {**encoder_entry, "block_inputs": depth}
+    supported = _supported_methods(params, name, source, encoder_entry, features)
+    unsupported = [method for method in params.run.methods if method not in supported]
+    run = not (no_run or unsupported)
+    add_dataset(name, entry if known else {**entry, "training": DEFAULT_TRAINING}, run=run)
     changes = f"; changed: {' and '.join(entry)}" if known else ""
-    typer.echo(
-        f"params.yaml has {name}{changes}; `dvc repro` runs it{' after you add it to run.datasets' * no_run}", err=True
-    )
-    if any(issue.problem for issue in issues):
-        raise typer.Exit(1)
+    later = "" if run else " after you add it to run.datasets"
+    typer.echo(f"params.yaml has {name}{changes}; `dvc repro` runs it{later}", err=True)
+    if depth:
+        _set_finetune(name)
+    if unsupported:
+        message = f"{name} is not in run.datasets: run.methods has {', '.join(unsupported)}, which need {NEED}"
+        other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
+        typer.echo(message + other, err=True)
 
 
 @group.command()
@@ -154,8 +174,22 @@ def remove(
     typer.echo(f"removed {name} from params.yaml and dvc.lock ({stages} stages){remark}", err=True)
 
 
-def _encoder_entry(name: str | None, weights: str | None, known: DatasetParams | None) -> dict[str, Any]:
-    """Return a data set's `encoder` entry: from the options, else the existing entry, else the paper's encoder."""
+def _encoder_entry(
+    name: str | None, weights: str | None, known: DatasetParams | None, features: Path | None
+) -> dict[str, Any]:
+    """Return a data set's `encoder` entry: from the options, else the existing entry, else the paper's encoder.
+
+    Features of an unknown encoder (--encoder none, or no encoder given) are those of `imported`.
+    """
+    from duplex.encoders.random_weights import is_random
+    from duplex.features.identity import IMPORTED
+
+    if name == "none" or (name is None and known is None and features is not None):
+        if features is None or weights is not None:
+            raise UsageError("--encoder none is for --features without --weights; name the encoder of the images")
+        return {"name": IMPORTED}
+    if features is not None and is_random(weights):
+        raise UsageError("--weights random is for images; its text tower would not fit the features of --features")
     if name is None and known is not None:
         encoder: EncoderParams = known.encoder
         return {**encoder.model_dump(exclude_defaults=True), **({"weights": weights} if weights else {})}
@@ -164,12 +198,85 @@ def _encoder_entry(name: str | None, weights: str | None, known: DatasetParams |
     return {"name": name, **({"weights": weights} if weights else {})}
 
 
+def _set_finetune(dataset: str) -> None:
+    """Write `finetune: auto` for a data set to params.yaml."""
+    from duplex.cli.params_file import set_for_dataset
+
+    set_for_dataset(FINETUNED, dataset, {"finetune": "auto"})
+    typer.echo(f"methods.{FINETUNED} has finetune: auto for {dataset}", err=True)
+
+
+def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], images: int) -> int:
+    """Return the number of the encoder's last blocks whose inputs fit the disk, and say what was found."""
+    from duplex.artifacts import ArtifactPaths
+    from duplex.encoders import load_encoder, missing_weights
+    from duplex.features.identity import IMPORTED
+    from duplex.library.climb import block_room
+
+    require(finetune, ("auto",), "--finetune")
+    name, weights = encoder["name"], encoder.get("weights")
+    if FINETUNED not in params.methods:
+        raise UsageError(f"--finetune auto is for the method {FINETUNED}, which params.yaml lacks; add it to methods")
+    if name == IMPORTED:
+        raise UsageError("--finetune auto is for images; the encoder of imported features is unknown")
+    if missing_weights(name, weights) is not None:
+        raise UsageError(f"--finetune auto looks into {name}, whose weights are not on disk; download them first")
+    room = block_room(load_encoder(name, weights, towers="image"), images, ArtifactPaths.root)
+    found = f"up to {room.depth} blocks" if room.depth else "none"
+    typer.echo(f"fine-tuning: {found}; {room.reason}", err=True)
+    return room.depth
+
+
+def _source_entry(source: SourceOptions, dataset: LabelledImages, split: SplitOptions) -> dict[str, Any]:
+    """Return a data set's `source` entry."""
+    entry: dict[str, Any] = {"kind": source.kind, "root": str(source.root)}
+    if source.table:
+        entry["table"] = str(source.table)
+    if dataset.made_split:
+        entry["split"] = dataclasses.asdict(split)
+    return entry
+
+
+def _issues(
+    dataset: LabelledImages, source: SourceOptions, encoder: dict[str, Any], features: Path | None, max_bad: float
+) -> Iterator[DataIssue]:
+    """Yield all issues of a data set: of its encoder, its labels and its images or, if it has some, its features."""
+    from duplex.data.check import check_dataset, check_labels_of
+    from duplex.features.feature_issues import check_features
+    from duplex.features.identity import IMPORTED
+
+    if encoder["name"] != IMPORTED:
+        yield from _encoder_issues(encoder, dataset.labels)
+    if features is None:
+        yield from check_dataset(dataset, source.root)
+    else:
+        yield from (issue for issue in check_labels_of(dataset) if issue.count)
+        is_table, weights = source.kind == "table", encoder.get("weights")
+        yield from check_features(features, dataset, is_table, encoder["name"], weights, max_bad)
+
+
+def _supported_methods(
+    params: Params, name: str, source: SourceOptions, encoder: dict[str, Any], features: Path | None
+) -> list[str]:
+    """Return the methods of params.yaml that lack no input on a data set that is not yet added."""
+    from duplex.config.params import DatasetParams, EncoderParams
+    from duplex.library.requirements import supported_methods
+
+    if features is None:
+        return list(params.methods)
+    training: Any = DEFAULT_TRAINING  # checked and converted
+    entry = DatasetParams(source=source, encoder=EncoderParams(**encoder), features=features, training=training)
+    return supported_methods(params.model_copy(update={"datasets": {**params.datasets, name: entry}}), name)
+
+
 def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[DataIssue]:
     """Yield an issue if the encoder's vocabulary lacks words, or if its weights are not on disk."""
     from duplex.data.check import DataIssue
     from duplex.encoders import missing_weights, unknown_words
     from duplex.encoders.hub import is_reachable
+    from duplex.encoders.random_weights import is_random
     from duplex.labels import prompt_name
+    from duplex.library.prompt_lengths import long_prompts
 
     name, weights = encoder["name"], encoder.get("weights")
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
@@ -179,6 +286,11 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
         missing = missing_weights(name, weights)
     except UsageError as error:
         raise UsageError(f"--encoder {name}: {error}") from error
+    if is_random(weights):
+        yield DataIssue("encoder has random weights, whose results mean nothing", 1, (f"{name} + {weights}",), False)
+    if missing is None and not unknown and (long := long_prompts(name, weights, labels)):
+        message = f"pairs have a longer prompt than {name} reads; shorten the names of their states or objects"
+        yield DataIssue(message, len(long), tuple(long), True, fatal=True)
     if missing is not None:
         size = f", about {missing.size / 1e9:.1f} GB" if missing.size else ""
         address = f"{name} + {weights}{size}, from {missing.address}"

@@ -64,6 +64,20 @@ def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = 
     _write(path, text, intended, f"add by hand: {_one_line({name: entry})}")
 
 
+def set_for_dataset(method: str, dataset: str, record: Mapping[str, Any], path: Path = PARAMS) -> None:
+    """Write `methods.METHOD.per_dataset.DATASET` to params.yaml, replacing an entry that is there."""
+    text = path.read_text(encoding="utf-8")
+    intended = _parse(text)
+    entry = intended["methods"][method]
+    by_hand = f"write by hand: methods.{method}.per_dataset.{dataset}: {_one_line(record)}"
+    if "per_dataset" in entry:
+        text = _with_value(text, ("methods", method, "per_dataset", dataset), record)
+    else:
+        text = _with_item(text, ("methods", method), "per_dataset", {dataset: record})
+    entry.setdefault("per_dataset", {})[dataset] = dict(record)
+    _write(path, text, intended, by_hand)
+
+
 def remove_dataset(name: str, path: Path = PARAMS) -> None:
     """Remove `datasets.NAME` with the comment above it, and the name from `run`, `ablation_run` and `per_dataset`."""
     params = load_params(path)
@@ -82,6 +96,27 @@ def remove_dataset(name: str, path: Path = PARAMS) -> None:
             text = _without_item(text, keys, name, with_comment=keys == ("datasets",))
             items.remove(name) if isinstance(items, list) else items.pop(name)
     _write(path, text, intended, f"remove {name} by hand")
+
+
+def set_method(
+    name: str, dataset: str, options: Mapping[str, Any], training: Mapping[str, Any], path: Path = PARAMS
+) -> None:
+    """Write options and training options of a method, or an ablation, on one data set: `per_dataset.DATASET`."""
+    text = path.read_text(encoding="utf-8")
+    intended = _parse(text)
+    section = next((key for key in ("methods", "ablations") if name in (intended.get(key) or {})), "methods")
+    entry = intended[section][require(name, intended[section], "method")]
+    by_dataset = entry.get("per_dataset") or {}
+    before = by_dataset.get(dataset) or {}
+    changed = {**before, **options}
+    if training:
+        changed["training"] = {**(before.get("training") or {}), **training}
+    if by_dataset:
+        text = _with_value(text, (section, name, "per_dataset", dataset), changed)
+    else:
+        text = _with_value(text, (section, name, "per_dataset"), {dataset: changed})
+    entry["per_dataset"] = {**by_dataset, dataset: changed}
+    _write(path, text, intended, f"add by hand: {name}: {_one_line({'per_dataset': {dataset: changed}})}")
 
 
 def forget_stages(dataset: str, lock: Path) -> int:

@@ -18,6 +18,7 @@ import typer
 from duplex.cli import app
 from duplex.cli.options import load_params
 from duplex.errors import UsageError, require
+from duplex.system.terminal import visible
 
 if TYPE_CHECKING:
     from duplex.recognition.answers import Answer, UnreadableImage
@@ -115,7 +116,23 @@ def load_model(
     if added:
         recognizer = recognizer.with_compositions(added)
     recognizer.candidates(world)  # type: ignore[arg-type]
+    for line in _added_lines(recognizer):
+        typer.echo(line, err=True)
     return recognizer
+
+
+def _added_lines(recognizer: Recognizer) -> Iterator[str]:
+    """Yield one line per added pair: which of its words the model knows."""
+    from duplex.recognition.added_words import known_words
+
+    for state, name in recognizer.added:
+        known = known_words((state, name), recognizer.labels)
+        words = [f"state {state!r} is {_known(known.state)}", f"object {name!r} is {_known(known.object)}"]
+        yield f"added {state} {name}: {', '.join(words)}"
+
+
+def _known(known: bool) -> str:
+    return "known" if known else "new, described by text alone"
 
 
 @contextmanager
@@ -154,7 +171,7 @@ def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO,
         if form == "jsonl":
             target.write(json.dumps({"image": image, **record}, ensure_ascii=False) + "\n")
         elif form == "table":
-            target.write(f"{image}  {_summary(record)}\n")
+            target.write(f"{visible(image)}  {_summary(record)}\n")
         elif "error" in record:
             lines.writerow([image, "", "", "", "", "", record["error"]])
         else:

@@ -19,14 +19,26 @@ Seed = Annotated[int | None, seed_option("Default: the first seed of run.seeds."
 
 
 @app.command()
-def report(show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False) -> None:
-    """Write the report of all evaluated runs and print its path.
+def report(
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", "-d", help="Write the page of this data set alone, from its best run.")
+    ] = None,
+) -> None:
+    """Write the report of all evaluated runs, or the page of one data set, and print its path.
 
     artifacts/metrics.json, which git tracks, is not written; `dvc repro report` writes it too.
     """
-    from duplex.stages import report as stage
+    from duplex.config.params import load_params
 
-    page = stage.run(load_params(), write_metrics=False)
+    if dataset is None:
+        from duplex.stages import report as stage
+
+        page = stage.run(load_params(), write_metrics=False)
+    else:
+        from duplex.stages import own_page
+
+        page = own_page.run(load_params(), dataset)
     typer.echo(page)
     if show:
         import webbrowser

@@ -56,11 +56,11 @@ def sweep(
             )
         from duplex.runs.ablation_sweep import sweep_ablations
 
-        report = sweep_ablations(params, None if ablations == "all" else _names(ablations), jobs, kind)
+        report = sweep_ablations(params, None if ablations == "all" else split_names(ablations), jobs, kind)
     else:
         from duplex.runs import sweep as stage
 
-        runs = stage.grid(params, _names(datasets), _names(methods), _seeds(seeds))
+        runs = stage.grid(params, split_names(datasets), split_names(methods), parse_seeds(seeds))
         report = stage.sweep(params, runs, jobs, kind)
     typer.echo(summary(report), err=True)
     for run, error in report.failed.items():
@@ -81,14 +81,15 @@ def summary(report: SweepReport) -> str:
     return f"{report.runs} runs: {'; '.join(filter(None, texts))}"
 
 
-def _names(text: str | None) -> list[str] | None:
+def split_names(text: str | None) -> list[str] | None:
+    """Return the names in a comma-separated text."""
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
-def _seeds(text: str | None) -> list[int] | None:
+def parse_seeds(text: str | None) -> list[int] | None:
     """Return the seeds in a text such as `0,2,5-9`."""
     seeds: list[int] = []
-    for part in _names(text) or []:
+    for part in split_names(text) or []:
         ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
         first, last = (int(end or ends[1]) for end in ends.groups()) if ends else (1, 0)
         if last > LARGEST_SEED or not 0 <= last - first < MAX_SEEDS:

@@ -36,6 +36,11 @@ class MethodEntry:
     per_dataset: Mapping[str, Table] = field(default_factory=dict)  # data set -> options, `training` and `finetune`
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """Methods whose finished runs this one combines (its option `of`); empty for other methods."""
+        return tuple(self.options.get("of", ()))
+
+    @property
     def worlds(self) -> tuple[World, ...]:
         """The worlds in which the method is scored."""
         return WORLDS if self.world == "both" else (self.world,)
@@ -56,7 +61,10 @@ class MethodEntry:
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
         """Return the options of fine-tuned blocks, unchecked; empty if no block is fine-tuned."""
-        return {**self.finetune, **(self.per_dataset.get(dataset, {}).get("finetune", {}) if dataset else {})}
+        changes = self.per_dataset.get(dataset, {}).get("finetune", {}) if dataset else {}
+        is_auto = [table.get("blocks") == "auto" for table in (self.finetune, changes)]
+        replaces = "blocks" in changes and is_auto[0] != is_auto[1]  # chosen and given blocks have other options
+        return {**({} if replaces else self.finetune), **changes}
 
 
 def read_entries(methods: Table, ablations: Table, datasets: tuple[str, ...]) -> dict[str, dict[str, MethodEntry]]:
@@ -107,7 +115,10 @@ def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
     shown_as = record.get("shown_as")
     if shown_as is not None and not isinstance(shown_as, str):
         raise UsageError(f"{place}.shown_as is {shown_as!r}; expected the name of a method")
-    per_dataset = check_table(f"{place}.per_dataset", record.get("per_dataset", {}))
+    per_dataset = {
+        name: _with_finetune_table(changes)
+        for name, changes in check_table(f"{place}.per_dataset", record.get("per_dataset", {})).items()
+    }
     for name, changes in per_dataset.items():
         where = f"{place}.per_dataset.{name}"
         if name not in datasets:
@@ -115,15 +126,37 @@ def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
         for key in TABLES:
             check_table(f"{where}.{key}", _check_keys(where, changes).get(key, {}))
     options = {key: value for key, value in record.items() if key not in RESERVED_KEYS}
+    _check_members(place, options, per_dataset)
     training = check_table(f"{place}.training", record.get("training", {}))
-    finetune = check_table(f"{place}.finetune", record.get("finetune", {}))
+    finetune = check_table(f"{place}.finetune", _with_finetune_table(record).get("finetune", {}))
     return MethodEntry(kind, options, world, shown_as, training, finetune, per_dataset)
+
+
+def _with_finetune_table(record: Any) -> Any:
+    """Return a table with `finetune: auto` written in full, as `finetune: {blocks: auto}`."""
+    is_auto = isinstance(record, Mapping) and record.get("finetune") == "auto"
+    return {**record, "finetune": {"blocks": "auto"}} if is_auto else record
+
+
+def _check_members(place: str, options: Table, per_dataset: Table) -> None:
+    """Raise UsageError for a wrong list `of` of a method that combines runs."""
+    if "of" not in options:
+        return
+    for name in options["of"]:
+        if not isinstance(name, str):
+            raise UsageError(f"{place}.of has {name!r}; expected names of methods")
+    if "members" in options:
+        raise UsageError(f"{place}.members: training fills it in; remove it")
+    for dataset, changes in per_dataset.items():
+        if "of" in changes:
+            raise UsageError(f"{place}.per_dataset.{dataset}.of: all data sets combine the same methods; remove it")
 
 
 def _check_keys(place: str, record: Any) -> Table:
     """Return `record`; raise UsageError unless it is a table without keys of an earlier version."""
-    for key in check_table(place, record):
-        if hint := renamed_key(key, RESERVED_KEYS):
+    for key, value in check_table(place, record).items():
+        is_list = key == "of" and isinstance(value, list)  # an option of methods that combine runs
+        if not is_list and (hint := renamed_key(key, RESERVED_KEYS)):
             raise UsageError(f"{place}.{key} {hint}")
     return cast(Table, record)
 

@@ -19,7 +19,18 @@ from duplex.data.source_options import SourceOptions
 from duplex.errors import DuplexError, UsageError, require
 from duplex.labels import World
 from duplex.methods import registry
-from duplex.options import Count, FinetuneOptions, Natural, OptionError, Options, Seed, Share, TrainingOptions
+from duplex.options import (
+    AutoFinetune,
+    Count,
+    FinetuneOptions,
+    Natural,
+    OptionError,
+    Options,
+    Seed,
+    Share,
+    TrainingOptions,
+    finetune_options,
+)
 from duplex.system.precision import Precision
 from duplex.system.renamed import renamed_key, renamed_method
 
@@ -56,14 +67,15 @@ class AblationRunParams(ParamsSection):
 class RunParams(AblationRunParams):
     """`run:`. `dvc repro` trains and evaluates every combination of data set, method and seed."""
 
-    methods: tuple[Name, ...] = Field(min_length=1)
+    methods: tuple[Name, ...] = Field(min_length=1)  # once params.yaml is read, those of `products` too
+    products: tuple[Name, ...] = ()  # methods that combine finished runs of the others
 
 
 class EncoderParams(ParamsSection):
     """`encoder:`. The frozen image and text encoder of a data set."""
 
     name: str  # one of `duplex encoders`, a file or a folder
-    weights: str | None = None  # published tag, or a file
+    weights: str | None = None  # published tag, or a file; random:SEED for a trial of an architecture
     precision: Precision = "fp32"  # of the image tower
     block_inputs: Natural | None = None  # keep the inputs of this many last blocks; null: extraction.block_inputs
     bits: Literal[8, 16] = 16  # per stored value of block inputs
@@ -74,6 +86,7 @@ class DatasetParams(ParamsSection):
 
     source: SourceOptions
     encoder: EncoderParams
+    features: Path | None = None  # .npy or .npz file of features that were computed elsewhere; null: images are encoded
     training: Annotated[
         TrainingOptions, PlainValidator(TrainingOptions.from_dict), PlainSerializer(TrainingOptions.to_dict)
     ]
@@ -96,7 +109,7 @@ class EvaluationParams(ParamsSection):
     protocol: Literal["exact", "sampled"] = "exact"  # sampled: the literature's 20 values of the bias
     k: tuple[Count, ...] = Field(default=(1,), min_length=1)  # an image is right if its pair is among the best k
     thresholds: Count = 50  # number of feasibility thresholds tried on validation data
-    feasibility: Literal["words", "likelihood"] = "words"  # likelihood: for methods that have one; others use words
+    feasibility: Literal["auto", "words", "likelihood", "none"] = "auto"  # auto: a threshold only if it pays
     word_vectors: Path | None = None  # file in GloVe's format; null: embeddings of the encoder's text tower
     bootstrap: Count = 1000  # resamples of the confidence intervals
     terms: bool = True  # measure each score term alone too, in the closed world (protocol: exact)
@@ -160,11 +173,11 @@ class Params(ParamsSection):
         with self._located(name, ".training"):
             return TrainingOptions.from_dict({**base.to_dict(), **self.entry(name).training_for(dataset)})
 
-    def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | None:
-        """Return a method's options of fine-tuned blocks; None if it fine-tunes no block."""
+    def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | AutoFinetune | None:
+        """Return a method's options of fine-tuned blocks, or `AutoFinetune`; None if it fine-tunes no block."""
         record = self.entry(name).finetune_for(dataset)
         with self._located(name, ".finetune"):
-            return FinetuneOptions.from_dict(record) if record else None
+            return finetune_options(record)
 
     def check_entries(self) -> None:
         """Check the options of all methods and ablations, on all data sets. Raises UsageError."""
@@ -186,6 +199,7 @@ class Params(ParamsSection):
             for key, values in getattr(self, section):
                 if isinstance(values, tuple) and len(set(values)) != len(values):
                     raise UsageError(f"params.yaml: {section}.{key} has a value twice: {list(values)}; remove one")
+        self._check_products()
         words = self.evaluation.word_vectors
         if words is not None and not words.is_file():
             raise UsageError(
@@ -196,6 +210,26 @@ class Params(ParamsSection):
         for name in sorted(set(self.methods) & set(self.ablations)):
             raise UsageError(f"params.yaml: {name!r} is both a method and an ablation; rename one of them")
         self._check_shown_as()
+
+    def _check_products(self) -> None:
+        """Check that methods that combine runs are under `run.products`, and their members under `run.methods`."""
+        for name, entry in self._entries.items():
+            if entry.members and name in self.ablations:
+                raise UsageError(f"params.yaml: ablations.{name}: ablations combine no runs; move it to methods")
+            for member in entry.members:
+                place = f"params.yaml: methods.{name}.of:"
+                if self.entry(require_method(member, self.methods, f" in {place}")).members:
+                    raise UsageError(f"{place} {member} combines runs itself; list its methods instead")
+        for name in self.run.products:
+            members = self.entry(require_method(name, self.methods, " in params.yaml, run.products:")).members
+            if not members:
+                raise UsageError(f"params.yaml: run.products: {name} combines no runs; list it under run.methods")
+            for member in members:
+                if member not in self.run.methods:
+                    raise UsageError(f"params.yaml: run.products: {name} combines {member}; add it to run.methods")
+        for name in self.run.methods:
+            if self.entry(name).members:
+                raise UsageError(f"params.yaml: run.methods: {name} combines runs; list it under run.products")
 
     def _check_shown_as(self) -> None:
         """Check that each method is evaluated in some world, and that no two have the same name in one world."""
@@ -242,7 +276,8 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
         raise UsageError(f"params.yaml: {error}") from None
     params = params.model_copy(update=checked)
     params.check_run()
-    return params
+    methods = (*params.run.methods, *params.run.products)
+    return params.model_copy(update={"run": params.run.model_copy(update={"methods": methods})})
 
 
 def shipped_project() -> Path:

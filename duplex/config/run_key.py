@@ -6,12 +6,15 @@ record changes. Unfinished training continues, and `duplex sweep` skips a run, o
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from duplex.config.code_hash import code_hash
 from duplex.config.params import Params
 from duplex.encoders.families import family_module
+from duplex.errors import UsageError
 from duplex.methods.registry import method_source
+from duplex.system.files import sha256
 from duplex.system.plugins import module_of
 
 Record = dict[str, Any]
@@ -23,17 +26,22 @@ def dataset_records(params: Params, dataset: str) -> dict[str, Record]:
     """Return stage -> record of what it depends on, for the stages that run once per data set."""
     entry, settings = params.dataset(dataset), params.extraction
     other_images = () if entry.source.kind == "shapes" else DRAWN
+    extraction: Record = {
+        "encoder": entry.encoder.model_dump(mode="json"),
+        "batch_size": settings.batch_size,
+        "max_bad": settings.max_bad,
+        "tokens": settings.tokens,
+        "block_inputs": params.block_inputs(dataset),
+    }
+    if entry.features is not None:
+        extraction["features"] = _digest(entry.features, dataset)
     return {
         "prepare": {
             "source": entry.model_dump(mode="json")["source"],
             "code": code_hash("duplex.stages.prepare", ignored=other_images),
         },
         "extract": {
-            "encoder": entry.encoder.model_dump(mode="json"),
-            "batch_size": settings.batch_size,
-            "max_bad": settings.max_bad,
-            "tokens": settings.tokens,
-            "block_inputs": params.block_inputs(dataset),
+            **extraction,
             "code": _encoder_code(params, dataset, "duplex.stages.extract", ignored=other_images),
         },
         "inventory": {"code": code_hash("duplex.stages.inventory", ignored=DRAWN)},
@@ -60,10 +68,10 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
         "world": entry.world,
         "encoder": params.dataset(dataset).encoder.model_dump(mode="json"),
     }
-    train = {
+    train: Record = {
         **common,
         "options": entry.options_for(dataset),
-        "training": training.to_dict(),
+        "training": {key: value for key, value in training.to_dict().items() if key != "log"},  # decides no result
         "finetune": None if finetune is None else finetune.to_dict(),
         "calibration": {key: evaluation[key] for key in CALIBRATION},
         "code": _encoder_code(params, dataset, "duplex.stages.train", module, ignored=DRAWN),
@@ -74,7 +82,16 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
         "evaluation": evaluation,
         "code": _encoder_code(params, dataset, "duplex.stages.evaluate", module, ignored=DRAWN),
     }
+    if entry.members:
+        members = {name: run_records(params, dataset, name)["train"] for name in entry.members}
+        train |= {"members": members, "seeds": list(params.run.seeds)}
     return {"train": train, "evaluate": evaluate}
+
+
+def _digest(features: Path, dataset: str) -> str:
+    if not features.is_file():
+        raise UsageError(f"params.yaml: datasets.{dataset}.features: {features} is not a file; null encodes the images")
+    return sha256(features)
 
 
 def _encoder_code(params: Params, dataset: str, *entries: str, ignored: tuple[str, ...]) -> str:

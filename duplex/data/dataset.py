@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
 from duplex.data.manifest import COLUMNS, check_labels
 from duplex.data.source_options import SplitOptions
-from duplex.data.split import make_split
+from duplex.data.split import SplitResult, make_split, split_by_content
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import SPLITS, LabelSpace
 
@@ -21,6 +22,7 @@ class LabelledImages:
     labels: LabelSpace
     notes: dict[str, int] = field(default_factory=dict)  # description of rows left out or pairs lacking -> count
     made_split: bool = False  # whether this package made the split
+    contents: tuple[str, ...] | None = None  # key of each row's image content, where the split was made by contents
 
 
 def labels_of(manifest: pd.DataFrame) -> LabelSpace:
@@ -32,10 +34,16 @@ def labels_of(manifest: pd.DataFrame) -> LabelSpace:
     return LabelSpace.from_pairs(pairs)
 
 
-def from_rows(frame: pd.DataFrame, options: SplitOptions, place: object) -> LabelledImages:
+def from_rows(
+    frame: pd.DataFrame,
+    options: SplitOptions,
+    place: object,
+    contents: Callable[[Sequence[str]], Sequence[str]] | None = None,
+) -> LabelledImages:
     """Make a data set of rows with image, state, object and split; without splits, split the rows by `options`.
 
-    `place` names the source in messages.
+    `place` names the source in messages. `contents`: returns a key per image, equal for images of equal content, which
+    the split keeps together.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
@@ -49,15 +57,22 @@ def from_rows(frame: pd.DataFrame, options: SplitOptions, place: object) -> Labe
         image = frame.loc[twice, "image"].iloc[0]
         raise DuplexError(f"{place}: the image {image!r} has two different rows; an image has one label and one split")
     made_split = "split" not in frame
+    keys = None
     if made_split:
-        result = make_split(frame, options, place)
+        keys = None if contents is None else tuple(contents(frame["image"].tolist()))
+        result = _split(frame, keys, options, place)
         frame = frame.assign(split=result.split)
         notes["unseen pairs fewer than requested, so that every primitive stays in training"] = result.short
     for split in SPLITS:
         if not (frame["split"] == split).any():
             raise DuplexError(f"{place} has no {split} images; list some, or leave the split out to have one made")
     notes = {text: count for text, count in notes.items() if count}
-    return LabelledImages(frame[COLUMNS], labels_of(frame), notes, made_split)
+    return LabelledImages(frame[COLUMNS], labels_of(frame), notes, made_split, keys)
+
+
+def _split(frame: pd.DataFrame, keys: Sequence[str] | None, options: SplitOptions, place: object) -> SplitResult:
+    """Split rows, by contents if their keys are known."""
+    return make_split(frame, options, place) if keys is None else split_by_content(frame, keys, options, place)
 
 
 FIRST_SEED = 1_000_000  # far from usual seeds of `split:`, which would give related splits
@@ -72,7 +87,7 @@ def resplit(data: LabelledImages, number: int) -> LabelledImages:
     """Return a data set with the same rows and a random split, to measure how much results depend on the choice of
     unseen pairs. The shares of unseen pairs and of held-out images stay; the same number gives the same split."""
     rows = data.manifest
-    result = make_split(rows, shares(rows, FIRST_SEED + number))
+    result = _split(rows, data.contents, shares(rows, FIRST_SEED + number), "the data set")
     manifest = rows.assign(split=result.split.to_numpy())
     short = {"unseen pairs fewer than in the data set's own split": result.short} if result.short else {}
     return replace(data, manifest=manifest, labels=labels_of(manifest), notes={**data.notes, **short}, made_split=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
+from duplex.data.contents import content_keys
 from duplex.data.czsl_layout import has_pair_lists, load_czsl
 from duplex.data.dataset import LabelledImages, from_rows, labels_of, resplit
 from duplex.data.image_tree import ImageTree, describe_skipped
@@ -21,7 +23,7 @@ def is_on_disk(source: SourceOptions) -> bool:
 
 
 def load_source(source: SourceOptions) -> LabelledImages:
-    """Load the manifest and labels of a data set without opening its images."""
+    """Load the manifest and labels of a data set; its images are opened only to make a split that it lacks."""
     data = _load_unchanged(source)
     return data if source.resplit is None else resplit(data, source.resplit)
 
@@ -40,13 +42,13 @@ def _load_unchanged(source: SourceOptions) -> LabelledImages:
     if source.kind == "standard":
         return load_czsl(source.root)
     if source.kind == "folder":
-        return from_rows(read_folder(source.root), source.split, source.root)
+        return from_rows(read_folder(source.root), source.split, source.root, partial(content_keys, source.root))
     if source.table is None:
         raise UsageError("a source of kind table needs `table`, the path of its CSV or Parquet file")
     frame, tree = read_table(source.table), ImageTree(source.root)
     for image in frame["image"]:
         tree.has(image)  # raises for a link that leaves the root; `data check` reports missing images
-    return from_rows(frame, source.split, source.table)
+    return from_rows(frame, source.split, source.table, partial(content_keys, source.root))
 
 
 def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:

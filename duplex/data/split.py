@@ -6,6 +6,8 @@ and unseen pairs. Every state and every object stays in training.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +55,46 @@ def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the 
         split.iloc[mixed[:val]] = "val"
         split.iloc[mixed[val : val + test]] = "test"
     return SplitResult(split.sort_index(), sum(wanted) - len(held_out))
+
+
+def split_by_content(
+    frame: pd.DataFrame, contents: Sequence[str], options: SplitOptions, place: object = "the data set"
+) -> SplitResult:
+    """Split rows like `make_split`, with all images of one content and pair in the same split.
+
+    A content of several pairs joins the held-out pair among them, or else training, if every seen pair keeps a training
+    image and no two pairs are held out for different splits; `duplex data check` reports the others.
+    contents: key of each row's image; without equal ones, the result is that of `make_split`.
+    """
+    columns = ["state", "object", "image"]
+    rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)
+    firsts = rows.drop_duplicates(["content", "state", "object"])
+    result = make_split(firsts[columns], options, place)
+    key = ["content", "state", "object"]
+    split = firsts[key].assign(split=result.split.to_numpy())
+    rows = rows.reset_index(names="row").merge(split, on=key).sort_values("row", ignore_index=True)
+    for _, same in rows[rows["content"].isin(_in_two_splits(split))].groupby("content", sort=True):
+        _unite(rows, same)
+    return SplitResult(rows["split"], result.short)
+
+
+def _in_two_splits(rows: pd.DataFrame) -> list[str]:
+    """Return the contents with images in several splits."""
+    counts = rows.groupby("content")["split"].nunique()
+    return list(counts.index[counts > 1])
+
+
+def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:
+    """Move the rows `same`, of one content, to one split where that leaves every seen pair a training image."""
+    pairs = list(zip(rows["state"], rows["object"], strict=True))
+    training = Counter(pair for pair, split in zip(pairs, rows["split"], strict=True) if split == "train")
+    held_out = {rows["split"][row] for row in same.index if not training[pairs[row]]}
+    if len(held_out) > 1:
+        return
+    wanted = held_out.pop() if held_out else "train"
+    leaving = Counter(pairs[row] for row in same.index if rows["split"][row] == "train" != wanted)
+    if all(training[pair] > count for pair, count in leaving.items()):
+        rows.loc[same.index, "split"] = wanted
 
 
 def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]]:

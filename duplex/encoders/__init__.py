@@ -8,6 +8,7 @@ Other backbones are added as an encoder family (`duplex.encoders.families`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
+warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm in notebooks; no bar here needs its widget
 PACKAGED = "tiny"  # the encoder that ships with the package
 TOWERS = ("both", "image", "text")
 
@@ -30,7 +32,7 @@ class EncoderIdentity:
 
     encoder: str  # name
     architecture: str  # hash of the architecture's options
-    weights: str  # sha256 of the weights file
+    weights: str  # sha256 of the weights file; `random:SEED` of random weights
     preprocessing: str  # JSON
     precision: str
     dim: int  # width of the features
@@ -86,8 +88,10 @@ def load_encoder(
     """Load a frozen encoder.
 
     name: an architecture of open_clip, `tiny`, or `FAMILY:REST` (see `duplex encoders list`).
-    weights: a published tag or a file; missing weights raise an error and are never replaced by random ones.
+    weights: a published tag or a file, or `random:SEED` to try an architecture; missing weights raise an error and
+        are never replaced by random ones.
     towers: "image" or "text" drops the other tower as soon as the weights are read.
+    device: cpu, cuda or cuda:NUMBER.
     precision: number format of the loaded towers: "fp32", "tf32", "bf16" or "fp16".
     """
     require(towers, TOWERS, "towers")
@@ -119,6 +123,14 @@ def resolve_device(device: str) -> str:
 
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    try:
+        kind, index = torch.device(device).type, torch.device(device).index or 0
+    except RuntimeError:
+        kind, index = "meta", 0
+    if kind == "meta":  # tensors without values
+        raise UsageError(f"device is {device!r}; expected auto, cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device is {device}, but torch sees no GPU; set it to auto or cpu")
+    if kind == "cuda" and index and index >= (count := torch.cuda.device_count()):
+        raise UsageError(f"device is {device}, but torch sees {count} GPUs, numbered from 0; name one of them or auto")
     return device

@@ -29,9 +29,10 @@ class EncoderSource:
     preprocess: Config  # all fields of open_clip's PreprocessCfg
     weights: Path
     folder: Path | None = None  # with the tokenizer's files, where it has its own
+    seed: int | None = None  # of random weights, in place of the file
 
     def __post_init__(self) -> None:
-        if not self.weights.is_file():
+        if self.seed is None and not self.weights.is_file():
             raise DuplexError(f"{self.weights} does not exist; the encoder's weights are read from it, never made up")
 
     @property
@@ -40,11 +41,10 @@ class EncoderSource:
 
     def identity(self, precision: str) -> EncoderIdentity:
         """Return this encoder's `EncoderIdentity` at a precision; the weights file is hashed once per process."""
-        stat = self.weights.stat()
         return EncoderIdentity(
             encoder=self.name,
             architecture=config_hash(self.architecture, 16),
-            weights=_sha256(self.weights, stat.st_size, stat.st_mtime_ns),
+            weights=_digest(self.weights) if self.seed is None else f"random:{self.seed}",
             preprocessing=stable_json({**self.preprocess, "orientation": "exif"}),  # see `features.image_files`
             precision=precision,
             dim=self.dim,
@@ -111,6 +111,11 @@ def _version(library: str) -> str:
         return version(library)
     except PackageNotFoundError:
         return "unknown"
+
+
+def _digest(weights: Path) -> str:
+    stat = weights.stat()
+    return _sha256(weights, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=64)

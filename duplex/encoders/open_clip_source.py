@@ -34,6 +34,7 @@ from duplex.encoders.hub import (
     weights_on_disk,
 )
 from duplex.encoders.openclip import open_clip
+from duplex.encoders.random_weights import RANDOM, initialised_by, is_random, random_seed
 from duplex.errors import DuplexError, UsageError
 from duplex.system.files import write_tensors, write_text
 
@@ -45,7 +46,8 @@ SUFFIXES = (".safetensors", ".bin", ".pth")
 
 def find_source(name: str, weights: str | None = None) -> EncoderSource:
     """Find an encoder by name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip with
-    `weights` (a tag to download, or a file). Raise UsageError or DuplexError if one of them does not exist."""
+    `weights` (a tag to download, a file, or `random:SEED`). Raise UsageError or DuplexError if one of them does not
+    exist."""
     if name.startswith((LOCAL, HUB)):
         refuse_other_weights(name, weights)
     if name.startswith(LOCAL):
@@ -60,6 +62,8 @@ def find_source(name: str, weights: str | None = None) -> EncoderSource:
         raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
     if weights is None:
         raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({_tags(name)})")
+    if (seed := random_seed(weights)) is not None:
+        return EncoderSource(name, architecture, complete_preprocess({}, architecture), Path(RANDOM), seed=seed)
     if Path(weights).expanduser().is_file():
         return _file_source(name, architecture, Path(weights).expanduser())
     preprocess = preprocess_of(name, architecture, weights)
@@ -75,7 +79,7 @@ def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
         on_disk = hub_file_on_disk(owner, (CONFIG,)) and hub_file_on_disk(owner, WEIGHTS)
         return None if on_disk else MissingWeights(f"https://huggingface.co/{owner}", None)
     architecture = None if name.startswith(LOCAL) else open_clip.get_model_config(name)
-    if architecture is None or weights is None or Path(weights).expanduser().is_file():
+    if architecture is None or weights is None or is_random(weights) or Path(weights).expanduser().is_file():
         find_source(name, weights)  # raises if anything is wrong with the name or the weights
         return None
     preprocess_of(name, architecture, weights)
@@ -112,6 +116,9 @@ def build_model(source: EncoderSource) -> Any:
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
         raise DuplexError(f"{source.name}: {unknown[0]!r} is no key of open_clip's {kind.__name__}")
+    if source.seed is not None:
+        with initialised_by(source.seed):
+            return kind(**config).eval().requires_grad_(False)
     model = kind(**config)
     try:
         open_clip.load_checkpoint(model, str(source.weights), weights_only=True)

@@ -1,12 +1,13 @@
 """Classifiers of timm, without their heads, as frozen encoders of images.
 
-    encoder: {name: "timm:resnet18", weights: a1_in1k}     # a tag that timm publishes, or a file of weights
+    encoder: {name: "timm:resnet18", weights: a1_in1k}     # a tag that timm publishes, a file, or random:SEED
 
 ResNet-18 is the backbone of the methods without CLIP. There is no text tower: word vectors come from a file.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from duplex.encoders.families import EncoderFamily
 from duplex.encoders.frozen_encoder import FrozenEncoder
 from duplex.encoders.hub import fetch_weights
 from duplex.encoders.openclip import timm
+from duplex.encoders.random_weights import initialised_by, random_seed
 from duplex.errors import DuplexError, UsageError
 from duplex.system.precision import float32_arithmetic
 
@@ -39,18 +41,19 @@ class TimmFamily(EncoderFamily):
         listed = ", ".join(tags) or "none"
         if weights is None:
             raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({listed})")
-        path = Path(weights).expanduser()
-        if not path.is_file() and weights not in tags:
+        path, seed = Path(weights).expanduser(), random_seed(weights)
+        is_local = path.is_file() or seed is not None
+        if not is_local and weights not in tags:
             raise UsageError(f"weights {weights!r} are neither a file nor a tag of {name!r} ({listed})")
-        config: Any = timm.get_pretrained_cfg(model if path.is_file() else f"{model}.{weights}")
+        config: Any = timm.get_pretrained_cfg(model if is_local else f"{model}.{weights}")
         options = {"mean": list(config.mean), "std": list(config.std), "interpolation": config.interpolation}
         size = {"image_size": config.input_size[-1]}
         with torch.device("meta"):  # allocates no weights
             shape: Any = timm.create_model(model, pretrained=False, num_classes=0)
         architecture = {"timm_model_name": model, "embed_dim": int(shape.num_features), "vision_cfg": size}
-        if not path.is_file():
+        if not is_local:
             path = fetch_weights({"hf_hub": f"{config.hf_hub_id}/model.safetensors"}, f"{name} + {weights}")
-        return EncoderSource(name, architecture, complete_preprocess(options, architecture), path)
+        return EncoderSource(name, architecture, complete_preprocess(options, architecture), path, seed=seed)
 
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> TimmEncoder:
         return TimmEncoder(source, towers=towers, device=device, precision=precision)
@@ -76,7 +79,11 @@ class TimmEncoder(FrozenEncoder):
 
 
 def _build(source: EncoderSource) -> Any:
-    model: Any = timm.create_model(source.architecture["timm_model_name"], pretrained=False, num_classes=0)
+    create = partial(timm.create_model, source.architecture["timm_model_name"], pretrained=False, num_classes=0)
+    if source.seed is not None:
+        with initialised_by(source.seed):
+            return create().eval().requires_grad_(False)
+    model: Any = create()
     classifier = str(model.default_cfg.get("classifier", "fc"))
     state = read_weights(source.weights)
     state = {name: tensor for name, tensor in state.items() if name.partition(".")[0] != classifier}

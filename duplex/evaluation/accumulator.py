@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -110,9 +111,12 @@ class ScoreAccumulator:
             self._plans[first, width] = ColumnPlan.of(self.groups[first : first + width])
         return self._plans[first, width]
 
-    def competitors(self) -> TopCompetitors:
-        """Return the score statistics of all images."""
-        *_, last = self.cumulative()
+    def competitors(self, upto: int | None = None) -> TopCompetitors:
+        """Return the score statistics of all images.
+
+        upto: number of unseen buckets that are feasible, the others count as -inf; None: all of them.
+        """
+        *_, last = islice(self.cumulative(), None if upto is None else upto + 1)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:

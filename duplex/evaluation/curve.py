@@ -70,6 +70,7 @@ class Curve:
 
     @classmethod
     def of(cls, margins: Margins) -> Curve:
+        """Return the exact curve of the margins of images."""
         both = np.concatenate([margins.seen, margins.unseen])
         breakpoints = np.unique(both[np.isfinite(both)])
         seen_until = np.searchsorted(breakpoints, margins.seen, side="left")

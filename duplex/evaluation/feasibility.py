@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import Floats, ScoreAccumulator
+from duplex.evaluation.crossfit import CrossFitGain, crossfit_gain, wins_by_pair
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.uncertainty import Components
 from duplex.labels import Bools
@@ -59,11 +60,17 @@ def _blocks(feasible: FeasibilityValues) -> Iterator[tuple[int, Floats]]:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The chosen feasibility threshold, all thresholds tried, and the AUC of each."""
+    """The chosen feasibility threshold, all thresholds tried, the AUC of each, and the cross-fitted gain."""
 
     value: float
     candidates: Floats  # ascending
     auc: Floats  # of each candidate, fractions
+    gain: CrossFitGain
+
+    @property
+    def passing_buckets(self) -> int:
+        """Number of buckets (`buckets`) that reach the chosen threshold."""
+        return int(self.candidates.size - np.searchsorted(self.candidates, self.value))
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
@@ -71,9 +78,16 @@ def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -
 
     `accumulator` holds **validation** scores and was built with `bucket=buckets(feasible, steps)`.
     """
-    by_cut = [Components.of(Margins.of(s, k)).auc for s in accumulator.cumulative()]  # none, one, ... buckets feasible
-    if by_cut[0] is None:
-        raise DuplexError("choosing a feasibility threshold needs validation images of both seen and unseen pairs")
+    unseen = ~accumulator.seen[accumulator.target]
+    _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)
+    by_cut, wins = [], []  # with none, one, ... buckets feasible
+    for statistics in accumulator.cumulative():
+        components = Components.of(Margins.of(statistics, k))
+        if components.auc is None:
+            raise DuplexError("choosing a feasibility threshold needs validation images of both seen and unseen pairs")
+        by_cut.append(components.auc)
+        wins.append(wins_by_pair(components, pair, images.size))
     passing = np.minimum(np.arange(steps.size, 0, -1), len(by_cut) - 1)  # buckets that pass each threshold
     auc = np.array(by_cut, dtype=np.float64)[passing]
-    return Threshold(float(steps[auc.argmax()]), steps, auc)
+    gain = crossfit_gain(np.array(wins)[passing], images, components.seen.size)
+    return Threshold(float(steps[auc.argmax()]), steps, auc, gain)

@@ -61,10 +61,14 @@ def measure(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Metrics:
-    """Return all metrics of score statistics at top-`k`.
+    """Return all metrics of score statistics.
 
-    `states`, `objects` [C]: state and object of each column, for their accuracies. `rounds`: number of
-    bootstrap rounds over images for the intervals of S, U and HM (0: none), with random `seed`.
+    competitors: what `ScoreAccumulator.competitors` returns.
+    k: an image is right if its pair is among the best k.
+    states: state of each column [C], for the accuracy of states.
+    objects: object of each column [C], for the accuracy of objects.
+    rounds: number of bootstrap rounds over images for the intervals of S, U and HM; 0: none.
+    seed: seed of the bootstrap.
     """
     margins = Margins.of(competitors, k)
     curve, parts = Curve.of(margins), Components.of(margins)

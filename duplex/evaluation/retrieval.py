@@ -59,3 +59,11 @@ def _largest(similar: Floats, k: int) -> Ints:
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
     """Return the share of retrieved gallery rows [Q, k] whose label in `labels` [N] is the query's `wanted` [Q]."""
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")
+
+
+def confusions(label: Ints, predicted: Ints) -> tuple[Ints, Ints]:
+    """Return the distinct wrong (label, prediction) pairs [P, 2] and their counts [P], most frequent first."""
+    wrong = np.stack([label, predicted], axis=1)[label != predicted]
+    pairs, counts = np.unique(wrong.reshape(-1, 2), axis=0, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return pairs[order], counts[order]

@@ -65,6 +65,10 @@ class Components:
             return None
         return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
 
+    def minus(self, other: Components) -> Components:
+        """Return the components of the difference between two methods on the same images."""
+        return Components(self.seen - other.seen, self.unseen - other.unseen)
+
 
 def _rank(among: Floats, values: Floats) -> Floats:
     """Return how many of `among` (sorted) lie below each value, equal ones counting one half."""
@@ -110,8 +114,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
     ends = np.array([(c.seen_accuracy[0], c.unseen_accuracy[-1], c.harmonic.max()) for c in curves])  # [2, 3]
     draws = bootstrap([first, second], rounds, seed)
     result = differences(ends[1] - ends[0], draws[1] - draws[0])
-    before, after = Components.of(first), Components.of(second)
-    gain = Components(after.seen - before.seen, after.unseen - before.unseen)
+    gain = Components.of(second).minus(Components.of(first))
     if gain.auc is not None:
         error = gain.standard_error
         interval = None if error is None else (gain.auc - NORMAL_95 * error, gain.auc + NORMAL_95 * error)

@@ -44,8 +44,11 @@ class Features:
 
 
 def open_features(path: Path | str, expect: Mapping[str, str | None] | None = None) -> Features:
-    """Read the CLS features of a finished cache into memory. Raises `DuplexError` for a shard, for a cache with pending
-    rows, and where its identity differs from `expect`: the encoder's identity and {"manifest": sha256}."""
+    """Read the CLS features of a finished cache into memory; raise `DuplexError` for a shard or an unfinished one.
+
+    path: the HDF5 file.
+    expect: what the cache's identity must hold, such as the encoder's and {"manifest": sha256}; None: anything.
+    """
     path = Path(path)
     with open_cache(path) as file:
         identity, span, statuses = read_identity(file), read_span(file), file["status"][...]

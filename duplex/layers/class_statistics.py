@@ -55,6 +55,21 @@ class ClassStatistics:
         sums = z.new_zeros(len(pairs), z.shape[1]).index_add_(0, place, z)
         return cls(states, objects, pairs, place.bincount(minlength=len(pairs)).double(), sums, z.T @ z)
 
+    def relabelled(self, states: Tensor, objects: Tensor, shape: tuple[int, int]) -> ClassStatistics:
+        """Return the same statistics in a larger label space of `shape` (M, N).
+
+        states, objects: the new, rising numbers of the states and objects of this space.
+        """
+        pairs = states[self.state_of] * shape[1] + objects[self.object_of]
+        return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
+
+    def __add__(self, other: ClassStatistics) -> ClassStatistics:
+        """Return the statistics of both sets of images, which have the same label space."""
+        pairs, place = torch.cat([self.pairs, other.pairs]).unique(return_inverse=True)
+        counts = self.counts.new_zeros(len(pairs)).index_add_(0, place, torch.cat([self.counts, other.counts]))
+        sums = self.sums.new_zeros(len(pairs), self.dim).index_add_(0, place, torch.cat([self.sums, other.sums]))
+        return ClassStatistics(self.states, self.objects, pairs, counts, sums, self.moment + other.moment)
+
     @property
     def dim(self) -> int:
         return len(self.moment)
@@ -104,12 +119,12 @@ def oas_shrinkage(covariance: Tensor, free: float) -> float:
     return min(1.0, above / below) if below > 0 else 1.0
 
 
-def shared_whitening(groups: Groups) -> Tensor:
+def shared_whitening(groups: Groups, added: float = 0.0) -> Tensor:
     """Return `W` [d, d] with `W W^T = Sigma^-1`, so that the within-group covariance of `z W` is the identity;
     `Sigma = (1 - rho) S + rho tr(S)/d I` is finite and positive definite for any number of images.
 
     `rho` is OAS (Chen, Wiesel, Eldar and Hero 2010, Eq. 23), which follows from S and the number of images; Ledoit and
-    Wolf's would need a second pass over the images.
+    Wolf's would need a second pass over the images. `added`: share of the mean variance tr(S)/d to add as well.
     """
     sample, free = within_group_covariance(groups)
     d = len(sample)
@@ -118,7 +133,7 @@ def shared_whitening(groups: Groups) -> Tensor:
     if not level > 1e-12:  # no variation: the largest variance of unit features
         sample, level = eye / d, 1 / d
     rho = oas_shrinkage(sample, free)
-    values, vectors = torch.linalg.eigh((1 - rho) * sample + rho * level * eye)
+    values, vectors = torch.linalg.eigh((1 - rho) * sample + (rho + added) * level * eye)
     values = values.clamp(min=1e-9 * level)  # rounding may give a zero eigenvalue a negative sign
     whitening: Tensor = vectors / values.sqrt()
     return whitening

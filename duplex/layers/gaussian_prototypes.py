@@ -1,6 +1,7 @@
 """Visual prototypes in closed form: class means of features, composed for pairs without images, and their metric.
 
-    1. Sigma, the covariance of images about their pair's mean, shrunk (class_statistics); x = z W has unit covariance
+    1. Sigma, the covariance of images about their pair's mean, shrunk (class_statistics.py, held_out_pairs.py); x = z W
+       has unit covariance
     2. mu_mn = mu + a_m + b_n by weighted least squares over pairs (additive.py), v = Var(interaction) by likelihood;
        with word embeddings, + gamma_mn, interactions shared between pairs of like words (interactions.py)
     3. h_c = (n_c x_c + k mu_mn) / (n_c + k), k = 1/v, for seen pairs (empirical Bayes); h_c = mu_mn for all others
@@ -16,7 +17,7 @@ No `M N` prototypes are stored: `x . mu_mn` is an outer sum (and a product of sm
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 from duplex.errors import DuplexError
 from duplex.layers.additive import AdditiveEffects, PairMeans, fit_additive, interaction_variance
 from duplex.layers.class_statistics import ClassStatistics, Groups, shared_whitening
+from duplex.layers.held_out_pairs import Compose, Fit, choose_added_variance
 from duplex.layers.interactions import Interactions, Kernels, choose_variances, fit_with_interactions
 
 FeatureScorer = Callable[[Tensor], Tensor]  # features z [B, d] -> g_c(z) [B, C]
@@ -43,6 +45,7 @@ class FitSettings:
     shrinkage: float | None = None  # k, in images
     interactions: float | None = None  # tau; 0: none
     prior: bool = True  # whether g_c includes log n_c of seen pairs
+    added_variance: float | None = 0.0  # added to the covariance, in its mean variance; None: by held-out pairs
 
 
 class TensorRecord:
@@ -78,6 +81,7 @@ class ClosedForm(TensorRecord):
     counts: Tensor  # n_c [P]
     shrinkage: float  # k
     tau: float  # of the interactions; 0 without them
+    added_variance: float = 0.0  # share of the mean variance that was added to the covariance
 
     @classmethod
     def fit(
@@ -90,7 +94,10 @@ class ClosedForm(TensorRecord):
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; the closed form needs at least one")
         groups = statistics.by_pair()
-        whitening = shared_whitening(groups)
+        added = settings.added_variance
+        if added is None:
+            added = choose_added_variance(statistics, lambda seen: _settled_fit(seen, settings, words))
+        whitening = shared_whitening(groups, added)
         shape = statistics.states, statistics.objects
         seen = PairMeans(statistics.state_of, statistics.object_of, groups.counts, groups.means @ whitening, shape)
         effects, interactions, v, tau = _fit_means(seen, settings, words)
@@ -100,7 +107,7 @@ class ClosedForm(TensorRecord):
         if interactions is not None:
             fitted = fitted + interactions.at(seen.states, seen.objects)
         rows = share * seen.means + (1 - share) * fitted
-        return cls(settings, whitening, effects, interactions, statistics.pairs, rows, n, k, tau)
+        return cls(settings, whitening, effects, interactions, statistics.pairs, rows, n, k, tau, added)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -204,6 +211,20 @@ class ClosedForm(TensorRecord):
         return table
 
 
+def _settled_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None) -> Fit:
+    """Return the fit of means of some pairs with the variances that all `seen` pairs choose."""
+    *_, v, tau = _fit_means(seen, settings, words)
+    fixed = replace(settings, shrinkage=1 / v, interactions=tau)
+
+    def fit(some: PairMeans) -> Compose:
+        effects, interactions, _, _ = _fit_means(some, fixed, words)
+        if interactions is None:
+            return effects.at
+        return lambda states, objects: effects.at(states, objects) + interactions.at(states, objects)
+
+    return fit
+
+
 def _fit_means(
     seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None
 ) -> tuple[AdditiveEffects, Interactions | None, float, float]:
@@ -218,6 +239,14 @@ def _fit_means(
         v = likely_v if v is None else v
         tau = likely_tau if tau is None else tau
     return *fit_with_interactions(seen, kernels, v, tau, settings.ridge), v, tau
+
+
+@dataclass(frozen=True)
+class FittedStatistics:
+    """All that a closed form follows from, so that further images can be added to it without the first ones."""
+
+    statistics: ClassStatistics
+    settings: FitSettings
 
 
 @dataclass(frozen=True)

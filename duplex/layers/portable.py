@@ -17,24 +17,24 @@ primitives.{states,objects}.{weight,offset}             p_g(s|x), p_g(o|x), if t
 effects.{mean,states,objects}, interactions.{states,objects,core}        prototypes of further compositions
 weights.{semantic,factors,gaussian,gaussian_factors}    of the score terms
 product                                     present if terms multiply: the score is a sum of logarithms
+members.K.*, members.weights                tensors of each model of a product, and the weights of their logarithms
 blocks.*                                    fine-tuned blocks of the image tower, whose features the score takes
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from duplex.labels import Ints, LabelSpace
+from duplex.layers import score_formula
 from duplex.layers.codebook import group_means
 from duplex.layers.factors import unit
 from duplex.layers.gaussian_prototypes import ClosedForm, GroupPosterior
 from duplex.layers.interactions import Interactions
 from duplex.layers.paths import Paths
-from duplex.layers.score_formula import gaussian_terms, path_terms, weighted
 
 Tensors = Mapping[str, Tensor]
 KINDS = ("states", "objects")
@@ -115,8 +115,19 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
 def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield the score's terms [B, C] of cached features [B, d]: weighted probabilities or, in a product, logarithms."""
     x = unit(features)
-    for name, log_p in chain(path_terms(t, x, torch), gaussian_terms(t, x.float(), torch)):
-        yield name, weighted(t, name, log_p, torch)
+    yield from score_formula.score_terms(t, x, torch, x.float())
+
+
+def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of a product of models with the same candidates: `weights` [K] times log probabilities."""
+    shared = {name: members[0][name] for name in ("state_of", "object_of")}
+    own = {
+        f"members.{place}.{name}": value
+        for place, member in enumerate(members)
+        for name, value in member.items()
+        if name not in shared
+    }
+    return {**shared, **own, "members.weights": weights, "product": torch.ones((), device=weights.device)}
 
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:

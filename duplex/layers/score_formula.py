@@ -65,3 +65,35 @@ def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
     """Return a score term times its weight: a probability, or a logarithm if terms multiply."""
     term = log_p if "product" in t else xp.exp(log_p)
     return t[f"weights.{name}"] * term if f"weights.{name}" in t else term
+
+
+def members(t: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tensors of each member of a product; an empty list for other models."""
+    count = len(t["members.weights"]) if "members.weights" in t else 0
+    own = [f"members.{place}." for place in range(count)]
+    shared = {name: t[name] for name in ("state_of", "object_of") if name in t}
+    return [{**shared, **{k.removeprefix(p): v for k, v in t.items() if k.startswith(p)}} for p in own]
+
+
+def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the weighted logarithm of the probabilities [B, C] of each member of a product."""
+    for place, member in enumerate(members(t)):
+        scores = sum(term for _, term in score_terms(member, x, xp, single))
+        if "product" in member:
+            log_p = log_softmax(scores, xp)
+        else:
+            mass = xp.clip(scores, 0, None)
+            log_p = xp.log(xp.clip(mass / xp.clip(mass.sum(-1), LEAST, None)[..., None], LEAST, None))
+        yield f"members.{place}", t["members.weights"][place] * xp.clip(log_p, FLOOR, None)
+
+
+def score_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any = None) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values [B, C] of the terms whose sum is the score of unit features `x` [B, d].
+
+    `single`: the same features in float32, for the closed form, if `x` has another precision.
+    """
+    single = x if single is None else single
+    yield from member_terms(t, x, xp, single)
+    for terms, features in ((path_terms, x), (gaussian_terms, single)):
+        for name, log_p in terms(t, features, xp):
+            yield name, weighted(t, name, log_p, xp)

@@ -20,6 +20,7 @@ from duplex.data.dataset_source import detect_source, load_source
 from duplex.data.manifest import read_manifest, write_manifest
 from duplex.data.source_options import SplitOptions
 from duplex.encoders import encoder_identity, load_encoder, resolve_device, unknown_words
+from duplex.encoders.random_weights import is_random
 from duplex.errors import DuplexError, UsageError, require
 from duplex.features.extraction import extract
 from duplex.features.identity import IMPORTED
@@ -83,6 +84,8 @@ class Dataset:
         """
         if encoder is None and weights is not None:
             raise UsageError("weights are given without an encoder; give `encoder=` its name")
+        if is_random(weights):
+            raise UsageError(f"weights {weights!r} did not make these features; name those that did, or no encoder")
         values = checked_features(features)
         try:
             data = from_rows(checked_table(table, len(values)), SplitOptions(), "the table")
@@ -186,7 +189,8 @@ def _project_dataset(name: str, device: str | None) -> Dataset:
     if device is not None:
         files = replace(files, device=_checked_device(device))
     manifest, labels = read_manifest(files.manifest), LabelSpace.load(files.labels)
-    return Dataset(name, manifest, labels, files, patches=params.extraction.tokens == "patch", project=params)
+    patches = params.extraction.tokens == "patch" and params.dataset(name).features is None
+    return Dataset(name, manifest, labels, files, patches=patches, project=params)
 
 
 def _checked_device(device: str) -> str:

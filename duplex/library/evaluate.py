@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from duplex.encoders import resolve_device
-from duplex.errors import DuplexError, UsageError, require
+from duplex.errors import DuplexError, UsageError, require, require_type
 from duplex.labels import WORLDS, World
 from duplex.library.dataset import Dataset
 from duplex.library.fit import deterministic, require_both_groups
@@ -29,6 +29,8 @@ def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "
         that validation found infeasible).
     split: test or val.
     """
+    require_type(run, Run, "run")
+    require_type(data, Dataset, "data")
     require(world, WORLDS, "world")
     require(split, ("val", "test"), "split")
     record, training = run.record, run.training

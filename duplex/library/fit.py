@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from numbers import Integral
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from duplex.artifacts import log_folder
 from duplex.config.method_entries import MethodEntry
 from duplex.encoders import resolve_device
 from duplex.errors import UsageError, require
@@ -19,10 +20,13 @@ from duplex.library.inputs import RunInputs, make_deterministic
 from duplex.library.run_training import MethodSpec, Run, train_method
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method, installed_methods, parse_options, report_exits
-from duplex.options import FinetuneOptions, TrainingOptions
+from duplex.options import AutoFinetune, TrainingOptions, finetune_options
 from duplex.system.renamed import renamed_method
 from duplex.system.script import LARGEST_SEED
 from duplex.system.threads import threads
+from duplex.training.hooks import EpochReport, StepReport, TrainingHooks, TrainingLog
+from duplex.training.logs import open_log
+from duplex.training.selection import ChooseBy
 
 TRAINING_KEYS = tuple(field.name for field in fields(TrainingOptions))
 MISSING = {
@@ -34,7 +38,18 @@ MISSING = {
 
 
 def fit(
-    data: Dataset, method: str | type[Method[Any]], *, seed: int = 0, world: World | None = None, **settings: Any
+    data: Dataset,
+    method: str | type[Method[Any]],
+    *,
+    seed: int = 0,
+    world: World | None = None,
+    select: str | ChooseBy | None = None,
+    optimiser: str | Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None,
+    schedule: str | Callable[[int], float] | None = None,
+    on_step: Callable[[StepReport], object] | None = None,
+    on_epoch: Callable[[EpochReport], object] | None = None,
+    log: str | TrainingLog | None = None,
+    **settings: Any,
 ) -> Run:
     """Train a method on the training images, choose its best epoch and its bias on validation images; return the run.
 
@@ -44,7 +59,16 @@ def fit(
     seed: seed of the initial parameters and of the order of images.
     world: closed or open, the world that the run is trained and calibrated for. None: as the method's entry says;
         a kind is trained for the closed world and calibrated for both.
-    settings: training options, such as `epochs`, and options of the method's kind.
+    select: validation metric that chooses the epoch: auc, hm, or a function of a dict with seen, unseen, hm and auc
+        (fractions, closed world) that returns the number to maximise.
+    optimiser: adam, adamw, sgd, or a function of parameter groups that returns an optimiser, such as
+        `torch.optim.NAdam`. A group without a rate of its own has `learning_rate`.
+    schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of the learning rates.
+    on_step: function that is called with a `StepReport` after each optimiser step.
+    on_epoch: function that is called with an `EpochReport` after each validation, first before training (epoch 0).
+    log: dvclive or tensorboard, which write into a folder of that name in the current folder, a registered log, or an
+        object with the methods of `TrainingLog`.
+    settings: training options, such as `epochs`, `clip` and `precision`, and options of the method's kind.
     """
     if not isinstance(data, Dataset):
         raise UsageError(f"data is {data!r:.80}; expected what load_dataset or Dataset.from_arrays returns")
@@ -52,15 +76,42 @@ def fit(
         raise UsageError(f"seed is {seed!r}; expected a whole number from 0 to {LARGEST_SEED}")
     if world is not None:
         require(world, WORLDS, "world")
+    chosen = {"select": select, "optimiser": optimiser, "schedule": schedule, "log": log}
+    settings |= {key: value for key, value in chosen.items() if isinstance(value, str)}
+    own = {key: value for key, value in chosen.items() if not isinstance(value, str)}
+    _check_functions(**{key: value for key, value in own.items() if key != "log"}, on_step=on_step, on_epoch=on_epoch)
     name, entry = _entry(data, method)
     spec = _spec(data, name, entry, world, settings)
-    for need in sorted(find_method(spec.kind).needs(spec.options)):
-        if need in MISSING and need not in data.offers:
-            raise UsageError(f"method {name} {MISSING[need]}")
+    _check_needs(data, spec, settings)
+    training_log = own.get("log")
+    if training_log is None:
+        training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, int(seed)))
+    hooks = TrainingHooks(on_step, on_epoch, own.get("optimiser"), own.get("schedule"), training_log)
     with threads(spec.training.threads), deterministic(), report_exits(spec.kind):
         inputs = data.inputs(spec.request)
         require_both_groups(inputs, "val", data.name)
-        return train_method(spec, inputs, int(seed), torch.device(resolve_device(data.device)), data.evaluation)
+        device = torch.device(resolve_device(data.device))
+        return train_method(spec, inputs, int(seed), device, data.evaluation, hooks=hooks, choose_by=own.get("select"))
+
+
+def _check_functions(**functions: Any) -> None:
+    """Raise `UsageError` for an argument that is neither a function nor None."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise UsageError(f"{name} is {function!r:.80}; expected a function or, where there are some, a name")
+
+
+def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if the data set lacks an input of the method, or the precision would change nothing."""
+    needs = find_method(spec.kind).needs(spec.options)
+    for need in sorted(needs):
+        if need in MISSING and need not in data.offers:
+            raise UsageError(f"method {spec.name} {MISSING[need]}")
+    precision = settings.get("precision")
+    if precision in ("bf16", "fp16") and not needs & {"text", "words"}:
+        raise UsageError(
+            f"precision is {precision}, which is that of the text tower, and {spec.name} uses none; leave it out"
+        )
 
 
 @contextmanager
@@ -121,7 +172,9 @@ def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, set
     training = {key: value for key, value in settings.items() if key in TRAINING_KEYS}
     options = {key: value for key, value in settings.items() if key not in TRAINING_KEYS}
     dataset = data.name if data.in_project else ""
-    finetune = entry.finetune_for(dataset)
+    finetune = finetune_options(entry.finetune_for(dataset))
+    if isinstance(finetune, AutoFinetune):
+        raise UsageError(f"{name} has `finetune: auto`, which `duplex train` and `duplex fit` choose; give its blocks")
     return MethodSpec(
         name,
         entry.kind,
@@ -129,5 +182,5 @@ def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, set
         TrainingOptions.from_dict({**data.training.to_dict(), **entry.training_for(dataset), **training}),
         entry.worlds if world is None else (world,),
         world or entry.trained_for,
-        FinetuneOptions.from_dict(finetune) if finetune else None,
+        finetune,
     )

@@ -28,7 +28,7 @@ from duplex.features.tokens import read_tokens
 from duplex.labels import LabelSpace, World
 from duplex.layers.finetuned_blocks import FinetunedBlocks, finetuned_blocks_factory
 from duplex.layers.prompt_paths import word_vectors
-from duplex.methods.base import PrimitiveVectors, TaskContext
+from duplex.methods.base import Method, PrimitiveVectors, TaskContext
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256
 from duplex.training.checkpoint import WORD_VECTORS
@@ -57,11 +57,14 @@ class RunInputs:
     bad: int  # number of unreadable images, which are left out
     glove: Path | None = None  # file of word vectors
     make_blocks: Callable[[], FinetunedBlocks] | None = None
+    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # the same with any options
+    members: tuple[Method[Any], ...] = ()  # finished runs that the method combines
 
     def task(self, world: World = "closed") -> TaskContext:
         """Return the labels, shapes, text tower and word vectors that a method is built from."""
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
-        return TaskContext(self.labels, shapes, self.tower, self.words, world, self.make_blocks)
+        blocks = self.make_blocks, self.members, self.member_blocks
+        return TaskContext(self.labels, shapes, self.tower, self.words, world, *blocks)
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:
@@ -154,14 +157,16 @@ class DatasetFiles:
         cache_identity = {key: str(value) for key, value in features.identity.items()}
         examples = join(manifest, labels, _read_arrays(features, request), features.bad)
         encoder = encoder_record(self.encoder, identity, cache_identity, request, self.word_vectors)
-        make_blocks = None
+        make_blocks: Callable[[], FinetunedBlocks] | None = None
+        member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None
         if request.finetune is not None:
             encoder |= {key: cache_identity[key] for key in ("block_inputs", "bits") if key in cache_identity}
-            make_blocks = finetuned_blocks_factory(encoder, request.finetune, resolve_device(self.device))
+            device = resolve_device(self.device)
+            make_blocks = finetuned_blocks_factory(encoder, request.finetune, device)
+            member_blocks = lambda options: finetuned_blocks_factory(encoder, options, device)()  # noqa: E731
         bad = len(manifest) - sum(map(len, examples.values()))
-        return RunInputs(
-            manifest, labels, examples, tower, encoder, cache_identity, bad, self.word_vectors, make_blocks
-        )
+        blocks = make_blocks, member_blocks
+        return RunInputs(manifest, labels, examples, tower, encoder, cache_identity, bad, self.word_vectors, *blocks)
 
 
 def encoder_record(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from duplex.errors import UsageError
+from duplex.errors import UsageError, require_type
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.uncertainty import compare_seeds
 from duplex.labels import World
@@ -67,11 +67,12 @@ class Result:
         return table.assign(**{name: 100 * table[name] for name in ("seen", "unseen", "hm")})
 
     def table(self) -> pd.DataFrame:
-        """Return S, U, HM and AUC as rows, with their 95 % intervals."""
+        """Return S, U, HM and AUC as rows, with their 95 % intervals; in the open world, AUC over all pairs too."""
         columns = {"value": "", "low": "_low", "high": "_high"}
+        titles = {**ROWS, "auc_all": "AUC, all pairs"} if self.world == "open" else ROWS
         rows = {
             title: {column: self.metrics.get(key + end) for column, end in columns.items()}
-            for key, title in ROWS.items()
+            for key, title in titles.items()
         }
         return pd.DataFrame.from_dict(rows, orient="index").astype(float)
 
@@ -106,7 +107,10 @@ def compare(first: Result | Sequence[Result], second: Result | Sequence[Result])
     first: a result, or a list with one per seed.
     second: a result on the same images, or a list in the order of the same seeds.
     """
-    one, other = ([each] if isinstance(each, Result) else list(each) for each in (first, second))
+    one: list[Any] = list(first) if isinstance(first, list | tuple) else [first]
+    other: list[Any] = list(second) if isinstance(second, list | tuple) else [second]
+    for each in (*one, *other):
+        require_type(each, Result, "a result")
     _check_same_images([*one, *other])
     gains = compare_seeds([result.margins for result in one], [result.margins for result in other])
     rows = {}

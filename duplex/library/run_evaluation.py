@@ -58,13 +58,24 @@ def evaluate_world(
 ) -> WorldResult:
     """Evaluate a method in one world on a split, whose features are on the method's device.
 
-    In the open world, compositions below the feasibility threshold chosen on validation data score -inf.
+    In the open world, compositions below the feasibility threshold chosen on validation data score -inf, if there is
+    one. `auc_all` is the AUC with every composition a candidate.
     """
     labels, test = inputs.labels, inputs.examples[split]
     task = ScoringTask.of(method, labels.candidates(world, split))
     words = inputs.words if world == "open" else None
     feasible_mask = feasible_compositions(method, words, calibration)
-    result = assess(task, test, labels, k=max(settings.k), feasible_mask=feasible_mask, top=3, bias=calibration.bias)
+    excluded = _excluded(task, method, words, calibration) if world == "open" else []
+    result = assess(
+        task,
+        test,
+        labels,
+        k=max(settings.k),
+        feasible_mask=feasible_mask,
+        top=3,
+        bias=calibration.bias,
+        further=excluded,
+    )
     competitors = result.accumulator.competitors()
     margins = Margins.of(competitors)
     metrics = _metrics(result, competitors, labels, settings)
@@ -75,9 +86,9 @@ def evaluate_world(
     if feasible_mask is not None:
         metrics |= _feasibility(calibration, int(feasible_mask.sum()))
         metrics |= {"by_likelihood": 1} if calibration.feasibility_source == "likelihood" else {}
-    if calibration.alternative is not None:
-        other = calibration.alternative
-        metrics[other.feasibility_source] = _with_other_feasibility(task, test, method, words, other)
+    if world == "open":
+        metrics |= _auc_all(task, test, result, settings)
+        metrics |= _with_alternatives(result, excluded, calibration)
     return WorldResult(
         metrics,
         margins,
@@ -94,18 +105,34 @@ def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
     return {"threshold": calibration.threshold, "feasible": feasible, **validation}
 
 
-def _with_other_feasibility(
-    task: ScoringTask, test: Examples, method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
-) -> dict[str, Any]:
-    """Return open-world metrics by the source of feasibility (words or likelihood) that the run does not use."""
-    feasible_mask = feasible_compositions(method, words, calibration)
-    competitors = assess(task, test, method.labels, feasible_mask=feasible_mask).accumulator.competitors()
-    metrics = flatten(measure(competitors, rounds=0))
-    feasible = len(task.candidates) if feasible_mask is None else int(feasible_mask.sum())
-    return {
-        **{name: metrics[name] for name in FEASIBILITY_METRICS if name in metrics},
-        **_feasibility(calibration, feasible),
-    }
+def _excluded(
+    task: ScoringTask, method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
+) -> list[Bools]:
+    """Return masks [C] of excluded candidates: none of them, then those of each alternative calibration."""
+    masks = [feasible_compositions(method, words, other) for other in calibration.alternatives]
+    nothing = np.zeros(len(task.candidates), dtype=bool)
+    return [nothing, *(nothing if mask is None else ~mask for mask in masks)]
+
+
+def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings: EvaluationParams) -> dict[str, float]:
+    """Return AUC in percent with every composition a candidate, by the protocol in use; exact ones have an interval."""
+    if settings.protocol == "sampled":
+        metrics = _sampled(task, test, result, None, settings)
+    else:
+        metrics = flatten(measure(result.further[0].competitors(), rounds=0))
+    return {f"auc_all{end}": metrics[f"auc{end}"] for end in ("", "_low", "_high") if f"auc{end}" in metrics}
+
+
+def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
+    """Return open-world metrics by source, at the feasibility thresholds that the run does not use."""
+    records: dict[str, Any] = {}
+    for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
+        metrics = flatten(measure(accumulator.competitors(1), rounds=0))
+        records[other.feasibility_source] = {
+            **{name: metrics[name] for name in FEASIBILITY_METRICS if name in metrics},
+            **_feasibility(other, int((~mask).sum())),
+        }
+    return records
 
 
 def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,24 @@ import torch
 from duplex.artifacts import RunPaths
 from duplex.config.method_entries import MethodEntry
 from duplex.config.params import EvaluationParams, Params
+from duplex.errors import require
 from duplex.features.examples import Examples
 from duplex.labels import World
 from duplex.library.inputs import InputRequest, RunInputs
 from duplex.methods.base import Batch, Inspectable, Method, TaskContext
-from duplex.methods.registry import find_method, make_method, method_source
+from duplex.methods.registry import find_method, make_method, method_source, parse_options
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import write_json, write_text
 from duplex.system.plugins import provider
-from duplex.training.calibration import Calibration, calibrate
+from duplex.training.calibration import FEWEST_PAIRS, Calibration, calibrate, unseen_pairs
 from duplex.training.checkpoint import Record, save_checkpoint
 from duplex.training.confidence import fit_confidence
+from duplex.training.hooks import TrainingHooks
 from duplex.training.known_images import KnownImages
 from duplex.training.loop import ResumePoint, TrainingResult, train
 from duplex.training.method_checks import checked, read_only
 from duplex.training.scoring import tune, validation_auc
+from duplex.training.selection import ChooseBy, Validation, metric_name
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,9 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """Return the specification of a method of params.yaml on a data set of params.yaml."""
+        """Return the specification of a method of params.yaml on a data set; without blocks for `finetune: auto`."""
         entry: MethodEntry = params.entry(method)
+        finetune = params.finetune(method, dataset)
         return cls(
             method,
             entry.kind,
@@ -53,7 +58,21 @@ class MethodSpec:
             params.training(dataset, method),
             entry.worlds,
             entry.trained_for,
-            params.finetune(method, dataset),
+            finetune if isinstance(finetune, FinetuneOptions) else None,
+        )
+
+    def with_settings(self, settings: Mapping[str, Any]) -> MethodSpec:
+        """Return the specification with some training options, or options of the kind, changed by name."""
+        training = {field.name for field in fields(TrainingOptions)}
+        known = dict.fromkeys([*sorted(training), *(field.name for field in fields(self.options))])
+        for key in settings:
+            require(key, known, f"setting of training or of {self.name}")
+        changed = {key: value for key, value in settings.items() if key in training}
+        options = {key: value for key, value in settings.items() if key not in training}
+        return replace(
+            self,
+            options=parse_options(self.kind, {**self.options.to_dict(), **options}),
+            training=TrainingOptions.from_dict({**self.training.to_dict(), **changed}),
         )
 
     @property
@@ -75,12 +94,23 @@ class Run:
 
     @property
     def val_auc(self) -> float:
-        """Validation AUC in percent, by which the epoch was chosen."""
+        """Validation AUC in percent, of the best epoch."""
         return 100 * self.record.val_auc
 
     @property
+    def val_auc_all(self) -> float | None:
+        """Validation AUC in percent with every pair a candidate; None for a run that is not for the open world."""
+        return None if self.record.val_auc_all is None else 100 * self.record.val_auc_all
+
+    @property
+    def selected_by(self) -> str:
+        """Validation metric that chose the epoch: auc, hm or the name of the caller's function."""
+        return self.result.selected_by
+
+    @property
     def history(self) -> pd.DataFrame:
-        """Training history, one row per epoch: means of the loss terms and the validation AUC (a fraction)."""
+        """Training history, one row per epoch: means of the loss terms, the validation AUC (a fraction), and the metric
+        that chose the epoch if it is another."""
         return pd.DataFrame(self.result.history)
 
     def save(self, folder: str | Path) -> Path:
@@ -95,7 +125,9 @@ class Run:
         return files.root
 
     def __repr__(self) -> str:
-        return f"Run({self.name}, seed {self.record.seed}, epoch {self.record.epoch}, val AUC {self.val_auc:.2f})"
+        chosen = "" if self.selected_by == "auc" else f" by {self.selected_by}"
+        epoch = f"epoch {self.record.epoch}{chosen}"
+        return f"Run({self.name}, seed {self.record.seed}, {epoch}, val AUC {self.val_auc:.2f})"
 
 
 def train_method(
@@ -105,12 +137,20 @@ def train_method(
     device: torch.device,
     settings: EvaluationParams,
     resume: ResumePoint = ResumePoint(),
+    hooks: TrainingHooks = TrainingHooks(),
+    choose_by: ChooseBy | None = None,
 ) -> Run:
-    """Train a method, keep the epoch with the best validation AUC, and calibrate on validation images."""
+    """Train a method, keep the epoch that is best on validation images, and calibrate on them.
+
+    `choose_by`: the caller's own metric, which chooses the epoch instead of `training.select`.
+    """
     method = start_method(spec.kind, spec.options, inputs.task(spec.trained_for), inputs, seed, device)
     images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
-    result = train(method, images, spec.training, seed, lambda m: validation_auc(m, val, inputs.labels), resume)
+    selecting = spec.training.select if choose_by is None else metric_name(choose_by)
+    validate = Validation(val, inputs.labels, selecting, choose_by)
+    result = train(method, images, spec.training, seed, validate, resume, hooks)
     tune(method, val, inputs.labels)
+    calibration = _calibrate(spec, settings, method, inputs, val)
     record = Record(
         kind=spec.kind,
         provider=provider(method_source(spec.kind)),
@@ -120,8 +160,10 @@ def train_method(
         seed=seed,
         epoch=result.best_epoch,
         val_auc=validation_auc(method, val, inputs.labels),
+        selected_by=result.selected_by,
         world=spec.trained_for,
-        calibration=_calibrate(spec, settings, method, inputs, val),
+        val_auc_all=_auc_all_pairs(calibration, method, inputs, val),
+        calibration=calibration,
         inspectable=checked(f"{method.class_name}.inspectable()", method.inspectable(), Inspectable).names,
         finetune=spec.finetune,
         confidence=fit_confidence(method, val, inputs.labels),
@@ -146,12 +188,26 @@ def _calibrate(
     spec: MethodSpec, settings: EvaluationParams, method: Method[Any], inputs: RunInputs, val: Examples
 ) -> dict[str, Calibration]:
     """Choose bias and feasibility threshold on validation data, for every world of the method."""
-    thresholds, feasibility = settings.thresholds, settings.feasibility
-    if feasibility == "likelihood" and "open" in spec.worlds and method.likelihood() is None:
+    rule = settings.feasibility
+    if rule == "likelihood" and "open" in spec.worlds and method.likelihood() is None:
         print(f"{spec.name} has no likelihood of compositions; feasibility is by words", file=sys.stderr)
+    if rule == "auto" and "open" in spec.worlds and (pairs := unseen_pairs(val, inputs.labels)) < FEWEST_PAIRS:
+        few = f"validation images are of {pairs} unseen pair{'' if pairs == 1 else 's'}"
+        print(f"{few}; a feasibility threshold needs {FEWEST_PAIRS} or more: all pairs compete", file=sys.stderr)
     return {
         world: calibrate(
-            method, val, inputs.labels, world, inputs.words if world == "open" else None, thresholds, feasibility
+            method, val, inputs.labels, world, inputs.words if world == "open" else None, settings.thresholds, rule
         )
         for world in spec.worlds
     }
+
+
+def _auc_all_pairs(
+    calibration: Mapping[str, Calibration], method: Method[Any], inputs: RunInputs, val: Examples
+) -> float | None:
+    """Return the validation AUC (fraction) with every composition a candidate; None for a closed-world run."""
+    if "open" not in calibration:
+        return None
+    choices = calibration["open"], *calibration["open"].alternatives
+    known = [choice.val_auc_all_feasible for choice in choices if choice.val_auc_all_feasible is not None]
+    return known[0] / 100 if known else validation_auc(method, val, inputs.labels, "open")

@@ -19,8 +19,9 @@ A method is a module of this package or of any other distribution (docs/your_met
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
@@ -28,11 +29,15 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders.text_tower import TextTower
+from duplex.errors import UsageError
 from duplex.labels import Ints, LabelSpace, World
 from duplex.layers.composition_index import copy_to_device
+from duplex.layers.factors import unit
 from duplex.layers.finetuned_blocks import FinetunedBlocks
+from duplex.layers.gaussian_prototypes import FittedStatistics
 from duplex.layers.paths import Paths
-from duplex.options import Options
+from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes
+from duplex.options import FinetuneOptions, Options
 
 Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: those that the method needs
 
@@ -95,6 +100,21 @@ class TaskContext:
     words: PrimitiveVectors | None = None
     world: World = "closed"  # the candidates in training; the paper trains its open-world model on all pairs
     finetuned_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the trained end of the image tower
+    members: tuple[Method[Any], ...] = ()  # trained methods, for a kind that combines finished runs
+    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # the same end, for one of its members
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for labels, shapes or word vectors of a wrong form."""
+        if not isinstance(self.labels, LabelSpace):
+            raise UsageError(f"labels is {self.labels!r:.80}; expected a LabelSpace")
+        for name, shape in self.inputs.items():
+            if not (isinstance(shape, tuple) and shape and all(isinstance(n, Integral) and n > 0 for n in shape)):
+                raise UsageError(f"inputs[{name!r}] is {shape!r}; expected the shape of one image's input, as (768,)")
+        if self.words is not None:
+            rows = [len(self.words.states), len(self.words.objects)]
+            expected = [len(self.labels.states), len(self.labels.objects)]
+            if rows != expected:
+                raise UsageError(f"words has vectors of {rows} states and objects; expected {expected}, as labels has")
 
     @property
     def dim(self) -> int:
@@ -105,6 +125,22 @@ class TaskContext:
         """The encoder's text tower, for methods whose `needs` include `text`."""
         assert self.text is not None
         return self.text
+
+    def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
+        """Return text features of fixed prompts, of unit length: of compositions [C, d], states [M, d], objects [N, d].
+
+        A prompt is a template with the names after it, such as "a photo of" + "sliced apple", "sliced" or "apple".
+
+        compositions: those to encode, such as the candidates of a scorer; states and objects are encoded all.
+        templates: words before the names, or a list of such words, whose features are averaged.
+        """
+        if self.text is None:
+            raise UsageError('there is no text tower to encode prompts with; add "text" to the result of needs()')
+        listed: list[Any] = list(templates) if isinstance(templates, list | tuple) else [templates]
+        if not listed or not all(isinstance(words, str) and words.strip() for words in listed):
+            raise UsageError(f"templates is {templates!r:.80}; expected words such as 'a photo of', or a list of these")
+        encoded = [Prompts(self.labels, self.text, template=words).encode(compositions) for words in listed]
+        return Prototypes(*(unit(torch.stack(parts).mean(0)) for parts in zip(*encoded, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -160,6 +196,7 @@ class Method(nn.Module, Generic[OptionsT]):
     Options: ClassVar[type[Options]] = Options  # by default the class in brackets: `class MyMethod(Method[MyOptions])`
     required_inputs: ClassVar[tuple[str, ...]] = ("cls",)  # names that `needs` returns, unless they depend on options
     growing: tuple[str, ...] = ()  # buffers of unknown length, from `grow`
+    combines_runs: ClassVar[bool] = False  # whether the method is made of finished runs; its options: CombinedOptions
     checkpointing = False  # whether to recompute activations in the backward pass; set by training
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -195,18 +232,24 @@ class Method(nn.Module, Generic[OptionsT]):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the state index and the object index of each composition."""
+        """Return the state index and the object index of each of the compositions."""
         return compositions // len(self.labels.objects), compositions % len(self.labels.objects)
 
     # -- inputs and initial state ---------------------------------------------------------------------------------
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """Names of required inputs: cached `cls` and `patch`, `text` (the text tower), `words` (word vectors)."""
+        """Return the names of required inputs: cached `cls` and `patch`, `text` (text tower), `words` (word vectors).
+
+        options: the kind's options, on which the inputs may depend.
+        """
         return frozenset(cls.required_inputs)
 
     def start(self, train: Batch) -> None:
-        """Compute buffers from all training images before the first epoch; not called when a checkpoint is loaded."""
+        """Compute buffers before the first epoch; not called when a checkpoint is loaded.
+
+        train: all training images.
+        """
 
     # -- training -------------------------------------------------------------------------------------------------
 
@@ -222,7 +265,11 @@ class Method(nn.Module, Generic[OptionsT]):
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        """Return scalar loss terms by name; training minimises their sum. `shared` is a copy of `shared()`'s result."""
+        """Return scalar loss terms by name; training minimises their sum.
+
+        batch: training images.
+        shared: a copy of `shared()`'s result.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
@@ -232,7 +279,10 @@ class Method(nn.Module, Generic[OptionsT]):
         """Update buffers after the optimiser changed the parameters."""
 
     def on_features_changed(self, train: Batch) -> None:
-        """Recompute buffers made from features. Called after every epoch on all training images in evaluation mode."""
+        """Recompute buffers made from features. Called after every epoch, in evaluation mode.
+
+        train: all training images.
+        """
 
     def after_epoch(self, epoch: int) -> None:
         """Update schedules and the like before validation; `epoch` counts from 1."""
@@ -240,6 +290,10 @@ class Method(nn.Module, Generic[OptionsT]):
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         """Choose settings on validation images after training, such as weights of score terms, and store them in
         buffers. `auc` returns the validation AUC of scores [N, C] over closed-world `candidates`."""
+
+    def tuned_options(self) -> dict[str, Any]:
+        """Return the options that fix what `tune` chose, by name, so that a further fit needs no validation images."""
+        return {}
 
     # -- inference ------------------------------------------------------------------------------------------------
 
@@ -253,8 +307,10 @@ class Method(nn.Module, Generic[OptionsT]):
         return None
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """Return a function that yields the named summands of the scores, which predictions list; None if the
-        scores are no sum."""
+        """Return a function that yields the named summands of the scores; None if the scores are no sum.
+
+        candidates: compositions that are scored [C], sorted.
+        """
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -266,8 +322,16 @@ class Method(nn.Module, Generic[OptionsT]):
         the method has no estimate. The open world can exclude unlikely unseen compositions."""
         return None
 
+    def fitted_statistics(self) -> FittedStatistics | None:
+        """Return the statistics of training features from which the method's closed form follows; None without one.
+        `duplex update` adds those of further images."""
+        return None
+
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """Return tensors from which `duplex.layers.portable` computes scores without the method, or None."""
+        """Return tensors from which `duplex.layers.portable` computes scores without the method, or None.
+
+        candidates: compositions that are scored [C], sorted.
+        """
         return None
 
     def inspectable(self) -> Inspectable:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -22,17 +21,16 @@ from torch import Tensor
 from duplex.labels import Ints
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.factors import unit
-from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings, GroupPosterior
+from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings, FittedStatistics, GroupPosterior
 from duplex.layers.paths import PathOptions, Paths
 from duplex.layers.portable import candidate_primitives, normalised_mixture, portable_closed_form, portable_paths
 from duplex.layers.score_formula import FLOOR, LEAST
+from duplex.layers.weight_search import search_weights
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, Scorer, ScoreTerms, TaskContext, inspect_paths
 from duplex.options import NonNegative, Positive
 
 Term = Literal["semantic", "factors", "gaussian", "gaussian_factors"]
 INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "gaussian": 0.25}
-STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight is tried larger and smaller, in turn
-LARGEST_WEIGHT = 64
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,7 @@ class ClosedFormOptions(PathOptions):
     shrinkage: Positive | None = None  # of the means of seen pairs, in images; null: by marginal likelihood
     interactions: NonNegative | None = 0.0  # variance shared between pairs of like words; null: by likelihood, 0: none
     prior: bool = True  # whether frequent training pairs are likelier
+    added_variance: NonNegative | None = 0.0  # added to the covariance, in its mean variance; null: by held-out pairs
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -72,7 +71,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     counts: Tensor  # statistics of the training features by training composition
     sums: Tensor
     moment: Tensor
-    chosen: Tensor  # shrinkage and tau
+    chosen: Tensor  # shrinkage, tau and added variance
     weights: Tensor  # of the score terms
 
     def __init__(self, task: TaskContext, options: ClosedFormOptions) -> None:
@@ -80,7 +79,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         labels = task.labels
         self.paths = Paths(labels, task.tower, options, task.world) if options.uses_text else None
         pairs, dim = len(labels.pairs["train"]), task.dim
-        for name, shape in (("counts", (pairs,)), ("sums", (pairs, dim)), ("moment", (dim, dim)), ("chosen", (2,))):
+        for name, shape in (("counts", (pairs,)), ("sums", (pairs, dim)), ("moment", (dim, dim)), ("chosen", (3,))):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         weights = options.weights or tuple(INITIAL_WEIGHTS[term] for term in options.inference)
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
@@ -106,8 +105,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         for buffer, value in zip(current, measured, strict=True):
             buffer.copy_(value)
         self._fitted = None
-        model = self._fit(self.options.shrinkage, self.options.interactions)
-        self.chosen.copy_(torch.tensor([model.shrinkage, model.tau]))
+        model = self._fit(self.options.shrinkage, self.options.interactions, self.options.added_variance)
+        self.chosen.copy_(torch.tensor([model.shrinkage, model.tau, model.added_variance]))
 
     def on_features_changed(self, train: Batch) -> None:
         self.start(train)
@@ -115,7 +114,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def fitted(self) -> ClosedForm:
         """Return the fitted closed form in float32, on the method's device."""
         if self._fitted is None:
-            model = self._fit(float(self.chosen[0]), float(self.chosen[1]))
+            model = self._fit(*self.chosen.tolist())
             self._fitted = model.to(torch.float32, self.counts.device)
         return self._fitted
 
@@ -133,9 +132,15 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         shape = len(self.labels.states), len(self.labels.objects)
         return ClassStatistics(*shape, self._pairs()[present], self.counts[present], self.sums[present], self.moment)
 
-    def _fit(self, shrinkage: float | None, interactions: float | None) -> ClosedForm:
+    def fitted_statistics(self) -> FittedStatistics:
+        options = self.options
+        numbers = options.ridge, options.shrinkage, options.interactions, options.prior, options.added_variance
+        settings = FitSettings(*numbers)
+        return FittedStatistics(self._statistics(), settings)
+
+    def _fit(self, shrinkage: float | None, interactions: float | None, added: float | None) -> ClosedForm:
         words, device = self.task.words, self.counts.device
-        settings = FitSettings(self.options.ridge, shrinkage, interactions, self.options.prior)
+        settings = FitSettings(self.options.ridge, shrinkage, interactions, self.options.prior, added)
         vectors = None if words is None else (words.states.to(device), words.objects.to(device))
         return ClosedForm.fit(self._statistics(), settings, vectors)
 
@@ -157,21 +162,14 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         if self.options.weights is not None or len(self.options.inference) < 2:
             return
         terms = [term.cpu() for term in self._log_terms(candidates)(images)]
-        best = tuple(self.weights.tolist())
 
         def auc_with(weights: tuple[float, ...]) -> float:
             return auc(torch.stack(self._weighted(terms, weights)).sum(0))
 
-        best_auc = auc_with(best)
-        for step in STEPS:
-            improved = True
-            while improved:
-                improved = False
-                for place, factor in product(range(len(best) - 1), (step, 1 / step)):
-                    trial = tuple(w * factor if i == place else w for i, w in enumerate(best))
-                    if max(trial) < LARGEST_WEIGHT and (trial_auc := auc_with(trial)) > best_auc:
-                        best, best_auc, improved = trial, trial_auc, True
-        self.weights.copy_(torch.tensor(best))
+        self.weights.copy_(torch.tensor(search_weights(tuple(self.weights.tolist()), auc_with)))
+
+    def tuned_options(self) -> dict[str, Any]:
+        return {"weights": tuple(self.weights.tolist())}
 
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:

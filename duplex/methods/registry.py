@@ -41,9 +41,18 @@ def installed_methods() -> dict[str, EntryPoint]:
     return installed_plugins(GROUP)
 
 
+def checked_kind(kind: object) -> str:
+    """Return `kind` if it is text; else raise `UsageError`."""
+    if isinstance(kind, str):
+        return kind
+    name = getattr(kind, "__name__", None) if isinstance(kind, type) else None
+    hint = "" if name is None else f"; build a class directly: {name}(task, {name}.Options())"
+    raise UsageError(f"the kind of method is {kind!r:.80}; expected a name (`duplex methods`) or module:Class{hint}")
+
+
 def method_source(kind: str) -> EntryPoint:
     """Return the entry point of an installed kind or `module:Class`; raise `UsageError` for an unknown kind."""
-    if ":" in kind:
+    if ":" in checked_kind(kind):
         return EntryPoint(kind, kind, GROUP)
     known = installed_methods()
     if kind not in known:
@@ -86,7 +95,7 @@ def find_method(kind: str) -> type[Method[Any]]:
     if kind in _temporary:
         return _temporary[kind]
     folder = os.getcwd()
-    if ":" in kind and folder not in sys.path:
+    if ":" in checked_kind(kind) and folder not in sys.path:
         sys.path.append(folder)
     source = method_source(kind)
     advice = ", or remove its methods from params.yaml"
@@ -98,7 +107,7 @@ def find_method(kind: str) -> type[Method[Any]]:
 
 def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
     """Return a method kind's options from a mapping; raise `OptionError` for unknown keys and wrong values."""
-    return find_method(kind).Options.from_dict(record)
+    return find_method(checked_kind(kind)).Options.from_dict(record)
 
 
 def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
@@ -106,14 +115,15 @@ def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
 
     Raise `UsageError` if the task lacks an input that the method needs, or blocks are to be fine-tuned for a method
     that trains nothing."""
-    method_class = find_method(kind)
+    method_class = find_method(checked_kind(kind))
+    _check_arguments(kind, method_class, options, task)
     for need in sorted(method_class.needs(options)):
         available = getattr(task, need) is not None if need in ("text", "words") else need in task.inputs
         if not available:
             hint = HINTS.get(need, f"needs the input {need!r}, and this cache holds {', '.join(task.inputs)}")
             raise UsageError(f"method kind {kind!r} {hint}")
     method = method_class(task, options)
-    if task.finetuned_blocks is None:
+    if task.finetuned_blocks is None or method_class.combines_runs:
         return method
     if not method.groups():
         raise UsageError(
@@ -123,6 +133,20 @@ def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
     from duplex.methods.with_finetuning import WithFinetuning
 
     return WithFinetuning(method, task.finetuned_blocks())
+
+
+def _check_arguments(kind: str, method_class: type[Method[Any]], options: object, task: object) -> None:
+    """Raise `UsageError` unless `options` and `task` are what a kind's class is built from."""
+    from duplex.methods.base import TaskContext
+
+    if not isinstance(options, method_class.Options):
+        expected = method_class.Options.__name__
+        raise UsageError(
+            f"the options of {kind} are {options!r:.80}; expected {expected}(...), or for a table of "
+            f"keys and values parse_options({kind!r}, TABLE)"
+        )
+    if not isinstance(task, TaskContext):
+        raise UsageError(f"the task of {kind} is {task!r:.80}; expected a TaskContext")
 
 
 def describe_method(kind: str) -> dict[str, Any]:
@@ -135,7 +159,8 @@ def describe_method(kind: str) -> dict[str, Any]:
     except BrokenMethod as error:
         return {**record, "needs": [], "options": [], "error": str(error)}
     defaults, complete = {}, True
-    for field in fields(method_class.Options):
+    shown = [field for field in fields(method_class.Options) if not field.metadata.get("hidden")]
+    for field in shown:
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         complete = complete and default is not MISSING
         defaults[field.name] = list(default) if isinstance(default, tuple) else None if default is MISSING else default

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from duplex.labels import Ints
 from duplex.layers.finetuned_blocks import FinetunedBlocks
+from duplex.layers.gaussian_prototypes import FittedStatistics
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, ScoreBlocks, Scorer, ScoreTerms
 from duplex.options import Options
 
@@ -92,6 +93,9 @@ class WithFinetuning(Method[Options]):
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         self.method.tune(FinetunedInputs(images, self.blocks), candidates, auc)
 
+    def tuned_options(self) -> dict[str, Any]:
+        return self.method.tuned_options()
+
     def scorer(self, candidates: Ints) -> Scorer:
         return with_finetuned_features(self.method.scorer(candidates), self.blocks)
 
@@ -109,6 +113,9 @@ class WithFinetuning(Method[Options]):
 
     def likelihood(self) -> Tensor | None:
         return self.method.likelihood()
+
+    def fitted_statistics(self) -> FittedStatistics | None:
+        return self.method.fitted_statistics()
 
     def inspectable(self) -> Inspectable:
         parts = self.method.inspectable()

@@ -24,7 +24,7 @@ from duplex.data.text_files import read_text
 from duplex.encoders.text_tower import TextTower
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace, prompt_name
-from duplex.layers import portable
+from duplex.layers import portable, score_formula
 from duplex.layers.factors import unit
 from duplex.methods.base import Inputs, ScoreTerms
 from duplex.recognition.answers import KnownFlags
@@ -52,6 +52,16 @@ def read_compositions(path: Path) -> list[Pair]:
     return pairs
 
 
+def as_pair(composition: object, labels: LabelSpace) -> Pair:
+    """Return the (state, object) names of a composition in one text, or of a pair of texts."""
+    if isinstance(composition, str):
+        return split_composition(composition, labels)
+    match composition:
+        case (str(state), str(name)) if state.strip() and name.strip():
+            return state, name
+    raise UsageError(f"{composition!r} is no composition; expected 'state object' or ('state', 'object')")
+
+
 def split_composition(text: str, labels: LabelSpace) -> Pair:
     """Return the (state, object) names in `rusty kettle`; longer unknown names need a comma: `very rusty,kettle`."""
     if "," in text:
@@ -66,6 +76,11 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
     raise UsageError(f"{text!r} cannot be split into a state and an object; write it as 'state,object'")
 
 
+def known_words(pair: Pair, labels: LabelSpace) -> KnownFlags:
+    """Return whether a pair's state and object are labels of the model, by their text in prompts."""
+    return KnownFlags(_find(pair[0], labels.states) is not None, _find(pair[1], labels.objects) is not None)
+
+
 def with_added_compositions(
     candidates: Candidates, tensors: Mapping[str, Tensor], labels: LabelSpace, tower: TextTower, pairs: Iterable[Pair]
 ) -> Candidates:
@@ -77,13 +92,13 @@ def with_added_compositions(
     present = set(zip(candidates.state_of.tolist(), candidates.object_of.tolist(), strict=True))
     added: list[tuple[int, int]] = []
     for state, name in pairs:
-        pair = _find_or_append(state, states), _find_or_append(name, objects)
+        pair = find_or_append(state, states), find_or_append(name, objects)
         if pair not in present:
             present.add(pair)
             added.append(pair)
     if not added:
         return candidates
-    more = _with_rows(tensors, labels, (states, objects), np.array(added).reshape(-1, 2), tower)
+    more = with_rows(tensors, labels, (states, objects), np.array(added).reshape(-1, 2), tower)
     terms, count = portable_terms(more), len(added)
     flags = (KnownFlags(m < len(labels.states), n < len(labels.objects)) for m, n in added)
     return replace(
@@ -110,7 +125,7 @@ def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
     return terms
 
 
-def _with_rows(
+def with_rows(
     t: Mapping[str, Tensor],
     labels: LabelSpace,
     names: tuple[list[str], list[str]],
@@ -118,6 +133,9 @@ def _with_rows(
     tower: TextTower,
 ) -> dict[str, Tensor]:
     """Return the exported tensors extended by the pairs `added` [P, 2], indices into `names` (states, objects)."""
+    if "members.weights" in t:  # a product: each of its models has rows of its own
+        members = [with_rows(member, labels, names, added, tower) for member in score_formula.members(t)]
+        return {**t, **portable.joined_members(members, t["members.weights"])}
     states, objects = names
     indices = torch.as_tensor(added, device=t["state_of"].device)
     m, n = indices.unbind(1)
@@ -187,7 +205,7 @@ def _find(name: str, known: Sequence[str]) -> int | None:
     return next((place for place, label in enumerate(known) if prompt_name(label) == wanted), None)
 
 
-def _find_or_append(name: str, names: list[str]) -> int:
+def find_or_append(name: str, names: list[str]) -> int:
     place = _find(name, names)
     if place is None:
         names.append(name)

@@ -25,6 +25,7 @@ class RunFacts:
     metrics: Mapping[str, Any] = field(default_factory=dict)  # metrics.json of the evaluation
     counts: Mapping[str, Any] = field(default_factory=dict)  # statistics.json of the data set
     repository: str | None = None
+    remark: str = ""  # on the evaluation
 
 
 def card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts) -> str:
@@ -78,6 +79,7 @@ From a feature vector, with numpy and safetensors alone: `python recognize.py fe
 
 S and U: accuracy on seen and unseen pairs at the ends of the calibration curve; HM: the best harmonic mean on it; AUC:
 the area under it. The numbers hold for images like those of the test split only.
+{facts.remark}
 """
 
 

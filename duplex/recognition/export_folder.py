@@ -12,11 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from duplex.encoders.random_weights import is_random
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import World
 from duplex.layers import score_formula
 from duplex.recognition import numpy_example
 from duplex.recognition.card import RunFacts, card
+from duplex.recognition.fitted_files import FIT, STATISTICS
 from duplex.recognition.onnx_files import EXAMPLE as ONNX_EXAMPLE
 from duplex.recognition.onnx_files import TOWER, TRAINED
 from duplex.recognition.sources import CONFIG, FINETUNED_FORMAT, FORMAT, TENSORS, first_line, read_config
@@ -25,7 +27,7 @@ from duplex.system.files import replace_folder, save_tensors
 from duplex.training.checkpoint import digest, seal
 
 README, EXAMPLE, FORMULA = "README.md", "recognize.py", "score_formula.py"
-NAMES = {CONFIG, TENSORS, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, "__pycache__"}
+NAMES = {CONFIG, TENSORS, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, FIT, STATISTICS, "__pycache__"}
 
 
 def export(
@@ -36,6 +38,8 @@ def export(
     add_files: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """Export a model for one world to the folder `out`, atomically; `add_files(folder)` writes further files."""
+    if is_random(trained.backbone.record.get("tag")):
+        raise UsageError(f"{trained.where} has an encoder with random weights, for trials; train with a pretrained one")
     tensors = exported_tensors(trained, world)
     options = None if trained.finetuned is None else trained.finetuned.options.to_dict()
     config = seal(
@@ -80,10 +84,15 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
 @contextmanager
 def replace_export(out: Path) -> Iterator[Path]:
     """Yield a scratch folder that replaces `out` after the block; `out` must be absent, empty or an earlier export."""
-    if os.path.lexists(out) and not (out.is_dir() and _is_export(out)):
-        raise UsageError(f"{out} exists and is not an export of duplex, or holds other files; choose another folder")
+    refuse_other_files(out)
     with replace_folder(Path(os.path.abspath(out))) as scratch:
         yield scratch
+
+
+def refuse_other_files(out: Path) -> None:
+    """Raise `UsageError` unless `out` is absent, an empty folder or an earlier export."""
+    if os.path.lexists(out) and not (out.is_dir() and _is_export(out)):
+        raise UsageError(f"{out} exists and is not an export of duplex, or holds other files; choose another folder")
 
 
 def _is_export(folder: Path) -> bool:

@@ -106,11 +106,13 @@ def open_image(image: ImageLike) -> Image.Image:
         if isinstance(image, (str, Path)):
             return read_image(Path(image))
         if isinstance(image, Image.Image):
+            if not all(image.size):
+                raise UsageError(f"the image has {image.width} × {image.height} pixels; expected at least one")
             return as_rgb(image)
         array = _as_numpy(image)
         if not isinstance(array, np.ndarray):
             kind = type(array).__name__
-        elif array.dtype == np.uint8 and (array.ndim == 2 or array.shape[2:] in ((3,), (4,))):
+        elif array.dtype == np.uint8 and array.size and (array.ndim == 2 or array.shape[2:] in ((3,), (4,))):
             return as_rgb(Image.fromarray(array))
         else:
             kind = f"an array {array.shape} of {array.dtype}"

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from duplex.layers.score_formula import answer_logits, gaussian_terms, path_terms, unit, weighted
+from duplex.layers.score_formula import answer_logits, score_terms, unit
 
 
 def scores(t: Any, features: Any) -> Any:
     """Return the scores [B, C] of features [B, d]: the sum of the model's terms."""
     x = unit(np.asarray(features, np.float32), np)
-    terms = [*path_terms(t, x, np), *gaussian_terms(t, x, np)]
-    return sum(weighted(t, name, log_p, np) for name, log_p in terms)
+    return sum(term for _, term in score_terms(t, x, np))
 
 
 def main() -> None:

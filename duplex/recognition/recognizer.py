@@ -24,7 +24,7 @@ from duplex.features.layout import FIRST_BAD, status_reason
 from duplex.features.store import Features
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Inputs
-from duplex.recognition.added_words import Pair, split_composition, with_added_compositions
+from duplex.recognition.added_words import Pair, as_pair, with_added_compositions
 from duplex.recognition.answers import Answer, UnreadableImage
 from duplex.recognition.candidates import Candidates
 from duplex.recognition.image_inputs import as_features, as_inputs, encode, encode_files, open_image
@@ -59,12 +59,14 @@ class Recognizer:
         exact: bool = False,
         new_share: float | None = None,
     ) -> Recognizer:
-        """Load a model from a run's folder, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
+        """Load a trained model.
 
-        `word_vectors` is the GloVe-format file that training read, if it read one. `exact` pads small batches to
-        sixteen images, which gives the cache's features to the last bit; without it a lone image is encoded up to ten
-        times as fast and scores differ from the evaluation's in the fourth digit. `new_share` is the share of images
-        that are expected to show pairs without training images; by default the model's, 0.1.
+        where: a run's folder, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
+        device: auto, cpu or cuda; auto is cuda if there is a GPU.
+        word_vectors: the GloVe-format file that training read, if it read one.
+        exact: pad small batches to sixteen images, which gives the cache's features to the last bit; without it a lone
+            image is encoded up to ten times as fast and scores differ from the evaluation's in the fourth digit.
+        new_share: share of images that are expected to show pairs without training images; None: the model's, 0.1.
         """
         trained = open_trained(where, torch.device(resolve_device(device)), word_vectors)
         return cls(trained, exact=exact, new_share=new_share)
@@ -88,8 +90,12 @@ class Recognizer:
         return self.trained.backbone.tower("image")
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
-        """Return a recognizer with more candidates, such as `"rusty kettle"` or `("rusty", "kettle")`."""
-        pairs = [split_composition(text, self.labels) if isinstance(text, str) else text for text in compositions]
+        """Return a recognizer with more candidates.
+
+        compositions: such as `"rusty kettle"` or `("rusty", "kettle")`; words may be new.
+        """
+        listed = [compositions] if isinstance(compositions, str) else compositions
+        pairs = [as_pair(composition, self.labels) for composition in listed]
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
 
@@ -100,10 +106,13 @@ class Recognizer:
         world: World | None = None,
         batch_size: int = BATCH,
     ) -> list[Answer]:
-        """Return one answer per image, each with its `top` most probable compositions.
+        """Return one answer per image.
 
-        `images`: one or a list of paths, PIL images or uint8 arrays [H, W, 3]; or cached features, as an array [B, d]
-        or from `open_features`.
+        images: one or a list of paths, PIL images or uint8 arrays [H, W, 3]; or cached features, as an array [B, d]
+            or from `open_features`.
+        top: number of most probable compositions per answer.
+        world: closed or open, whose candidates compete; None: the model's first one.
+        batch_size: number of images that are encoded at once.
         """
         candidates, answers = self.candidates(world), list[Answer]()
         for inputs in self._inputs(images, batch_size):
@@ -118,7 +127,14 @@ class Recognizer:
         batch_size: int = BATCH,
         num_workers: int | Literal["auto"] = "auto",
     ) -> Iterator[Answer | UnreadableImage]:
-        """Yield one answer per file, in order, while `num_workers` processes decode the next files."""
+        """Yield one answer per file, in order, while other processes decode the next files.
+
+        paths: files of images; one that is not an image gives an `UnreadableImage`.
+        top: number of most probable compositions per answer.
+        world: closed or open, whose candidates compete; None: the model's first one.
+        batch_size: number of images that are encoded at once.
+        num_workers: number of processes that decode; auto: one per core, less one; 0: none.
+        """
         candidates = self.candidates(world)
         files = [Path(path) for path in paths]
         blocks = encode_files(self.encoder, files, batch_size=batch_size, num_workers=num_workers, **self._encoding)
@@ -128,7 +144,12 @@ class Recognizer:
                 yield UnreadableImage(status_reason(status)) if status >= FIRST_BAD else answer
 
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
-        """Return the scores [B, C] of images for `candidates(world)`, as the evaluation computes them."""
+        """Return the scores [B, C] of images for `candidates(world)`, as the evaluation computes them.
+
+        images: as for a call.
+        world: closed or open, whose candidates are scored; None: the model's first one.
+        batch_size: number of images that are encoded at once.
+        """
         return torch.cat([self.candidates(world).scorer(inputs) for inputs in self._inputs(images, batch_size)])
 
     def candidates(self, world: World | None = None) -> Candidates:
@@ -175,7 +196,10 @@ class Recognizer:
             yield self.encode([self.encoder.image_transform(image) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
-        """Return a method's inputs for transformed images, uint8 [3, R, R] each, as a feature cache would hold them."""
+        """Return a method's inputs for images, as a feature cache would hold them.
+
+        pixels: images after the encoder's `image_transform`, uint8 [3, R, R] each.
+        """
         return encode(self.encoder, torch.stack(list(pixels)), **self._encoding)
 
     @property

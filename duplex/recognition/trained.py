@@ -95,8 +95,13 @@ class TrainedModel(ABC):
     @property
     def outputs(self) -> OutputSpec:
         """Outputs of the image tower that the model takes as inputs."""
-        blocks = 0 if self.finetuned is None else int(self.backbone.record["block_inputs"])
+        blocks = int(self.backbone.record["block_inputs"]) if self.reads_block_inputs else 0
         return OutputSpec("patch" in self.needs, blocks, int(self.backbone.record.get("bits", 16)))
+
+    @property
+    def reads_block_inputs(self) -> bool:
+        """Whether the model takes the inputs of the image tower's last blocks."""
+        return self.finetuned is not None
 
     @abstractmethod
     def candidates(self, world: World) -> Candidates:
@@ -142,15 +147,22 @@ class TrainedRun(TrainedModel):
             shapes["patch"] = self.backbone.tower("image").patch_shape
         blocks = None
         if record.finetune is not None:
-            blocks = finetuned_blocks_factory(record.encoder, record.finetune, str(device))
+            blocks = partial(finetuned_blocks_factory, record.encoder, device=str(device))
             shapes["block_inputs"] = block_input_shape(
                 self.backbone.tower("image"), int(record.encoder["block_inputs"])
             )
         vectors = self.words if "words" in self.needs else None
-        task = TaskContext(self.labels, shapes, tower, vectors, finetuned_blocks=blocks)
+        task = TaskContext(self.labels, shapes, tower, vectors)
+        if blocks is not None and record.finetune is not None:
+            make_blocks, members = blocks(record.finetune), lambda options: blocks(options)()
+            task = replace(task, finetuned_blocks=make_blocks, member_blocks=members)
         self.method: Method[Any] = load_checkpoint(checkpoint, task, record.encoder).to(device)
         self.finetuned = self.method.blocks if isinstance(self.method, WithFinetuning) else None
         self.known_images = read_known_images(checkpoint, device)
+
+    @property
+    def reads_block_inputs(self) -> bool:
+        return self.record.finetune is not None
 
     @cached_property
     def words(self) -> PrimitiveVectors:

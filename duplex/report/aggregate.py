@@ -15,15 +15,17 @@ from duplex.report.blocks import MISSING
 from duplex.system.files import os_reason
 
 Tree = dict[str, Any]
-SOURCES = ("words", "likelihood")  # of feasibility: tables with the results of the source that was not used
+SOURCES = ("words", "likelihood")  # of feasibility: tables with the results of thresholds that a run does not use
 GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}  # in summaries -> the averaged field of a run
-TABLES = {*WORLDS, *SPLITS, *SOURCES, *GROUPINGS, "shares"}  # names of nested tables
-TERMS, PREFIXES = "terms_", ("terms_", "top_")  # prefixes of further nested tables
+VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # numbers of the table `validation` -> of a run
+TABLES = {*WORLDS, *SPLITS, *SOURCES, *GROUPINGS, "shares", "validation"}  # names of nested tables
+TERMS, PREFIXES = "terms_", ("terms_", "top_", "rung_")  # prefixes of further nested tables
 LISTS = {"bad_images"}
 LARGEST = 1e30
 HEADLINE = ("seen", "unseen", "hm", "auc")
 ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
-ALTERNATIVES = tuple(f"auc_by_{source}" for source in SOURCES)  # with the other source of feasibility
+BY_SOURCE = ("hm", "auc", "auc_low", "auc_high")  # metrics that are averaged for each source of feasibility too
+SHOWN = ("auc", "auc_se", "hm", "seen", "unseen", "auc_all")  # by world in artifacts/metrics.json, after validation
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
@@ -31,14 +33,18 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
     """Return means over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
 
     `auc_low`, `auc_high`: means over seeds of the 95 % intervals over images. `auc_se`: standard error of the mean over
-    seeds (0 for one seed). Keys besides worlds: `terms_semantic+visual`, the closed world by these score terms alone;
-    `groups`, the mean accuracy of each frequency group; `groups_at_ends`, that accuracy at the ends of the curve.
+    seeds (0 for one seed). Keys besides worlds: `validation`, AUC on validation images; `terms_semantic+visual`, the
+    closed world by these score terms alone; `groups`, the mean accuracy of each frequency group; `groups_at_ends`, that
+    accuracy at the ends of the curve.
     Numbers that are undefined for a seed are left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
         worlds = {world: [record[world] for record in records if world in record] for world in WORLDS}
-        summaries: dict[str, dict[str, float]] = {world: _summary(known) for world, known in worlds.items() if known}
+        summaries: dict[str, dict[str, float]] = {}
+        if validation := _validation(records):
+            summaries["validation"] = validation
+        summaries |= {world: _summary(known) for world, known in worlds.items() if known}
         for name in records[0] if records else ():
             if name.startswith(TERMS) and all(name in record for record in records):
                 summaries[name] = _summary([record[name] for record in records])
@@ -52,21 +58,33 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 
 
 def headlines(table: Aggregate) -> Aggregate:
-    """Return S, U, HM and AUC of every method and world, for `dvc metrics diff` and `dvc exp show`.
+    """Return validation AUC, then AUC, HM, S and U of every world, per method, for `dvc metrics diff` and `exp show`.
 
-    Where a run has two sources of feasibility, the AUC by the unused source is included.
+    At most fourteen numbers per method, validation first: whoever searches by test numbers tunes on test images. AUC
+    with every pair a candidate is `auc_all`.
     """
+    shown: dict[str, tuple[str, ...]] = {"validation": tuple(VALIDATION), "closed": SHOWN, "open": SHOWN}
     return {
         dataset: {
             method: {
-                world: {name: summaries[world][name] for name in (*HEADLINE, *ALTERNATIVES) if name in summaries[world]}
-                for world in WORLDS
-                if world in summaries
+                table: {name: summaries[table][name] for name in names if name in summaries[table]}
+                for table, names in shown.items()
+                if table in summaries
             }
             for method, summaries in methods.items()
         }
         for dataset, methods in table.items()
     }
+
+
+def _validation(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return mean and standard error over seeds of the validation AUC, of the closed world and over all pairs."""
+    summary: dict[str, float] = {}
+    for name, key in VALIDATION.items():
+        centre = _mean_of(records, key) if records else None
+        if centre is not None:
+            summary |= {name: centre, f"{name}_se": standard_error([record[key] for record in records])}
+    return summary
 
 
 def _mean_of(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -84,14 +102,31 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for end in ("low", "high"):
             if (value := _mean_of(records, f"{name}_{end}")) is not None:
                 summary[f"{name}_{end}"] = value
-    for source, name in zip(SOURCES, ALTERNATIVES, strict=True):
-        tables = [record.get(source, {}) for record in records]
-        if (value := _mean_of(tables, "auc")) is not None:
-            summary[name], summary[f"{name}_se"] = value, standard_error([table["auc"] for table in tables])
+    for source in SOURCES:
+        tables = [at_threshold(record, source) for record in records]
+        means = {f"{name}_by_{source}": _mean_of(tables, name) for name in BY_SOURCE}
+        summary |= {name: value for name, value in means.items() if value is not None}
+        if f"auc_by_{source}" in summary:
+            summary[f"auc_by_{source}_se"] = standard_error([table["auc"] for table in tables])
+    if (value := _mean_of(records, "auc_all")) is not None:
+        summary |= {"auc_all": value, "auc_all_se": standard_error([record["auc_all"] for record in records])}
     for name in ALSO_AVERAGED:
         if (value := _mean_of(records, name)) is not None:
             summary[name] = value
     return {**summary, "seeds": len(records)}
+
+
+def at_threshold(record: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """Return a run's open-world metrics with a threshold by one source of feasibility; empty without one."""
+    other: Mapping[str, Any] = record.get(source, {})
+    return record if used_source(record) == source else other
+
+
+def used_source(record: Mapping[str, Any]) -> str | None:
+    """Return the source of the feasibility threshold in a run's open-world metrics; None if all pairs compete."""
+    if "threshold" not in record:
+        return None
+    return "likelihood" if "by_likelihood" in record else "words"
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -141,17 +176,22 @@ def _check(record: object, names: int, place: str) -> None:
 
 
 def metrics_table(table: Aggregate) -> list[list[str]]:
-    """Return aggregated metrics as rows of text: a header, then one row per data set, world and method."""
-    rows = [["data set", "world", "method", "S", "U", "HM", "AUC", "AUC 95 %"]]
+    """Return aggregated metrics as rows of text: a header, then one row per data set, world and method.
+
+    `all pairs` is the open world's AUC with every pair a candidate, `by words` that of the published protocol.
+    """
+    extra = {"all pairs": "auc_all", "by words": "auc_by_words"}
+    rows = [["data set", "world", "method", "S", "U", "HM", "AUC", "AUC 95 %", *extra]]
     for dataset, methods in table.items():
         worlds = [world for world in WORLDS if any(world in summaries for summaries in methods.values())]
         for world in worlds:
             for method, summaries in methods.items():
                 summary = summaries.get(world, {})
                 several = summary.get("seeds", 1) > 1
-                errors = {n: f"{summary[f'{n}_se']:.1f}" if several else MISSING for n in HEADLINE if n in summary}
-                cells = [f"{summary[n]:.1f} ± {errors[n]}" if n in errors else MISSING for n in HEADLINE]
+                names = (*HEADLINE, *extra.values())
+                errors = {n: f"{summary[f'{n}_se']:.1f}" if several else MISSING for n in names if n in summary}
+                cells = [f"{summary[n]:.1f} ± {errors[n]}" if n in errors else MISSING for n in names]
                 low, high = summary.get("auc_low"), summary.get("auc_high")
                 interval = MISSING if low is None or high is None else f"{low:.1f}–{high:.1f}"
-                rows.append([dataset, world, method, *cells, interval])
+                rows.append([dataset, world, method, *cells[: len(HEADLINE)], interval, *cells[len(HEADLINE) :]])
     return rows

@@ -118,7 +118,28 @@ class Gallery:
     caption: str = ""
 
 
-Block = Table | Figure | Note | Gallery
+@dataclass(frozen=True)
+class Matrix:
+    """Confusion matrix of K labels: `counts[i][j]` images of the label `names[i]` were answered with `names[j]`."""
+
+    kind: ClassVar[str] = "matrix"
+    caption: str
+    names: Sequence[str]
+    counts: Sequence[Sequence[int]]
+    note: str = ""
+
+    @property
+    def rows(self) -> list[tuple[str, list[tuple[int, float, str]]]]:
+        """Name of each row with its cells: images, their share of the row, and hover text."""
+        table = []
+        for name, counts in zip(self.names, self.counts, strict=True):
+            total = max(1, sum(counts))
+            tips = (f"{name} answered as {other}: {n} of {total}" for n, other in zip(counts, self.names, strict=True))
+            table.append((name, [(n, n / total, tip) for n, tip in zip(counts, tips, strict=True)]))
+        return table
+
+
+Block = Table | Figure | Note | Gallery | Matrix
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from duplex.labels import WORLDS
@@ -52,6 +52,7 @@ def dataset_section(results: Results, data: DatasetResults, image_parts: Sequenc
         ReportPart(
             "Seen against unseen", curves or [Note("No run has predictions of seen and unseen pairs.", "dvc repro")]
         ),
+        *([ReportPart("Fine-tuned blocks", rungs)] if (rungs := tables.rung_tables(data)) else []),
         ReportPart("Training", training or [Note("No run has a training history of more than one epoch.")]),
         ReportPart("Training frequency", [tables.group_table(data), *graph]),
         ReportPart("Ablations", _ablations(results, data)),
@@ -59,7 +60,20 @@ def dataset_section(results: Results, data: DatasetResults, image_parts: Sequenc
         *image_parts,
         ReportPart("Data", [tables.statistics_table(data)]),
     ]
-    return ReportSection(slug("data", data.name), data.name, parts)
+    return ReportSection(slug("data", data.name), data.name, with_missing_last(parts))
+
+
+def with_missing_last(parts: Sequence[ReportPart]) -> list[ReportPart]:
+    """Return the parts that have data; the notes of the others follow in one part, with the commands that fill them."""
+    filled = [part for part in parts if not all(isinstance(block, Note) for block in part.blocks)]
+    notes = [
+        replace(block, text=f"{part.title}: {block.text}")
+        for part in parts
+        if part not in filled
+        for block in part.blocks
+        if isinstance(block, Note)
+    ]
+    return [*filled, ReportPart("Not shown", notes)] if notes else filled
 
 
 def _results(results: Results, data: DatasetResults) -> list[Block]:

@@ -12,11 +12,12 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from duplex.labels import GROUPS
-from duplex.report.aggregate import SOURCES, TERMS, Tree
+from duplex.report.aggregate import SOURCES, TERMS, Tree, at_threshold, used_source
 from duplex.report.blocks import MISSING, Block, Column, Note, Table, TableCell, TableRow, columns, text_cell
 from duplex.report.results import DatasetResults, Results, RunRecord
 
 METRICS = (("seen", "S"), ("unseen", "U"), ("hm", "HM"), ("auc", "AUC"))
+OPEN = (("auc_all", "AUC, all pairs"), ("auc_by_words", "AUC, by words"))
 PARTS = (("hm_at_val_bias", "HM, validation bias"), ("state_accuracy", "state"), ("object_accuracy", "object"))
 TIPS = {
     "S": "accuracy on images of seen pairs when unseen pairs are excluded",
@@ -24,6 +25,8 @@ TIPS = {
     "HM": "best harmonic mean of seen and unseen accuracy over all biases",
     "AUC": "area under the seen–unseen curve",
     "AUC 95 %": "interval over test images, mean of the seeds' intervals",
+    "AUC, all pairs": "open world with every pair a candidate, no feasibility threshold",
+    "AUC, by words": "open world with the feasibility threshold by words that validation chose: the published protocol",
     "HM, validation bias": "harmonic mean at the bias chosen on validation, which predictions use",
     "state": "accuracy of the predicted state, no bias",
     "object": "accuracy of the predicted object, no bias",
@@ -49,25 +52,27 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
     if not ours:
         return None
     rows = []
+    further = (*OPEN, *PARTS) if world == "open" else PARTS
     for method, values in ours.items():
         place = (results.metrics_file, data.name, method, world)
         interval = _interval_cell(values, place)
-        cells = [*metric_cells(values, place), interval, *metric_cells(values, place, PARTS)]
+        cells = [*metric_cells(values, place), interval, *metric_cells(values, place, further)]
         rows.append(TableRow([text_cell(method), *cells]))
     rows = ranked(rows, range(1, 1 + len(METRICS)))
-    quoted = quoted_rows(data, world)
+    quoted = quoted_rows(data, world, 1 + len(further))
     seeds = max(int(values.get("seeds", 1)) for values in ours.values())
     over = f"{seeds} seed{'s' if seeds > 1 else ''}"
     note = f"Mean ± standard error over {over}, in percent. Bold: best, underlined: second."
     if quoted:
         note += f" Rows marked “quoted” are published numbers from {data_file('quoted.yaml')['source']}."
-    others = (Column(title, tip=TIPS[title]) for title in ("AUC 95 %", *(title for _, title in PARTS)))
+        note += " Their open world has a feasibility threshold by words." if world == "open" else ""
+    others = (Column(title, tip=TIPS[title]) for title in ("AUC 95 %", *(title for _, title in further)))
     header = [*columns("method"), *NUMBERS, *others]
     return Table(f"{data.name}, {world} world", header, [*rows, *quoted], note)
 
 
-def quoted_rows(data: DatasetResults, world: str) -> list[TableRow]:
-    """Return table rows of published results if the data set is a published benchmark."""
+def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow]:
+    """Return table rows of published results if the data set is a published benchmark, with `further` empty cells."""
     table, benchmark = data_file("quoted.yaml"), benchmark_of(data)
     if benchmark is None:
         return []
@@ -80,7 +85,7 @@ def quoted_rows(data: DatasetResults, world: str) -> list[TableRow]:
                 for value, error in zip(row[benchmark], errors, strict=True)
             ]
             name = TableCell(f"{row['method']} (quoted)", row["method"], tip=f"published, {row['backbone']}")
-            rows.append(TableRow([name, *numbers, *[TableCell(MISSING)] * (1 + len(PARTS))], quoted=True))
+            rows.append(TableRow([name, *numbers, *[TableCell(MISSING)] * further], quoted=True))
     return rows
 
 
@@ -102,30 +107,31 @@ def plain(name: str) -> str:
 def feasibility_table(data: DatasetResults) -> Table | None:
     """Return a table of threshold, feasible pairs and AUC in the open world by source of feasibility."""
     forms = {"threshold": "{:.3f}", "feasible": "{:,.0f}"}
-    forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold", "auc"), "{:.1f}")
+    forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold"), "{:.1f}")
+    forms |= {"val_auc_gain": "{:+.2f}", "val_auc_gain_se": "{:.2f}", "auc": "{:.1f}"}
     rows = []
     for method, runs in data.runs.items():
-        for source, place in _feasibility_sources([run.metrics.get("open", {}) for run in runs.values()]):
-            numbers = (_run_cell(list(runs.values()), (*place, key), form) for key, form in forms.items())
-            rows.append(TableRow([text_cell(method), text_cell(source), *numbers]))
+        worlds = [run.metrics.get("open", {}) for run in runs.values()]
+        used = [used_source(world) for world in worlds]
+        for source in sorted(SOURCES, key=used.count, reverse=True):
+            if not all(at_threshold(world, source) for world in worlds):
+                continue
+            places = [("open",) if name == source else ("open", source) for name in used]
+            cited = list(zip(runs.values(), places, strict=True))
+            numbers = (_mean_cell([(run, (*keys, key)) for run, keys in cited], form) for key, form in forms.items())
+            count = text_cell(f"{used.count(source)} of {len(used)}")
+            rows.append(TableRow([text_cell(method), text_cell(source), count, *numbers]))
     if not rows:
         return None
-    titles = "threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold", "test AUC"
+    titles = "threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold", "gain on pairs left out"
     note = (
-        "Unseen pairs with a feasibility below the threshold are excluded; the threshold is chosen by validation AUC. "
-        "Feasibility comes from word vectors or from the method's likelihood; the first line of a method is the source "
-        "that it uses. Mean over seeds."
+        "Unseen pairs with a feasibility below the threshold, which has the best validation AUC, are excluded; with "
+        "evaluation.feasibility: auto only if the gain exceeds its standard error on unseen validation pairs that had "
+        "no part in the choice. Feasibility comes from word vectors (the published protocol) or from the method's "
+        "likelihood. “Used” counts runs; the others use another source, or no threshold. Mean over seeds."
     )
-    header = columns("method", "source", *titles, texts=2)
+    header = columns("method", "source", "used", *titles, "standard error", "test AUC", texts=3)
     return Table(f"Feasibility in the open world: {data.name}", header, rows, note)
-
-
-def _feasibility_sources(worlds: Sequence[Tree]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the sources of feasibility, the used one first, and the keys of their numbers in a run's metrics."""
-    used = []
-    if any("threshold" in world for world in worlds):
-        used.append((SOURCES[any("by_likelihood" in world for world in worlds)], ("open",)))
-    return used + [(source, ("open", source)) for source in SOURCES if any(source in world for world in worlds)]
 
 
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | Note]]:
@@ -339,12 +345,19 @@ def _run_cell(
     runs: Sequence[RunRecord], keys: Sequence[str], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
     """Return a table cell of a number's mean over runs; it cites the number in each run's file."""
-    values = [_reach(getattr(run, part), keys) for run in runs]
+    return _mean_cell([(run, keys) for run in runs], form, part, scale)
+
+
+def _mean_cell(
+    places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
+) -> TableCell:
+    """Return a table cell of the mean of numbers, which are at a place of their own in the file of each run."""
+    values = [_reach(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
-    if not runs or len(numbers) < len(runs):
+    if not places or len(numbers) < len(places):
         return TableCell(MISSING)
     average = math.fsum(numbers) / len(numbers) * scale
-    return TableCell(form.format(average), average, " ".join(pointer(run.files[part], *keys) for run in runs))
+    return TableCell(form.format(average), average, " ".join(pointer(run.files[part], *keys) for run, keys in places))
 
 
 def _tree_cell(tree: Tree, file: str, keys: Sequence[str], form: str, scale: float = 1) -> TableCell:
@@ -373,12 +386,13 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
         if benchmark in entry and ours is not None:
             values, published = data.summary[ours][world], entry[benchmark]
             cells = [text_cell(entry["method"]), text_cell(ours)]
-            for name, number in zip(("hm", "auc"), published[2:], strict=True):
+            end = "_by_words" if "auc_by_words" in values else ""  # the published protocol, if the run has its numbers
+            for name, number in zip((f"hm{end}", f"auc{end}"), published[2:], strict=True):
                 value, source = values.get(name), pointer(results.metrics_file, data.name, ours, world, name)
                 measured = TableCell(MISSING) if value is None else TableCell(f"{value:.1f}", value, source)
                 cells += [TableCell(f"{number:.1f}", number), measured]
-            names = ("auc", "auc_low", "auc_high")
-            gain, low, high = (None if end is None else end - published[3] for end in map(values.get, names))
+            names = (f"auc{end}", f"auc_low{end}", f"auc_high{end}")
+            gain, low, high = (None if each is None else each - published[3] for each in map(values.get, names))
             text = MISSING if low is None or high is None else f"{low:+.1f} to {high:+.1f}"
             rows.append(TableRow([*cells, TableCell(f"{gain:+.1f}", gain), TableCell(text, low)]))
     if not rows:
@@ -391,4 +405,36 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
         Column("95 %", tip="interval of the difference over test images; the published number counts as exact"),
     ]
     note = f"Published numbers are quoted from {data_file('quoted.yaml')['source']}."
+    if world == "open":
+        note += " Both have a feasibility threshold by words, chosen on validation images: the published protocol."
     return Table(f"{data.name}, {world} world: measured and published", header, rows, note)
+
+
+def rung_tables(data: DatasetResults) -> list[Block]:
+    """Return a table per run with `finetune: auto`: the numbers of fine-tuned blocks that validation chose from."""
+    forms = {"rate": "{:g}", "auc": "{:.1f}", "error": "{:.1f}", "gain": "{:+.1f}", "gain_error": "{:.1f}"}
+    forms |= {"epoch": "{:.0f}"}
+    header = columns("blocks", "chosen", "rate", "val AUC", "standard error", "gain", "its error", "epoch", texts=2)
+    tables: list[Block] = []
+    for method, runs in data.runs.items():
+        for seed, run in runs.items():
+            rows = []
+            for key in sorted((name for name in run.metrics if name.startswith(RUNG)), key=_rung_number):
+                rung = run.metrics[key]
+                cells = [_mean_cell([(run, (key, name))], form) for name, form in forms.items()]
+                chosen = "chosen" if rung.get("chosen") else ""
+                rows.append(TableRow([text_cell(f"{rung['blocks']:.0f}"), text_cell(chosen), *cells]))
+            if rows:
+                tables.append(Table(f"Fine-tuned blocks of {method}, seed {seed}", header, rows, RUNG_NOTE))
+    return tables
+
+
+RUNG = "rung_"
+RUNG_NOTE = (
+    "A rung is adopted if its validation AUC exceeds that of the best cheaper one by more than the standard error of "
+    "the difference over validation images."
+)
+
+
+def _rung_number(name: str) -> int:
+    return int(name.removeprefix(RUNG))

@@ -32,13 +32,14 @@ class RunId:
     dataset: str
     method: str
     seed: int
+    combines: bool = False  # whether its method combines other runs, which are executed first
 
     def __str__(self) -> str:
         return f"{self.dataset} {self.method} {self.seed}"
 
     def stage(self, name: str) -> str:
-        """Return the name in dvc.yaml of this run's stage `name`, "train" or "evaluate"."""
-        return f"{name}@{self.dataset}-{self.method}-{self.seed}"
+        """Return the name in dvc.yaml of this run's stage `name`, "train" or "evaluate"; "product" is both."""
+        return f"{'product' if self.combines else name}@{self.dataset}-{self.method}-{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,11 @@ class RunExecutor:
         if error is not None:  # a method's code may have written into them
             self.inputs = InputsCache()
         return RunResult(task, output.getvalue(), error)
+
+    @staticmethod
+    def lost(task: RunTask, reason: str) -> RunResult:
+        """Return the result of a run whose process died."""
+        return RunResult(task, error=reason)
 
     def _execute(self, task: RunTask) -> None:
         run, files, mark = task.run, RunPaths(task.out), {}

@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import torch
 
@@ -40,6 +40,20 @@ from duplex.system.progress import ProgressBar
 
 Engine = Literal["local", "ray"]
 Execute = Callable[[Sequence[RunTask]], Iterator[RunResult]]
+Task_contra = TypeVar("Task_contra", contravariant=True)
+Outcome_co = TypeVar("Outcome_co", covariant=True)
+Task = TypeVar("Task")
+Outcome = TypeVar("Outcome")
+
+
+class TaskExecutor(Protocol[Task_contra, Outcome_co]):
+    """Object that executes tasks one after another in a worker process."""
+
+    def execute(self, task: Task_contra) -> Outcome_co:
+        """Execute a task; errors are part of the result."""
+
+    def lost(self, task: Task_contra, reason: str) -> Outcome_co:
+        """Return the result of a task whose process died."""
 
 
 @dataclass
@@ -67,7 +81,12 @@ def grid(
         params.dataset(name)
     for name in methods:
         require_method(name, params.methods)
-    return [RunId(dataset, method, seed) for dataset in datasets for method in methods for seed in seeds]
+    return [
+        RunId(dataset, method, seed, bool(params.entry(method).members))
+        for dataset in datasets
+        for method in methods
+        for seed in seeds
+    ]
 
 
 def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
@@ -91,7 +110,10 @@ def sweep(
     missing = missing_tasks(tasks, to_repro)
     report.complete = len(tasks) - len(missing)
     report.outside_pipeline = len(runs) - len(tracked) if repo else 0
-    succeeded = execute(choose_engine(params, runs, jobs, engine, paths), missing, report)
+    succeeded: set[RunId] = set()
+    for combines in (False, True):
+        turn = [task for task in missing if task.run.combines is combines]
+        succeeded |= execute(choose_engine(params, runs, jobs, engine, paths), turn, report) if turn else set()
     failed = {task.run for task in missing} - succeeded
     to_commit = [task for task in tasks if to_repro.get(task.run) and task.run not in failed]
     if repo and to_commit:
@@ -141,34 +163,57 @@ def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> s
                 succeeded.add(result.task.run)
             else:
                 report.failed[str(result.task.run)] = result.error
-            report.executed = len(succeeded)
+            report.executed += result.error is None
             bar.show(len(succeeded) + len(report.failed), {"failed": len(report.failed)} if report.failed else {})
     return succeeded
+
+
+def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[str]:
+    """Return the stages to commit: `train` and `evaluate` as a whole if no other instance of them has changed.
+
+    DVC then writes dvc.lock once instead of once per stage.
+    """
+    stages = list(dict.fromkeys(task.run.stage(stage) for stage in STAGES for task in tasks))
+    groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
+    others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)
+    return ["plan", *(stages if others else groups)]
 
 
 def choose_engine(
     params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> Execute:
     """Return the function that executes tasks, by default in one process per GPU, or per `threads` CPU cores."""
-    default_threads = torch.get_num_threads()
-    wanted = {params.training(run.dataset, run.method).threads for run in runs}
-    threads = max((default_threads if count == "auto" else count for count in wanted), default=1)
-    executor = RunExecutor(params, paths, default_threads)
+    threads = most_threads({params.training(run.dataset, run.method).threads for run in runs})
+    executor = RunExecutor(params, paths, torch.get_num_threads())
     if engine == "ray":
         from duplex.runs.ray_engine import run_on_ray
 
         return partial(run_on_ray, executor=executor, jobs=jobs, cpus=threads)
+    jobs, gpus = places(params.device, jobs, threads)
+    return partial(run_in_processes, executor=executor, jobs=jobs, gpus=gpus)
+
+
+def most_threads(wanted: Collection[int | Literal["auto"]]) -> int:
+    """Return the largest number of CPU threads that runs use; `auto` stands for PyTorch's own choice."""
+    return max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
+
+
+def places(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
+    """Return the number of worker processes and the GPUs that they take turns on.
+
+    By default one process per GPU, or one per `threads` CPU cores.
+    """
     gpus: list[str] = []
-    if resolve_device(params.device) == "cuda":
+    if resolve_device(device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return partial(run_in_processes, executor=executor, jobs=jobs or len(gpus) or max(1, cores // threads), gpus=gpus)
+    return jobs or len(gpus) or max(1, cores // threads), gpus
 
 
 def run_in_processes(
-    tasks: Sequence[RunTask], executor: RunExecutor, jobs: int, gpus: Sequence[str]
-) -> Iterator[RunResult]:
+    tasks: Sequence[Task], executor: TaskExecutor[Task, Outcome], jobs: int, gpus: Sequence[str]
+) -> Iterator[Outcome]:
     """Execute `tasks` in `jobs` processes, which take turns on `gpus`; yield results as they are ready.
 
     A process that dies fails its current run only.
@@ -179,7 +224,7 @@ def run_in_processes(
         gpu = {"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} if gpus else {}
         workers.append(WorkerProcess(create, {"OMP_WAIT_POLICY": "passive", **gpu}))  # waiting threads sleep
     waiting, idle = deque(tasks), list(workers)
-    busy: dict[Future[RunResult], tuple[WorkerProcess, RunTask]] = {}
+    busy: dict[Future[Outcome], tuple[WorkerProcess, Task]] = {}
     try:
         while waiting or busy:
             while waiting and idle:
@@ -191,7 +236,7 @@ def run_in_processes(
                     yield future.result()
                 except BrokenProcessPool:
                     reason = f"its process {worker.describe_end()}, perhaps out of memory; try fewer --jobs"
-                    yield RunResult(task, error=reason)
+                    yield executor.lost(task, reason)
                 idle.append(worker)
     finally:
         for worker in workers:
@@ -209,7 +254,8 @@ def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths:
         repo.repro(absent)
     plan.run(params, paths)
     earlier = [f"{stage}@{name}" for name in datasets for stage in ("prepare", "extract")]
-    changed = repo.changed(["plan", *earlier, "train", "evaluate"])
+    products = ["product"] if params.run.products else []
+    changed = repo.changed(["plan", *earlier, *STAGES, *products])
     for name in earlier:
         if name in changed:
             raise DuplexError(

@@ -17,6 +17,7 @@ from duplex.config.params import DatasetParams, Params, load_params
 from duplex.data.dataset_source import is_on_disk
 from duplex.data.mirrors import BENCHMARKS
 from duplex.encoders import missing_weights
+from duplex.encoders.random_weights import is_random
 from duplex.errors import DuplexError, install_command
 from duplex.features.identity import IMPORTED
 from duplex.features.layout import partial_path
@@ -109,7 +110,10 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
     """Check weights, images and caches. A missing file is a problem only in data sets of `run.datasets`."""
     entry, required = params.datasets[name], name in params.run.datasets
     yield from _weights(name, entry, required)
-    root, is_imported = entry.source.root, entry.encoder.name == IMPORTED
+    root, features = entry.source.root, entry.features
+    is_imported = features is not None or entry.encoder.name == IMPORTED
+    if features is not None and not features.is_file():
+        yield DoctorFinding(name, f"features {features}: missing", "correct `features` in params.yaml")
     if is_on_disk(entry.source):
         yield DoctorFinding(name, f"images in {root}: on disk")
     elif entry.source.kind == "shapes":
@@ -120,7 +124,8 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
         yield DoctorFinding(name, f"images in {root}: missing", remedy if required and not is_imported else "")
     paths = ArtifactPaths()
     if required or paths.features(name).exists():
-        command = f"`duplex cache import FILE --dataset {name}`" if is_imported else f"`dvc repro extract@{name}`"
+        by_hand = is_imported and features is None
+        command = f"`duplex cache import FILE --dataset {name}`" if by_hand else f"`dvc repro extract@{name}`"
         yield _cache(name, paths.features(name), command)
 
 
@@ -131,6 +136,7 @@ def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[Doctor
     try:
         missing = missing_weights(entry.encoder.name, entry.encoder.weights)
         status = f"weights {'on disk' if missing is None else 'not on disk'}"
+        status = "weights drawn at random, for trials" if is_random(entry.encoder.weights) else status
         advice = "downloaded when first needed; without a network, copy them to a folder and use local-dir:FOLDER"
         remedy = advice if missing else ""
     except DuplexError as error:

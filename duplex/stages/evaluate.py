@@ -54,6 +54,9 @@ def run(
             metrics["groups"] = group_accuracies(results["closed"], inputs)
             if settings.terms and settings.protocol == "exact":
                 metrics |= term_metrics(model, inputs)
+    if record.val_auc_all is not None:
+        metrics["val_auc_all"] = 100 * record.val_auc_all
+    metrics |= {f"rung_{place}": dict(rung) for place, rung in enumerate(record.rungs)}
     metrics |= {"val_auc": 100 * record.val_auc, "epoch": record.epoch, "bad_images": inputs.bad}
     write_json(out.metrics, metrics)
     write_json(out.evaluation_timing, timing)

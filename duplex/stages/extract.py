@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,16 @@ from duplex.data.dataset_source import ensure_images
 from duplex.data.image_tree import ImageTree
 from duplex.data.manifest import read_manifest
 from duplex.encoders import Encoder, load_encoder
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from duplex.features.checks import open_cache, require_cache_file
-from duplex.features.extraction import ExtractionReport
+from duplex.features.extraction import BadImage, ExtractionReport
 from duplex.features.extraction import extract as encode
 from duplex.features.identity import IMPORTED, Identity, cache_identity
+from duplex.features.importing import import_features
 from duplex.features.inspection import verify
 from duplex.features.layout import DATASETS, FIRST_BAD, status_reason
 from duplex.features.shards import copy_matching_cache
+from duplex.features.store import open_features
 from duplex.system.files import sha256, write_text
 
 
@@ -34,8 +38,10 @@ def extract(
 
     `options`: further arguments of `features.extraction.extract`, such as `shard`, `limit` or `fresh`.
     """
+    features, entry = params.dataset(dataset).features, params.dataset(dataset).encoder
+    if features is not None:
+        return _import_features(params, dataset, paths, features, out or paths.features(dataset), options)
     images, settings = extraction_settings(params, dataset, paths)
-    entry = params.dataset(dataset).encoder
     if entry.name == IMPORTED:
         raise UsageError(
             f"the features of {dataset} were imported and cannot be encoded here; run `duplex cache import FILE "
@@ -49,6 +55,28 @@ def extract(
     report = encode(images, out=out, encoder=encoder, **settings)
     write_extraction_summary(report.path)
     return report
+
+
+def _import_features(
+    params: Params, dataset: str, paths: ArtifactPaths, features: Path, out: Path, options: Mapping[str, Any]
+) -> ExtractionReport:
+    """Write a data set's feature cache from its file of features. `options`: those of an extraction, which has none."""
+    if given := [key for key in ("shard", "limit") if options.get(key) is not None]:
+        raise UsageError(f"{dataset} has features of its own, {features}: nothing is encoded; leave {given[0]} out")
+    began, manifest = time.monotonic(), paths.manifest(dataset)
+    images = read_manifest(manifest)["image"].tolist()
+    import_features(features, len(images), sha256(manifest), out, images)
+    statuses = open_features(out).statuses
+    rows = np.flatnonzero(statuses >= FIRST_BAD).tolist()
+    bad = [BadImage(row, images[row], status_reason(statuses[row])) for row in rows]
+    if len(bad) > params.extraction.max_bad * len(images):
+        out.unlink()
+        raise DuplexError(
+            f"{features}: {len(bad)} of {len(images)} rows are not finite, the first that of {bad[0].image}; leave "
+            "these images out, or raise extraction.max_bad in params.yaml"
+        )
+    write_extraction_summary(out)
+    return ExtractionReport(out, len(images), 0, time.monotonic() - began, bad)
 
 
 def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ GITIGNORE = """__pycache__/
 *.partial
 /dvc_plots/
 /data/
+/tensorboard/
 # outputs of the pipeline, tracked by DVC; git tracks the metrics
 /artifacts/**
 !/artifacts/**/

@@ -12,6 +12,7 @@ from pathlib import Path
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.config.run_key import Record, dataset_records, report_record, run_records
+from duplex.library.requirements import require_inputs
 from duplex.methods.registry import BrokenMethod
 from duplex.system.files import json_digest, replace_folder, write_json, write_text
 
@@ -39,9 +40,10 @@ def write_records(records: dict[str, Record], folder: Path) -> None:
 def check_options(
     params: Params, datasets: tuple[str, ...], methods: tuple[str, ...], records: dict[str, Record], mark: Path
 ) -> None:
-    """Check the options of methods, which imports them, unless the file `mark` holds the digest of these `records`.
+    """Check options and needs of methods, which imports them, unless the file `mark` holds the digest of the `records`.
 
-    Raises UsageError for a wrong option. A kind that cannot be imported prints a warning: only its own runs fail.
+    Raises UsageError for a wrong option or a missing input. A kind that cannot be imported prints a warning: only its
+    own runs fail.
     """
     digest = json_digest(records)
     if mark.exists() and mark.read_text(encoding="utf-8") == digest:
@@ -50,7 +52,7 @@ def check_options(
     for dataset in datasets:
         for method in methods:
             try:
-                params.method(method, dataset)
+                require_inputs(params, dataset, method)  # which also checks the options
             except BrokenMethod as error:
                 problems.add(str(error))
     for problem in sorted(problems):

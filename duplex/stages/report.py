@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -16,13 +18,18 @@ from duplex.report.blocks import ReportPart
 from duplex.report.page import write_report
 from duplex.report.page_sections import build_report, find_provenance
 from duplex.report.results import DatasetResults, Results, read_run, read_tree
+from duplex.report.run_table import run_table
 from duplex.stages.report_images import image_parts
-from duplex.system.files import replace_file, write_json
+from duplex.system.files import replace_file, write_json, write_text
 from duplex.system.progress import track
+
+VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validation AUC of a run for it
 
 
 def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
     """Aggregate the metrics of every run that params.yaml names, write the report and return the page's path.
+
+    Data sets of which no run was evaluated are left out of the page, unless none was.
 
     `write_metrics`: write `artifacts/metrics.json` too, which git tracks, as the pipeline's stage does.
     """
@@ -37,7 +44,10 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
     write_json(paths.summary, summary)
     if write_metrics:
         write_json(paths.metrics, headlines(summary))
+    params = with_datasets(params, {dataset for dataset, _ in runs})
+    names = params.run
     results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
+    write_text(paths.runs, run_table(results, changed_options(params)).to_csv(index=False, lineterminator="\n"))
     parts: dict[str, list[ReportPart]] = {}
     numbers: dict[str, object] = {}
     for dataset in track(names.datasets, "report", len(names.datasets)):
@@ -50,6 +60,12 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
         with replace_file(paths.plots / f"{name}.csv") as scratch:
             table.to_csv(scratch, index=False, lineterminator="\n", float_format="%.4f")
     return page
+
+
+def with_datasets(params: Params, evaluated: Set[str]) -> Params:
+    """Return params.yaml with the data sets of `run:` that have evaluated runs; unchanged if none has."""
+    shown = tuple(dataset for dataset in params.run.datasets if dataset in evaluated)
+    return params.model_copy(update={"run": params.run.model_copy(update={"datasets": shown})}) if shown else params
 
 
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
@@ -65,7 +81,8 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
             missing.append(f"{name} seed {seed}")
             continue
         if entry.shown_as is not None:
-            record = {world: record[world] for world in entry.worlds if world in record}
+            names = [name for world in entry.worlds for name in (world, VALIDATION_OF[world])]
+            record = {name: record[name] for name in names if name in record}
         seeds = by_method.setdefault(entry.shown_as or name, {})
         seeds[seed] = {**seeds.get(seed, {}), **record}
     return {name: list(seeds.values()) for name, seeds in by_method.items()}, missing
@@ -94,6 +111,17 @@ def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Re
         for dataset in params.run.datasets
     ]
     return Results(tuple(datasets), paths.summary.as_posix(), table.as_posix(), params.run.seeds)
+
+
+def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return (data set, method) -> kind and everything that params.yaml sets for the method on the data set."""
+    table = {}
+    for dataset, method in product(params.run.datasets, params.run.methods):
+        entry = params.entry(method)
+        more = {"training": entry.training_for(dataset), "finetune": entry.finetune_for(dataset)}
+        options = {"kind": entry.kind, "world": entry.world, **entry.options_for(dataset)}
+        table[dataset, method] = options | {key: value for key, value in more.items() if value}
+    return table
 
 
 def _identity(path: Path) -> dict[str, str]:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Sequence
+
 import torch
 
-from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths, log_folder
 from duplex.config.params import Params
 from duplex.config.run_key import run_records
 from duplex.encoders import resolve_device
+from duplex.library.chosen_blocks import ChosenBlocks
 from duplex.library.inputs import LoadInputs, RunInputs, load_inputs, make_deterministic
+from duplex.library.members import find_members
+from duplex.library.requirements import require_inputs
 from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.registry import report_exits
-from duplex.system.files import json_digest
+from duplex.options import AutoFinetune
+from duplex.system.files import json_digest, write_json
 from duplex.system.lock import sole_writer
 from duplex.system.threads import threads
-from duplex.training.checkpoint import WORD_VECTORS
+from duplex.training.checkpoint import WORD_VECTORS, read_checkpoint
+from duplex.training.hooks import TrainingHooks
+from duplex.training.logs import open_log
 from duplex.training.loop import ResumePoint, TrainingResult
 
 
@@ -32,21 +42,50 @@ def run(
     Interrupted training continues after its last whole epoch. `out`: where to write, by default the run's own folder.
     """
     out = out or paths.run(dataset, method, seed)
+    require_inputs(params, dataset, method)
     make_deterministic()
     spec = MethodSpec.of(params, dataset, method)
     device = torch.device(resolve_device(params.device))
     with threads(spec.training.threads), report_exits(spec.kind):
-        inputs = load(params, dataset, paths, spec.request)
+        spec, members = find_members(spec, dataset, seed, params.run.seeds, paths)
+        inputs = members.load(load(params, dataset, paths, spec.request))
         with sole_writer(out.checkpoint, "training"):
-            key = _resume_key(params, dataset, method, seed, inputs, device)
+            key = _resume_key(params, dataset, method, seed, inputs, device, members.fingerprints)
             resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
-            trained = train_method(spec, inputs, seed, device, params.evaluation, resume)
+            log = open_log(spec.training.log, log_folder(spec.training.log, dataset, method, seed))
+            auto, work = params.finetune(method, dataset), out.root / "rungs.partial"
+            if isinstance(auto, AutoFinetune):
+                trained = ChosenBlocks(
+                    spec,
+                    auto,
+                    lambda request: load_inputs(params, dataset, paths, request),  # of each rung, not kept in memory
+                    seed,
+                    device,
+                    params.evaluation,
+                    resume,
+                    work,
+                    lambda line: print(line, file=sys.stderr),
+                ).train()
+            else:
+                trained = train_method(spec, inputs, seed, device, params.evaluation, resume, TrainingHooks(log=log))
             trained.save(out.root)
             out.unfinished_training.unlink(missing_ok=True)
+            shutil.rmtree(work, ignore_errors=True)
+            if out.root == paths.run(dataset, method, seed).root and not members.headers:
+                fingerprint = read_checkpoint(out.checkpoint).fingerprint
+                write_json(paths.trained(dataset, method, seed), {"checkpoint": fingerprint})
             return trained.result
 
 
-def _resume_key(params: Params, dataset: str, method: str, seed: int, inputs: RunInputs, device: torch.device) -> str:
+def _resume_key(
+    params: Params,
+    dataset: str,
+    method: str,
+    seed: int,
+    inputs: RunInputs,
+    device: torch.device,
+    members: Sequence[str],
+) -> str:
     """Return the digest of everything that training depends on; saved training resumes only if its digest is equal."""
     is_gpu = device.type == "cuda"
     key = {
@@ -57,5 +96,6 @@ def _resume_key(params: Params, dataset: str, method: str, seed: int, inputs: Ru
         "labels": inputs.labels.to_dict(),
         "device": torch.cuda.get_device_name(device) if is_gpu else torch.get_num_threads(),  # decide the last bits
         "torch": torch.__version__,
+        **({"members": list(members)} if members else {}),
     }
     return json_digest(key)

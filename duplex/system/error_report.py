@@ -18,6 +18,7 @@ from types import FrameType
 from duplex.errors import DuplexError
 from duplex.system.allocator import keep_freed_memory
 from duplex.system.files import os_reason
+from duplex.system.terminal import visible
 
 DEBUG = "DUPLEX_DEBUG"
 BROKEN_PIPE_EXIT = 128 + signal.SIGPIPE  # as shells report it
@@ -75,7 +76,7 @@ def _exit(message: str, code: int) -> None:
     if os.environ.get(DEBUG):
         traceback.print_exc()
     with suppress(OSError):
-        print(f"duplex: {' '.join(message.split())}", file=sys.stderr)
+        print(f"duplex: {visible(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
 
 

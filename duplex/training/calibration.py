@@ -2,7 +2,8 @@
 feasibility threshold. Both are stored in the checkpoint; test data has no part in them.
 
 Feasibility comes from word vectors (`duplex.layers.word_feasibility`) or from the likelihood of a method that has one.
-One of these sources is used; where both exist, the values by the other source are kept as `alternative`.
+By default a threshold is used only if it raises the AUC on unseen validation pairs that had no part in choosing it
+(`duplex.evaluation.crossfit`). The choices that a run does not use are kept as `alternatives`.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ import torch
 
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import Floats
+from duplex.evaluation.crossfit import largest_gain
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.feasibility import FeasibilityValues, is_feasible
 from duplex.features.examples import Examples
 from duplex.labels import Bools, CandidateSet, LabelSpace, World
 from duplex.layers.word_feasibility import Feasibility
 from duplex.methods.base import Method, PrimitiveVectors
-from duplex.training.scoring import ScoringTask, assess, choose_feasible
+from duplex.training.scoring import FeasibilityChoice, ScoringTask, assess, choose_feasible
 
 FeasibilitySource = Literal["words", "likelihood"]
+FeasibilityRule = Literal["auto", "words", "likelihood", "none"]  # of `evaluation.feasibility`
 FEASIBILITY_SOURCES: tuple[FeasibilitySource, ...] = get_args(FeasibilitySource)
+FEWEST_PAIRS = 2  # unseen pairs with validation images that `auto` needs
+NUMBERS = ("bias", "threshold", "val_auc_all_feasible", "val_auc_at_threshold", "val_auc_gain", "val_auc_gain_se")
 LARGEST_BIAS = 1e6  # beyond it float32 scores of about 1 vanish beside the bias
 
 
@@ -38,11 +43,13 @@ class Calibration:
     threshold: float | None = None  # of feasibility; None: every composition is feasible
     val_auc_all_feasible: float | None = None  # percent, without a threshold
     val_auc_at_threshold: float | None = None  # percent
+    val_auc_gain: float | None = None  # percent, at thresholds chosen without the pairs that they are measured on
+    val_auc_gain_se: float | None = None  # its standard error over unseen pairs
     feasibility_source: FeasibilitySource = "words"
-    alternative: Calibration | None = None  # by the other source, if there are two
+    alternatives: tuple[Calibration, ...] = ()  # choices by other sources, or those that `auto` did not adopt
 
     def __post_init__(self) -> None:
-        for name in ("bias", "threshold", "val_auc_all_feasible", "val_auc_at_threshold"):
+        for name in NUMBERS:
             value = getattr(self, name)
             if value is None and name != "bias":
                 continue
@@ -52,14 +59,15 @@ class Calibration:
         if self.feasibility_source not in FEASIBILITY_SOURCES:
             known = " or ".join(FEASIBILITY_SOURCES)
             raise ValueError(f"calibration.feasibility_source is {self.feasibility_source!r}; expected {known}")
-        if self.alternative is not None and self.alternative.alternative is not None:
-            raise ValueError("calibration.alternative has a nested alternative; expected none")
+        if any(other.alternatives for other in self.alternatives):
+            raise ValueError("calibration.alternatives has nested alternatives; expected none")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the calibration's fields that differ from their defaults."""
         changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
         values = {name: value for name, value in vars(self).items() if name in changed}
-        return values if self.alternative is None else {**values, "alternative": self.alternative.to_dict()}
+        others = [other.to_dict() for other in self.alternatives]
+        return {**values, "alternatives": others} if others else values
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Calibration:
@@ -67,8 +75,7 @@ class Calibration:
         values: dict[str, Any] = {
             name: float(value) if type(value) is int else value for name, value in dict(record).items()
         }
-        other = values.pop("alternative", None)
-        return cls(**values, alternative=None if other is None else cls.from_dict(other))
+        return cls(**{**values, "alternatives": tuple(map(cls.from_dict, values.get("alternatives", ())))})
 
 
 def calibrate(
@@ -78,27 +85,45 @@ def calibrate(
     world: World,
     words: PrimitiveVectors | None,
     points: int,
-    feasibility_source: FeasibilitySource = "words",
+    rule: FeasibilityRule = "auto",
 ) -> Calibration:
-    """Choose bias and feasibility threshold in one pass over validation images, or two per source of feasibility.
+    """Choose bias and feasibility threshold in one pass over validation images.
 
-    `points`: number of thresholds tried. Methods without likelihood use words, whatever `feasibility_source` is.
+    `points`: number of thresholds tried. `rule`: words or likelihood (words for methods without one) use the threshold
+    with the best validation AUC; auto uses it only if its cross-fitted gain exceeds its standard error, of two sources
+    the one with the larger gain; none uses no threshold.
     """
     task = ScoringTask.of(method, CandidateSet.of(labels, world, "val"))
-    sources: dict[FeasibilitySource, FeasibilityValues | None] = {}
-    if world == "open":
-        sources = {"words": feasibility_by_words(labels, words), "likelihood": feasibility_by_likelihood(method)}
-    choices: dict[str, Calibration] = {}
-    for source, feasible in sources.items():
-        if feasible is not None:
-            threshold, mask = choose_feasible(task, val, labels, feasible, points)
-            margins = Margins.of(assess(task, val, labels, feasible_mask=mask).accumulator.competitors())
-            aucs = 100 * float(threshold.auc[0]), 100 * float(threshold.auc.max())
-            choices[source] = Calibration(best_bias(margins), threshold.value, *aucs, feasibility_source=source)
-    chosen = choices.pop(feasibility_source if feasibility_source in choices else "words", None)
+    sources: dict[FeasibilitySource, FeasibilityValues] = {}
+    if world == "open" and rule != "none" and not (rule == "auto" and unseen_pairs(val, labels) < FEWEST_PAIRS):
+        both = feasibility_by_words(labels, words), feasibility_by_likelihood(method)
+        sources = {name: values for name, values in zip(FEASIBILITY_SOURCES, both, strict=True) if values is not None}
+    if not sources:
+        return Calibration(best_bias(Margins.of(assess(task, val, labels).accumulator.competitors())))
+    choices = choose_feasible(task, val, labels, list(sources.values()), points)
+    calibrations = {source: _at_threshold(choice, source) for source, choice in zip(sources, choices, strict=True)}
+    used: FeasibilitySource | None = "likelihood" if rule == "likelihood" and "likelihood" in sources else "words"
+    if rule == "auto":
+        place = largest_gain([choice.threshold.gain for choice in choices])
+        used = None if place is None else list(sources)[place]
+    chosen = calibrations.pop(used, None) if used is not None else None
     if chosen is None:
-        chosen = Calibration(best_bias(Margins.of(assess(task, val, labels).accumulator.competitors())))
-    return replace(chosen, alternative=next(iter(choices.values()), None))
+        chosen = Calibration(best_bias(choices[0].margins_all))
+    return replace(chosen, alternatives=tuple(calibrations.values()))
+
+
+def _at_threshold(choice: FeasibilityChoice, source: FeasibilitySource) -> Calibration:
+    """Return the calibration at the threshold chosen for one source of feasibility."""
+    threshold, gain = choice.threshold, choice.threshold.gain
+    error = None if gain.standard_error is None else 100 * gain.standard_error
+    aucs = 100 * float(threshold.auc[0]), 100 * float(threshold.auc.max()), 100 * gain.value
+    return Calibration(best_bias(choice.margins), threshold.value, *aucs, error, source)
+
+
+def unseen_pairs(val: Examples, labels: LabelSpace) -> int:
+    """Return the number of unseen compositions with validation images."""
+    compositions = np.unique(val.compositions.cpu().numpy())
+    return int((~labels.is_seen(compositions)).sum())
 
 
 def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> Feasibility | None:

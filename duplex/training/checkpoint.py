@@ -28,7 +28,7 @@ from duplex.training.calibration import Calibration
 from duplex.training.confidence import NEUTRAL, Confidence
 from duplex.training.known_images import FIELDS, PREFIX, KnownImages
 
-FORMAT = 5
+FORMAT = 6
 PLAUSIBLE = 100_000  # larger whole numbers among the options must be backed by tensors of that size
 # Fields of an encoder's identity that change features or prompts
 COMPARED = ("encoder", "architecture", "weights", "preprocessing", "precision", "text_precision")
@@ -53,6 +53,9 @@ class Record:
     inspectable: tuple[str, ...] = ()  # fields of the method's `Inspectable` that are set
     finetune: FinetuneOptions | None = None  # of the image tower's last blocks
     confidence: Confidence = NEUTRAL
+    selected_by: str = "auc"  # validation metric that chose the epoch
+    val_auc_all: float | None = None  # validation AUC with every composition a candidate; None: not for the open world
+    rungs: tuple[Mapping[str, float], ...] = ()  # of `finetune: auto`: the numbers of fine-tuned blocks that were tried
     known_images: KnownImages | None = field(default=None, compare=False, repr=False)  # stored among the tensors
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,6 +81,8 @@ class Record:
             seed=_of(int, meta["seed"]),
             epoch=_of(int, meta["epoch"]),
             val_auc=_of(float, meta["val_auc"]),
+            selected_by=_of(str, meta["selected_by"]),
+            val_auc_all=None if meta["val_auc_all"] is None else _of(float, meta["val_auc_all"]),
             world=_one_of(WORLDS, meta["world"]),
             calibration={
                 _one_of(WORLDS, world): Calibration.from_dict(values) for world, values in meta["calibration"].items()
@@ -85,6 +90,7 @@ class Record:
             inspectable=tuple(_of(str, name) for name in _of(list, meta["inspectable"])),
             finetune=FinetuneOptions.from_dict(meta["finetune"]) if meta.get("finetune") else None,
             confidence=Confidence.from_dict({key: _of(float, value) for key, value in meta["confidence"].items()}),
+            rungs=tuple({name: _of(float, value) for name, value in rung.items()} for rung in meta["rungs"]),
         )
 
 

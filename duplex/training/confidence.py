@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import Floats
 from duplex.features.examples import Examples
 from duplex.labels import Bools, LabelSpace
@@ -35,7 +36,8 @@ from duplex.training.scoring import BLOCK_SCORES
 NEW_SHARE = 0.1
 LEAST = 1e-300  # smallest probability whose logarithm is taken
 LIMITS = (1e-3, 1e3), (-30.0, 30.0)  # of 1/T and of k
-STEPS = 100
+STARTS = tuple(10.0**power for power in range(-3, 4))  # 1/T from which the fit may start
+STEPS, HALVINGS = 200, 40
 
 
 @dataclass(frozen=True)
@@ -86,32 +88,43 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Co
     chosen = Batch(val.inputs, val.compositions)[torch.from_numpy(rows)]
     with torch.no_grad():
         log_p = log_probabilities(method.eval().probabilities, method.scorer(candidates)(chosen.inputs)).cpu()
+    if not log_p.isfinite().all():
+        raise DuplexError(
+            f"{method.class_name}.probabilities() gives NaN or infinity for validation images; are its scores finite?"
+        )
     target = np.searchsorted(candidates, chosen.compositions_np)
     return fit_to(log_p, target, labels.is_seen(candidates))
 
 
 def fit_to(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
-    """Fit temperature and preference to labels `target` [N] by weighted likelihood: Newton's method with step halving.
+    """Fit temperature and preference to labels `target` [N] by weighted likelihood.
 
+    Newton's method with short steps from the best of several temperatures: scores that are far too sure give a loss
+    that is flat where a long step leads. No step may raise the loss.
     `log_p` [N, C]: log probabilities in float64. Unless both seen and unseen images exist, the preference is 0.
     """
     start = Confidence(new_share=new_share)
     unseen, label = torch.from_numpy(~seen).double(), torch.as_tensor(target)
     prior = torch.from_numpy(start.log_prior(seen, np.ones_like(seen)))
     weights, both = _weights(unseen[label], new_share)
-    theta = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    starts = [torch.tensor([a, 0.0], dtype=torch.float64) for a in STARTS]
+    theta = min(starts, key=lambda each: _loss(each, log_p, unseen, prior, label, weights)[0])
     loss, gradient, hessian = _loss(theta, log_p, unseen, prior, label, weights)
     for _ in range(STEPS):
         if not both:
             gradient[1], hessian[0, 1], hessian[1, 0], hessian[1, 1] = 0.0, 0.0, 0.0, 1.0
         step = torch.linalg.solve(hessian + 1e-12 * torch.eye(2, dtype=torch.float64), gradient)
-        size = 1.0
-        while True:
-            trial = torch.stack([x.clamp(*limits) for x, limits in zip(theta - size * step, LIMITS, strict=True)])
+        longest = torch.stack([theta[0] / 2, torch.ones_like(theta[1])])  # of a step in 1/T and in k
+        step = step * min(1.0, float((longest / step.abs().clamp(min=LEAST)).min()))
+        for halvings in range(HALVINGS):
+            trial = torch.stack(
+                [x.clamp(*limits) for x, limits in zip(theta - step / 2**halvings, LIMITS, strict=True)]
+            )
             result = _loss(trial, log_p, unseen, prior, label, weights)
-            if result[0] <= loss or size < 1e-6:
+            if result[0] <= loss:
                 break
-            size /= 2
+        else:
+            break  # rounding: no step along the gradient lowers the loss
         change, theta = float((trial - theta).abs().max()), trial
         loss, gradient, hessian = result
         if change < 1e-9:

@@ -1,4 +1,4 @@
-"""The training loop of all methods: one optimiser; the epoch with the best validation AUC is kept."""
+"""The training loop of all methods: one optimiser; the epoch with the best validation result is kept."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.features.examples import Examples
 from duplex.methods.base import Batch, Method
 from duplex.options import TrainingOptions
 from duplex.system.precision import float32_arithmetic
 from duplex.system.progress import ProgressBar
 from duplex.system.threads import threads
-from duplex.training.method_checks import checked, checked_losses, read_only
+from duplex.training.hooks import EpochReport, StepReport, TrainingHooks
+from duplex.training.method_checks import check_shapes, checked, checked_losses, read_only
 from duplex.training.resume import TrainingState
+from duplex.training.thread_choice import choose_threads
 
 READ_EVERY = 8  # steps between reads of the losses from the device
 AnyMethod = Method[Any]
-Validate = Callable[[AnyMethod], float]
+Validate = Callable[[AnyMethod], float | Mapping[str, float]]  # AUC, or metrics of which the last chooses the epoch
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,10 @@ class TrainingResult:
     """Result of training: best epoch, history and timing; the tensors of that epoch are in the method."""
 
     best_epoch: int
-    best_auc: float
+    best_auc: float  # validation AUC of the best epoch
     history: list[dict[str, float]]
     timing: dict[str, float]  # seconds per epoch, peak bytes, sizes
+    selected_by: str = "auc"  # validation metric that chose the best epoch
 
 
 def train(
@@ -56,26 +60,59 @@ def train(
     seed: int,
     validate: Validate,
     resume: ResumePoint = ResumePoint(),
+    hooks: TrainingHooks = TrainingHooks(),
 ) -> TrainingResult:
     """Train a method in place and load the tensors of its best epoch.
 
-    `validate` returns the validation AUC (fraction) that selects the epoch. Epoch 0 is the untrained method; a
-    method without parameters to train stays at it.
+    `validate` returns the validation AUC (fraction), or metrics by name of which the last one chooses the epoch (see
+    `duplex.training.selection`). Epoch 0 is the untrained method; a method without parameters to train stays at it.
     """
     if not len(examples):
         raise DuplexError("no training image is readable")
-    with threads(settings.threads):
-        return _train(method, examples, settings, seed, validate, resume)
+    check_precision(method, settings)
+    check_shapes(method.class_name, method.task.inputs, examples.inputs)
+    check_labels(method, examples)
+    with threads(settings.threads), nullcontext() if hooks.log is None else closing(hooks.log):
+        return _train(method, examples, settings, seed, validate, resume, hooks)
+
+
+def check_labels(method: AnyMethod, examples: Examples) -> None:
+    """Raise `UsageError` for a training image whose composition is none of the method's labels."""
+    wrong = (examples.compositions < 0) | (examples.compositions >= method.labels.size)
+    if bool(wrong.any()):
+        place = int(wrong.nonzero()[0])
+        raise UsageError(
+            f"training image {place} has the composition {int(examples.compositions[place])}; expected a number from 0 "
+            f"to {method.labels.size - 1}"
+        )
+
+
+def check_precision(method: AnyMethod, settings: TrainingOptions) -> None:
+    """Raise `UsageError` if a method's text tower runs in another precision than its training options say."""
+    present = getattr(method.task.text, "precision", settings.precision)
+    if present != settings.precision:
+        raise UsageError(
+            f"training.precision is {settings.precision} and the text tower was loaded in {present}; load it with "
+            f"load_encoder(..., precision={settings.precision!r}), or set precision to {present}"
+        )
 
 
 def _train(
-    method: AnyMethod, examples: Examples, settings: TrainingOptions, seed: int, validate: Validate, resume: ResumePoint
+    method: AnyMethod,
+    examples: Examples,
+    settings: TrainingOptions,
+    seed: int,
+    validate: Validate,
+    resume: ResumePoint,
+    hooks: TrainingHooks,
 ) -> TrainingResult:
     _reset_peak_memory(examples.compositions.device)
     images = Batch(examples.inputs, examples.compositions, examples.compositions.cpu().numpy())
     method.checkpointing = settings.checkpointing
-    state = _begin(method, images, settings, seed, validate, resume)
+    state = _begin(method, images, settings, seed, validate, resume, hooks)
     epochs = settings.epochs if method.groups() else 0
+    if epochs:
+        _set_threads(state, images, settings, resume.label)
     seconds, trained = 0.0, 0
     steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
     with ProgressBar(f"{resume.label}, steps", epochs * steps) as bar:
@@ -87,7 +124,7 @@ def _train(
         while state.epoch < epochs and state.epoch - state.best_epoch < (settings.patience or math.inf):
             start = time.perf_counter()
             with float32_arithmetic(settings.precision):
-                losses = _epoch(state, images, settings, show)
+                losses = _epoch(state, images, settings, show, hooks)
             seconds += time.perf_counter() - start
             trained += 1
             state.schedule.step()
@@ -95,7 +132,7 @@ def _train(
             with read_only(f"{method.class_name}.on_features_changed()", images.inputs):
                 method.eval().on_features_changed(images)
             method.after_epoch(state.epoch)
-            _keep_best(state, _validated(state, validate, settings), losses)
+            _keep_best(state, _validated(state, validate, settings), losses, hooks)
             show(0, losses)
             if resume.path is not None:
                 state.save(resume.path)
@@ -105,17 +142,25 @@ def _train(
     timing = {  # kept out of the metrics because it varies
         "seconds_per_epoch": seconds / trained if trained else 0.0,
         "peak_bytes": torch.cuda.max_memory_allocated() if cuda else _peak_resident(),
+        **({"threads": state.threads} if epochs and not cuda else {}),
         **checked(f"{method.class_name}.summary()", method.summary(), dict),
     }
-    return TrainingResult(state.best_epoch, state.best_auc, state.history, timing)
+    best = state.history[state.best_epoch]
+    return TrainingResult(state.best_epoch, best["val_auc"], state.history, timing, _selecting(best))
 
 
 def _begin(
-    method: AnyMethod, images: Batch, settings: TrainingOptions, seed: int, validate: Validate, resume: ResumePoint
+    method: AnyMethod,
+    images: Batch,
+    settings: TrainingOptions,
+    seed: int,
+    validate: Validate,
+    resume: ResumePoint,
+    hooks: TrainingHooks,
 ) -> TrainingState:
     """Return a new training state, or the state that an earlier run with the same key saved."""
-    optimiser, order = make_optimiser(method, settings), torch.Generator().manual_seed(seed)
-    schedule = make_schedule(optimiser, settings)
+    optimiser, order = make_optimiser(method, settings, hooks), torch.Generator().manual_seed(seed)
+    schedule = make_schedule(optimiser, settings, hooks)
     state = TrainingState(resume.key, method, optimiser, schedule, order, images.compositions.device)
     torch.manual_seed(seed)
     if resume.path is not None and resume.path.exists():
@@ -124,22 +169,46 @@ def _begin(
             print(f"{resume.label}: continuing after epoch {state.epoch}", file=sys.stderr)
             return state
         print(f"{resume.label}: {resume.path} {reason}; starting from the beginning", file=sys.stderr)
-    _keep_best(state, validate(method), {})
+    _keep_best(state, _as_metrics(validate(method)), {}, hooks)
     return state
 
 
-def make_optimiser(method: AnyMethod, settings: TrainingOptions) -> torch.optim.Optimizer:
+def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions, label: str) -> None:
+    """Let torch use the number of threads of the options, of the interrupted run, or the faster one by timing."""
+    if not state.threads:
+        state.threads = torch.get_num_threads()
+        seconds: dict[int, float] = {}
+        if settings.threads == "auto":
+            state.threads, seconds = choose_threads(state.method, images, settings.batch_size)
+        if seconds:
+            tried = ", ".join(f"{1000 * value:.0f} ms per step with {count}" for count, value in seconds.items())
+            print(f"{label}: threads: {state.threads} ({tried})", file=sys.stderr)
+    torch.set_num_threads(state.threads)
+
+
+def make_optimiser(
+    method: AnyMethod, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
+) -> torch.optim.Optimizer:
     """Build the optimiser of the method's parameter groups; without groups, of one unused parameter."""
     groups = checked(f"{method.class_name}.groups()", method.groups(), list)
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimiser]
-    optimiser: torch.optim.Optimizer = kind(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    return optimiser
+    if hooks.optimiser is not None:
+        with_rates = [{"lr": settings.learning_rate, **group} for group in groups]
+        return checked("the function given as `optimiser`", hooks.optimiser(with_rates), torch.optim.Optimizer)
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum),
+    }
+    return kinds[settings.optimiser](groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
 
-def make_schedule(optimiser: torch.optim.Optimizer, settings: TrainingOptions) -> torch.optim.lr_scheduler.LRScheduler:
-    """Build the schedule that multiplies every group's learning rate by `rate_share(epoch)`."""
-    return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda epoch: rate_share(epoch, settings))
+def make_schedule(
+    optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Build the schedule that multiplies every group's learning rate by `rate_share(epoch)`, or by the caller's own."""
+    share = hooks.schedule or (lambda epoch: rate_share(epoch, settings))
+    return torch.optim.lr_scheduler.LambdaLR(optimiser, share)
 
 
 def rate_share(epoch: int, settings: TrainingOptions) -> float:
@@ -159,16 +228,24 @@ def rate_share(epoch: int, settings: TrainingOptions) -> float:
 
 
 def _epoch(
-    state: TrainingState, images: Batch, settings: TrainingOptions, show: Callable[[int, dict[str, float]], None]
+    state: TrainingState,
+    images: Batch,
+    settings: TrainingOptions,
+    show: Callable[[int, dict[str, float]], None],
+    hooks: TrainingHooks = TrainingHooks(),
 ) -> dict[str, float]:
     """Train one epoch and return the mean of every loss term; `show` is called with the step and the means."""
     state.method.train()
     size = settings.batch_size * settings.accumulate
     losses = Losses(state.epoch + 1, settings)
+    earlier_steps = state.epoch * math.ceil(len(images) / size)
     for step, (batch, rows) in enumerate(prefetch(images, images.shuffled_rows(state.order).split(size)), start=1):
         losses.add(step, len(rows), optimiser_step(state.method, batch, rows, settings, state.optimiser))
-        if step % READ_EVERY == 0:
+        if hooks.reads_steps or step % READ_EVERY == 0:
             losses.read()
+        if hooks.reads_steps:
+            rates = _rates(state.optimiser)
+            hooks.step(StepReport(state.method, state.epoch + 1, earlier_steps + step, losses.last, rates))
         show(step, losses.means)
     losses.read()
     return losses.means
@@ -182,6 +259,7 @@ class Losses:
 
     def __init__(self, epoch: int, settings: TrainingOptions) -> None:
         self.means: dict[str, float] = {}
+        self.last: dict[str, float] = {}  # of the last step that was read
         self._epoch, self._settings = epoch, settings
         self._sums: dict[str, float] = {}
         self._images = 0
@@ -198,6 +276,7 @@ class Losses:
         values = iter(torch.cat([values for *_, values in self._waiting]).tolist())
         for step, images, names, _ in self._waiting:
             self._images += images
+            self.last = {}
             for name in names:
                 value = next(values)
                 if not math.isfinite(value):
@@ -207,6 +286,7 @@ class Losses:
                         f"loss {name} became {value} in epoch {self._epoch}, step {step}; "
                         f"lower training.learning_rate (it is {rate:g}){hint}"
                     )
+                self.last[name] = value
                 self._sums[name] = self._sums.get(name, 0.0) + value * images
                 self.means[f"loss_{name}"] = self._sums[name] / self._images
         self._waiting.clear()
@@ -238,28 +318,49 @@ def optimiser_step(
     grads = [leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves]
     reached = [value for value, grad in zip(shared, grads, strict=True) if grad is not None]
     torch.autograd.backward(reached, [grad for grad in grads if grad is not None])
+    if settings.clip is not None:
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, settings.clip)
     optimiser.step()
     method.after_step()
     return terms
 
 
-def _validated(state: TrainingState, validate: Validate, settings: TrainingOptions) -> float:
-    """Return the validation AUC; raise `DuplexError` if the last step left a tensor that is not finite."""
+def _validated(state: TrainingState, validate: Validate, settings: TrainingOptions) -> dict[str, float]:
+    """Return the validation metrics; raise `DuplexError` if the last step left a tensor that is not finite."""
     for name, tensor in state.method.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise DuplexError(
                 f"{name} diverged in the last step of epoch {state.epoch}; "
                 f"lower training.learning_rate (it is {settings.learning_rate:g})"
             )
-    return validate(state.method)
+    return _as_metrics(validate(state.method))
 
 
-def _keep_best(state: TrainingState, auc: float, losses: dict[str, float]) -> None:
-    """Add an epoch to the history and keep its tensors if its AUC is the best so far."""
-    state.history.append({"epoch": state.epoch, **losses, "val_auc": auc})
-    if auc > state.best_auc:
-        state.best_auc, state.best_epoch = auc, state.epoch
+def _as_metrics(result: float | Mapping[str, float]) -> dict[str, float]:
+    return dict(result) if isinstance(result, Mapping) else {"auc": result}
+
+
+def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str, float], hooks: TrainingHooks) -> None:
+    """Add an epoch to the history, report it, and keep its tensors if its last metric is the best so far."""
+    row = {"epoch": state.epoch, **losses, **{f"val_{name}": value for name, value in metrics.items()}}
+    state.history.append(row)
+    value = metrics[_selecting(row)]
+    is_best = value > state.best_value
+    if is_best:
+        state.best_value, state.best_epoch = value, state.epoch
         state.best = {name: tensor.detach().clone() for name, tensor in state.method.state_dict().items()}
+    means = {name.removeprefix("loss_"): mean for name, mean in losses.items()}
+    hooks.epoch(EpochReport(state.method, state.epoch, means, _rates(state.optimiser), metrics, is_best))
+
+
+def _selecting(row: Mapping[str, float]) -> str:
+    """Return the name of the metric that chooses the epoch: the last column of the history."""
+    return list(row)[-1].removeprefix("val_")
+
+
+def _rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
+    return tuple(float(group["lr"]) for group in optimiser.param_groups)
 
 
 def _reset_peak_memory(device: torch.device) -> None:

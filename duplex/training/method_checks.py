@@ -5,14 +5,14 @@ The checks are cheap enough for every step: nothing here reads a tensor's values
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.methods.base import Inputs
 
 Value = TypeVar("Value")
@@ -30,6 +30,9 @@ def checked_losses(place: str, losses: Any) -> Tensor:
     for name, value in checked(place, losses, dict).items():
         if not (isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()):
             raise DuplexError(f"{place} returned {_describe(value)} as {name!r}; expected a scalar floating tensor")
+    devices = {str(value.device) for value in losses.values()}
+    if len(devices) > 1 or "meta" in devices:
+        raise DuplexError(f"{place} returned tensors on {', '.join(sorted(devices))}; expected the parameters' device")
     values = torch.stack(list(losses.values())) if losses else torch.zeros(0)
     if not values.requires_grad:
         problem = "depends on no parameter" if losses else "is an empty dict"
@@ -40,11 +43,22 @@ def checked_losses(place: str, losses: Any) -> Tensor:
 def checked_scores(place: str, scores: Any, images: int, columns: int | None = None) -> Tensor:
     """Return scores [images, columns] without their gradient; raise `DuplexError` for another shape or type."""
     shape = f"[{images}, {'candidates' if columns is None else columns}]"
-    right = isinstance(scores, Tensor) and scores.dim() == 2 and len(scores) == images
+    right = isinstance(scores, Tensor) and scores.dim() == 2 and len(scores) == images and not scores.is_meta
     if not right or columns not in (None, scores.shape[1]) or scores.dtype not in (torch.float32, torch.float64):
         raise DuplexError(f"{place} returned {_describe(scores)}; expected a float32 tensor {shape}")
     values: Tensor = scores.detach()
     return values
+
+
+def check_shapes(place: str, built_for: Mapping[str, tuple[int, ...]], inputs: Inputs) -> None:
+    """Raise `UsageError` if images have inputs of other shapes than a method was built for. `place`: the method."""
+    for name in built_for.keys() & inputs.keys():
+        expected, present = list(built_for[name]), list(inputs[name].shape[1:])
+        if present != expected:
+            raise UsageError(
+                f"the images' input {name!r} has the shape {present} per image and {place} was built for {expected}; "
+                "use features of the same encoder"
+            )
 
 
 @contextmanager
@@ -60,5 +74,6 @@ def read_only(place: str, inputs: Inputs) -> Iterator[None]:
 
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+        place = " without values (on meta)" if value.is_meta else ""
+        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}{place}"
     return "None" if value is None else f"a {type(value).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from duplex.errors import DuplexError
 from duplex.methods.base import Method
 from duplex.system.files import write_tensors
 
-FORMAT = 3
+FORMAT = 5
+SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "history")
 
 
 @dataclass
@@ -29,9 +31,10 @@ class TrainingState:
     schedule: LRScheduler
     order: torch.Generator  # draws the order of the images
     device: torch.device
+    threads: int = 0  # CPU threads of training, once they are chosen
     epoch: int = 0
     best_epoch: int = 0
-    best_auc: float = -1.0
+    best_value: float = -math.inf  # of the validation metric that chooses the epoch
     history: list[dict[str, float]] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)  # tensors of the best epoch
 
@@ -47,7 +50,9 @@ class TrainingState:
             tensors["random.cuda"] = torch.cuda.get_rng_state()
         record = {
             "format": FORMAT,
-            **{name: getattr(self, name) for name in ("key", "epoch", "best_epoch", "best_auc", "history")},
+            **{
+                name: getattr(self, name) for name in ("key", "threads", "epoch", "best_epoch", "best_value", "history")
+            },
             "groups": moments["param_groups"],
             "schedule": self.schedule.state_dict(),
         }
@@ -78,9 +83,18 @@ class TrainingState:
         torch.set_rng_state(tensors["random.cpu"])
         if "random.cuda" in tensors and self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["random.cuda"])
-        self.epoch, self.best_epoch = record["epoch"], record["best_epoch"]
-        self.best_auc, self.history = record["best_auc"], record["history"]
+        self.threads, self.epoch, self.best_epoch = record["threads"], record["epoch"], record["best_epoch"]
+        self.best_value, self.history = record["best_value"], record["history"]
         return None
+
+
+def saved_epoch(path: Path) -> int:
+    """Return the number of finished epochs in the file of an unfinished run; 0 if there is none."""
+    try:
+        with safe_open(path, "pt") as file:
+            return int(json.loads(file.metadata()["duplex"])["epoch"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return 0
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -26,9 +27,9 @@ from duplex.evaluation.feasibility import (
 )
 from duplex.evaluation.uncertainty import Components
 from duplex.features.examples import Examples
-from duplex.labels import Bools, CandidateSet, Ints, LabelSpace
+from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Inputs, Method, ScoreBlocks, Scorer
-from duplex.training.method_checks import checked_scores, read_only
+from duplex.training.method_checks import check_shapes, checked_scores, read_only
 
 BLOCK_SCORES = 2**24  # scores in memory at once: 64 MiB of float32
 BLOCK_COLUMNS = 2**17  # columns of a block where one image has more than BLOCK_SCORES
@@ -42,22 +43,23 @@ class ScoringTask:
     scorer: Scorer
     score_blocks: ScoreBlocks | None = None  # by columns too, if one image has more than BLOCK_SCORES
     name: str = "the method"  # of the method's class, for messages
+    built_for: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of one image's inputs
 
     @classmethod
     def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> ScoringTask:
         """Build the task of scoring sorted `candidates` with a method, which is set to evaluation mode."""
         method.eval()
-        size, name = method.labels.size, method.class_name
+        size, name, shapes = method.labels.size, method.class_name, method.task.inputs
         if not isinstance(candidates, CandidateSet):
             candidates = CandidateSet(size, None if len(candidates) == size else candidates)
         if candidates.listed is None and size > BLOCK_SCORES:
             blocks = method.score_blocks(max(1, BLOCK_COLUMNS // len(method.labels.objects)))
             if blocks is not None:  # the scorer is built only where blocks by columns do not serve
-                return cls(candidates, lambda inputs: method.scorer(candidates.compositions)(inputs), blocks, name)  # noqa: PLW0108
+                return cls(candidates, partial(_score_once, method, candidates.compositions), blocks, name, shapes)
         scorer = method.scorer(candidates.compositions)
         if not callable(scorer):
             raise DuplexError(f"{name}.scorer() returned {type(scorer).__name__}; expected a function of inputs")
-        return cls(candidates, scorer, name=name)
+        return cls(candidates, scorer, name=name, built_for=shapes)
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks `(slice of images, float32 scores [b, C])`, so that not all scores are in memory at once."""
@@ -77,6 +79,11 @@ class ScoringTask:
             with read_only(place, part):
                 for first, scores in self.score_blocks(part):
                     yield rows, first, checked_scores(place, scores, rows.stop - rows.start)
+
+
+def _score_once(method: Method[Any], compositions: Ints, inputs: Inputs) -> Tensor:
+    """Return scores [B, C] by a scorer that is built for these inputs alone."""
+    return method.scorer(compositions)(inputs)
 
 
 class TopCandidates:
@@ -118,6 +125,7 @@ class ScoringResult:
     candidates: CandidateSet
     accumulator: ScoreAccumulator
     top: Ints  # [N, T] best compositions of each image, best first
+    further: tuple[ScoreAccumulator, ...] = ()  # of the same scores, with other buckets
 
 
 def assess(
@@ -130,16 +138,18 @@ def assess(
     feasible_mask: Bools | None = None,
     top: int = 0,
     bias: float = 0.0,
+    further: Sequence[BucketNumbers | Bools] = (),
 ) -> ScoringResult:
     """Score a split in one pass; return score statistics and best candidates.
 
     `k`: the largest top-k to measure. `feasible_mask` [C]: other candidates score -inf. `bucket` [C]: number of each
     unseen candidate's bucket of feasibility. `top`: number of best compositions to keep per image, after adding
-    `bias` to unseen ones.
+    `bias` to unseen ones. `further`: bucket numbers [C] of more top-1 statistics to accumulate from the same scores.
     """
     candidates = task.candidates
     if not len(examples):
         raise DuplexError("the split has no readable image")
+    check_shapes(task.name, task.built_for, examples.inputs)
     if k > len(candidates):
         raise UsageError(f"evaluation.k is {k}; expected at most {len(candidates)}, the number of candidates")
     compositions = examples.compositions.cpu().numpy()
@@ -148,13 +158,15 @@ def assess(
     seen = labels.seen if candidates.listed is None else labels.is_seen(candidates.listed)
     target, device = candidates.positions(compositions), examples.compositions.device
     accumulator = ScoreAccumulator(target, seen, k=k, bucket=bucket, feasible_mask=feasible_mask)
+    others = tuple(ScoreAccumulator(target, seen, bucket=numbers) for numbers in further)
     best = TopCandidates(len(examples), min(top, len(candidates)), device)
     for rows, first, scores in task.column_blocks(examples.inputs):
-        accumulator.add(scores, rows, first)
+        for each in (accumulator, *others):
+            each.add(scores, rows, first)
         if top:
             shifts = _score_shifts(seen, feasible_mask, bias, slice(first, first + scores.shape[1]))
             best.add(scores + torch.from_numpy(shifts).to(device, non_blocking=True), rows, first)
-    return ScoringResult(candidates, accumulator, candidates.at(best.columns.cpu().numpy()))
+    return ScoringResult(candidates, accumulator, candidates.at(best.columns.cpu().numpy()), others)
 
 
 def _score_shifts(seen: Bools, feasible_mask: Bools | None, bias: float, span: slice) -> NDArray[np.float32]:
@@ -165,17 +177,32 @@ def _score_shifts(seen: Bools, feasible_mask: Bools | None, bias: float, span: s
     return shifts
 
 
-def choose_feasible(
-    task: ScoringTask, examples: Examples, labels: LabelSpace, feasible: FeasibilityValues, points: int
-) -> tuple[Threshold, Bools]:
-    """Choose the open world's feasibility threshold by AUC on **validation** images, in one pass.
+@dataclass(frozen=True)
+class FeasibilityChoice:
+    """Chosen feasibility threshold, and the margins of the validation images with and without it."""
 
-    Return threshold and mask [M*N] of compositions that reach it. `feasible` [M*N] is +inf for seen compositions.
+    threshold: Threshold
+    margins: Margins
+    margins_all: Margins  # with every composition feasible
+
+
+def choose_feasible(
+    task: ScoringTask, examples: Examples, labels: LabelSpace, sources: Sequence[FeasibilityValues], points: int
+) -> list[FeasibilityChoice]:
+    """Choose the open world's feasibility threshold by AUC on **validation** images, for each source of feasibility.
+
+    All thresholds of all sources are tried in one pass over the scores. `sources`: feasibility [M*N], +inf for seen
+    compositions.
     """
-    steps = thresholds(feasible, labels.seen, points)
-    bucket = buckets(feasible, steps)
-    chosen = choose_threshold(assess(task, examples, labels, bucket=bucket).accumulator, steps)
-    return chosen, bucket < steps.size - np.searchsorted(steps, chosen.value)
+    steps = [thresholds(feasible, labels.seen, points) for feasible in sources]
+    first, *more = (buckets(feasible, tried) for feasible, tried in zip(sources, steps, strict=True))
+    result = assess(task, examples, labels, bucket=first, further=more)
+    choices = []
+    for accumulator, tried in zip((result.accumulator, *result.further), steps, strict=True):
+        chosen = choose_threshold(accumulator, tried)
+        statistics = accumulator.competitors(chosen.passing_buckets), accumulator.competitors()
+        choices.append(FeasibilityChoice(chosen, *map(Margins.of, statistics)))
+    return choices
 
 
 def assess_sums(
@@ -220,10 +247,20 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
         method.eval().tune(examples.inputs, candidates, auc)
 
 
-def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace) -> float:
-    """Return the closed-world validation AUC (fraction), by which the best epoch is chosen."""
-    result = assess(ScoringTask.of(method, labels.candidates("closed", "val")), examples, labels)
-    auc = Components.of(Margins.of(result.accumulator.competitors())).auc
+def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:
+    """Return the validation AUC (fraction) in a world; that of the closed one chooses the epoch."""
+    return defined_auc(validation_margins(method, examples, labels, world))
+
+
+def validation_margins(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> Margins:
+    """Return the margins of the validation images among the candidates of a world."""
+    result = assess(ScoringTask.of(method, labels.candidates(world, "val")), examples, labels)
+    return Margins.of(result.accumulator.competitors())
+
+
+def defined_auc(margins: Margins) -> float:
+    """Return the AUC (fraction) of validation images; raise `DuplexError` without seen or without unseen pairs."""
+    auc = Components.of(margins).auc
     if auc is None:
         raise DuplexError("the validation AUC is undefined; its split needs images of both seen and unseen pairs")
     return auc

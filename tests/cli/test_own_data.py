@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from duplex.config.params import load_params
+from duplex.options import AutoFinetune, FinetuneOptions
 from tests.commands import Command
 from tests.data.makers import OBJECTS, STATES, make_folder, make_standard, make_table, save
 
@@ -98,11 +99,12 @@ def test_splits_without_unseen_or_seen_pairs_are_not_added(project: Path, comman
     assert Path("params.yaml").read_bytes() == before
 
 
-def test_missing_images_are_a_problem_and_do_not_prevent_adding(project: Path, command: Command) -> None:
+def test_missing_images_are_a_problem_and_the_data_set_is_added(project: Path, command: Command) -> None:
     path = make_table(project / "other", ".csv", split=True)
     next((project / "other").rglob("*.png")).unlink()
     result = command("data", "add", "other", path, "--encoder", "tiny")
-    assert result.code == 1 and "1 images are missing" in result.out and "params.yaml has other" in result.err
+    assert result.code == 0 and "problem: 1 images are missing" in result.out and "params.yaml has other" in result.err
+    assert command("data", "check", "other").code == 1
 
 
 def test_words_outside_of_the_encoders_vocabulary_are_refused(project: Path, command: Command) -> None:
@@ -113,6 +115,16 @@ def test_words_outside_of_the_encoders_vocabulary_are_refused(project: Path, com
     assert "choose another --encoder" in result.err and "mine" not in load_params().datasets
 
 
+def test_words_longer_than_the_context_of_the_text_tower_are_refused(project: Path, command: Command) -> None:
+    make_folder(project / "mine", "nested")
+    (project / "mine" / "red").rename(project / "mine" / " ".join(["red"] * 12))
+    result = command("data", "add", "mine", "mine", "--encoder", "tiny")
+    assert result.code == 1 and "pairs have a longer prompt than tiny reads" in result.err
+    assert "red red" in result.err and "mine" not in load_params().datasets
+    (project / "mine" / " ".join(["red"] * 12)).rename(project / "mine" / " ".join(["red"] * 3))
+    assert command("data", "add", "mine", "mine", "--encoder", "tiny").code == 0
+
+
 @pytest.mark.parametrize("online", [True, False])
 def test_missing_weights_are_announced(project: Path, command: Command, monkeypatch, online: bool) -> None:
     make_folder(project / "mine", "nested")
@@ -120,7 +132,7 @@ def test_missing_weights_are_announced(project: Path, command: Command, monkeypa
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(project / "hub"))
     monkeypatch.setattr("duplex.encoders.hub.DOWNLOADS", project / "clip")
     result = command("data", "add", "mine", "mine")
-    assert result.code == (0 if online else 1)
+    assert result.code == 0
     assert "ViT-L-14-quickgelu + openai, about 1.7 GB, from https://" in result.out
     assert ("local-dir:FOLDER" in result.out) is not online
     assert load_params().datasets["mine"].encoder.weights == "openai"
@@ -206,3 +218,38 @@ def test_remove_deletes_stages_inventory_and_maps_and_keeps_results(project: Pat
     (project / "params.yaml").write_text(text)
     assert command("data", "remove", "cgqa", "--results").code == 0
     assert not (project / "artifacts/cgqa").exists()
+
+
+def test_finetune_auto_writes_what_it_found(project: Path, command: Command) -> None:
+    make_folder(project / "mine", "nested")
+    before = (project / "params.yaml").read_text()
+    result = command("data", "add", "mine", "mine", "--encoder", "tiny", "--finetune", "auto")
+    assert result.code == 0
+    assert "fine-tuning: up to 4 blocks; " in result.err and "free" in result.err
+    assert "methods.dual_finetuned has finetune: auto for mine" in result.err
+    params = load_params()
+    assert params.datasets["mine"].encoder.block_inputs == 4
+    assert params.finetune("dual_finetuned", "mine") == AutoFinetune()
+    assert params.finetune("dual_finetuned", "shapes") == FinetuneOptions(blocks=4, adapter="full", learning_rate=0.001)
+    assert command("data", "add", "mine", "mine", "--finetune", "auto").code == 0  # again, with the known encoder
+    assert load_params() == params
+    assert command("data", "remove", "mine").code == 0
+    assert (project / "params.yaml").read_text() == before
+
+
+def test_without_room_on_the_disk_add_writes_no_finetuning(project: Path, command: Command, monkeypatch) -> None:
+    make_folder(project / "mine", "nested")
+    monkeypatch.setattr("duplex.library.climb.shutil.disk_usage", lambda _: type("", (), {"free": 1000})())
+    result = command("data", "add", "mine", "mine", "--encoder", "tiny", "--finetune", "auto")
+    assert result.code == 0 and "fine-tuning: none; inputs of 1 block take" in result.err
+    assert load_params().finetune("dual_finetuned", "mine") is None
+
+
+def test_finetune_takes_auto_alone_and_needs_the_weights(project: Path, command: Command) -> None:
+    make_folder(project / "mine", "nested")
+    words = ["data", "add", "mine", "mine"]
+    assert command(*words, "--encoder", "tiny", "--finetune", "4").refused("known: auto")
+    assert command(*words, "--encoder", "ViT-B-32", "--weights", "laion2b_s34b_b79k", "--finetune", "auto").refused(
+        "whose weights are not on disk"
+    )
+    assert "mine" not in load_params().datasets

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.subprocesses import ENVIRONMENT, ROOT
+from tests.wheels import PIP, build_wheel
 
 DUPLEX = [sys.executable, "-c", "from duplex.cli import main; main()"]
 DVC = [sys.executable, "-m", "dvc"]
@@ -85,19 +86,12 @@ def environment(tmp_path_factory) -> Path:
     They come through a `.pth` file, in which `.pth` files of editable installations have no effect.
     """
     scratch = tmp_path_factory.mktemp("wheel")
-    source, fresh = scratch / "source", scratch / "fresh"
-    listed = run("git", "ls-files", "-co", "--exclude-standard", "-z", folder=ROOT).stdout.split("\0")
-    for name in filter(None, listed):
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    run_checked(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", scratch, source, folder=scratch)
+    fresh = scratch / "fresh"
+    wheel = build_wheel(scratch)
     venv.create(fresh, symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(fresh), "platbase": str(fresh)}))
-    (wheel,) = scratch.glob("*.whl")
     run_checked(
-        *pip, "--python", fresh, "install", "--no-deps", "--no-index", "--ignore-installed", wheel, folder=scratch
+        *PIP, "--python", fresh, "install", "--no-deps", "--no-index", "--ignore-installed", wheel, folder=scratch
     )
     assert (site / "duplex").is_dir()
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -35,7 +35,7 @@ def copy_project(project: Path) -> None:
     run(project, sys.executable, "-m", "dvc", "init", "-q")
     yaml = YAML()
     params = yaml.load(project / "params.yaml")
-    params["run"] = {"datasets": ["shapes"], "methods": ["cso"], "seeds": [0]}
+    params["run"] = {"datasets": ["shapes"], "methods": ["cso"], "products": [], "seeds": [0]}
     params["extraction"]["num_workers"] = 0
     params["evaluation"]["bootstrap"] = 20
     yaml.dump(params, project / "params.yaml")

@@ -49,11 +49,13 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=ENVIRONMENT)
 
 
+@pytest.mark.slow
 def test_operators_are_declared_where_the_library_lacks_them_and_nowhere_else() -> None:
     done = run("-c", FORKS)
     assert done.stdout.split() == ["repeats", "nothing_is_declared", "declared"], done.stderr
 
 
+@pytest.mark.slow
 def test_open_clip_and_timm_are_imported_without_the_compiler_which_works_afterwards() -> None:
     done = run(
         "-c",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import sys
 from typing import Any
 
@@ -30,7 +32,10 @@ def leave(*_: Any) -> Any:
 
 def fit(method: type[Method[Any]]) -> duplex.Run:
     """Train a class without the program's checks of authors."""
-    data = duplex.Dataset.from_arrays(**arrays())
+    given = arrays()
+    more = {"state": "green", "object": "ring", "split": "val"}  # a second unseen pair, as thresholds need
+    table = {name: [*column, more[name]] for name, column in given["table"].items()}
+    data = duplex.Dataset.from_arrays(np.concatenate([given["features"], given["features"][-1:]]), table)
     with temporary_kind(method):
         run = duplex.fit(data, method, epochs=1, batch_size=8)
         for world in WORLDS:
@@ -85,6 +90,49 @@ def test_a_wrong_method_is_refused_by_name_in_one_line(message: str) -> None:
     assert "\n" not in str(error.value)
     with pytest.raises(MethodFault, match="Faulty"):
         check_method(faulty)
+
+
+ELSEWHERE: dict[str, dict[str, Any]] = {  # values that torch accepts and nobody can use
+    r"losses\(\) returned tensors on cpu, meta; expected": {
+        "losses": lambda self, b, _: {"a": self.logits(b.cls).sum(), "b": self.logits(b.cls).sum().to("meta")}
+    },
+    r"of float32 without values \(on meta\); expected": score(lambda scores, _: scores.to("meta")),
+    r"probabilities\(\) gives NaN or infinity for validation images": score(lambda scores, _: scores + torch.inf),
+}
+
+
+@pytest.mark.parametrize("message", ELSEWHERE)
+def test_values_without_use_are_refused_by_name(message: str) -> None:
+    with pytest.raises(DuplexError, match=message) as error:
+        fit(type("Faulty", (Probe,), ELSEWHERE[message]))
+    assert "Faulty" in str(error.value)
+
+
+def fork(*_: Any) -> None:
+    if not (child := os.fork()):
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+SIDE_EFFECTS: dict[str, Any] = {
+    "prints": lambda *_: print("working"),
+    "forks": fork,
+    "reseeds": lambda *_: (torch.manual_seed(1), np.random.seed(1), random.seed(1)),
+    "draws": lambda *_: torch.rand(7),
+    "writes into its batch": lambda batch: batch.cls.zero_(),
+}
+
+
+@pytest.mark.parametrize("effect", SIDE_EFFECTS)
+def test_side_effects_of_a_loss_change_no_result(effect: str) -> None:
+    def losses(self: Probe, batch: Batch, inputs: Any) -> dict[str, Tensor]:
+        terms = Probe.losses(self, Batch({"cls": batch.cls.clone()}, batch.compositions), inputs)
+        SIDE_EFFECTS[effect](batch)
+        return terms
+
+    careless_kind = type("Careless", (Probe,), {"losses": losses})
+    plain, careless = (fit(kind).method.state_dict() for kind in (Probe, careless_kind))
+    assert all(torch.equal(plain[name], careless[name]) for name in plain)
 
 
 EXITS = ("__init__", "start", "losses", "after_step", "scorer", "likelihood", "tune")

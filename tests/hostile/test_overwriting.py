@@ -113,6 +113,7 @@ class FakeRecognizer:
     """Returns at once that no file is an image."""
 
     labels = None
+    added = ()
 
     def candidates(self, _world: object) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import resource
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from duplex.config.plain_yaml import read_yaml
+from duplex.encoders import resolve_device
 from duplex.encoders.open_clip_source import missing_weights
 from duplex.errors import DuplexError
 from duplex.options import FinetuneOptions, TrainingOptions
@@ -23,6 +25,7 @@ from duplex.runs import dvc_repo
 from duplex.stages import doctor
 from duplex.stages.init_project import init
 from duplex.system.files import replace_folder, save_tensors
+from duplex.system.terminal import visible
 from tests.hostile.conftest import Command, files
 
 HUGE = 10**22
@@ -164,3 +167,20 @@ def test_a_full_disk_leaves_no_list_of_suspects_without_its_page(ranked: Path, c
     with full_disk(500):  # enough for the list, not for the page
         result = command("data", "suspects", "pics")
     assert result.refused("suspects.html cannot be written: the disk is full") and not files(ranked)
+
+
+@pytest.mark.parametrize("device", ["tpu", "meta", "cuda:x", "CPU"])
+def test_unknown_devices_are_refused(device: str) -> None:
+    with pytest.raises(DuplexError, match=f"device is '{device}'; expected auto, cpu or cuda"):
+        resolve_device(device)
+
+
+def test_names_of_files_do_not_steer_the_terminal(pics: Path, command: Command) -> None:
+    assert visible("\x1b[31m\n\udcff ωλ 日本") == "\\x1b[31m\\n\\udcff ωλ 日本"
+    assert command("score", "\x1b]0;title\x07.npz").refused("\\x1b]0;title\\x07.npz")
+    for name in (b"\xff.jpg", b"\x1b[2J.jpg", b"a\nb.jpg"):
+        shutil.copy(b"pictures/00000.jpg", b"pictures/" + name)
+    shutil.copy("artifacts/pics/manifest.csv", "table.csv")
+    result = command("data", "check", "pics")
+    assert "\\udcff.jpg" in result.out and "\\x1b[2J.jpg" in result.out and "a\\nb.jpg" in result.out
+    assert not set("\x1b\x07") & set(result.out + result.err)

@@ -10,7 +10,8 @@ import torch
 from duplex.methods.registry import find_method, installed_methods
 from tests.methods.field import batch, build, scores
 
-KINDS = [kind for kind, source in installed_methods().items() if source.module.startswith("duplex.") and kind != "lde"]
+OTHERS = {"lde", "product"}
+KINDS = [k for k, source in installed_methods().items() if source.module.startswith("duplex.") and k not in OTHERS]
 NARROW = {"width": 6, "image_width": 6, "out": 5, "factor_width": 6, "context_width": 6, "heads": 2, "inner": 2}
 
 

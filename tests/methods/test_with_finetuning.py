@@ -24,7 +24,8 @@ from duplex.testing import small_batch, small_task
 from duplex.training.loop import ResumePoint, make_optimiser, optimiser_step, train
 from duplex.training.resume import TrainingState
 
-KINDS = [kind for kind, source in installed_methods().items() if source.module.startswith("duplex.") and kind != "lde"]
+OTHERS = ("lde", "product")  # without training, and of finished runs
+KINDS = [k for k, source in installed_methods().items() if source.module.startswith("duplex.") and k not in OTHERS]
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=16, epochs=3)
 ROW = (192, 3, 3)
 

@@ -109,6 +109,9 @@ def test_compositions_from_the_command_line_and_a_file(project, tmp_path):
         project.images()[0], "--model", project.run(), "--compositions", listed, "--add", "striped,photo", "--top", 200
     )
     assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert "added dark picture: state 'dark' is known, object 'picture' is new, described by text alone" in said
+    assert "added striped photo: state 'striped' is known, object 'photo' is new, described by text alone" in said
     assert "dark picture" in done.stdout and "(new object)" in done.stdout and "striped photo" in done.stdout
 
 

@@ -272,3 +272,22 @@ def test_the_examples_of_the_docs_run(project):
         code = block.replace('"artifacts/shapes/duplex/0"', "RUN").replace('"kettle.jpg"', "PICTURE")
         code = code.replace('"shapes"', '"own"')
         exec(compile(code.replace('"artifacts/shapes/features.h5"', "CACHE"), str(DOCS), "exec"), scope)
+
+
+@pytest.mark.parametrize("pair", [("red",), ("red", "star", "x"), ("", "star"), ("red", " "), None, 3, ["red", None]])
+def test_what_is_no_composition_is_refused_when_added(trained, pair):
+    with pytest.raises(UsageError, match="is no composition; expected 'state object'"):
+        Recognizer.load(trained.run(), device="cpu").with_compositions([pair])
+
+
+def test_one_composition_may_be_added_as_a_text(trained):
+    recognizer = Recognizer.load(trained.run(), device="cpu")
+    image, total = trained.images()[0], len(recognizer.labels.states) * len(recognizer.labels.objects)
+    one, listed = (recognizer.with_compositions(given)(image, top=total)[0] for given in ("red star", ["red star"]))
+    assert one == listed
+
+
+@pytest.mark.parametrize("image", [np.zeros((0, 4, 3), np.uint8), np.zeros((4, 0), np.uint8), Image.new("RGB", (0, 4))])
+def test_an_image_without_pixels_is_refused(trained, image):
+    with pytest.raises(UsageError, match=r"is not an image|expected at least one"):
+        Recognizer.load(trained.run(), device="cpu")([image])

@@ -275,3 +275,16 @@ def test_a_port_in_use_is_reported(trained):
         done = duplex("serve", trained.run(), "--port", taken.getsockname()[1])
     assert done.returncode == 1 and "cannot be bound: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_server_keeps_its_model_while_the_run_is_trained_again(trained, tmp_path):
+    run = tmp_path / "artifacts/own/duplex/0"
+    shutil.copytree(trained.run(), run)
+    with RunningServer(run, tmp_path, "--workers", "1") as server:
+        status, before = server.predict(("a.png", data_of(trained)))
+        assert status == 200
+        shutil.copyfile(trained.run("clip") / "checkpoint.safetensors", tmp_path / "new")
+        os.replace(tmp_path / "new", run / "checkpoint.safetensors")
+        assert server.predict(("a.png", data_of(trained))) == (200, before)
+        (run / "checkpoint.safetensors").unlink()
+        assert server.predict(("a.png", data_of(trained))) == (200, before)

@@ -35,14 +35,45 @@ def test_undefined_numbers_are_left_out(records):
     assert metrics_table(found)[1][3:7] == [f"1.0 ± {'0.0' if records == 2 else '–'}", "–", "–", "–"]
 
 
+@pytest.mark.parametrize("used", [None, "words", "likelihood"])
+def test_auc_over_all_pairs_and_by_each_source_of_feasibility_are_averaged(used):
+    """Whichever threshold a run uses, or none."""
+    plain = record(1.0)["closed"]
+    by_source = {"words": {"auc": 2.0, "hm": 3.0, "threshold": 0.5}, "likelihood": {"auc": 4.0, "threshold": 0.1}}
+    kept = {source: table for source, table in by_source.items() if source != used}
+    own = {**by_source.get(used, {}), **({"by_likelihood": 1} if used == "likelihood" else {})}
+    runs = [{"open": {**plain, **own, "auc_all": value, **kept}} for value in (6.0, 8.0)]
+    table = aggregate({("a", "m"): runs})
+    found = table["a"]["m"]["open"]
+    assert (found["auc_all"], found["auc_all_se"]) == (7.0, pytest.approx(1.0))
+    assert (found["auc_by_words"], found["hm_by_words"], found["auc_by_likelihood"]) == (2.0, 3.0, 4.0)
+    assert headlines(table)["a"]["m"]["open"]["auc_all"] == 7.0
+    header, row = metrics_table(table)
+    assert dict(zip(header, row, strict=True))["all pairs"] == "7.0 ± 1.0"
+    assert dict(zip(header, row, strict=True))["by words"] == "2.0 ± 0.0"
+
+
 def test_the_auc_by_the_alternative_feasibility_is_included():
     runs = [{"open": {**record(1.0)["closed"], "likelihood": {"auc": value}}} for value in (4.0, 6.0)]
     table = aggregate({("a", "m"): runs, ("a", "n"): [runs[0], {"open": record(1.0)["closed"]}]})
     found = table["a"]["m"]["open"]
     assert (found["auc"], found["auc_by_likelihood"], found["auc_by_likelihood_se"]) == (1.0, 5.0, pytest.approx(1.0))
-    assert headlines(table)["a"]["m"]["open"] == {**dict.fromkeys(("seen", "unseen", "hm", "auc"), 1.0),
-                                                  "auc_by_likelihood": 5.0}  # fmt: skip
+    shown = headlines(table)["a"]["m"]["open"]
+    assert shown == {"auc_se": 0.0, **dict.fromkeys(("seen", "unseen", "hm", "auc"), 1.0)}
     assert "auc_by_likelihood" not in table["a"]["n"]["open"]  # one seed lacks it
+
+
+def test_metrics_for_dvc_begin_with_validation_and_have_at_most_fourteen_numbers_per_method():
+    """Details such as intervals, other sources of feasibility and score terms are in the summary alone."""
+    detailed = {**record(1.0), "terms_visual": {"auc": 2.0}, "val_auc": 5.0, "val_auc_all": 3.0}
+    opened = {**detailed["closed"], "auc_all": 2.0, "likelihood": {"auc": 4.0}, "words": {"auc": 4.0}}
+    table = aggregate({("a", "m"): [{**detailed, "open": opened}, {**detailed, "open": opened, "val_auc": 7.0}]})
+    found = headlines(table)["a"]["m"]
+    assert list(found) == ["validation", "closed", "open"] and found["validation"] == {"auc": 6.0, "auc_all": 3.0}
+    assert list(found["closed"]) == ["auc", "auc_se", "hm", "seen", "unseen"]
+    assert list(found["open"]) == ["auc", "auc_se", "hm", "seen", "unseen", "auc_all"]
+    assert sum(map(len, found.values())) <= 14
+    assert table["a"]["m"]["validation"]["auc_se"] == pytest.approx(1.0)
 
 
 def test_score_terms_of_every_seed_are_averaged():

@@ -16,7 +16,7 @@ TEXTS = "h1, h2, h3, h4, p, td, th, a, caption, figcaption, dt, dd, code, .thumb
 CONTRAST = (  # texts whose contrast with their background is below WCAG's 4.5
     """(() => {
   const light = colour => {
-    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)
+    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(x => colour.startsWith('color(') ? +x : x / 255)
       .map(x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
     return .2126 * r + .7152 * g + .0722 * b;
   };

@@ -25,6 +25,12 @@ def test_report_prints_the_page_and_opens_it_on_request(command, project, monkey
     assert done.code == 0 and "no browser found" in done.err
 
 
+def test_report_of_one_data_set_prints_its_page(command, project):
+    assert command("report", "--dataset", "own").out.strip() == "artifacts/pages/own.html"
+    assert "<h1>own</h1>" in project.paths.page("own").read_text(encoding="utf-8")
+    assert command("report", "--dataset", "none").refused("unknown data set 'none'")
+
+
 def test_retrieve_lists_images_of_both_prototypes(command, project):
     found = json.loads(command("retrieve", "red star", "--dataset", "own", "--json", "--top", "3").out)
     assert list(found) == ["semantic", "visual"]

@@ -39,7 +39,7 @@ def test_every_number_of_a_table_equals_the_one_it_cites(page):
     assert len(cells) > 80
     for cell in cells:
         sources, text = cell.attributes["data-from"], cell.text
-        shown = [float(number.replace(",", "")) for number in re.findall(r"[\d,]+(?:\.\d+)?", text)]
+        shown = [float(number.replace(",", "")) for number in re.findall(r"-?[\d,]+(?:\.\d+)?", text)]
         places = sources.split()
         if "_low" in places[0]:
             assert shown == pytest.approx([cited(place) for place in places], abs=0.05001), (sources, text)

@@ -100,24 +100,61 @@ def run_of(**world: object) -> RunRecord:
 
 
 def test_each_source_of_feasibility_has_a_line_the_used_one_first():
-    numbers = {"feasible": 9, "val_auc_all_feasible": 1.0, "val_auc_at_threshold": 2.0}
+    numbers = {"feasible": 9, "val_auc_all_feasible": 1.0, "val_auc_at_threshold": 2.0, "val_auc_gain": -0.5}
     words, images = {**numbers, "threshold": 0.25, "auc": 3.0}, {**numbers, "threshold": -2.0, "auc": 4.0}
+    unused = run_of(auc=1.0, words=words, likelihood=images)
     runs = {
         "both": {0: run_of(**words, likelihood=images)},
         "turned": {0: run_of(**images, by_likelihood=1, words=words)},
         "one": {0: run_of(**words)},
+        "auto": {0: unused, 1: run_of(**{**images, "auc": 6.0}, by_likelihood=1, words=words)},
         "none": {0: run_of(auc=1.0)},
     }
     table = tables.feasibility_table(dataclasses.replace(results("own").datasets[0], runs=runs))
     assert table is not None
-    assert [[row.cells[place].text for place in (0, 1, 2, 6)] for row in table.rows] == [
-        ["both", "words", "0.250", "3.0"],
-        ["both", "likelihood", "-2.000", "4.0"],
-        ["turned", "likelihood", "-2.000", "4.0"],
-        ["turned", "words", "0.250", "3.0"],
-        ["one", "words", "0.250", "3.0"],
+    assert [[row.cells[place].text for place in (0, 1, 2, 3, 7, 9)] for row in table.rows] == [
+        ["both", "words", "1 of 1", "0.250", "-0.50", "3.0"],
+        ["both", "likelihood", "0 of 1", "-2.000", "-0.50", "4.0"],
+        ["turned", "likelihood", "1 of 1", "-2.000", "-0.50", "4.0"],
+        ["turned", "words", "0 of 1", "0.250", "-0.50", "3.0"],
+        ["one", "words", "1 of 1", "0.250", "-0.50", "3.0"],
+        ["auto", "likelihood", "1 of 2", "-2.000", "-0.50", "5.0"],
+        ["auto", "words", "0 of 2", "0.250", "-0.50", "3.0"],
     ]
-    assert table.rows[1].cells[6].source == "own/m/0/metrics.json#/open/likelihood/auc"
+    assert table.rows[1].cells[9].source == "own/m/0/metrics.json#/open/likelihood/auc"
+    assert table.rows[5].cells[9].source.split() == [
+        "own/m/0/metrics.json#/open/likelihood/auc",
+        "own/m/0/metrics.json#/open/auc",
+    ]
+
+
+OPEN_LINE = {"open": {**line(9.0)["closed"], "auc_all": 9.5, "auc_by_words": 8.0, "hm_by_words": 7.0,
+                      "auc_low_by_words": 7.5, "auc_high_by_words": 8.5}}  # fmt: skip
+
+
+def test_the_open_world_has_auc_over_all_pairs_and_by_words_beside_the_calibrated_one():
+    whole = results()
+    data = dataclasses.replace(whole.datasets[0], summary={"duplex": OPEN_LINE, "clip": {"open": line(3.0)["closed"]}})
+    table = tables.result_table(whole, data, "open")
+    assert table is not None and "threshold by words" in table.note
+    places = [[column.title for column in table.columns].index(name) for name in ("AUC, all pairs", "AUC, by words")]
+    ours = {row.cells[0].text: [row.cells[place].text for place in places] for row in table.rows if not row.quoted}
+    assert ours == {"duplex": ["9.5", "8.0"], "clip": ["–", "–"]}
+    assert {len(row.cells) for row in table.rows} == {len(table.columns)}
+    closed = tables.result_table(whole, whole.datasets[0], "closed")
+    assert closed is not None and not {"AUC, all pairs", "AUC, by words"} & {column.title for column in closed.columns}
+
+
+def test_published_open_results_are_compared_with_the_threshold_by_words():
+    whole = results()
+    data = dataclasses.replace(whole.datasets[0], summary={"duplex": OPEN_LINE, "clip": {"open": line(3.0)["closed"]}})
+    table = published_table(dataclasses.replace(whole, datasets=(data,)), data, "open")
+    assert table is not None
+    cells = {row.cells[1].text: [cell.text for cell in row.cells] for row in table.rows}
+    published = tables.data_file("quoted.yaml")["open"][-1]["mit-states"]
+    assert cells["duplex"][3] == "7.0" and cells["duplex"][5:7] == ["8.0", f"{8.0 - published[3]:+.1f}"]
+    assert cells["duplex"][7] == f"{7.5 - published[3]:+.1f} to {8.5 - published[3]:+.1f}"
+    assert cells["clip"][5] == "3.0"  # of a run without a threshold by words
 
 
 def test_an_ablation_table_has_the_rows_that_were_run():

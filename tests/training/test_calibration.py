@@ -12,6 +12,7 @@ import torch
 
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import ScoreAccumulator
+from duplex.evaluation.crossfit import CrossFitGain
 from duplex.evaluation.metrics import measure
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
@@ -24,6 +25,7 @@ from duplex.training.calibration import (
     feasibility_by_likelihood,
     feasibility_by_words,
     feasible_compositions,
+    unseen_pairs,
 )
 from tests.methods.field import words
 from tests.methods.world import features, scores_of, small_labels, small_method, small_task
@@ -74,7 +76,7 @@ def test_the_bias_maximises_the_harmonic_mean() -> None:
 
 
 def test_the_threshold_maximises_the_auc_and_the_bias_is_chosen_at_it() -> None:
-    found = calibrate(method(), VAL, LABELS, "open", words(), 50)
+    found = calibrate(method(), VAL, LABELS, "open", words(), 50, "words")
     feasible = feasibility(words().states.numpy(), words().objects.numpy(), LABELS)
     scores = scores_of(method(), LABELS.candidates("open", "val"), VAL.inputs["cls"]).numpy()
     target, seen = VAL.compositions.numpy(), LABELS.seen
@@ -113,13 +115,13 @@ def test_without_unseen_compositions_there_is_no_feasibility() -> None:
 
 def test_calibration_in_blocks_equals_calibration_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     swept = small_method(Options(width=5, inference=("visual", "factors")))
-    at_once = calibrate(swept, VAL, LABELS, "open", words(), 7)
+    at_once = calibrate(swept, VAL, LABELS, "open", words(), 7, "words")
     mask = feasible_compositions(swept, words(), at_once)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 11)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_COLUMNS", 6)
     monkeypatch.setattr("duplex.layers.word_feasibility.BLOCK", 3)
     monkeypatch.setattr("duplex.evaluation.accumulator.CACHED_COLUMNS", 1)
-    found = calibrate(swept, VAL, LABELS, "open", words(), 7)
+    found = calibrate(swept, VAL, LABELS, "open", words(), 7, "words")
     assert found.threshold == at_once.threshold
     assert found.bias == pytest.approx(at_once.bias, abs=1e-5)
     for name in ("val_auc_all_feasible", "val_auc_at_threshold"):
@@ -129,19 +131,65 @@ def test_calibration_in_blocks_equals_calibration_at_once(monkeypatch: pytest.Mo
 
 
 def test_the_choices_of_both_sources_of_feasibility_are_kept() -> None:
-    by_words = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50)
+    by_words = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "words")
     by_likelihood = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "likelihood")
-    alone = calibrate(method(), VAL, LABELS, "open", words(), 50)
-    other = by_words.alternative
-    assert other is not None and other.feasibility_source == "likelihood" and by_words.feasibility_source == "words"
-    assert dataclasses.replace(by_words, alternative=None) == alone and alone.alternative is None
-    assert dataclasses.replace(by_likelihood, alternative=None) == other
-    assert by_likelihood.alternative == alone
+    alone = calibrate(method(), VAL, LABELS, "open", words(), 50, "words")
+    (other,) = by_words.alternatives
+    assert other.feasibility_source == "likelihood" and by_words.feasibility_source == "words"
+    assert dataclasses.replace(by_words, alternatives=()) == alone and not alone.alternatives
+    assert dataclasses.replace(by_likelihood, alternatives=()) == other
+    assert by_likelihood.alternatives == (alone,)
     assert calibrate(method(), VAL, LABELS, "open", words(), 50, "likelihood") == alone
-    assert calibrate(with_likelihood(), VAL, LABELS, "closed", words(), 50, "likelihood").alternative is None
+    assert calibrate(with_likelihood(), VAL, LABELS, "closed", words(), 50, "likelihood").alternatives == ()
     assert calibrate(with_likelihood(), VAL, LABELS, "open", None, 50, "likelihood") == other  # without words
-    without = calibrate(with_likelihood(), VAL, LABELS, "open", None, 50)
-    assert without.threshold is None and without.alternative == other
+    without = calibrate(with_likelihood(), VAL, LABELS, "open", None, 50, "words")
+    assert without.threshold is None and without.alternatives == (other,)
+
+
+def test_auto_keeps_the_choices_that_do_not_pay_beside_a_calibration_of_all_compositions() -> None:
+    by_words = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "words")
+    alone, by_likelihood = dataclasses.replace(by_words, alternatives=()), by_words.alternatives[0]
+    for each in (alone, by_likelihood):
+        assert each.val_auc_gain is not None and each.val_auc_gain_se is not None
+        assert each.val_auc_gain <= each.val_auc_gain_se  # of these random scores: no threshold pays
+    chosen = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50)
+    nothing = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "none")
+    assert chosen == dataclasses.replace(nothing, alternatives=(alone, by_likelihood))
+    assert nothing == Calibration(nothing.bias)
+    everywhere = calibrate(with_likelihood(), VAL, LABELS, "open", None, 50, "none")
+    assert everywhere == nothing
+
+
+@pytest.mark.parametrize(
+    ("gains", "used"),
+    [
+        ([(0.02, 0.01), (0.03, 0.02)], "likelihood"),
+        ([(0.02, 0.01), (0.03, 0.03)], "words"),
+        ([(0.01, 0.01), (-0.1, 0.0)], None),
+        ([(0.5, None), (0.1, 0.01)], "likelihood"),
+    ],
+)
+def test_auto_uses_the_source_with_the_largest_gain_beyond_its_standard_error(
+    monkeypatch: pytest.MonkeyPatch, gains: list[tuple[float, float | None]], used: str | None
+) -> None:
+    alone = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "words")
+    thresholds = {"words": alone.threshold, "likelihood": alone.alternatives[0].threshold}
+    pretended = iter(CrossFitGain(*gain, pairs=9) for gain in gains)
+    monkeypatch.setattr("duplex.evaluation.feasibility.crossfit_gain", lambda *_: next(pretended))
+    found = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50)
+    assert found.threshold == (None if used is None else thresholds[used])
+    assert found.threshold is None or found.feasibility_source == used
+    assert [other.feasibility_source for other in found.alternatives] == [name for name in thresholds if name != used]
+
+
+def test_auto_lets_all_compositions_compete_without_two_unseen_validation_pairs() -> None:
+    seen = LABELS.pairs["val"][LABELS.seen[LABELS.pairs["val"]]]
+    unseen = LABELS.pairs["val"][~LABELS.seen[LABELS.pairs["val"]]]
+    for pairs, count in (([*seen, unseen[0]], 1), (seen, 0)):
+        images = Examples(np.arange(8), {"cls": features(8, 4)}, torch.as_tensor(np.resize(pairs, 8)))
+        assert unseen_pairs(images, LABELS) == count
+        found = calibrate(method(), images, LABELS, "open", words(), 50)
+        assert found == Calibration(found.bias)
 
 
 def test_compositions_above_the_likelihood_threshold_are_feasible() -> None:

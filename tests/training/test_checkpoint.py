@@ -150,11 +150,11 @@ def test_another_encoder_is_refused(saved, key):
         load_checkpoint(saved[0], small_task(dtype=torch.float32), {**ENCODER, key: "other"})
 
 
-@pytest.mark.parametrize("old", [1, 4])
+@pytest.mark.parametrize("old", [1, 5])
 def test_a_checkpoint_of_an_old_format_is_refused(saved, tmp_path, old):
     path = tmp_path / "old.safetensors"
     save_file(load_file(saved[0]), path, {"duplex": json.dumps({"format": old, "options": {}, "labels": {}})})
-    with pytest.raises(DuplexError, match=f"has format {old}, this version reads format 5; train again"):
+    with pytest.raises(DuplexError, match=f"has format {old}, this version reads format 6; train again"):
         load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
 
 
@@ -197,13 +197,16 @@ def test_a_changed_field_of_the_record_is_refused(saved, field):
             {}, 5, {"bias": "x"}, {"bias": None}, {"bias": float("nan")}, {"bias": 1e30},
             {"bias": 1.0, "threshold": float("inf")}, {"bias": 1.0, "threshold": "y"},
             {"bias": 1.0, "feasibility_source": "chance"}, {"bias": 1.0, "feasibility_source": ["words"]},
-            {"bias": 1.0, "alternative": 5}, {"bias": 1.0, "alternative": {}},
-            {"bias": 1.0, "alternative": {"bias": 1.0, "alternative": {"bias": 1.0}}},
+            {"bias": 1.0, "alternatives": 5}, {"bias": 1.0, "alternatives": [{}]}, {"bias": 1.0, "alternatives": [5]},
+            {"bias": 1.0, "alternatives": [{"bias": 1.0, "alternatives": [{"bias": 1.0}]}]},
+            {"bias": 1.0, "val_auc_gain": "x"}, {"bias": 1.0, "val_auc_gain_se": float("inf")},
         )),
         *(("calibration", value) for value in ({"ajar": {"bias": 1.0}}, ["closed"], 5)),
         *(("provider", value) for value in (5, None, {"duplex": 0})),
         *(("labels", value) for value in (5, None, {}, {"states": 5})),
         *(("kind", value) for value in (5, None, ["duplex"])),
+        *(("selected_by", value) for value in (5, None)),
+        *(("val_auc_all", value) for value in ("high", [1.0])),
         *(("options", value) for value in (5, None, {"width": "wide"})),
     ],
 )  # fmt: skip
@@ -212,10 +215,10 @@ def test_metadata_of_a_wrong_type_is_refused(saved, key, value):
         read_record(with_meta(saved[0], lambda meta: meta.update({key: value})))
 
 
-def test_the_record_is_read_back_with_an_alternative_calibration(saved):
+def test_the_record_is_read_back_with_alternative_calibrations(saved):
     assert read_record(saved[0]) == RECORD
-    alternative = Calibration(0.25, 1.5, feasibility_source="likelihood")
-    record = dataclasses.replace(RECORD, calibration={"open": Calibration(0.5, 0.1, alternative=alternative)})
+    others = Calibration(0.25, 1.5, feasibility_source="likelihood"), Calibration(0.5, 0.1, 3.0, 4.0, -1.0, 0.5)
+    record = dataclasses.replace(RECORD, calibration={"open": Calibration(0.5, alternatives=others)})
     save_checkpoint(saved[0], saved[1], record)
     assert read_record(saved[0]) == record
 

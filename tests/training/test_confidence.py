@@ -87,3 +87,13 @@ def test_the_prior_gives_each_group_its_mass_among_feasible_candidates() -> None
 def test_numbers_out_of_range_are_refused(values) -> None:
     with pytest.raises(ValueError, match="expected"):
         Confidence.from_dict(values)
+
+
+@pytest.mark.parametrize("factor", [0.02, 5.0, 30.0, 150.0])
+@pytest.mark.parametrize("preference", [0.0, 1.5])
+def test_scores_that_are_too_sure_are_as_good_as_others(factor, preference) -> None:
+    """Scaled logarithms have the same distributions at a temperature as much higher, from wherever the fit starts."""
+    log_p, target = drawn(0.7, preference, 0.5)
+    fitted, scaled = fit_to(log_p, target, SEEN), fit_to((factor * log_p).log_softmax(1), target, SEEN)
+    assert scaled.temperature == pytest.approx(factor * fitted.temperature, rel=1e-4)
+    assert scaled.preference == pytest.approx(fitted.preference, abs=1e-4)

@@ -42,14 +42,14 @@ def record(path: Path) -> dict[str, Any]:
 
 def test_a_restored_state_continues_like_the_original(tmp_path: Path) -> None:
     first = stepped(state(), 2)
-    first.best_epoch, first.best_auc, first.best = 1, 0.25, {"weight": torch.ones(2, 3)}
+    first.best_epoch, first.best_value, first.best = 1, 0.25, {"weight": torch.ones(2, 3)}
     first.save(tmp_path / "s")
     whole = stepped(first, 3)
     drawn = torch.rand(5)
     other = state(seed=7)
     torch.manual_seed(99)
     assert other.load(tmp_path / "s") is None
-    assert (other.epoch, other.best_epoch, other.best_auc, len(other.history)) == (2, 1, 0.25, 2)
+    assert (other.epoch, other.best_epoch, other.best_value, len(other.history)) == (2, 1, 0.25, 2)
     assert torch.equal(other.best["weight"], torch.ones(2, 3)) and set(other.best) == {"weight"}
     again = stepped(other, 3)
     assert all(torch.equal(a, b) for a, b in zip(again.method.parameters(), whole.method.parameters(), strict=True))
@@ -59,12 +59,12 @@ def test_a_restored_state_continues_like_the_original(tmp_path: Path) -> None:
 
 def test_another_key_or_format_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stepped(state(), 1).save(tmp_path / "s")
-    assert record(tmp_path / "s")["format"] == 3
+    assert record(tmp_path / "s")["format"] == 5
     fresh = state("other", seed=3)
     before = {name: tensor.clone() for name, tensor in fresh.method.state_dict().items()}
     assert fresh.load(tmp_path / "s") == "belongs to another run"
-    monkeypatch.setattr("duplex.training.resume.FORMAT", 4)
-    assert state().load(tmp_path / "s") == "has format 3, this version reads format 4"
+    monkeypatch.setattr("duplex.training.resume.FORMAT", 6)
+    assert state().load(tmp_path / "s") == "has format 5, this version reads format 6"
     assert all(torch.equal(before[name], tensor) for name, tensor in fresh.method.state_dict().items())
     assert fresh.epoch == 0
 

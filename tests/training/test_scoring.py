@@ -12,6 +12,8 @@ import torch
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulator import ScoreAccumulator
+from duplex.evaluation.crossfit import CrossFitGain
+from duplex.evaluation.curve import Margins
 from duplex.evaluation.feasibility import Threshold
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.features.examples import Examples
@@ -251,11 +253,32 @@ def test_the_best_columns_over_blocks_are_the_best_of_all(widths: tuple[int, ...
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 6])
-def test_feasible_compositions_reach_the_chosen_threshold(monkeypatch, place: int):
+def test_margins_at_the_chosen_threshold_are_those_without_the_compositions_below_it(monkeypatch, place: int):
     labels, examples = small_labels(), eight("val")
     feasibility = np.where(labels.seen, np.inf, np.arange(labels.size) / 4)
-    monkeypatch.setattr(scoring, "choose_threshold", lambda accumulator, steps: Threshold(steps[place], steps, steps))
+    gain = CrossFitGain(0.0, None, 1)
+    monkeypatch.setattr(
+        scoring, "choose_threshold", lambda accumulator, steps: Threshold(steps[place], steps, steps, gain)
+    )
     task = ScoringTask.of(small_method(Options(width=5)), labels.candidates("open", "val"))
-    chosen, feasible = scoring.choose_feasible(task, examples, labels, feasibility, 7)
-    assert (feasible == (feasibility >= chosen.value)).all()
-    assert feasible[~labels.seen].sum() < (~labels.seen).sum() or place == 0
+    for chosen in scoring.choose_feasible(task, examples, labels, [feasibility, feasibility], 7):
+        mask = feasibility >= chosen.threshold.value
+        assert mask[~labels.seen].sum() < (~labels.seen).sum() or place == 0
+        for margins, feasible in ((chosen.margins, mask), (chosen.margins_all, None)):
+            alone = Margins.of(assess(task, examples, labels, feasible_mask=feasible).accumulator.competitors())
+            assert np.array_equal(margins.seen, alone.seen, equal_nan=True)
+            assert np.array_equal(margins.unseen, alone.unseen, equal_nan=True)
+
+
+def test_further_statistics_are_those_of_passes_of_their_own():
+    labels, examples = small_labels(), eight("val")
+    task = ScoringTask.of(small_method(Options(width=5)), labels.candidates("open", "val"))
+    excluded = ~labels.seen & (np.arange(labels.size) % 2 == 0)
+    result = assess(task, examples, labels, feasible_mask=~excluded, further=[excluded, np.zeros_like(excluded)])
+    with_mask, without = result.further
+    for one, other in (
+        (with_mask.competitors(1), result.accumulator.competitors()),
+        (without.competitors(), assess(task, examples, labels).accumulator.competitors()),
+    ):
+        for name in ("label", "seen", "unseen", "unseen_column"):
+            assert np.array_equal(getattr(one, name), getattr(other, name))

@@ -1,0 +1,60 @@
+"""Build the manual as a site: `python -m docs.builder` (or `make docs`) writes site/; every problem is one line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from duplex.errors import install_command
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDED = ("mkdocs", "material", "mkdocstrings", "mkdocs_jupyter")
+
+
+def main() -> int:
+    """Check the packages and the docstrings, then build; return the exit code."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        print(f"the manual needs {', '.join(missing)}: {install_command('docs')}", file=sys.stderr)
+        return 1
+    problems = find_undocumented() or build()
+    for line in problems:
+        print(line, file=sys.stderr)
+    if not problems:
+        print(f"wrote {ROOT / 'site' / 'index.html'}")
+    return int(bool(problems))
+
+
+def find_undocumented() -> list[str]:
+    """Return one line per public name that the API page lacks, or that has no docstring."""
+    from docs.builder.public_names import names_on_page, undocumented
+    from duplex import PUBLIC
+
+    shown = names_on_page(ROOT / "docs/reference/api.md")
+    absent = [f"duplex.{name}: not in docs/reference/api.md" for name in PUBLIC if f"duplex.{name}" not in shown]
+    return absent + [f"{name}: has no docstring that describes it" for name in undocumented(ROOT, shown)]
+
+
+def build() -> list[str]:
+    """Build the site; return mkdocs' warnings and errors."""
+    from mkdocs.commands.build import build as build_site
+    from mkdocs.config import load_config
+    from mkdocs.exceptions import MkDocsException
+
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage().splitlines()[0])  # type: ignore[method-assign]
+    logging.getLogger("mkdocs").addHandler(handler)
+    try:
+        config = load_config(str(ROOT / "mkdocs.yml"))
+        config.plugins.on_startup(command="build", dirty=False)
+        build_site(config)
+    except MkDocsException as error:
+        lines.append(str(error).splitlines()[0])
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Public names without a docstring, found in the source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import griffe
+
+DIRECTIVE = re.compile(r"^::: (\S+)$", re.M)
+
+
+def names_on_page(page: Path) -> list[str]:
+    """Return the dotted names that an API page shows."""
+    return DIRECTIVE.findall(page.read_text(encoding="utf-8"))
+
+
+def undocumented(root: Path, names: list[str]) -> list[str]:
+    """Return the public names, and public members of classes, that have no docstring, and parameters without a note."""
+    package = griffe.load(
+        "duplex", search_paths=[str(root)], allow_inspection=False, resolve_aliases=True, try_relative_path=False
+    )
+    missing: list[str] = []
+    for name in names:
+        item = package[name.removeprefix("duplex.")]
+        missing += _missing(item.final_target if isinstance(item, griffe.Alias) else item, name)
+    return missing
+
+
+def _missing(item: griffe.Object, name: str) -> Iterator[str]:
+    if not item.docstring:
+        yield name
+    if isinstance(item, griffe.Function):
+        notes = item.docstring.value if item.docstring else ""
+        yield from (f"{name}({word})" for word in _parameters(item) if not re.search(rf"\b{word}\b", notes))
+    if isinstance(item, griffe.Class):
+        for key, member in item.members.items():
+            if not key.startswith("_") and isinstance(member, griffe.Function) and not _inherits(item, key):
+                yield from _missing(member, f"{name}.{key}")
+
+
+def _parameters(function: griffe.Function) -> list[str]:
+    return [item.name for item in function.parameters if item.name not in ("self", "cls") and item.name[0] != "_"]
+
+
+def _inherits(cls: griffe.Class, key: str) -> bool:
+    """Whether a method's description stands in a base class of the package."""
+    return any(key in base.members and base.members[key].docstring for base in cls.mro())

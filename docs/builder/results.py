@@ -1,0 +1,47 @@
+"""Tables of results, read from CSV files: `{{ table results/x.csv }}` in a page becomes a Markdown table.
+
+A file has one plain number per cell. Columns that belong together are shown in one cell: `AUC`, `AUC ±`, `AUC low` and
+`AUC high` as `26.2 ± 0.3 (23.3 to 29.0)`.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+DIRECTIVE = re.compile(r"^\{\{ table (\S+\.csv) \}\}$", re.M)
+PARTS = (" ±", " low", " high")  # endings of columns that are shown in the cell of another column
+
+
+def with_tables(markdown: str, folder: Path) -> str:
+    """Return a page with its directives replaced by tables, each with a link to its file.
+
+    folder: the folder of the page; paths in directives are relative to it.
+
+    Raises `FileNotFoundError` if a file is absent.
+    """
+    return DIRECTIVE.sub(lambda match: f"{result_table(folder / match[1])}\n\n[CSV]({match[1]})", markdown)
+
+
+def result_table(path: Path) -> str:
+    """Return a CSV file as a Markdown table."""
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        columns = [name for name in reader.fieldnames or () if not name.endswith(PARTS)]
+        rows = [[_cell(row, name) for name in columns] for row in reader]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [columns, ["---"] * len(columns), *rows])
+
+
+def _cell(row: dict[str, str], name: str) -> str:
+    """Return a value with its error and its interval, which stay on one line each, and typographic minus signs.
+
+    >>> _cell({"AUC": "+1.2", "AUC ±": "0.1", "AUC low": "-0.5", "AUC high": "+2.9"}, "AUC").replace("\xa0", "_")
+    '+1.2_±_0.1 (−0.5_to_+2.9)'
+    """
+    text = row[name]
+    if error := row.get(f"{name} ±"):
+        text += f"\xa0±\xa0{error}"
+    if low := row.get(f"{name} low"):
+        text += f" ({low}\xa0to\xa0{row[f'{name} high']})"
+    return re.sub(r"(?<![\w-])-(?=\d)", "−", text).replace("|", "\\|")

@@ -1,0 +1,166 @@
+"""Draw the manual's pictures of ideas: `python docs/pictures.py` writes docs/problem.png, pipeline.png, method.png and
+curve.png. Nothing in them is a measurement but the curve, whose run is named in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch
+
+from duplex.data.shapes import draw
+
+HERE = Path(__file__).parent
+INK, SOFT, CARD = "#22303a", "#5d6b75", "#eef3f4"
+TEAL, ORANGE, PURPLE = "#0f6f86", "#c96f1a", "#7a4f96"
+RUN = Path("artifacts/shapes/cso/0")  # whose curve is annotated
+
+
+def main() -> None:
+    """Draw all pictures."""
+    for name, picture in {"problem": problem, "pipeline": pipeline, "method": method, "curve": curve}.items():
+        figure = picture()
+        figure.savefig(HERE / f"{name}.png", dpi=130, facecolor="white", metadata={"Software": None})
+        plt.close(figure)
+
+
+def problem() -> plt.Figure:
+    """Show the task: pairs seen in training, and an image of a pair that was not."""
+    figure = plt.figure(figsize=(10, 3.4))
+    figure.text(0.24, 0.93, "training shows", ha="center", size=14, color=SOFT)
+    figure.text(0.63, 0.93, "then comes", ha="center", size=14, color=SOFT)
+    figure.text(0.87, 0.93, "the answer", ha="center", size=14, color=SOFT)
+    shown = [("red", "heart"), ("striped", "star"), ("red", "circle")]
+    for place, (state, thing) in enumerate(shown):
+        _image(figure, 0.015 + 0.155 * place, state, thing, f"{state} {thing}", INK)
+    _image(figure, 0.555, "striped", "heart", "never seen together", ORANGE)
+    axes = _canvas(figure)
+    _arrow(axes, (4.85, 1.75), (5.45, 1.75))
+    _arrow(axes, (7.2, 1.75), (7.75, 1.75))
+    _box(axes, (7.85, 1.15), (1.95, 1.2), "striped heart", "from its two words", TEAL)
+    axes.text(5, 0.16, "Every state and every object was seen; the pair was not.", ha="center", size=13, color=INK)
+    return figure
+
+
+def pipeline() -> plt.Figure:
+    """Show the stages of the pipeline and what each writes."""
+    figure = plt.figure(figsize=(10, 2.7))
+    axes = _canvas(figure, height=2.7)
+    stages = [
+        ("images", "folders or\na table", SOFT),
+        ("prepare", "one list of\nimages", INK),
+        ("extract", "frozen CLIP\nto HDF5", TEAL),
+        ("train", "prompts, proto-\ntypes, last blocks", ORANGE),
+        ("evaluate", "exact curve,\nintervals", PURPLE),
+        ("report", "tables, figures,\none page", INK),
+    ]
+    for place, (name, note, colour) in enumerate(stages):
+        x = 0.1 + 1.65 * place
+        _box(axes, (x, 0.85), (1.4, 1.25), name, note, colour)
+        if place:
+            _arrow(axes, (x - 0.24, 1.47), (x - 0.02, 1.47))
+    axes.text(4.05, 0.35, "once per encoder", ha="center", size=11, color=TEAL)
+    axes.text(6.6, 0.35, "once per method and seed, from the cache", ha="center", size=11, color=ORANGE)
+    return figure
+
+
+def method() -> plt.Figure:
+    """Show the paper's method: three prompts, two kinds of prototypes, and the score."""
+    figure = plt.figure(figsize=(10, 4.4))
+    axes = _canvas(figure, height=4.4)
+    _box(axes, (0.1, 3.0), (2.1, 1.1), "three prompts", "a photo of [striped]\n[heart] · [striped] · [heart]", TEAL)
+    _box(axes, (0.1, 0.4), (2.1, 1.1), "the image", "frozen CLIP feature x", SOFT)
+    _box(axes, (3.0, 3.0), (2.3, 1.1), "text prototypes", "of pairs, states and\nobjects: t_c, t_s, t_o", TEAL)
+    _box(
+        axes,
+        (3.0, 1.7),
+        (2.3, 1.0),
+        "visual prototypes",
+        "a codebook, averaged over\ntraining and refined on a graph",
+        ORANGE,
+    )
+    _box(axes, (3.0, 0.4), (2.3, 1.1), "disentanglers", "x_s for the state,\nx_o for the object", PURPLE)
+    _arrow(axes, (2.24, 3.55), (2.96, 3.55))
+    _arrow(axes, (2.24, 0.95), (2.96, 0.95))
+    _arrow(axes, (4.15, 2.98), (4.15, 2.72))  # p(s | x) and p(o | x) weigh the messages
+    _arrow(axes, (4.15, 1.52), (4.15, 1.68))  # factors are the messages
+    _box(axes, (6.0, 3.0), (1.8, 1.1), "semantic", "p(c | x) by words", TEAL)
+    _box(axes, (6.0, 1.7), (1.8, 1.0), "visual", "p(c | x) by images", ORANGE)
+    _box(axes, (6.0, 0.4), (1.8, 1.1), "factors", "p(s | x) p(o | x)", PURPLE)
+    for y in (3.55, 2.2, 0.95):
+        _arrow(axes, (5.34, y), (5.96, y))
+        _arrow(axes, (7.84, y), (8.36, 2.2 + 0.25 * (y - 2.2)))
+    _box(axes, (8.4, 1.55), (1.5, 1.3), "score", "their sum;\nthe best pair wins", INK)
+    return figure
+
+
+def curve() -> plt.Figure:
+    """Show one seen–unseen curve with the places that the numbers S, U, HM and AUC describe."""
+    table = pd.read_csv(RUN / "curve.csv").query("world == 'closed'")
+    numbers = json.loads((RUN / "metrics.json").read_text(encoding="utf-8"))["closed"]
+    seen, unseen = 100 * table["seen"], 100 * table["unseen"]
+    figure, axes = plt.subplots(figsize=(7, 5), layout="constrained")
+    axes.fill_between(unseen, seen, color=TEAL, alpha=0.15)
+    axes.plot(unseen, seen, color=TEAL, linewidth=2)
+    best = (2 * seen * unseen / (seen + unseen)).idxmax()
+    marks = [
+        (unseen.iloc[0], seen.max(), f"S = {seen.max():.1f}: bias so low that\nno unseen pair wins", (0.06, 0.8)),
+        (
+            unseen.max(),
+            seen[unseen.idxmax()],
+            f"U = {unseen.max():.1f}: bias so high that\nno seen pair wins",
+            (0.58, 0.3),
+        ),
+        (unseen[best], seen[best], f"HM = {numbers['hm']:.1f}:\nbest balance", (0.8, 0.93)),
+    ]
+    for x, y, words, place in marks:
+        axes.plot([x], [y], "o", color=ORANGE, markersize=8)
+        axes.annotate(words, (x, y), xytext=place, textcoords="axes fraction", size=11, va="top", color=INK,
+                      arrowprops={"arrowstyle": "-", "color": SOFT})  # fmt: skip
+    axes.text(0.3, 0.3, f"AUC = {numbers['auc']:.1f}", transform=axes.transAxes, size=16, color=TEAL)
+    axes.set(xlabel="accuracy on images of unseen pairs, %", ylabel="accuracy on images of seen pairs, %")
+    axes.set_title(
+        f"A bias is added to unseen pairs ({RUN.parent.name} on shapes, seed {RUN.name})", size=11, color=SOFT
+    )
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _canvas(figure: plt.Figure, height: float = 3.4) -> Axes:
+    """Return axes over the whole figure, in tenths of its width."""
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, 10), ylim=(0, height))
+    axes.axis("off")
+    return axes
+
+
+def _image(figure: plt.Figure, left: float, state: str, thing: str, words: str, colour: str) -> None:
+    axes = figure.add_axes((left, 0.3, 0.145, 0.5))
+    axes.imshow(draw(f"{state}_{thing}/0001.png").resize((224, 224)))
+    axes.axis("off")
+    axes.set_title(words, size=13, color=colour, y=-0.22)
+
+
+def _box(axes: Axes, corner: tuple[float, float], size: tuple[float, float], name: str, note: str, colour: str) -> None:
+    style = {"boxstyle": "round,pad=0,rounding_size=0.12", "facecolor": CARD, "edgecolor": colour, "linewidth": 2}
+    axes.add_patch(FancyBboxPatch(corner, *size, **style))
+    x, y = corner[0] + size[0] / 2, corner[1] + size[1] / 2
+    middle = y + 0.08 * note.count("\n")
+    axes.text(x, middle + 0.12, name, ha="center", va="bottom", size=13, weight="bold", color=colour)
+    axes.text(x, middle + 0.02, note, ha="center", va="top", size=10, color=INK)
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": SOFT, "linewidth": 2})
+
+
+if __name__ == "__main__":
+    main()

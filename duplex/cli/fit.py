@@ -1,0 +1,68 @@
+"""`duplex fit` and `duplex update`: a model from a folder of labelled images, and further images without training."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from duplex.cli import app
+
+MINUTES = 10.0
+
+
+@app.command()
+def fit(
+    source: Annotated[Path, typer.Argument(help="A folder state/object/*.jpg, or a CSV or Parquet table.")],
+    images: Annotated[Path | None, typer.Option(help="For a table: the folder that image paths start from.")] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="Frozen encoder; default: by GPU, weights on disk and number of images.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights of the encoder: a published tag or a file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The model folder to write [SOURCE-model].")] = None,
+    minutes: Annotated[float, typer.Option(help="Time for training, after the images are encoded.")] = MINUTES,
+) -> None:
+    """Fit a model to labelled images: check, encode, train as much as validation says that it pays, export.
+
+    Needs no project. OUT.cache keeps features and training; a killed fit goes on, and corrected labels encode nothing
+    again. The numbers shown are measured before the chosen recipe is fitted once more, on all images.
+    """
+    from duplex.recognition.fit_folder import fit_folder
+
+    place = out or Path(f"{source.resolve().with_suffix('').name}-model")
+    say = partial(typer.echo, err=True)
+    model = fit_folder(
+        source.resolve(),
+        place,
+        images=None if images is None else images.resolve(),
+        encoder=encoder,
+        weights=weights,
+        minutes=minutes,
+        say=say,
+    )
+    say(f"{model} holds the model; `duplex predict IMAGE --model {model}` uses it")
+
+
+@app.command()
+def update(
+    model: Annotated[Path, typer.Argument(help="A model folder of `duplex fit`.")],
+    source: Annotated[Path, typer.Argument(help="A folder state/object/*.jpg, or a table, of images to add.")],
+    images: Annotated[Path | None, typer.Option(help="For a table: the folder that image paths start from.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The model folder to write [MODEL-updated].")] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Replace MODEL itself.")] = False,
+) -> None:
+    """Add labelled images, also of new states and objects, to a model without training.
+
+    The closed form is fitted again from the model's statistics; prompts and fine-tuned blocks stay as they are.
+    """
+    from duplex.errors import UsageError
+    from duplex.recognition.update import update_model
+
+    if in_place and out is not None:
+        raise UsageError("--in-place and --out are both given; leave one out")
+    place = model if in_place else out or model.with_name(f"{model.resolve().name}-updated")
+    say = partial(typer.echo, err=True)
+    update_model(model, source.resolve(), place, images=None if images is None else images.resolve(), say=say)
+    say(f"{place} holds the updated model")

@@ -1,0 +1,42 @@
+"""Random weights in place of trained ones, to try an architecture without a download: its features mean nothing.
+
+encoder: {name: ViT-B-32, weights: "random:3"}     # the seed is part of the identity; `random` is `random:0`
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from duplex.errors import UsageError
+
+RANDOM = "random"
+
+
+def random_seed(weights: str | None) -> int | None:
+    """Return the seed of weights written as `random` or `random:SEED`; None for all other weights.
+
+    Raises UsageError if the seed is no whole number.
+    """
+    if weights is None or weights.partition(":")[0] != RANDOM:
+        return None
+    found = re.fullmatch(r"random(?::([0-9]{1,18}))?", weights)
+    if found is None:
+        raise UsageError(f"weights {weights!r}: expected random or random:SEED, with a whole number as seed")
+    return int(found[1] or 0)
+
+
+def is_random(weights: str | None) -> bool:
+    """Return whether weights are written as random ones."""
+    return random_seed(weights) is not None
+
+
+@contextmanager
+def initialised_by(seed: int) -> Iterator[None]:
+    """Draw all random numbers of the `with` block from a seed; restore the state of torch's generator after it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

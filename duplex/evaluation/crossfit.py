@@ -1,0 +1,82 @@
+"""Cross-fitted gain of a feasibility threshold: measured on unseen pairs that had no part in choosing the threshold.
+
+A threshold is chosen by the AUC over validation images, so its gain on the same images is optimistic: its cost is paid
+by unseen pairs that validation does not know. Here one half of the unseen pairs chooses the threshold and the other
+half measures it, both ways and for many random halves. Leaving out one pair at a time would hide the cost, which shows
+only if the least feasible pair alone lies below the threshold of all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from duplex.evaluation.accumulator import Floats
+from duplex.evaluation.uncertainty import Components
+from duplex.labels import Bools, Ints
+
+HALVINGS = 100  # number of random halves
+
+
+@dataclass(frozen=True)
+class CrossFitGain:
+    """Gain in AUC (a fraction) of choosing a threshold, against no threshold, on pairs left out of the choice."""
+
+    value: float  # mean over images of unseen pairs, as AUC is
+    standard_error: float | None  # over unseen pairs; None for fewer than two
+    pairs: int  # number of unseen pairs
+
+    @property
+    def pays(self) -> bool:
+        """Whether the gain exceeds its standard error."""
+        return self.standard_error is not None and self.value > self.standard_error
+
+
+def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
+    """Return the sums [P] of won comparisons, in halves, over the images of each unseen pair.
+
+    `pair` [N_u]: number of each unseen image's pair, below `pairs`. The sums are whole numbers, hence exact:
+    `AUC = sum / (2 N_s N_u)`.
+    """
+    won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
+    return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
+
+
+def halves(pairs: int, count: int = HALVINGS) -> Bools:
+    """Return random halves [count, pairs] of the pairs as masks, the same at every call."""
+    rng = np.random.default_rng(0)
+    ranks = np.array([rng.permutation(pairs) for _ in range(count)])
+    return ranks < pairs // 2
+
+
+def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bools | None = None) -> CrossFitGain:
+    """Return the gain on each pair at the thresholds that halves without it choose, averaged over images.
+
+    `wins` [T, P]: `wins_by_pair` at each threshold, ascending; the first excludes nothing. `images` [P]: unseen images
+    of each pair. `seen_images`: N_s. Of equally good thresholds the lowest is chosen, as over all pairs. With `t_h` the
+    best threshold of a half `h`, and `H_p` the halves without the pair `p`,
+
+        g_p = mean_{h in H_p} (wins[t_h, p] - wins[0, p]) / (2 N_s),   t_h = argmax_t sum_{q in h} wins[t, q]
+        gain = sum_p g_p / N_u,   SE = sqrt(P / (P - 1) sum_p (g_p - n_p gain)^2) / N_u
+    """
+    pairs, unseen_images = images.size, int(images.sum())
+    first = halves(pairs) if first_halves is None else first_halves  # [R, P]
+    by_first = wins @ first.T  # [T, R] whole numbers, hence exact
+    by_second = wins.sum(axis=1, keepdims=True) - by_first
+    threshold = np.where(first, by_second.argmax(axis=0)[:, None], by_first.argmax(axis=0)[:, None])  # [R, P]
+    won = np.take_along_axis(wins, threshold, axis=0) - wins[0]  # [R, P]
+    gains = won.mean(axis=0) / (2 * seen_images)  # [P]
+    value = float(gains.sum()) / unseen_images
+    if pairs < 2:
+        return CrossFitGain(value, None, pairs)
+    spread = float(np.square(gains - images * value).sum())
+    return CrossFitGain(value, math.sqrt(pairs / (pairs - 1) * spread) / unseen_images, pairs)
+
+
+def largest_gain(gains: Sequence[CrossFitGain]) -> int | None:
+    """Return the place of the largest gain among those that exceed their standard errors; None if none does."""
+    paying = [place for place, gain in enumerate(gains) if gain.pays]
+    return max(paying, key=lambda place: gains[place].value, default=None)

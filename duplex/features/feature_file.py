@@ -1,0 +1,107 @@
+"""Files of features that were computed elsewhere: `.npy`, one array; or `.npz`, with the images' names beside it.
+
+numpy.save("X.npy", features)                                # [rows, width], rows in the order of the data set
+numpy.savez("X.npz", features=features, images=names)        # in any order: rows are found by name
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duplex.errors import DuplexError, UsageError
+from duplex.labels import Ints
+from duplex.system.files import kind_of_path
+
+LARGEST = float(np.finfo(np.float16).max)
+CHUNK = 65_536  # rows checked at once
+
+
+@dataclass(frozen=True)
+class FeatureFile:
+    """An opened file of features; a plain array stays on disk until its rows are read."""
+
+    path: Path
+    values: NDArray[Any]  # [rows, width], floats
+    names: tuple[str, ...] | None  # images of the rows; None for a plain array
+
+    @classmethod
+    def open(cls, path: Path) -> FeatureFile:
+        """Open a file and check its arrays. Raises UsageError or DuplexError for any other file."""
+        if (kind := kind_of_path(path)) not in ("a file", "missing"):
+            raise UsageError(f"{path} is {kind}; expected a .npy file")
+        try:
+            content = np.load(path, mmap_mode="r", allow_pickle=False)
+            if not isinstance(content, np.lib.npyio.NpzFile):
+                return cls(path, _checked_values(path, content), None)
+            with content:
+                if set(content.files) != {"features", "images"}:
+                    raise UsageError(
+                        f"{path} must hold one array of numbers [rows, width], or with names the arrays features "
+                        f"and images; it has several arrays ({', '.join(content.files)})"
+                    )
+                values = _checked_values(path, content["features"])
+                return cls(path, values, _checked_names(path, content["images"], len(values)))
+        except FileNotFoundError as error:
+            raise UsageError(f"{path} does not exist") from error
+        except (ValueError, OSError, EOFError) as error:
+            raise DuplexError(f"{path} is not an array that numpy saved: {error}") from error
+
+    @property
+    def width(self) -> int:
+        return int(self.values.shape[1])
+
+    def rows_of(self, images: Sequence[str]) -> Ints:
+        """Return the row of each image: by name if the file has names, else in order.
+
+        Raises UsageError if the file lacks an image or, without names, has another number of rows.
+        """
+        if self.names is None:
+            if len(self.values) != len(images):
+                raise UsageError(
+                    f"{self.path} has {len(self.values)} rows and the manifest {len(images)}; they must correspond one "
+                    "to one"
+                )
+            return np.arange(len(images))
+        place = {name: row for row, name in enumerate(self.names)}
+        missing = [image for image in images if image not in place]
+        if missing:
+            raise UsageError(
+                f"{self.path} has no features of {len(missing)} of {len(images)} images, such as {missing[0]!r}; its "
+                f"names are like {self.names[0]!r}, and must be the image paths of the data set"
+            )
+        return np.array([place[image] for image in images], dtype=np.int64)
+
+    def unusable(self, rows: Ints) -> NDArray[np.bool_]:
+        """Return the mask of those `rows` that are not finite. Raises UsageError for values above float16's range."""
+        bad = np.empty(len(rows), dtype=bool)
+        for start in range(0, len(rows), CHUNK):
+            block = np.asarray(self.values[rows[start : start + CHUNK]])
+            finite = np.isfinite(block).all(axis=1)
+            bad[start : start + CHUNK] = ~finite
+            if np.abs(block[finite]).max(initial=0) > LARGEST:
+                raise UsageError(
+                    f"{self.path} has values above {LARGEST:g}, which float16 cannot hold; scale them down"
+                )
+        return bad
+
+
+def _checked_values(path: Path, values: Any) -> NDArray[Any]:
+    if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
+        raise UsageError(f"{path} must hold one array of numbers [rows, width]; it has {values.shape} {values.dtype}")
+    checked: NDArray[Any] = values
+    return checked
+
+
+def _checked_names(path: Path, names: NDArray[Any], rows: int) -> tuple[str, ...]:
+    if names.shape != (rows,) or names.dtype.kind != "U":
+        raise UsageError(f"{path}: images is {names.shape} {names.dtype}; expected {rows} names, as text")
+    listed, counts = np.unique(names, return_counts=True)
+    if (counts > 1).any():
+        raise UsageError(f"{path}: images lists {str(listed[counts > 1][0])!r} twice; expected one row per image")
+    return tuple(names.tolist())

@@ -1,0 +1,55 @@
+"""Check a user's file of features against the data set and the encoder that it is added with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from duplex.data.check import DataIssue
+from duplex.data.dataset import LabelledImages
+from duplex.encoders import encoder_identity, missing_weights
+from duplex.encoders.families import find_family
+from duplex.errors import UsageError
+from duplex.features.feature_file import FeatureFile
+from duplex.features.identity import IMPORTED
+
+
+def check_features(
+    path: Path, data: LabelledImages, is_table: bool, encoder: str, weights: str | None, max_bad: float
+) -> Iterator[DataIssue]:
+    """Yield an issue if rows are not finite. Raises UsageError if the file does not fit the data set or the encoder.
+
+    path: a .npy or .npz file (`features.feature_file`).
+    is_table: whether the data set is a table, whose lines have an order that a file without names can follow.
+    encoder: name of the encoder that made the features; IMPORTED if unknown.
+    max_bad: largest share of rows that are not finite; more is fatal.
+    """
+    file = FeatureFile.open(path)
+    if file.names is None and not is_table:
+        raise UsageError(
+            f"{path} has no image names, and the images of a folder have no order that it could follow; save both: "
+            "numpy.savez('X.npz', features=X, images=names)"
+        )
+    images = data.manifest["image"].tolist()
+    rows = file.rows_of(images)
+    if encoder != IMPORTED and (width := _encoder_width(encoder, weights)) not in (None, file.width):
+        raise UsageError(
+            f"{path} has features of width {file.width}, and {encoder} makes features of {width}; name the encoder "
+            "that made them, or --encoder none"
+        )
+    if file.names is not None and (further := len(file.names) - len(images)):
+        yield DataIssue("further rows are of no image of the data set", further, (str(path),), False)
+    bad = [images[row] for row in np.flatnonzero(file.unusable(rows)).tolist()]
+    if bad:
+        fatal = len(bad) > max_bad * len(images)
+        yield DataIssue("rows of features are not finite", len(bad), tuple(bad), True, fatal)
+
+
+def _encoder_width(name: str, weights: str | None) -> int | None:
+    """Return the width of an encoder's features without a download; None if only its weights would tell."""
+    for entry in find_family(name).catalog():
+        if entry.name == name:
+            return entry.dim
+    return encoder_identity(name, weights).dim if missing_weights(name, weights) is None else None

@@ -1,0 +1,28 @@
+"""Search for the weights of score terms with the best validation AUC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight is tried larger and smaller, in turn
+LARGEST_WEIGHT = 64
+
+Weights = tuple[float, ...]
+
+
+def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weights:
+    """Return the best weights found from `first` on: each in turn is tried larger and smaller, by ever smaller factors.
+
+    The last weight is fixed, because a common factor of all weights changes nothing.
+    """
+    best, best_auc = first, auc_with(first)
+    for step in STEPS:
+        improved = True
+        while improved:
+            improved = False
+            for place, factor in product(range(len(best) - 1), (step, 1 / step)):
+                trial = tuple(w * factor if i == place else w for i, w in enumerate(best))
+                if max(trial) < LARGEST_WEIGHT and (trial_auc := auc_with(trial)) > best_auc:
+                    best, best_auc, improved = trial, trial_auc, True
+    return best

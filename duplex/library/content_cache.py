@@ -1,0 +1,235 @@
+"""A feature cache addressed by the contents of image files: names, labels and splits are no part of it.
+
+    MODEL.cache/features-KEY/LIST/contents.txt    sha256 of each image file, one per line: the rows of features.h5
+    MODEL.cache/features-KEY/LIST/features.h5
+
+`KEY` identifies the encoder and its outputs, `LIST` the contents. A renamed file or a corrected label encodes nothing
+again; with further images, the rows that exist are copied to the start of a larger cache, only the others are encoded,
+and the smaller cache is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from duplex.config.params import EncoderParams
+from duplex.encoders import Encoder, load_encoder, resolve_device
+from duplex.encoders.image_blocks import last_blocks
+from duplex.errors import DuplexError
+from duplex.features.checks import open_cache, read_identity
+from duplex.features.examples import join
+from duplex.features.extraction import extract
+from duplex.features.identity import cache_identity, first_difference
+from duplex.features.layout import REQUIRED, Span, partial_path
+from duplex.features.shards import CHUNK, row_types
+from duplex.features.store import Features, PartialCache, claim_cache, open_features
+from duplex.features.tokens import DiskTokens, read_tokens
+from duplex.labels import Ints, LabelSpace
+from duplex.layers.finetuned_blocks import finetuned_blocks_factory
+from duplex.library.inputs import InputRequest, RunInputs, encoder_record, load_text_tower
+from duplex.system.files import sha256, write_text
+from duplex.system.precision import float32_arithmetic
+from duplex.system.progress import track
+
+CONTENTS, FEATURES = "contents.txt", "features.h5"
+BATCH = 256  # images whose block inputs are advanced at once
+
+
+def content_digests(root: Path, images: Sequence[str]) -> list[str]:
+    """Return the sha256 of each image file below `root`; "" for a file that is not there."""
+
+    def digest(image: str) -> str:
+        return sha256(root / image) if (root / image).is_file() else ""
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(track(pool.map(digest, images), "reading images", len(images)))
+
+
+@dataclass(frozen=True)
+class ContentCache:
+    """The features of some image contents, from one encoder, on disk."""
+
+    folder: Path
+    encoder: EncoderParams
+    tower: Encoder  # the loaded image tower
+    block_inputs: int = 0  # keep the inputs of this many last blocks of the image tower
+
+    @property
+    def place(self) -> Path:
+        """The folder of this encoder's features, named by the encoder's identity and outputs."""
+        identity = {**self.tower.identity.to_dict(), "block_inputs": str(self.block_inputs)}
+        return (
+            self.folder / f"features-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]}"
+        )
+
+    def fill(self, root: Path, images: Mapping[str, str], max_bad: float = 0.01) -> ContentFeatures:
+        """Encode the contents that are not in the cache and return the features of all.
+
+        root: folder of the image files.
+        images: sha256 of a content -> path below `root` of a file with it.
+        max_bad: share of unreadable images above which `DuplexError` is raised.
+        """
+        finished = [cache for cache in sorted(self.place.glob("*")) if (cache / FEATURES).is_file()]
+        caches = {cache: _read_contents(cache) for cache in finished}
+        for cache, contents in caches.items():
+            if images.keys() <= set(contents):
+                return ContentFeatures(cache / FEATURES, {digest: row for row, digest in enumerate(contents)})
+        known = max(caches, key=lambda cache: len(images.keys() & set(caches[cache])), default=None)
+        return self._extend(root, images, known, caches.get(known, []) if known else [], max_bad)
+
+    def _extend(
+        self, root: Path, images: Mapping[str, str], known: Path | None, contents: list[str], max_bad: float
+    ) -> ContentFeatures:
+        """Write a cache of the contents of the cache `known` that are still wanted, then the others; remove `known`."""
+        kept = {digest: row for row, digest in enumerate(contents) if digest in images}
+        wanted = [*kept, *sorted(images.keys() - kept.keys())]
+        text = "\n".join(wanted) + "\n"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        folder = self.place / digest[:16]
+        file = folder / FEATURES
+        for other in self.place.glob("*"):
+            if other not in (folder, known):
+                shutil.rmtree(other)  # of other contents, abandoned
+        write_text(folder / CONTENTS, text)
+        if known is not None and kept and not partial_path(file).exists():
+            self._copy(known / FEATURES, np.array(list(kept.values())), file, len(wanted), digest)
+        extract(
+            [images[each] for each in wanted],
+            root,
+            file,
+            self.tower,
+            manifest_sha256=digest,
+            block_inputs=self.block_inputs,
+            bits=self.encoder.bits,
+            max_bad=max_bad,
+        )
+        if known is not None:
+            shutil.rmtree(known)
+        return ContentFeatures(file, {digest: row for row, digest in enumerate(wanted)})
+
+    def _copy(self, source: Path, rows: Ints, out: Path, total: int, digest: str) -> None:
+        """Begin the cache `out` of `total` rows with some rows of `source`, which extraction will not encode again."""
+        encoder = self.tower.identity.to_dict()
+        identity = cache_identity(encoder, digest, "none", None, self.block_inputs, self.encoder.bits)
+        with open_cache(source) as file, claim_cache(out):
+            if first_difference({**read_identity(file), "manifest": digest}, identity):
+                return
+            types = row_types(file)
+            shapes = {name: row.shape for name, row in types.items() if name not in REQUIRED}
+            step = max(1, CHUNK // sum(row.itemsize for row in types.values()))  # rows
+            with closing(PartialCache.create(out, identity, Span(0, total, total), self.tower.dim, shapes)) as cache:
+                for start in range(0, len(rows), step):
+                    some = rows[start : start + step]
+                    order = np.argsort(some)  # HDF5 reads rising rows
+                    values = {name: file[name][some[order]][np.argsort(order)] for name in types}
+                    statuses = values.pop("status")
+                    cache.write(start, statuses, **values)
+                cache.commit()
+
+
+def _read_contents(cache: Path) -> list[str]:
+    """Return the contents of a cache in the order of its rows; an empty list if they cannot be read."""
+    try:
+        return (cache / CONTENTS).read_text(encoding="utf-8").split()
+    except OSError:
+        return []
+
+
+@dataclass(frozen=True)
+class ContentFeatures:
+    """A finished cache and the row of each content."""
+
+    path: Path
+    rows: Mapping[str, int]  # sha256 of an image file -> row
+
+    @cached_property
+    def stored(self) -> Features:
+        """The CLS features and statuses of all rows, and the cache's identity."""
+        return open_features(self.path)
+
+    def at(self, digests: Sequence[str]) -> Ints:
+        """Return the cache rows of some contents."""
+        return np.array([self.rows[digest] for digest in digests], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ContentInputs:
+    """A data set from which runs read inputs: a manifest, whose images are found in a cache by their contents."""
+
+    manifest: pd.DataFrame
+    labels: LabelSpace
+    rows: Ints  # [images] row of the cache of each manifest row
+    features: ContentFeatures
+    encoder: EncoderParams
+    device: str
+    word_vectors: Path | None = None
+
+    def with_manifest(self, manifest: pd.DataFrame, labels: LabelSpace) -> ContentInputs:
+        """Return the same images with other splits and labels, row for row."""
+        if len(manifest) != len(self.manifest):
+            raise DuplexError(f"the manifest has {len(manifest)} rows; expected {len(self.manifest)}")
+        return replace(self, manifest=manifest, labels=labels)
+
+    @property
+    def block_inputs(self) -> int:
+        """Number of the image tower's last blocks whose inputs the cache holds."""
+        return int(self.features.stored.identity.get("block_inputs", 0))
+
+    def read(self, request: InputRequest) -> RunInputs:
+        """Read the inputs of a run, with block inputs where it fine-tunes blocks."""
+        stored = self.features.stored
+        tower, identity = load_text_tower(self.encoder, self.device, request.precision)
+        cache = {key: str(value) for key, value in stored.identity.items()}
+        arrays: dict[str, np.ndarray | DiskTokens] = {"cls": stored.cls[self.rows]}
+        record = encoder_record(self.encoder, identity, cache, request, self.word_vectors)
+        make_blocks = None
+        if request.finetune is not None:
+            record |= {key: cache[key] for key in ("block_inputs", "bits") if key in cache}
+            arrays["block_inputs"], blocks = self._block_inputs(request, request.finetune.blocks)
+            record["block_inputs"] = str(blocks)
+            make_blocks = finetuned_blocks_factory(record, request.finetune, resolve_device(self.device))
+        bad = stored.bad[self.rows]
+        examples = join(self.manifest, self.labels, arrays, bad)
+        cache["rows"] = hashlib.sha256(self.rows.tobytes()).hexdigest()
+        return RunInputs(
+            self.manifest, self.labels, examples, tower, record, cache, int(bad.sum()), self.word_vectors, make_blocks
+        )
+
+    def _block_inputs(self, request: InputRequest, blocks: int) -> tuple[np.ndarray | DiskTokens, int]:
+        """Return block inputs of all rows, and of how many blocks: of `blocks` if they fit into memory, so that no
+        epoch runs frozen blocks again; else as the cache holds them."""
+        path, stored = self.features.path, self.block_inputs
+        tokens = read_tokens(path, "block_inputs", int(request.memory * 2**30))
+        if tokens is None or blocks > stored:
+            raise DuplexError(f"{path} holds the inputs of {stored} blocks, {blocks} are wanted; delete it")
+        if isinstance(tokens, DiskTokens):
+            return tokens.at(self.rows), stored
+        values = tokens[self.rows]
+        return (values if blocks == stored else self._advance(values, stored - blocks)), blocks
+
+    def _advance(self, values: np.ndarray, blocks: int) -> np.ndarray:
+        """Return the outputs, in float16, of the first `blocks` cached blocks for their inputs [N, ...]."""
+        entry, stored = self.encoder, self.block_inputs
+        tower = load_encoder(entry.name, entry.weights, towers="image", device=resolve_device(self.device))
+        first = last_blocks(tower, stored).blocks[:blocks]
+        outputs = []
+        with torch.no_grad(), float32_arithmetic(entry.precision):
+            for part in torch.from_numpy(values).split(BATCH):
+                x = part.to(self.device).float()
+                for block in first:
+                    x = block(x)
+                outputs.append(x.half().cpu().numpy())
+        return np.concatenate(outputs)

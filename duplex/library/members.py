@@ -1,0 +1,94 @@
+"""Finished runs that a method combines: read, checked and loaded from their checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from duplex.artifacts import ArtifactPaths
+from duplex.errors import DuplexError, UsageError
+from duplex.library.inputs import RunInputs
+from duplex.library.run_training import MethodSpec
+from duplex.options import CombinedOptions
+from duplex.training.checkpoint import CheckpointHeader, load_checkpoint, read_checkpoint
+
+
+@dataclass(frozen=True)
+class Members:
+    """Checkpoints of the runs that a method combines, in the order of its options."""
+
+    headers: tuple[CheckpointHeader, ...] = ()
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Return a digest of each run, which changes with its tensors and with its metadata."""
+        return [header.fingerprint for header in self.headers]
+
+    def load(self, inputs: RunInputs) -> RunInputs:
+        """Return inputs with the trained methods; raise `DuplexError` if a run has other labels or another encoder."""
+        return replace(inputs, members=tuple(_load(header, inputs) for header in self.headers))
+
+
+def find_members(
+    spec: MethodSpec, dataset: str, seed: int, seeds: Sequence[int], paths: ArtifactPaths
+) -> tuple[MethodSpec, Members]:
+    """Return the specification with its members' options filled in, and the members; other methods have none.
+
+    `seeds`: those of `seeds: all`. Raises `DuplexError` for a missing run, `UsageError` for one that does not fit.
+    """
+    options = spec.options
+    if not isinstance(options, CombinedOptions):
+        return spec, Members()
+    if spec.finetune is not None:
+        raise UsageError(f"{spec.name} trains nothing, so it cannot fine-tune the encoder; remove `finetune`")
+    headers, members = [], []
+    for method in options.of:
+        for number in seeds if options.seeds == "all" else (seed,):
+            header = read_checkpoint(paths.run(dataset, method, number).checkpoint)
+            _check(spec, header, number)
+            headers.append(header)
+            members.append(_member(method, header))
+    finetunes = [header.record.finetune for header in headers if header.record.finetune is not None]
+    largest = max(finetunes, key=lambda finetune: finetune.blocks, default=None)  # whose block inputs serve all members
+    return replace(spec, options=replace(options, members=tuple(members)), finetune=largest), Members(tuple(headers))
+
+
+def _check(spec: MethodSpec, header: CheckpointHeader, seed: int) -> None:
+    """Raise unless a run has the seed, the labels and the worlds that the combining method needs."""
+    record = header.record
+    if record.seed != seed:
+        raise UsageError(f"{header.path} has seed {record.seed}; {spec.name} combines runs with seed {seed}")
+    if record.world != spec.trained_for:
+        raise UsageError(
+            f"{header.path} was trained for the {record.world} world and {spec.name} is for the {spec.trained_for} "
+            f"world; combine runs of one world, or set `world` of {spec.name}"
+        )
+    if missing := [world for world in spec.worlds if world not in (record.calibration or {})]:
+        raise UsageError(
+            f"{header.path} is not for the {missing[0]} world, which {spec.name} is for; set `world` of {spec.name}"
+        )
+    if isinstance(record.options, CombinedOptions):
+        raise UsageError(f"{header.path} combines runs itself; list its methods in `of` of {spec.name} instead")
+
+
+def _member(method: str, header: CheckpointHeader) -> dict[str, Any]:
+    record = header.record
+    return {
+        "method": method,
+        "seed": record.seed,
+        "kind": record.kind,
+        "options": record.options.to_dict(),
+        "world": record.world,
+        "finetune": None if record.finetune is None else record.finetune.to_dict(),
+        "temperature": record.confidence.temperature,
+    }
+
+
+def _load(header: CheckpointHeader, inputs: RunInputs) -> Any:
+    finetune, member_blocks, blocks = header.record.finetune, inputs.member_blocks, None
+    if finetune is not None:
+        if member_blocks is None:
+            raise DuplexError(f"{header.path} has fine-tuned blocks, and the cache has no block inputs; extract them")
+        blocks = lambda: member_blocks(finetune)  # noqa: E731
+    return load_checkpoint(header, replace(inputs.task(), finetuned_blocks=blocks, members=()), inputs.encoder)

@@ -1,0 +1,141 @@
+"""Product of finished runs: their log probabilities are added on a common scale, and nothing is trained.
+
+With members `k`, their probabilities `p_k(c|x)` among the candidates, and the temperatures `T_k` at which these are
+calibrated on validation images,
+
+    log S(c|x) = sum_k w_k log p_k(c|x) / T_k - log Z.
+
+The weights are equal, or each method has one, chosen by validation AUC. A checkpoint contains those of its members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from duplex.errors import UsageError
+from duplex.labels import Ints
+from duplex.layers.portable import joined_members
+from duplex.layers.score_formula import LEAST
+from duplex.layers.weight_search import search_weights
+from duplex.methods.base import Batch, Inputs, Method, Scorer, ScoreTerms, TaskContext
+from duplex.methods.registry import find_method, make_method, parse_options
+from duplex.options import CombinedOptions, FinetuneOptions
+
+
+@dataclass(frozen=True)
+class ProductOptions(CombinedOptions):
+    """Options of `kind: product`."""
+
+    weights: Literal["equal", "tuned"] = "equal"  # of the methods in `of`; tuned: chosen by validation AUC
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        yield from super().rules()
+        several = self.weights == "equal" or len(self.of) > 1
+        yield several, f"weights is tuned and of is {list(self.of)}; tuned weights need two methods or more"
+
+
+class ProductMethod(Method[ProductOptions]):
+    """Trained methods whose log probabilities are added."""
+
+    combines_runs: ClassVar[bool] = True
+    temperatures: Tensor  # [K] of the members
+    weights: Tensor  # [methods in `of`]
+
+    def __init__(self, task: TaskContext, options: ProductOptions) -> None:
+        super().__init__(task, options)
+        if not options.members:
+            raise UsageError(
+                f"a product of {', '.join(options.of)} is made of finished runs; list it in run.products of params.yaml"
+            )
+        trained = task.members or tuple(build_member(member, task) for member in options.members)
+        self.members: Any = nn.ModuleList(trained).requires_grad_(False)
+        temperatures = [float(member["temperature"]) for member in options.members]
+        self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float64))
+        self.register_buffer("weights", torch.ones(len(options.of), dtype=torch.float64))
+
+    @classmethod
+    def needs(cls, options: Any) -> frozenset[str]:
+        members = (find_method(m["kind"]).needs(parse_options(m["kind"], m["options"])) for m in options.members)
+        return frozenset({"cls"}).union(*members)
+
+    def start(self, train: Batch) -> None:
+        """Start the members as their own training does, unless they are finished runs."""
+        if not self.task.members:
+            for member in self.members:
+                member.start(train)
+
+    def groups(self) -> list[dict[str, Any]]:
+        return []
+
+    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+        """Choose the methods' weights by validation AUC; the last one is 1, because a common factor changes nothing."""
+        if self.options.weights == "equal":
+            return
+        terms = [term.cpu() for _, term in self._log_terms(candidates)(images)]
+
+        def auc_with(weights: tuple[float, ...]) -> float:
+            return auc(torch.stack([w * term for w, term in zip(weights, terms, strict=True)]).sum(0))
+
+        self.weights.copy_(torch.tensor(search_weights(tuple(self.weights.tolist()), auc_with)))
+
+    @torch.no_grad()
+    def scorer(self, candidates: Ints) -> Scorer:
+        terms = self.score_terms(candidates)
+        return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
+
+    @torch.no_grad()
+    def score_terms(self, candidates: Ints) -> ScoreTerms:
+        """Return a function that yields one summand per method in `of`, summed over its seeds."""
+        terms, weights = self._log_terms(candidates), self.weights.tolist()
+
+        @torch.no_grad()
+        def named_terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+            for weight, (name, term) in zip(weights, terms(inputs), strict=True):
+                yield name, weight * term
+
+        return named_terms
+
+    def _log_terms(self, candidates: Ints) -> Callable[[Inputs], Iterator[tuple[str, Tensor]]]:
+        """Return a function that yields each method's name and `sum_k log p_k / T_k` [B, C] over its members."""
+        members = [(m["method"], method.eval()) for m, method in zip(self.options.members, self.members, strict=True)]
+        scorers = [method.scorer(candidates) for _, method in members]
+
+        @torch.no_grad()
+        def log_terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+            for name in self.options.of:
+                total: Any = 0.0
+                for place, (own, method) in enumerate(members):
+                    if own == name:
+                        p = method.probabilities(scorers[place](inputs).double())
+                        total = total + p.clamp(min=LEAST).log() / self.temperatures[place]
+                yield name, total.float()
+
+        return log_terms
+
+    @torch.no_grad()
+    def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
+        tensors = [member.portable(candidates) for member in self.members]
+        frozen = all(member["finetune"] is None for member in self.options.members)
+        if not frozen or any(each is None for each in tensors):
+            return None
+        places = [self.options.of.index(member["method"]) for member in self.options.members]
+        return joined_members([t for t in tensors if t is not None], (self.weights[places] / self.temperatures).float())
+
+
+def build_member(member: dict[str, Any], task: TaskContext) -> Method[Any]:
+    """Return the untrained method of a member, whose tensors a checkpoint then fills in."""
+    blocks = None
+    if member["finetune"] is not None:
+        options, make_blocks = FinetuneOptions.from_dict(member["finetune"]), task.member_blocks
+        if make_blocks is None:
+            raise UsageError(
+                f"{member['method']} has fine-tuned blocks, and this task has no image tower to build them"
+            )
+        blocks = lambda: make_blocks(options)  # noqa: E731
+    own = replace(task, world=member["world"], finetuned_blocks=blocks, members=(), member_blocks=None)
+    return make_method(member["kind"], parse_options(member["kind"], member["options"]), own)

@@ -1,0 +1,87 @@
+"""Choose the encoder of a model: by the device, the weights on disk or within reach, and the number of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from duplex.config.params import EncoderParams
+from duplex.encoders import PACKAGED, encoder_identity, missing_weights, unknown_words
+from duplex.encoders.hub import is_reachable
+from duplex.errors import DuplexError, UsageError
+from duplex.labels import LabelSpace, prompt_name
+
+LONGEST = 1800.0  # seconds that encoding may take on a CPU
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An encoder that can be chosen without being named."""
+
+    name: str
+    weights: str
+    seconds: float  # per image on one core of a CPU
+
+
+OFFERS = (  # the most accurate first
+    Offer("ViT-L-14-quickgelu", "openai", 1.4),
+    Offer("ViT-B-16-quickgelu", "openai", 0.3),
+    Offer("ViT-B-32-quickgelu", "openai", 0.08),
+)
+
+
+@dataclass(frozen=True)
+class EncoderChoice:
+    """An encoder and the reason why it was chosen."""
+
+    entry: EncoderParams
+    reason: str
+
+
+def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> EncoderChoice:
+    """Return the most accurate encoder whose weights are on disk, else within reach, and that encodes the images in
+    half an hour at most; the packaged one where it knows all words and there is no other.
+
+    Raises `UsageError` with what to do if there is none.
+    """
+    in_time = [offer for offer in OFFERS if gpu or offer.seconds * images / cores <= LONGEST] or [OFFERS[-1]]
+    why = f"{'a GPU' if gpu else f'{cores} cores and no GPU'}, {images:,} images"
+    absent = {}
+    for offer in in_time:
+        missing = missing_weights(offer.name, offer.weights)
+        if missing is None:
+            return EncoderChoice(EncoderParams(name=offer.name, weights=offer.weights), f"{why}, weights on disk")
+        absent[offer] = missing
+    if not unknown_words(PACKAGED, words(labels)):
+        return EncoderChoice(EncoderParams(name=PACKAGED), "the packaged encoder knows all words")
+    for offer, missing in absent.items():
+        if is_reachable(missing.address):
+            size = f"{(missing.size or 0) / 1e9:.1f} GB to download"
+            return EncoderChoice(EncoderParams(name=offer.name, weights=offer.weights), f"{why}, {size}")
+    raise UsageError(
+        f"no encoder is on disk or within reach; fetch {in_time[-1].name} with the weights {in_time[-1].weights} where "
+        "there is a network, or name a folder that holds an open_clip model: --encoder local-dir:FOLDER"
+    )
+
+
+def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderChoice:
+    """Return an encoder that the user named; raise `UsageError` if it does not exist or lacks words of the labels."""
+    if weights is None and name.startswith("ViT-"):
+        weights = "openai"
+    try:
+        encoder_identity(name, weights)
+    except DuplexError as error:
+        raise UsageError(f"--encoder {name}: {error}") from None
+    check_words(name, words(labels))
+    return EncoderChoice(EncoderParams(name=name, weights=weights), "named")
+
+
+def check_words(name: str, texts: Sequence[str]) -> None:
+    """Raise `UsageError` if an encoder's text tower has no embedding for a word of some texts."""
+    if unknown := unknown_words(name, texts):
+        raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; choose another --encoder")
+
+
+def words(labels: LabelSpace) -> Sequence[str]:
+    """Return all states and objects as prompts write them."""
+    return [prompt_name(name) for name in (*labels.states, *labels.objects)]

@@ -1,0 +1,74 @@
+"""Fit a chosen recipe once more, on all labelled images, with what validation chose before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from duplex.features.examples import Examples
+from duplex.labels import WORLDS
+from duplex.library.inputs import RunInputs
+from duplex.library.run_training import MethodSpec, Run, start_method
+from duplex.methods.base import Method
+from duplex.methods.registry import method_source
+from duplex.system.plugins import provider
+from duplex.training.calibration import Calibration
+from duplex.training.checkpoint import Record
+from duplex.training.known_images import KnownImages
+from duplex.training.loop import ResumePoint, TrainingResult, train
+from duplex.training.resume import saved_epoch
+
+
+@dataclass
+class EveryEpochBetter:
+    """Validation stand-in where no image is left out: the last epoch counts as the best. `auc` is only shown."""
+
+    auc: float
+    epoch: int
+
+    def __call__(self, method: Method[Any]) -> dict[str, float]:
+        self.epoch += 1
+        return {"auc": self.auc, "epoch": float(self.epoch)}
+
+
+def fit_all_images(
+    spec: MethodSpec,
+    chosen: Record,
+    tuned: Mapping[str, Any],
+    inputs: RunInputs,
+    device: torch.device,
+    resume: ResumePoint,
+) -> Run:
+    """Train the recipe `spec` on inputs whose images are all training images, for as many epochs as validation chose.
+
+    chosen: record of the run that validation chose, of which epochs, calibration and thresholds are taken.
+    tuned: `Method.tuned_options` of that run.
+    """
+    options = replace(spec.options, **tuned)
+    training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None, warm_up=0)
+    method = start_method(spec.kind, options, inputs.task(spec.trained_for), inputs, chosen.seed, device)
+    images = inputs.examples["train"].to(device)
+    if chosen.epoch:
+        begun = saved_epoch(resume.path) if resume.path is not None else 0
+        result = train(method, images, training, chosen.seed, EveryEpochBetter(chosen.val_auc, begun), resume)
+    else:  # the untrained method was the best
+        result = TrainingResult(0, chosen.val_auc, [], {})
+    bias = next(iter((chosen.calibration or {}).values())).bias
+    record = replace(
+        chosen,
+        options=options,
+        provider=provider(method_source(spec.kind)),
+        labels=inputs.labels,
+        encoder=inputs.encoder,
+        calibration={world: Calibration(bias) for world in WORLDS},
+        known_images=None if chosen.known_images is None else _known_images(images, inputs, chosen.known_images),
+    )
+    return Run(spec.name, method.eval(), record, training, result)
+
+
+def _known_images(images: Examples, inputs: RunInputs, chosen: KnownImages) -> KnownImages:
+    """Return means and covariance of all images, with the threshold that validation images gave."""
+    return replace(KnownImages.fit(images, images, inputs.labels), threshold=chosen.threshold)

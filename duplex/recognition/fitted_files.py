@@ -1,0 +1,74 @@
+"""Files that `duplex fit` adds to an exported model: the table of the climb, and statistics for `duplex update`.
+
+fit.json                  choice, table of rungs, numbers measured before the final fit, data
+statistics.safetensors    counts and sums of the features of all labelled images, by pair; their second moment
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from duplex.errors import UsageError
+from duplex.layers.class_statistics import ClassStatistics
+from duplex.layers.gaussian_prototypes import FitSettings, FittedStatistics
+from duplex.system.files import save_tensors
+from duplex.training.checkpoint import digest
+
+FIT, STATISTICS = "fit.json", "statistics.safetensors"
+FORMAT = "duplex-statistics-1"
+FIELDS = ("pairs", "counts", "sums", "moment")
+
+
+def write_fit(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write the record of a fit; equal fits give equal bytes."""
+    text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+    (folder / FIT).write_text(text, encoding="utf-8")
+
+
+def read_fit(folder: Path) -> dict[str, Any]:
+    """Read the record of a fit; raise `UsageError` if the folder was not made by `duplex fit`."""
+    try:
+        record = json.loads((folder / FIT).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder} has no readable {FIT}; expected a folder that `duplex fit` wrote") from error
+    return dict(record)
+
+
+def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
+    """Write statistics beside the model's tensors, which they belong to."""
+    tensors = {name: getattr(fitted.statistics, name).cpu().contiguous() for name in FIELDS}
+    record = {
+        "format": FORMAT,
+        "model": digest(model),
+        "tensors": digest(tensors),
+        "shape": [fitted.statistics.states, fitted.statistics.objects],
+        "settings": asdict(fitted.settings),
+    }
+    save_tensors(folder / STATISTICS, tensors, {"duplex": json.dumps(record, sort_keys=True)})
+    (folder / STATISTICS).chmod(0o644)
+
+
+def read_statistics(folder: Path, model: Mapping[str, Tensor]) -> FittedStatistics:
+    """Read the statistics of a model; raise `UsageError` if there are none, or if they are of another model."""
+    path = folder / STATISTICS
+    try:
+        with safe_open(path, "pt") as file:
+            record = json.loads(file.metadata()["duplex"])
+            tensors = {name: file.get_tensor(name) for name in FIELDS}
+        if record["format"] != FORMAT:
+            raise UsageError(f"{path} has the format {record['format']}, expected {FORMAT}; run `duplex fit` again")
+        if record["tensors"] != digest(tensors) or record["model"] != digest(model):
+            raise UsageError(f"{path} is damaged or of another model; run `duplex fit` again")
+        statistics = ClassStatistics(*record["shape"], *(tensors[name] for name in FIELDS))
+        return FittedStatistics(statistics, FitSettings(**record["settings"]))
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read; only models of `duplex fit` can be updated without training"
+        ) from error

@@ -1,0 +1,138 @@
+"""The labelled images that a model is fitted to: a folder or a table, checked, without duplicates, and split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from duplex.data.check import check_labels_of
+from duplex.data.contents import content_keys
+from duplex.data.dataset import LabelledImages, from_rows
+from duplex.data.dataset_source import detect_source, load_source, read_folder
+from duplex.data.source_options import SourceOptions, SplitOptions
+from duplex.data.table import read_table
+from duplex.errors import DuplexError, UsageError
+from duplex.labels import LabelSpace
+from duplex.library.content_cache import content_digests
+
+MOST_CONTRADICTED = 0.01  # share of images with copies of another label that are left out; more is an error
+
+
+@dataclass(frozen=True)
+class LabelledFolder:
+    """Images with labels and a split, one row per image content."""
+
+    root: Path  # folder that image paths start from
+    manifest: pd.DataFrame  # image, state, object, split
+    labels: LabelSpace
+    digests: list[str]  # sha256 of each row's file
+    notes: tuple[str, ...] = ()  # what was left out
+
+
+def read_labelled_folder(source: Path, images: Path | None = None, seed: int = SplitOptions.seed) -> LabelledFolder:
+    """Read the labelled images of a folder `state/object/*.jpg`, a table, or a benchmark's folder, and split them.
+
+    Files with the same content and label are used once, a few contents with two labels not at all. Raises `UsageError`
+    for more of these, and for data that no compositional split exists of.
+    """
+    description = detect_source(source, SplitOptions(seed=seed), images)
+    if images is not None and description.kind != "table":
+        raise UsageError(f"--images is for tables, and {source} is not a table; leave it out")
+    notes: list[str] = []
+    try:
+        if description.kind == "standard":
+            data = load_source(description)
+            digests = content_digests(description.root, data.manifest["image"].tolist())
+        else:
+            frame = labelled_rows(description)
+            frame, digests, notes = distinct_images(frame, description.root, source)
+            require_words(frame, source)
+            data = from_rows(frame, description.split, source, partial(content_keys, description.root))
+        require_splits(data, source)
+    except UsageError:
+        raise
+    except DuplexError as error:
+        raise UsageError(str(error)) from None
+    notes += [f"{text}: {count:,}" for text, count in data.notes.items()]
+    return LabelledFolder(description.root, data.manifest.reset_index(drop=True), data.labels, digests, tuple(notes))
+
+
+def labelled_rows(source: SourceOptions) -> pd.DataFrame:
+    """Return the columns image, state, object and, if the source has a split, split."""
+    if source.table is not None:
+        if not source.root.is_dir():
+            raise UsageError(f"{source.root} is not a folder; --images names the folder that image paths start from")
+        return read_table(source.table).drop_duplicates(ignore_index=True)
+    return read_folder(source.root)
+
+
+def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.DataFrame, list[str], list[str]]:
+    """Return the rows with a file of their own content, its sha256, and notes on the rows left out.
+
+    All copies of a content with two labels are left out; `UsageError` is raised if they are more than a hundredth.
+    """
+    digests = pd.Series(content_digests(root, frame["image"].tolist()), index=frame.index, dtype=object)
+    missing = digests == ""
+    if missing.all():
+        raise UsageError(f"{source}: none of its {len(frame):,} images exists below {root}; give --images FOLDER")
+    frame, digests = frame[~missing], digests[~missing]
+    contradicted = _contradicted(frame, digests, source)
+    frame, digests = frame[~contradicted], digests[~contradicted]
+    repeated = digests.duplicated()
+    notes = [
+        f"{text}: {int(mask.sum()):,}"
+        for text, mask in (
+            ("images that are missing", missing),
+            ("images whose copies have another label", contradicted),
+            ("images with the content of another", repeated),
+        )
+        if mask.any()
+    ]
+    return frame[~repeated].reset_index(drop=True), digests[~repeated].tolist(), notes
+
+
+def _contradicted(frame: pd.DataFrame, digests: pd.Series, source: Path) -> pd.Series:
+    """Return the mask of rows whose content has two labels; raise `UsageError` for more than `MOST_CONTRADICTED`."""
+    kinds = frame.assign(content=digests).drop_duplicates(["content", "state", "object"])
+    twice = kinds.loc[kinds["content"].duplicated(keep=False), "content"]
+    mask = digests.isin(twice)
+    if mask.sum() > MOST_CONTRADICTED * len(frame):
+        copies = kinds[kinds["content"] == twice.iloc[0]].head(2).itertuples()
+        named = " and ".join(f"{row.image} ({row.state} {row.object})" for row in copies)
+        raise UsageError(
+            f"{source}: {twice.nunique():,} images have two labels, first {named}, whose files are equal; "
+            "keep one label of each"
+        )
+    return mask
+
+
+def require_words(frame: pd.DataFrame, source: Path) -> None:
+    """Raise `UsageError` unless there are two states, two objects, and a state or an object shared between pairs."""
+    for kind in ("state", "object"):
+        names = frame[kind].unique()
+        if len(names) < 2:
+            raise UsageError(f"{source} has one {kind}, {names[0]!r}; expected at least two states and two objects")
+
+
+def require_splits(data: LabelledImages, source: Path) -> None:
+    """Raise `UsageError` if validation or test lack images of seen or of unseen pairs."""
+    fatal = next((issue for issue in check_labels_of(data) if issue.fatal and issue.count), None)
+    if fatal is not None:
+        raise UsageError(f"{source} cannot be fitted: {', '.join(fatal.examples)}; add images per pair, or pairs")
+
+
+def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
+    """Say what the data are, and what was left out."""
+    labels = data.labels
+    pairs = data.manifest[["state", "object"]].drop_duplicates()
+    counts = data.manifest["split"].value_counts()
+    say(
+        f"{len(data.manifest):,} images, {len(labels.states)} states, {len(labels.objects)} objects, "
+        f"{len(pairs)} pairs; train {counts['train']:,}, validation {counts['val']:,}, test {counts['test']:,}"
+    )
+    for note in data.notes:
+        say(f"left out or noted: {note}")

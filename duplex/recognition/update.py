@@ -1,0 +1,251 @@
+"""Add labelled images to a fitted model without training: `duplex update`.
+
+The closed form follows from counts and sums of the features by pair and from their second moment, which the model's
+folder keeps. Those of further images are added, also of new words, and the closed form is fitted again: the result is
+that of a closed-form fit to all images. Trained prompts and fine-tuned blocks stay as they are; prompts of new words
+come from the text tower.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from duplex.data.dataset_source import detect_source
+from duplex.data.manifest import check_labels
+from duplex.errors import DuplexError, UsageError
+from duplex.features.layout import FIRST_BAD, status_reason
+from duplex.labels import LabelSpace, prompt_name
+from duplex.layers.class_statistics import ClassStatistics
+from duplex.layers.factors import unit
+from duplex.layers.gaussian_prototypes import ClosedForm, FittedStatistics, GroupPosterior
+from duplex.layers.portable import portable_closed_form
+from duplex.layers.prompt_paths import word_vectors
+from duplex.methods.base import Inputs
+from duplex.methods.with_finetuning import with_finetuned_features
+from duplex.recognition.added_words import find_or_append, with_rows
+from duplex.recognition.card import RunFacts, card
+from duplex.recognition.encoder_choice import check_words
+from duplex.recognition.export_folder import README, refuse_other_files, replace_export
+from duplex.recognition.fitted_files import read_fit, read_statistics, write_fit, write_statistics
+from duplex.recognition.image_inputs import encode_files
+from duplex.recognition.labelled_folder import distinct_images, labelled_rows
+from duplex.recognition.recognizer import Recognizer
+from duplex.recognition.sources import CONFIG, TENSORS
+from duplex.recognition.trained import ExportedModel
+from duplex.system.files import save_tensors
+from duplex.training.checkpoint import digest, seal
+from duplex.training.known_images import KnownImages
+
+BATCH = 64
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class NewImages:
+    """Labelled images to add, with the features that the model computes for them."""
+
+    rows: pd.DataFrame  # image, state, object
+    digests: list[str]  # sha256 of each file
+    inputs: Inputs  # as the encoder computes them: `cls` [B, d], and block inputs for fine-tuned blocks
+    features: Tensor  # of the fine-tuned blocks, else `cls` [B, d]
+
+
+@dataclass(frozen=True)
+class UpdatedModel:
+    """A model's labels, tensors and statistics after an update."""
+
+    labels: LabelSpace
+    tensors: dict[str, Tensor]
+    fitted: FittedStatistics
+
+
+def update_model(
+    model: Path, source: Path, out: Path, *, images: Path | None = None, device: str = "auto", say: Say = print
+) -> Path:
+    """Write a copy of a fitted model to the folder `out` with further labelled images added; return `out`.
+
+    model: folder that `duplex fit` or `duplex update` wrote; `out` may be the same folder.
+    source: a folder `state/object/*.jpg`, or a table with the columns image, state and object.
+    images: folder that a table's image paths start from.
+    """
+    if out.resolve() != model.resolve():
+        refuse_other_files(out)
+    recognizer = Recognizer.load(model, device=device, exact=True)
+    trained = recognizer.trained
+    if not isinstance(trained, ExportedModel):
+        raise UsageError(f"{model} is a run; expected a folder that `duplex fit` wrote")
+    record = read_fit(model)
+    stored = load_file(model / TENSORS)
+    fitted = read_statistics(model, stored)
+    new = read_images(recognizer, source, images, record)
+    updated = updated_model(trained, stored, fitted, new)
+    for line in changes(trained.labels, updated.labels, new.rows):
+        say(line)
+    before = _right(recognizer, new)
+    write_update(model, out, updated, record, new)
+    after = _right(Recognizer.load(out, device=device, exact=True), new)
+    say(f"answered right: {before} of these {len(new.rows)} before, {after} now that the model has them")
+    return out
+
+
+def read_images(recognizer: Recognizer, source: Path, images: Path | None, record: Mapping[str, Any]) -> NewImages:
+    """Read and encode the images to add. Raises `UsageError` for unreadable ones and for those added before."""
+    description = detect_source(source, None, images)
+    try:
+        frame = labelled_rows(description)
+        frame, digests, _ = distinct_images(frame, description.root, source)
+        for kind in ("state", "object"):
+            check_labels(frame[kind], kind, source)
+    except UsageError:
+        raise
+    except DuplexError as error:
+        raise UsageError(str(error)) from None
+    known = {digest for update in record.get("updates", []) for digest in update["contents"]}
+    if again := [image for image, each in zip(frame["image"], digests, strict=True) if each in known]:
+        raise UsageError(f"{len(again)} images were added before, first {again[0]}; leave them out")
+    paths = [description.root / image for image in frame["image"]]
+    inputs = _encoded(recognizer, paths)
+    blocks = recognizer.trained.finetuned
+    features = inputs["cls"] if blocks is None else with_finetuned_features(lambda each: each["cls"], blocks)(inputs)
+    return NewImages(frame, digests, inputs, features)
+
+
+def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
+    """Return a model's inputs for image files; raise `UsageError` for the first that cannot be read."""
+    outputs, parts, place = recognizer.trained.outputs, list[Inputs](), 0
+    for statuses, inputs in encode_files(
+        recognizer.encoder, paths, batch_size=BATCH, num_workers="auto", outputs=outputs
+    ):
+        for offset in np.flatnonzero(statuses >= FIRST_BAD):
+            reason = status_reason(statuses[offset])
+            raise UsageError(f"{paths[place + offset]} cannot be used: {reason}; remove it and run the command again")
+        parts.append(inputs)
+        place += len(statuses)
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def updated_model(
+    trained: ExportedModel, stored: Mapping[str, Tensor], fitted: FittedStatistics, new: NewImages
+) -> UpdatedModel:
+    """Return a model with further images: statistics, closed form, candidates and masks."""
+    labels, rows = trained.labels, new.rows
+    world = next(iter(trained.calibration))
+    states, objects = list(labels.states), list(labels.objects)
+    state_of = np.array([find_or_append(name, states) for name in rows["state"]])
+    object_of = np.array([find_or_append(name, objects) for name in rows["object"]])
+    added_words = [*states[len(labels.states) :], *objects[len(labels.objects) :]]
+    if added_words:
+        check_words(str(trained.backbone.record["name"]), list(map(prompt_name, added_words)))
+    shape = len(states), len(objects)
+    compositions = torch.from_numpy(state_of * shape[1] + object_of)
+    own = ClassStatistics.of(unit(new.features.cpu()), compositions, *shape)
+    kept = fitted.statistics.relabelled(torch.arange(len(labels.states)), torch.arange(len(labels.objects)), shape)
+    total = replace(fitted, statistics=kept + own)
+    enlarged = LabelSpace(tuple(states), tuple(objects), {"train": total.statistics.pairs.numpy()})
+    tensors = {name: value.cpu() for name, value in stored.items() if not name.startswith("known_images.")}
+    present = tensors["state_of"].numpy() * shape[1] + tensors["object_of"].numpy()
+    wanted = enlarged.candidates(world, "train")
+    missing = np.setdiff1d(wanted, present)
+    if len(missing):
+        pairs = np.stack([enlarged.state_of(missing), enlarged.object_of(missing)], axis=1)
+        tensors = with_rows(tensors, labels, (states, objects), pairs, trained.backbone.tower("text").text)
+    candidates = np.concatenate([present, missing])
+    tensors |= closed_form_tensors(trained, total, enlarged, candidates, tensors)
+    seen = enlarged.is_seen(candidates)
+    feasible = np.concatenate([tensors["feasible"].numpy(), np.ones(len(missing), dtype=bool)]) | seen
+    tensors |= {"seen": torch.from_numpy(seen), "feasible": torch.from_numpy(feasible)}
+    tensors["log_prior"] = torch.from_numpy(trained.confidence.log_prior(seen, feasible))
+    if trained.known_images is not None:
+        tensors |= _known_images(trained.known_images, kept, new.inputs["cls"].cpu(), compositions).tensors()
+    return UpdatedModel(enlarged, {name: value.contiguous() for name, value in tensors.items()}, total)
+
+
+def closed_form_tensors(
+    trained: ExportedModel,
+    fitted: FittedStatistics,
+    labels: LabelSpace,
+    candidates: np.ndarray,
+    tensors: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return the exported tensors of the closed form, fitted to statistics, for some candidates."""
+    words = None
+    if fitted.settings.interactions != 0:
+        vectors = word_vectors(labels, trained.backbone.tower("text").text)
+        words = vectors[0].cpu(), vectors[1].cpu()
+    model = ClosedForm.fit(fitted.statistics, fitted.settings, words).to(torch.float32)
+    posteriors = None
+    if "primitives.states.weight" in tensors:
+        groups = fitted.statistics.by_state(), fitted.statistics.by_object()
+        posteriors = GroupPosterior.fit(groups[0]).to(torch.float32), GroupPosterior.fit(groups[1]).to(torch.float32)
+    return portable_closed_form(model, torch.from_numpy(candidates), posteriors)
+
+
+def _known_images(known: KnownImages, before: ClassStatistics, cls: Tensor, compositions: Tensor) -> KnownImages:
+    """Return the means of pairs with further images added; the covariance and the threshold stay.
+
+    before: statistics of the images so far, whose pairs are those of the means, in their order.
+    """
+    whitened = unit(cls.float()).to(known.whitening) @ known.whitening
+    pairs, place = torch.cat([before.pairs, compositions]).unique(return_inverse=True)
+    counts = torch.cat([before.counts, torch.ones(len(cls), dtype=before.counts.dtype)])
+    values = torch.cat([known.means.cpu(), whitened.cpu()]).double()
+    total = counts.new_zeros(len(pairs)).index_add_(0, place, counts)
+    sums = values.new_zeros(len(pairs), values.shape[1]).index_add_(0, place, values * counts[:, None])
+    return KnownImages(known.whitening, (sums / total[:, None]).float(), known.threshold)
+
+
+def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[str, Any], new: NewImages) -> None:
+    """Write the updated model: its own files, and copies of those that an update does not change."""
+    config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
+    config = seal({**config, "labels": updated.labels.to_dict(), "tensors": digest(updated.tensors)})
+    entry = {"images": len(new.rows), "contents": new.digests}
+    fit = {**record, "updates": [*record.get("updates", []), entry]}
+    metrics = record["measured"]["metrics"]
+    remark = f"The numbers were measured before {len(new.rows)} images were added without training."
+    facts = RunFacts(out.name, metrics=metrics, counts=record["counts"], remark=remark)
+    changed = {CONFIG, TENSORS, README}
+
+    def fill(folder: Path) -> None:
+        for path in model.iterdir():
+            if path.is_file() and path.name not in changed:
+                shutil.copyfile(path, folder / path.name)
+        save_tensors(folder / TENSORS, updated.tensors)
+        (folder / TENSORS).chmod(0o644)
+        (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        (folder / README).write_text(card(config, updated.tensors, facts), encoding="utf-8")
+        write_fit(folder, fit)
+        write_statistics(folder, updated.fitted, updated.tensors)
+
+    with replace_export(out) as folder:
+        fill(folder)
+
+
+def changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
+    """Return what an update changes, as lines of text: images per kind of pair, new pairs and words."""
+    known = set(before.names(before.pairs["train"]))
+    pairs = [name for name in after.names(after.pairs["train"]) if name not in known]
+    lines = [f"{len(rows)} images added; {len(after.pairs['train'])} pairs have images now, {len(known)} had before"]
+    if pairs:
+        lines.append(f"new pairs: {', '.join(pairs)}")
+    for kind, old, new in (("states", before.states, after.states), ("objects", before.objects, after.objects)):
+        if words := new[len(old) :]:
+            lines.append(f"new {kind}: {', '.join(words)}")
+    return lines
+
+
+def _right(recognizer: Recognizer, new: NewImages) -> int:
+    """Return how many of the images to add get their own label as the most probable answer."""
+    answers = recognizer.candidates().answers(new.inputs, 1)
+    pairs = zip(new.rows["state"], new.rows["object"], strict=True)
+    return sum((answer.best.state, answer.best.object) == pair for answer, pair in zip(answers, pairs, strict=True))

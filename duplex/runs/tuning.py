@@ -1,0 +1,181 @@
+"""Search for settings of methods by validation AUC, in parallel processes that load inputs once.
+
+Test images are never scored, and no run of the pipeline is written.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import Params
+from duplex.encoders import resolve_device
+from duplex.errors import DuplexError, UsageError
+from duplex.library.inputs import InputsCache, make_deterministic
+from duplex.library.run_training import MethodSpec, train_method
+from duplex.methods.registry import report_exits
+from duplex.report.aggregate import standard_error
+from duplex.runs.sweep import most_threads, places, refuse_duplicates, run_in_processes
+from duplex.system.progress import ProgressBar
+from duplex.system.threads import threads
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A method with some settings changed, to be trained on a data set with one seed."""
+
+    dataset: str
+    method: str
+    settings: Mapping[str, Any]  # name -> value, of training options and options of the kind
+    seed: int
+
+    def spec(self, params: Params) -> MethodSpec:
+        """Return the specification of the method with the trial's settings."""
+        return MethodSpec.of(params, self.dataset, self.method).with_settings({**self.settings, "log": "none"})
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """Validation numbers of a trial in percent, or its error."""
+
+    trial: Trial
+    val_auc: float = math.nan
+    val_auc_all: float | None = None  # over all pairs; None for a method of the closed world
+    epoch: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+
+
+@dataclass
+class TrialExecutor:
+    """Trains trials one after another in one process; inputs are loaded once."""
+
+    params: Params
+    paths: ArtifactPaths
+    threads: int  # number of CPU threads for `threads: auto`
+    inputs: InputsCache = field(default_factory=InputsCache)
+
+    def execute(self, task: Trial) -> TrialResult:
+        """Train a trial. Errors are returned, not raised."""
+        torch.set_num_threads(self.threads)
+        start = time.perf_counter()
+        with redirect_stderr(io.StringIO()):  # several processes share a terminal: none shows its own progress bar
+            try:
+                run = self._train(task)
+            except Exception as error:
+                self.inputs = InputsCache()  # a method's code may have written into them
+                first = next(iter(str(error).splitlines()), "")
+                known = isinstance(error, DuplexError)
+                return self.lost(task, str(error) if known else f"{type(error).__name__}: {first}")
+        return TrialResult(task, run.val_auc, run.val_auc_all, run.record.epoch, time.perf_counter() - start)
+
+    @staticmethod
+    def lost(task: Trial, reason: str) -> TrialResult:
+        """Return the result of a trial that failed."""
+        return TrialResult(task, error=reason)
+
+    def _train(self, trial: Trial) -> Any:
+        make_deterministic()
+        spec = trial.spec(self.params)
+        device = torch.device(resolve_device(self.params.device))
+        with threads(spec.training.threads), report_exits(spec.kind):
+            inputs = self.inputs(self.params, trial.dataset, self.paths, spec.request)
+            return train_method(spec, inputs, trial.seed, device, self.params.evaluation)
+
+
+@dataclass(frozen=True)
+class TuningRow:
+    """Results of a method with one choice of settings, over seeds."""
+
+    method: str
+    settings: Mapping[str, Any]
+    results: tuple[TrialResult, ...]  # one per seed
+
+    @cached_property
+    def errors(self) -> list[str]:
+        """Errors of the trials that failed."""
+        return [result.error for result in self.results if result.error is not None]
+
+    @property
+    def val_auc(self) -> float:
+        """Mean validation AUC; NaN if a trial failed."""
+        return fmean([result.val_auc for result in self.results])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row's numbers as JSON values; of failed trials the error alone."""
+        record = {"method": self.method, "settings": dict(self.settings), "seeds": len(self.results)}
+        if self.errors:
+            return {**record, "error": self.errors[0]}
+        everywhere = [result.val_auc_all for result in self.results if result.val_auc_all is not None]
+        return {
+            **record,
+            "val_auc": self.val_auc,
+            "val_auc_se": standard_error([result.val_auc for result in self.results]),
+            "val_auc_all": fmean(everywhere) if everywhere else None,
+            "epoch": fmean([result.epoch for result in self.results]),
+            "seconds": fmean([result.seconds for result in self.results]),
+        }
+
+
+def tune(
+    params: Params,
+    dataset: str,
+    methods: Sequence[str],
+    choices: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int],
+    jobs: int | None = None,
+    paths: ArtifactPaths = ArtifactPaths(),
+) -> list[TuningRow]:
+    """Train every method with every combination of settings and every seed; return rows in that order.
+
+    choices: name of a setting -> values to try; training options and options of the methods' kinds.
+    """
+    for thing, values in (("method", methods), ("seed", seeds), *choices.items()):
+        if not values:
+            raise UsageError(f"there is no {thing} to try; name at least one")
+        refuse_duplicates(thing, list(map(repr, values)))
+    grid = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    trials = [Trial(dataset, method, settings, seed) for method in methods for settings in grid for seed in seeds]
+    results = {_key(result.trial): result for result in _run(params, trials, jobs, paths)}
+    return [
+        TuningRow(method, settings, tuple(results[_key(Trial(dataset, method, settings, seed))] for seed in seeds))
+        for method in methods
+        for settings in grid
+    ]
+
+
+def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
+    """Return the row with the best mean validation AUC of each method that has one without errors."""
+    best: dict[str, TuningRow] = {}
+    for row in rows:
+        if not row.errors and (row.method not in best or row.val_auc > best[row.method].val_auc):
+            best[row.method] = row
+    return best
+
+
+def _run(params: Params, trials: Sequence[Trial], jobs: int | None, paths: ArtifactPaths) -> Iterator[TrialResult]:
+    """Check all trials, then train them in worker processes with a progress bar."""
+    wanted = {trial.spec(params).training.threads for trial in trials}
+    count, gpus = places(params.device, jobs, most_threads(wanted))
+    executor = TrialExecutor(params, paths, torch.get_num_threads())
+    failed = 0
+    with ProgressBar("trials", len(trials)) as bar:
+        for done, result in enumerate(run_in_processes(trials, executor, count, gpus), start=1):
+            failed += result.error is not None
+            bar.show(done, {"failed": failed} if failed else {})
+            yield result
+
+
+def _key(trial: Trial) -> tuple[str, str, int]:
+    return trial.method, repr(trial.settings), trial.seed

@@ -1,0 +1,266 @@
+"""The closed form as an estimator of scikit-learn: `CompositionClassifier`, for `Pipeline` and `GridSearchCV`.
+
+    from duplex.sklearn import CompositionClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import Normalizer
+
+    model = make_pipeline(Normalizer(), CompositionClassifier())   # CLIP features are compared by direction
+    model.fit(X, y)                                                # X [n, d], y [n, 2]: state and object of each image
+    model.predict(X_new)                                           # [n, 2], unseen pairs among them
+
+The model is linear discriminant analysis with composed means of unseen pairs (duplex/layers/gaussian_prototypes.py):
+
+    log p(c|x) = g_c(x) + bias [c is unseen] - log Z
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from duplex.errors import UsageError, install_command
+from duplex.labels import Ints
+from duplex.layers.class_statistics import ClassStatistics
+from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings
+from duplex.options import OptionError, Options, Positive
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise UsageError(f"duplex.sklearn needs scikit-learn 1.6 or later: {install_command('sklearn')}") from error
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+Self = TypeVar("Self", bound="CompositionClassifier")
+BLOCK = 1 << 24  # scores computed at a time
+
+
+@dataclass(frozen=True)
+class EstimatorOptions(Options):
+    """Parameters of `CompositionClassifier` that are single values; checked when the estimator is fitted."""
+
+    ridge: Positive
+    shrinkage: Positive | None
+    prior: bool
+    bias: float
+
+
+class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Classifier of states and objects by prototypes in closed form, which predicts pairs without training images too.
+
+    Features are used as they are: put `Normalizer()` before it for CLIP's. With a single column of labels, it is linear
+    discriminant analysis with shrunken means.
+
+    candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: every state with every object.
+    ridge: in images; with so many, the effect of a state or an object is shrunk by half.
+    shrinkage: of the means of seen pairs towards state plus object, in images; None: by marginal likelihood.
+    prior: whether frequent training pairs are likelier.
+    bias: number added to the scores of unseen pairs. Their true frequency is unknown: choose it by validation.
+    """
+
+    closed_form_: ClosedForm | None
+    statistics_: ClassStatistics  # of the features less `origin_`
+    origin_: Floats  # mean of the first images [d], subtracted against cancellation in the moment
+
+    def __init__(
+        self,
+        candidates: Any = None,
+        *,
+        ridge: float = 0.1,
+        shrinkage: float | None = None,
+        prior: bool = True,
+        bias: float = 0.0,
+    ) -> None:
+        self.candidates = candidates
+        self.ridge = ridge
+        self.shrinkage = shrinkage
+        self.prior = prior
+        self.bias = bias
+
+    def fit(self: Self, X: Any, y: Any) -> Self:
+        """Fit the prototypes to the features of training images; whatever was fitted before is forgotten.
+
+        X: features [n, d].
+        y: labels [n, 2], the state and the object of each image.
+        """
+        self._update(X, y, None, first=True)
+        self.fitted_closed_form()
+        return self
+
+    def partial_fit(self: Self, X: Any, y: Any, classes: Any = None) -> Self:
+        """Add training images: the result equals that of `fit` on all images so far.
+
+        Statistics are added here; prototypes are fitted to them when they are next needed.
+
+        X: features [n, d].
+        y: labels [n, 2]; states and objects that did not occur before are added.
+        classes: labels of states and objects to expect, a list of two arrays (of one column of labels: one array).
+        """
+        self._update(X, y, classes, first=not hasattr(self, "statistics_"))
+        return self
+
+    def _update(self, X: Any, y: Any, classes: Any, *, first: bool) -> None:
+        """Add images to the statistics, from none if `first`; a call that raises changes nothing."""
+        options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)
+        X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True)
+        _check_labels(y)
+        labels, before = y.reshape(len(y), -1), [] if first else self._names()
+        if labels.shape[1] not in (1, 2) or (before and len(before) != labels.shape[1]):
+            expected = f"{len(before)} as before" if before else "two, state and object, or a single label"
+            raise OptionError(f"has {labels.shape[1]} columns; expected {expected}", "y")
+        parts = [list(labels.T), before, _listed_classes(classes, labels.shape[1])]
+        names = [_sorted_labels(columns) for columns in zip(*filter(None, parts), strict=True)]
+        states, objects = _two_names(names)
+        shape = len(states), len(objects)
+        numbers = torch.from_numpy(composition_numbers(_two_columns(labels), states, objects))
+        origin = X.mean(0) if first else self.origin_
+        statistics = ClassStatistics.of(torch.from_numpy(X - origin), numbers, *shape)
+        if not first:
+            old = _two_names(before)
+            m, n = (torch.from_numpy(np.searchsorted(*each)) for each in ((states, old[0]), (objects, old[1])))
+            statistics = self.statistics_.relabelled(m, n, shape) + statistics
+        candidates = self._numbered_candidates(names, statistics.pairs.numpy())
+        self.settings_ = FitSettings(ridge=options.ridge, shrinkage=options.shrinkage, prior=options.prior)
+        self.closed_form_ = None
+        self.origin_, self.statistics_, self.single_column_ = origin, statistics, y.ndim == 1
+        self.classes_ = names if len(names) == 2 else names[0]
+        self.candidate_numbers_ = torch.from_numpy(candidates)  # m N + n [C]
+        pairs = np.column_stack([states[candidates // len(objects)], objects[candidates % len(objects)]])
+        self.candidates_ = pairs[:, : len(names)]
+
+    def fitted_closed_form(self) -> ClosedForm:
+        """Return the closed form of all images so far."""
+        check_is_fitted(self)
+        if self.closed_form_ is None:
+            self.closed_form_ = ClosedForm.fit(self.statistics_, self.settings_)
+        return self.closed_form_
+
+    def _names(self) -> list[Array]:
+        """Return the labels of each column of `y`, sorted."""
+        return self.classes_ if isinstance(self.classes_, list) else [self.classes_]
+
+    def _numbered_candidates(self, names: list[Array], seen: Ints) -> Ints:
+        """Return the candidates as sorted composition numbers [C]."""
+        states, objects = _two_names(names)
+        if self.candidates is None:
+            return np.arange(len(states) * len(objects))
+        if isinstance(self.candidates, str):
+            if self.candidates != "seen":
+                raise OptionError(f"it is {self.candidates!r}; expected pairs [C, 2], 'seen' or None", "candidates")
+            return seen
+        listed = np.asarray(self.candidates)
+        if listed.ndim != 2 or listed.shape[1] != len(names) or not len(listed):
+            raise OptionError(f"the shape is {listed.shape}; expected [C, {len(names)}], one per row", "candidates")
+        return np.unique(composition_numbers(_two_columns(listed), states, objects))
+
+    def composition_scores(self, X: Any) -> Floats:
+        """Return log p(candidate | x) [n, C] in the order of `candidates_`.
+
+        X: features [n, d].
+        """
+        return self._by_blocks(X, lambda scores: scores.log_softmax(-1))
+
+    def predict(self, X: Any) -> Array:
+        """Return the state and the object [n, 2] of the likeliest candidate.
+
+        X: features [n, d].
+        """
+        best = self._by_blocks(X, lambda scores: scores.argmax(-1))
+        labels: Array = self.candidates_[best]
+        return labels[:, 0] if self.single_column_ else labels
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return the probabilities of states [n, M] and of objects [n, N] as a list, in the order of `classes_`.
+
+        They are sums over the candidates. With a single column of labels: one array.
+
+        X: features [n, d].
+        """
+        check_is_fitted(self)
+        states, objects = map(len, _two_names(self._names()))
+        m, n = self.candidate_numbers_ // objects, self.candidate_numbers_ % objects
+
+        def marginals(scores: Tensor) -> Tensor:
+            p = scores.softmax(-1)
+            return p.new_zeros(len(p), states + objects).index_add_(1, m, p).index_add_(1, states + n, p)
+
+        parts = np.split(self._by_blocks(X, marginals), [states], axis=1)
+        return parts if len(self._names()) == 2 else parts[0]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the share of images whose state and object are both right.
+
+        X: features [n, d].
+        y: labels [n, 2].
+        sample_weight: weights of the images [n]; None: all equal.
+        """
+        y = np.asarray(y)
+        right = self.predict(X).reshape(len(y), -1) == y.reshape(len(y), -1)
+        return float(np.average(right.all(axis=1), weights=sample_weight))
+
+    def _by_blocks(self, X: Any, reduce: Callable[[Tensor], Tensor]) -> Array:
+        """Return `reduce` of the scores [n, C], of all features [n, d]; blocks of images bound the memory."""
+        closed_form = self.fitted_closed_form()
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        scorer = closed_form.scorer(self.candidate_numbers_)
+        bias = self.bias * (~torch.isin(self.candidate_numbers_, self.statistics_.pairs)).double()
+        blocks = torch.from_numpy(X - self.origin_).split(max(1, BLOCK // len(bias)))
+        return np.asarray(torch.cat([reduce(scorer(z) + bias) for z in blocks]).numpy())
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+def composition_numbers(pairs: Array, states: Array, objects: Array) -> Ints:
+    """Return pairs of labels [C, 2] as numbers `m N + n` [C]; raise OptionError for a label that is not listed."""
+    numbers = np.zeros(len(pairs), dtype=np.int64)
+    for column, (names, kind) in enumerate(((states, "state"), (objects, "object"))):
+        places = {name: place for place, name in enumerate(names.tolist())}
+        for label in pairs[:, column].tolist():
+            if label not in places:
+                raise OptionError(f"the {kind} {label!r} is in no training image; leave it out", "candidates")
+        numbers = numbers * len(names) + np.array([places[label] for label in pairs[:, column].tolist()])
+    return numbers
+
+
+def _check_labels(y: Array) -> None:
+    try:
+        check_classification_targets(y)
+    except TypeError:
+        raise OptionError("labels are of different types; expected one type, such as text", "y") from None
+
+
+def _sorted_labels(columns: Sequence[Array]) -> Array:
+    """Return the distinct labels of some arrays, sorted."""
+    if len({column.dtype.kind in "biuf" for column in columns}) > 1:
+        raise OptionError("labels are numbers in one place and text in another; expected one type", "y")
+    return np.unique(np.concatenate(columns))
+
+
+def _listed_classes(classes: Any, columns: int) -> list[Array]:
+    """Return the argument `classes` of `partial_fit` as one array per column of labels; empty for None."""
+    if classes is None:
+        return []
+    parts = [np.asarray(part) for part in ([classes] if columns == 1 else classes)]
+    if len(parts) != columns or any(part.ndim != 1 for part in parts):
+        raise OptionError("expected a list of two arrays, the labels of states and of objects", "classes")
+    return parts
+
+
+def _two_columns(labels: Array) -> Array:
+    """Return labels [n, 2]; a single column is paired with an object that all images share."""
+    return labels if labels.shape[1] == 2 else np.column_stack([labels, np.zeros(len(labels), labels.dtype)])
+
+
+def _two_names(names: Sequence[Array]) -> tuple[Array, Array]:
+    return names[0], names[1] if len(names) == 2 else np.zeros(1, names[0].dtype)

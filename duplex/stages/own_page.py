@@ -1,0 +1,34 @@
+"""Write the page of one data set of a project: the answers of its best trained run, and its learning curve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import Params
+from duplex.errors import UsageError
+from duplex.library.inputs import InputRequest, load_inputs
+from duplex.recognition.dataset_page import write_dataset_page
+from duplex.recognition.listed_answers import listed_answers
+from duplex.stages.featured_run import load_featured_run
+from duplex.stages.trained_runs import best_run
+from duplex.training.checkpoint import read_record
+
+
+def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
+    """Write the page of a data set to `artifacts/pages`, and return its path.
+
+    The run with the best validation AUC answers, among the labelled pairs. Raises `UsageError` without a trained run.
+    """
+    entry = params.dataset(dataset)
+    try:
+        chosen = best_run("closed", paths, dataset=dataset).files
+    except UsageError as error:
+        raise UsageError(f"{dataset} has no trained run in {paths.root}; train one with `dvc repro`") from error
+    method, seed = chosen.root.parent.name, int(chosen.root.name)
+    record, trained = read_record(chosen.checkpoint), load_featured_run(params, dataset, method, seed, paths)
+    inputs = trained.inputs
+    answers = listed_answers(trained.method, inputs.examples["test"], inputs.labels, record.confidence, "closed")
+    frozen = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, InputRequest())
+    facts = [("encoder", entry.encoder.name), ("run", f"{method}, seed {seed}")]
+    return write_dataset_page(paths.page(dataset), dataset, frozen, answers, trained.root, facts=facts)

@@ -1,0 +1,41 @@
+"""The parameters of one stage of the pipeline, refused if they changed after `plan` ran.
+
+DVC records a stage's result under its file in `artifacts/plan`. A stage that reads params.yaml minutes later must find
+the same values there: otherwise its result would be recorded, and later reused, under values that it did not have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import Params, load_params
+from duplex.config.run_key import Record, dataset_records, run_records
+from duplex.errors import DuplexError
+
+
+def load_planned(
+    dataset: str, *stages: str, method: str | None = None, paths: ArtifactPaths = ArtifactPaths()
+) -> Params:
+    """Load params.yaml for `stages` of a data set, or of a method on it; raise `DuplexError` if their plan differs.
+
+    A stage without a plan, such as in a script run by hand, is not checked.
+    """
+    params = load_params()
+    folder = paths.plan / dataset / method if method else paths.plan / dataset
+    if any((folder / f"{stage}.json").is_file() for stage in stages):
+        records = run_records(params, dataset, method) if method else dataset_records(params, dataset)
+        _compare({f"{stage}.json": records[stage] for stage in stages}, folder)
+    return params
+
+
+def _compare(records: Mapping[str, Record], folder: Path) -> None:
+    for name, record in records.items():
+        file = folder / name
+        if file.is_file() and json.loads(file.read_text(encoding="utf-8")) != json.loads(json.dumps(record)):
+            raise DuplexError(
+                f"params.yaml or the code has changed since {file} was written, so DVC would record this result under "
+                "other values; run `dvc repro` again"
+            )

@@ -1,0 +1,83 @@
+"""Functions and objects that a caller gives to training: called per step and epoch, or used in place of a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from duplex.methods.base import Method
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimiser step, after the parameters have changed."""
+
+    method: Method[Any]
+    epoch: int  # from 1
+    step: int  # from 1, counted over all epochs
+    losses: Mapping[str, float]  # mean of each loss term over the step's images
+    rates: tuple[float, ...]  # learning rate of each parameter group
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """One epoch, after validation."""
+
+    method: Method[Any]
+    epoch: int  # 0: before training
+    losses: Mapping[str, float]  # mean of each loss term over the epoch's images; empty in epoch 0
+    rates: tuple[float, ...]  # learning rate of each parameter group
+    validation: Mapping[str, float]  # metrics of the validation images, as fractions
+    is_best: bool  # whether it is the best epoch so far
+
+
+class TrainingLog(Protocol):
+    """Receiver of losses, learning rates and validation metrics while a run trains."""
+
+    def step(self, report: StepReport) -> None:
+        """Record an optimiser step.
+
+        report: losses and learning rates of the step.
+        """
+
+    def epoch(self, report: EpochReport) -> None:
+        """Record an epoch.
+
+        report: mean losses and validation metrics of the epoch.
+        """
+
+    def close(self) -> None:
+        """Write everything that is not yet written; called once, also if training fails."""
+
+
+@dataclass(frozen=True)
+class TrainingHooks:
+    """Functions and objects that a caller gives to training; None stands for what the training options say."""
+
+    on_step: Callable[[StepReport], object] | None = None
+    on_epoch: Callable[[EpochReport], object] | None = None
+    optimiser: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None  # called with parameter groups
+    schedule: Callable[[int], float] | None = None  # epoch (from 0) -> factor of the learning rates
+    log: TrainingLog | None = None
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether the losses of each step are wanted, which makes the host wait for the device once per step."""
+        return self.on_step is not None or self.log is not None
+
+    def step(self, report: StepReport) -> None:
+        """Pass on an optimiser step."""
+        if self.on_step is not None:
+            self.on_step(report)
+        if self.log is not None:
+            self.log.step(report)
+
+    def epoch(self, report: EpochReport) -> None:
+        """Pass on an epoch."""
+        if self.on_epoch is not None:
+            self.on_epoch(report)
+        if self.log is not None:
+            self.log.epoch(report)

@@ -1,0 +1,74 @@
+"""`training.threads: auto`: a few steps are timed with one thread and with all, and the faster number is taken.
+
+Steps of a small encoder's features are so short that threads spend more time waiting for each other than working,
+above all beside other programs.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from duplex.methods.base import Batch, Method
+
+ROUNDS = 5  # timed steps per number of threads, taken in turn; their median counts
+MARGIN = 0.9  # all threads are taken where they need at most this share of one thread's time
+
+
+def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple[int, dict[int, float]]:
+    """Return the number of CPU threads for a method's training, and the seconds per step of each number tried.
+
+    A copy of the method is timed, and torch's random generator is set back, so that training is not affected. A method
+    that cannot be copied gets all threads.
+    """
+    every = torch.get_num_threads()
+    if every == 1 or images.compositions.device.type != "cpu":
+        return every, {}
+    try:
+        trial = copy.deepcopy(method, {id(method.task): method.task}).train()
+    except (TypeError, RuntimeError):  # it holds an open file, a lock or a tensor with a gradient
+        return every, {}
+    random = torch.get_rng_state()
+    rows = torch.arange(min(batch_size, len(images)))
+
+    def step() -> None:
+        torch.stack(list(trial.losses(images[rows], trial.shared()).values())).sum().backward()
+
+    try:
+        seconds = time_threads(step, (1, every))
+    finally:
+        torch.set_num_threads(every)
+        torch.set_rng_state(random)
+    return faster(seconds), seconds
+
+
+def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
+    """Return the median seconds of a step for each number of threads; the numbers alternate, so that a neighbour's load
+    meets all of them."""
+    taken: dict[int, list[float]] = {count: [] for count in counts}
+    step()  # the first one allocates
+    for _ in range(rounds):
+        for count in counts:
+            torch.set_num_threads(count)
+            start = time.perf_counter()
+            step()
+            taken[count].append(time.perf_counter() - start)
+    return {count: statistics.median(values) for count, values in taken.items()}
+
+
+def faster(seconds: dict[int, float]) -> int:
+    """Return the smallest number of threads that no larger one beats clearly.
+
+    >>> faster({1: 1.0, 8: 0.95}), faster({1: 1.0, 8: 0.5})
+    (1, 8)
+    """
+    best = min(seconds)
+    for count in sorted(seconds):
+        if seconds[count] <= MARGIN * seconds[best]:
+            best = count
+    return best

@@ -1,0 +1,16 @@
+"""dvc repro product@shapes-dual_scen-0  ==  python pipeline/product.py shapes dual_scen 0"""
+
+from duplex.system.script import run_script
+
+
+def work(dataset: str, method: str, seed: str) -> None:
+    from duplex.stages import evaluate, train
+    from duplex.stages.planned import load_planned
+
+    params = load_planned(dataset, "train", "evaluate", method=method)
+    train.run(params, dataset, method, int(seed))
+    evaluate.run(params, dataset, method, int(seed))
+
+
+if __name__ == "__main__":
+    run_script("DATASET METHOD SEED", work)

@@ -1,0 +1,1 @@
+"""Tools for releases. Nothing here imports the package."""

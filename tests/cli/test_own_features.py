@@ -1,0 +1,165 @@
+"""`duplex data add --features`: files are checked, and methods are trained on them or say what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import load_params
+from duplex.config.run_key import dataset_records
+from duplex.data.shapes import shapes_manifest
+from duplex.errors import DuplexError
+from duplex.features.store import open_features
+from duplex.stages import plan
+from tests.commands import Command
+
+WIDTH = 12
+
+
+@pytest.fixture
+def table(project: Path) -> pd.DataFrame:
+    """A table without images beside it, in no special order, and files of features for it."""
+    manifest = shapes_manifest(scale=0.04).sample(frac=1, random_state=0, ignore_index=True)
+    manifest.to_csv(project / "table.csv", index=False)
+    np.save(project / "X.npy", features(manifest))
+    return manifest
+
+
+def features(manifest: pd.DataFrame) -> np.ndarray:
+    """Return features that name their pair: a one-hot state folded into `WIDTH`, plus noise."""
+    random = np.random.default_rng(0)
+    codes = {label: random.normal(size=WIDTH) for label in sorted({*manifest["state"], *manifest["object"]})}
+    means = [codes[s] + codes[o] for s, o in zip(manifest["state"], manifest["object"], strict=True)]
+    return (np.stack(means) + 0.1 * random.normal(size=(len(manifest), WIDTH))).astype(np.float32)
+
+
+def with_names(table: pd.DataFrame, *, seed: int = 1) -> Any:
+    """Return features and image names in another order than the table's, with a row of no image."""
+    order = np.random.default_rng(seed).permutation(len(table))
+    names = [*table["image"].to_numpy()[order], "another.png"]
+    return {"features": np.vstack([features(table)[order], np.ones((1, WIDTH))]), "images": np.array(names, dtype=str)}
+
+
+@pytest.mark.parametrize("form", [".npy", ".npz"])
+def test_a_method_without_text_is_trained_at_once(project: Path, command: Command, table: pd.DataFrame, form: str):
+    if form == ".npz":
+        np.savez(project / "X.npz", **with_names(table))
+    result = command("data", "add", "mine", "table.csv", "--features", f"X{form}", "--encoder", "none")
+    assert result.code == 0
+    assert "which need the encoder that made the features" in result.err
+    params = load_params()
+    assert params.run.datasets == ("shapes",), "run.methods has methods that need text"
+    assert (params.datasets["mine"].encoder.name, params.datasets["mine"].features) == (
+        "imported",
+        project / f"X{form}",
+    )
+    assert ("1 further rows are of no image" in result.out) is (form == ".npz")
+    for words in (["prepare"], ["extract"], ["train", "--method", "kg_sp"], ["evaluate", "--method", "kg_sp"]):
+        assert command(*words, "--dataset", "mine").code == 0
+    cache = open_features(ArtifactPaths().features("mine"))
+    assert np.allclose(cache.cls, features(table), atol=1e-2)
+    trained = command("train", "--dataset", "mine", "--method", "cso")
+    assert trained.refused("cso on mine needs the text tower", "datasets.mine.encoder", "or choose a method such as")
+    assert command("train", "--dataset", "mine", "--method", "compcos").refused("needs word vectors")
+    assert command("extract", "--dataset", "mine", "--tokens", "patch").refused("--tokens is for images")
+
+
+def test_the_plan_names_a_missing_input_before_anything_is_loaded(project: Path, command: Command, table: pd.DataFrame):
+    command("data", "add", "mine", "table.csv", "--features", "X.npy")
+    text = (project / "params.yaml").read_text().replace("datasets: [shapes]", "datasets: [mine]", 1)
+    (project / "params.yaml").write_text(text)
+    with pytest.raises(DuplexError, match="clip on mine needs the text tower"):
+        plan.run(load_params())
+    (project / "params.yaml").write_text(text.replace("methods: [clip, csp", "methods: [kg_sp] # [clip, csp", 1))
+    plan.run(load_params())
+
+
+def test_a_named_encoder_lends_its_text_tower(project: Path, command: Command, table: pd.DataFrame):
+    np.save(project / "X.npy", np.random.default_rng(0).normal(size=(len(table), 128)).astype(np.float32))
+    result = command("data", "add", "mine", "table.csv", "--features", "X.npy", "--encoder", "tiny")
+    assert result.code == 0
+    assert load_params().run.datasets == ("shapes", "mine")
+    for words in (["prepare"], ["extract"], ["train", "--method", "clip"]):
+        assert command(*words, "--dataset", "mine").code == 0
+
+
+def test_other_features_make_the_extraction_run_again(project: Path, command: Command, table: pd.DataFrame):
+    command("data", "add", "mine", "table.csv", "--features", "X.npy")
+    before = dataset_records(load_params(), "mine")["extract"]
+    assert dataset_records(load_params(), "mine")["extract"] == before
+    np.save(project / "X.npy", features(table) + 1)
+    assert dataset_records(load_params(), "mine")["extract"] != before
+    (project / "X.npy").unlink()
+    with pytest.raises(DuplexError, match=r"X\.npy is not a file"):
+        dataset_records(load_params(), "mine")
+    assert "X.npy: missing" in command("doctor").out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda X, names: {"features": X[:-1]}, "rows and the manifest"),
+        (lambda X, names: {"features": X[:, 0]}, "must hold one array of numbers"),
+        (lambda X, names: {"features": X * 1e6}, "float16 cannot hold"),
+        (lambda X, names: {"features": X[:9], "images": names[:9]}, "has no features of"),
+        (lambda X, names: {"features": X, "images": names[:-1]}, "expected"),
+        (lambda X, names: {"features": X, "images": np.array([*names[:-1], names[0]])}, "twice"),
+        (lambda X, names: {"features": X, "images": np.char.add("photos/", names)}, "has no features of"),
+        (lambda X, names: {"features": X, "pictures": names}, "several arrays (features, pictures)"),
+    ],
+)
+def test_files_that_do_not_fit_are_one_line(project: Path, command: Command, table: pd.DataFrame, change, message):
+    content = change(features(table), table["image"].to_numpy().astype(str))
+    np.save(project / "X.npy", content["features"]) if len(content) == 1 else np.savez(project / "X.npz", **content)
+    before = (project / "params.yaml").read_bytes()
+    name = "X.npy" if len(content) == 1 else "X.npz"
+    assert command("data", "add", "mine", "table.csv", "--features", name).refused(message)
+    assert (project / "params.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["table.csv", "--features", "X.npy", "--encoder", "tiny"], "tiny makes features of 128"),
+        (
+            ["table.csv", "--features", "X.npy", "--encoder", "ViT-B-32-quickgelu", "--weights", "openai"],
+            "features of 512",
+        ),
+        (["table.csv", "--features", "absent.npy"], "absent.npy does not exist"),
+        (["table.csv", "--encoder", "none"], "--encoder none is for --features"),
+        (["table.csv", "--features", "X.npy", "--encoder", "none", "--weights", "openai"], "without --weights"),
+        (["pictures", "--features", "X.npy"], "no order that it could follow"),
+    ],
+)
+def test_encoders_and_folders_that_do_not_fit_are_one_line(
+    project: Path, command: Command, table: pd.DataFrame, words: list[str], message: str
+):
+    for name in table["image"]:
+        state, thing = name.split("/")[0].split("_")
+        place = project / "pictures" / state / thing / Path(name).name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    assert command("data", "add", "mine", *words).refused(message)
+
+
+def test_rows_that_are_not_finite_are_named(project: Path, command: Command, table: pd.DataFrame):
+    values = features(table)
+    values[7, 3] = np.nan
+    np.save(project / "X.npy", values)
+    result = command("data", "add", "mine", "table.csv", "--features", "X.npy")
+    assert result.code == 0
+    assert f"problem: 1 rows of features are not finite: {table['image'][7]}" in result.out
+    assert command("prepare", "--dataset", "mine").code == 0
+    assert command("extract", "--dataset", "mine").code == 0
+    assert np.flatnonzero(open_features(ArtifactPaths().features("mine")).bad).tolist() == [7]
+    values[::3] = np.inf
+    np.save(project / "X.npy", values)
+    assert command("extract", "--dataset", "mine").refused("rows are not finite, the first that of", "max_bad")
+    result = command("data", "add", "mine", "table.csv", "--features", "X.npy")
+    assert result.code == 1
+    assert "mine is not added" in result.err

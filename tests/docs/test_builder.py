@@ -1,0 +1,93 @@
+"""Pages of the manual that are made from the code, and the checks before the site is built."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+pytest.importorskip("mkdocs_jupyter", reason="needs the extra docs (`make docs` installs it)")
+pytest.importorskip("mkdocstrings", reason="needs the extra docs (`make docs` installs it)")
+
+from docs.builder import hook
+from docs.builder.commands import commands_page
+from docs.builder.parameters import with_section
+from docs.builder.public_names import names_on_page, undocumented
+from docs.builder.tables import Field, read_classes, table
+from duplex import PUBLIC
+from duplex.cli import app
+from duplex.methods.registry import installed_methods
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_command_has_a_section() -> None:
+    page = commands_page()
+    assert {f"## duplex {name}" for name in get_command(app).commands} <= set(page.splitlines()) | {  # type: ignore[attr-defined]
+        f"## duplex {name}" for name in ("cache", "data", "encoders")
+    }
+    assert "## duplex cache verify" in page
+    assert "| `--json` |" in page
+
+
+def test_every_kind_of_the_package_has_a_section_with_its_options() -> None:
+    page = hook.methods_page()
+    own = [kind for kind in installed_methods() if (ROOT / f"duplex/methods/{kind}.py").is_file()]
+    assert len(own) > 15
+    assert {f"## {kind}" for kind in own} <= set(page.splitlines())
+    assert "| `contrast` | `NonNegative` | `1.0` | weight of L_ts + L_to |" in page
+
+
+def test_a_field_is_read_with_its_comment_and_default(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text('class A:\n    """Doc."""\n    x: int = 3  # how many | of them\n    y: str\n    _z: int = 1\n')
+    assert read_classes(path) == {
+        "A": ("Doc.", [Field("x", "int", "3", "how many | of them"), Field("y", "str", "", "")])
+    }
+    assert table(read_classes(path)["A"][1]).splitlines()[2] == "| `x` | `int` | `3` | how many \\| of them |"
+
+
+def test_parameter_notes_become_a_section_and_other_lines_stay() -> None:
+    text = "Do it.\n\nx: a number.\n    Positive.\n\nNote: not y: never."
+    shown = "Do it.\n\nArgs:\n    x: a number.\n        Positive.\n\nNote: not y: never."
+    assert with_section(text, {"x"}) == shown
+
+
+def test_names_without_a_docstring_are_found(tmp_path: Path) -> None:
+    package = tmp_path / "duplex"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        'def f(x, y):\n    """Use x."""\n\n'
+        'class A:\n    """A."""\n    def g(self):\n        pass\n    def _h(self): pass\n'
+    )
+    assert undocumented(tmp_path, ["duplex.f", "duplex.A"]) == ["duplex.f(y)", "duplex.A.g"]
+
+
+def test_every_public_name_stands_on_the_api_page_and_is_described() -> None:
+    shown = names_on_page(ROOT / "docs/reference/api.md")
+    assert {f"duplex.{name}" for name in PUBLIC} <= set(shown)
+    assert undocumented(ROOT, shown) == []
+
+
+def test_the_site_is_built_from_these_pages_without_importing_torch() -> None:
+    code = (
+        "import sys; sys.path.insert(0, '.'); import docs.builder.hook as hook;"
+        "hook.params_page(); hook.methods_page(); hook.commands_page(); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_absent_packages_are_named_in_one_line(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, '.'); import docs.builder.__main__ as site;"
+        "site.NEEDED = ('no_such_package',); sys.exit(site.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "no_such_package" in done.stderr
+    assert "pip install" in done.stderr

@@ -1,0 +1,77 @@
+"""Tables of results: from a benchmark's Markdown to a file with one number per cell, and from there to a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocs_jupyter", reason="needs the extra docs (`make docs` installs it)")
+
+from benchmarks.result_tables import write_csv
+from docs.builder.results import DIRECTIVE, result_table, with_tables
+from docs.readme_table import TABLE, readme_table
+
+ROOT = Path(__file__).parents[2]
+MARKDOWN = """| method | AUC | AUC 95 % | over `cso` | trained |
+|---|---|---|---|---|
+| `cso` | 26.2 ± 0.3 | 23.3–29.0 | – | 416,320 |
+| `dual` | 31.3 ± 0.3 | 28.2–34.4 | −0.5 (−1.2 to +0.2) | 416,320 |
+"""
+
+
+def test_a_table_becomes_columns_of_plain_numbers(tmp_path: Path) -> None:
+    write_csv(MARKDOWN, tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text().splitlines() == [
+        "method,AUC,AUC ±,AUC low,AUC high,over cso,over cso low,over cso high,trained",
+        "cso,26.2,0.3,23.3,29.0,,,,416320",
+        "dual,31.3,0.3,28.2,34.4,-0.5,-1.2,+0.2,416320",
+    ]
+
+
+def test_a_file_is_shown_with_errors_and_intervals_in_one_cell(tmp_path: Path) -> None:
+    write_csv(MARKDOWN, tmp_path / "x.csv")
+    assert result_table(tmp_path / "x.csv").replace("\xa0", " ").splitlines() == [
+        "| method | AUC | over cso | trained |",
+        "| --- | --- | --- | --- |",
+        "| cso | 26.2 ± 0.3 (23.3 to 29.0) |  | 416320 |",
+        "| dual | 31.3 ± 0.3 (28.2 to 34.4) | −0.5 (−1.2 to +0.2) | 416320 |",
+    ]
+
+
+def test_equal_column_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="repeat a name"):
+        write_csv("| a | a |\n|---|---|\n| 1 | 2 |\n", tmp_path / "x.csv")
+
+
+def test_a_directive_is_replaced_by_its_table_and_a_link(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a\n-1\n")
+    page = with_tables("Before\n\n{{ table x.csv }}\n\nafter", tmp_path)
+    assert page == "Before\n\n| a |\n| --- |\n| −1 |\n\n[CSV](x.csv)\n\nafter"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_every_directive_names_a_file(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count("{{") == len(DIRECTIVE.findall(text)) + text.count("`{{")
+    assert all((page.parent / name).is_file() for name in DIRECTIVE.findall(text))
+
+
+def test_the_readme_has_the_numbers_of_the_last_run() -> None:
+    metrics = json.loads((ROOT / "artifacts/metrics.json").read_text(encoding="utf-8"))["shapes"]
+    shown = TABLE.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert shown and shown[0] == readme_table(metrics), "run `python docs/readme_table.py`"
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 110
+    assert max(map(len, lines)) <= 120
+
+
+def test_every_result_file_is_shown() -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    names = {path.name for path in (ROOT / "docs/results").glob("*.csv")}
+    assert names == {Path(name).name for name in re.findall(DIRECTIVE, pages)}

@@ -1,0 +1,122 @@
+"""The cache by content gives the features of a plain extraction, whatever files are called and when they were added."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from duplex.config.params import EncoderParams
+from duplex.data.dataset import labels_of
+from duplex.encoders import load_encoder
+from duplex.features.extraction import extract
+from duplex.features.store import open_features
+from duplex.features.tokens import read_tokens
+from duplex.library.content_cache import ContentCache, ContentFeatures, ContentInputs, content_digests
+from duplex.library.inputs import InputRequest
+from duplex.options import FinetuneOptions
+from tests.recognition.drawn_folder import draw_pair
+
+pytestmark = pytest.mark.slow
+TINY = EncoderParams(name="tiny")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    for state, thing in (("red", "star"), ("blue", "moon"), ("red", "moon")):
+        draw_pair(root, state, thing, range(6))
+    return root
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.glob("*/*/*.png"))
+
+
+def filled(folder: Path, root: Path, images: list[str], blocks: int = 0) -> tuple[ContentFeatures, list[str]]:
+    cache = ContentCache(folder, TINY, load_encoder("tiny", towers="image"), blocks)
+    digests = content_digests(root, images)
+    return cache.fill(root, dict(zip(digests, images, strict=True))), digests
+
+
+def plain(folder: Path, root: Path, images: list[str], blocks: int) -> tuple[np.ndarray, Any]:
+    """The naive twin: an extraction in the order of the names."""
+    out = folder / "plain.h5"
+    encoder = load_encoder("tiny", towers="image")
+    extract(images, root, out, encoder, manifest_sha256="0", block_inputs=blocks, progress=False)
+    tokens = read_tokens(out, "block_inputs")
+    assert not hasattr(tokens, "files")
+    return open_features(out).cls, tokens
+
+
+def test_rows_are_those_of_a_plain_extraction(root, tmp_path):
+    images = names(root)
+    features, digests = filled(tmp_path / "cache", root, images, blocks=2)
+    cls, tokens = plain(tmp_path, root, images, 2)
+    rows = features.at(digests)
+    np.testing.assert_allclose(features.stored.cls[rows], cls, atol=2e-3)
+    stored: Any = read_tokens(features.path, "block_inputs")
+    np.testing.assert_allclose(stored[rows], tokens, atol=2e-2)
+
+
+def test_images_that_are_added_or_left_out_keep_the_rows_of_the_others(root, tmp_path):
+    images = names(root)
+    first, digests = filled(tmp_path / "cache", root, images[:10])
+    before = first.stored.cls[first.at(digests)]
+    every, all_digests = filled(tmp_path / "cache", root, images)
+    assert len(every.rows) == len(images)
+    np.testing.assert_allclose(every.stored.cls[every.at(digests)], before, atol=2e-3)
+    whole, _ = plain(tmp_path, root, images, 0)
+    np.testing.assert_allclose(every.stored.cls[every.at(all_digests)], whole, atol=2e-3)
+    fewer, some = filled(tmp_path / "cache", root, images[3:7])  # nothing is lost, nothing encoded
+    assert fewer.path.read_bytes() == every.path.read_bytes()
+    np.testing.assert_array_equal(fewer.stored.cls[fewer.at(some)], every.stored.cls[every.at(some)])
+
+
+def test_further_encoders_outputs_have_a_folder_of_their_own(root, tmp_path):
+    images = names(root)[:4]
+    without, _ = filled(tmp_path / "cache", root, images)
+    with_blocks, _ = filled(tmp_path / "cache", root, images, blocks=1)
+    assert without.path != with_blocks.path
+    assert without.path.is_file()
+
+
+def test_a_missing_file_has_no_digest(root):
+    assert content_digests(root, ["red/star/0000.png", "absent.png"])[1] == ""
+
+
+def test_inputs_of_fewer_blocks_are_those_of_a_cache_of_so_many(root, tmp_path):
+    images = names(root)
+    features, digests = filled(tmp_path / "cache", root, images, blocks=4)
+    frame = pd.DataFrame({"image": images, "split": "train"})
+    frame[["state", "object"]] = [image.split("/")[:2] for image in images]
+    frame = frame[["image", "state", "object", "split"]]
+    inputs = ContentInputs(frame, labels_of(frame), features.at(digests), features, TINY, "cpu")
+    request = InputRequest(finetune=FinetuneOptions(blocks=2))
+    run = inputs.read(request)
+    _, tokens = plain(tmp_path, root, images, 2)
+    assert run.encoder["block_inputs"] == "2"
+    np.testing.assert_allclose(run.examples["train"].inputs["block_inputs"].numpy(), tokens, atol=2e-2)
+    deeper = inputs.read(replace(request, finetune=FinetuneOptions(blocks=4)))
+    assert deeper.encoder["block_inputs"] == "4"
+    blocks = run.make_blocks(), deeper.make_blocks()
+    shallow, deep = (
+        block(each.examples["train"].inputs["block_inputs"]) for block, each in zip(blocks, (run, deeper), strict=True)
+    )
+    np.testing.assert_allclose(shallow.detach().numpy(), deep.detach().numpy(), atol=5e-2)
+
+
+def test_inputs_too_large_for_memory_stay_on_the_disk(root, tmp_path):
+    images = names(root)
+    features, digests = filled(tmp_path / "cache", root, images, blocks=4)
+    frame = pd.DataFrame({"image": images, "state": "red", "object": "star", "split": "train"})
+    inputs = ContentInputs(frame, labels_of(frame), features.at(digests)[::-1], features, TINY, "cpu")
+    run = inputs.read(InputRequest(finetune=FinetuneOptions(blocks=2), memory=1e-9))
+    tokens = run.examples["train"].inputs["block_inputs"]
+    assert run.encoder["block_inputs"] == "4"
+    stored = read_tokens(features.path, "block_inputs")
+    np.testing.assert_array_equal(tokens[slice(0, 3)].numpy(), stored[features.at(digests)[::-1][:3]])

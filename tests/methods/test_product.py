@@ -1,0 +1,156 @@
+"""The product of finished runs equals loops over images, candidates and members in double precision."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.errors import UsageError
+from duplex.layers.weight_search import LARGEST_WEIGHT, search_weights
+from duplex.methods.closed_form import ClosedFormMethod
+from duplex.methods.compcos import CompCos
+from duplex.methods.product import ProductMethod, ProductOptions
+from duplex.methods.prompts import PromptMethod
+from duplex.options import FinetuneOptions, OptionError
+from duplex.testing import check_method
+from tests.methods.field import LABELS, batch, build, task
+
+KINDS = {"prompts": PromptMethod, "compcos": CompCos, "closed_form": ClosedFormMethod}
+
+
+def member(method: str, kind: str, temperature: float = 1.0, **more: Any) -> dict[str, Any]:
+    options = build(KINDS[kind]).options.to_dict()
+    record = {"method": method, "seed": 0, "kind": kind, "options": options, "world": "closed", "finetune": None}
+    return {**record, "temperature": temperature, **more}
+
+
+def product_of(*members: tuple[str, str, float], weights: str = "equal", seeds: str = "own") -> ProductMethod:
+    """Return the product of random methods, one per (method, kind, temperature)."""
+    records = [member(*each) for each in members]
+    built = tuple(build(KINDS[kind], seed=place) for place, (_, kind, _) in enumerate(members))
+    names = tuple(dict.fromkeys(name for name, *_ in members))
+    options = ProductOptions.from_dict({"of": names, "members": records, "weights": weights, "seeds": seeds})
+    return ProductMethod(replace(task(), members=built), options).eval()
+
+
+def naive_scores(product: ProductMethod, columns: Any, inputs: Any) -> list[list[float]]:
+    """Scores by loops: probabilities of each member by its own rule, logarithms, temperatures and weights."""
+    weight = dict(zip(product.options.of, product.weights.tolist(), strict=True))
+    tables = [method.scorer(columns)(inputs).double().tolist() for method in product.members]
+    found = []
+    for image in range(len(tables[0])):
+        row = [0.0] * len(columns)
+        for record, table in zip(product.options.members, tables, strict=True):
+            scores = table[image]
+            if record["kind"] == "prompts":  # a sum of probabilities
+                masses = [max(score, 0.0) for score in scores]
+            else:
+                masses = [math.exp(score - max(scores)) for score in scores]
+            for column, mass in enumerate(masses):
+                p = max(mass / sum(masses), 1e-30)
+                row[column] += weight[record["method"]] * math.log(p) / record["temperature"]
+        found.append(row)
+    return found
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=3),
+    temperatures=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=3, max_size=3),
+    weight=st.sampled_from([0.25, 1.0, 4.0]),
+    world=st.sampled_from(["closed", "open"]),
+)
+def test_scores_are_those_of_loops(kinds, temperatures, weight, world) -> None:
+    members = [(f"m{place}", kind, temperatures[place]) for place, kind in enumerate(kinds)]
+    product, images = product_of(*members), batch(5)
+    product.weights[0] = weight
+    columns = LABELS.candidates(world, "test")
+    found = product.scorer(columns)(images.inputs)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), naive_scores(product, columns, images.inputs), rtol=2e-6, atol=2e-5)
+
+
+def test_runs_of_one_method_are_one_score_term() -> None:
+    product = product_of(("a", "compcos", 1.0), ("a", "prompts", 2.0), ("b", "compcos", 1.0), seeds="all")
+    columns, images = LABELS.candidates("closed", "test"), batch(4)
+    terms = dict(product.score_terms(columns)(images.inputs))
+    assert list(terms) == ["a", "b"] and product.weights.tolist() == [1, 1]
+    alone = product_of(("a", "compcos", 1.0), ("c", "prompts", 2.0))
+    torch.testing.assert_close(product.scorer(columns)(images.inputs), terms["a"] + terms["b"])
+    torch.testing.assert_close(terms["a"], alone.scorer(columns)(images.inputs))
+
+
+def test_nothing_is_trained_and_members_keep_their_tensors() -> None:
+    product = product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0))
+    before = {name: value.clone() for name, value in product.state_dict().items()}
+    assert product.groups() == [] and not any(p.requires_grad for p in product.parameters())
+    product.start(batch(30))
+    assert all(torch.equal(value, before[name]) for name, value in product.state_dict().items())
+
+
+def test_tuned_weights_have_at_least_the_validation_auc_of_equal_ones() -> None:
+    columns, images = LABELS.candidates("closed", "val"), batch(20)
+    wanted = torch.randn(20, len(columns), generator=torch.Generator().manual_seed(1))
+
+    def auc(scores: torch.Tensor) -> float:  # any function of the scores
+        return float(torch.corrcoef(torch.stack([scores.flatten(), wanted.flatten()]))[0, 1])
+
+    equal, tuned = (
+        product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0), weights=weights) for weights in ("equal", "tuned")
+    )
+    for product in (equal, tuned):
+        product.tune(images.inputs, columns, auc)
+    assert equal.weights.tolist() == [1, 1]
+    assert tuned.weights.tolist() != [1, 1] and tuned.weights[1] == 1
+    first, second = (auc(product.scorer(columns)(images.inputs)) for product in (equal, tuned))
+    assert second > first
+
+
+def test_the_search_stops_at_the_largest_weight() -> None:
+    assert search_weights((1.0, 1.0), lambda w: w[0])[0] < LARGEST_WEIGHT
+    assert search_weights((1.0, 1.0), lambda w: -abs(w[0] - 8))[0] == pytest.approx(8)
+    assert search_weights((1.0,), lambda w: w[0]) == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({}, "of: missing"),
+        ({"of": ["a"]}, "expected 2 methods or more"),
+        ({"of": [], "seeds": "all"}, "expected 1 methods or more"),
+        ({"of": ["a", "a"]}, "has a method twice"),
+        ({"of": ["a"], "seeds": "all", "weights": "tuned"}, "tuned weights need two methods"),
+        ({"of": ["a", "b"], "weights": "even"}, "weights"),
+    ],
+)
+def test_wrong_options_are_refused(record: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        ProductOptions.from_dict(record)
+
+
+def test_a_product_without_runs_and_one_without_its_image_tower_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"product of a, b is made of finished runs; list it in run\.products"):
+        ProductMethod(task(), ProductOptions(of=("a", "b")))
+    finetune = FinetuneOptions(blocks=1).to_dict()
+    members = (member("a", "prompts", finetune=finetune), member("b", "compcos"))
+    with pytest.raises(UsageError, match="a has fine-tuned blocks, and this task has no image tower"):
+        ProductMethod(task(), ProductOptions(of=("a", "b"), members=members))
+
+
+def test_needs_are_those_of_all_members() -> None:
+    members = (member("a", "prompts"), member("b", "compcos"))
+    assert ProductMethod.needs(ProductOptions(of=("a", "b"), members=members)) == {"cls", "text", "words"}
+
+
+@pytest.mark.parametrize("kinds", [("prompts", "closed_form"), ("closed_form", "compcos")])
+def test_a_product_passes_the_checks_of_methods(kinds: tuple[str, str]) -> None:
+    """Among them: an export of the first, whose scores equal the method's; compcos has no portable form."""
+    members = [member(f"m{place}", kind, 1.5) for place, kind in enumerate(kinds)]
+    check_method(ProductMethod, {"of": ["m0", "m1"], "members": members})

@@ -1,0 +1,328 @@
+"""`duplex fit`: from a folder to a model, killed and continued, with corrected labels, and for data that do not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from duplex import Recognizer
+from duplex.errors import UsageError
+from duplex.features import extraction
+from duplex.recognition import encoder_choice, fit_folder
+from duplex.recognition.encoder_choice import choose_encoder
+from duplex.recognition.fitted_files import read_fit
+from duplex.recognition.labelled_folder import read_labelled_folder
+from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_folder, draw_pair
+from tests.subprocesses import duplex, start_duplex
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_folder(tmp_path_factory.mktemp("drawn") / "shop")
+
+
+@pytest.fixture(scope="module")
+def fitted(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A model of the drawn folder and what the command printed."""
+    out = tmp_path_factory.mktemp("fitted") / "model"
+    done = duplex("fit", drawn, "--encoder", "tiny", "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out, done.stderr
+
+
+def model_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_every_rung_is_a_line_with_its_auc_accuracy_and_cost(fitted):
+    _, printed = fitted
+    for rung in ("nothing trained", "prompts, rate 0.001", "1 block, rate 0.0003"):
+        (line,) = (line for line in printed.splitlines() if line.startswith(rung) and "validation AUC" in line)
+        assert "accuracy" in line
+        assert line.endswith(" s")
+    assert "chosen: " in printed
+    assert "test images, which chose nothing" in printed
+
+
+def test_the_model_answers_with_every_labelled_pair_and_with_new_ones(fitted, drawn):
+    model, _ = fitted
+    recognizer = Recognizer.load(model, device="cpu")
+    candidates = recognizer.candidates()
+    assert len(candidates) == len(STATES) * len(OBJECTS)
+    seen = {pair for pair, known in zip(candidates.pairs, candidates.seen, strict=True) if known}
+    assert seen == {(s, o) for s in STATES for o in OBJECTS} - LACKING  # held-out pairs of the split too
+    images = sorted(drawn.glob("*/*/0000.png"))
+    answers = recognizer(images, top=1)
+    right = sum((answer.best.state, answer.best.object) == path.parts[-3:-1] for answer, path in
+                zip(answers, images, strict=True))  # fmt: skip
+    assert right > len(images) / 2
+
+
+def test_the_page_beside_the_model_has_the_measured_numbers_and_every_rung(fitted):
+    model, printed = fitted
+    page = model.with_name("model-page.html").read_text(encoding="utf-8")
+    record = read_fit(model)
+    assert f"{record['measured']['accuracy']:.1f} %" in page
+    assert f"Expected calibration error {record['measured']['calibration_error']:.1f} %" in page
+    assert all(row["rung"] in page for row in record["rungs"])
+    for section in ("By state", "Confusions", "Next images", "Wrong answers"):
+        assert section in page
+    assert f"{model.with_name('model-page.html')} shows" in printed
+
+
+def test_the_record_has_the_numbers_from_before_the_final_fit(fitted):
+    model, _ = fitted
+    record = read_fit(model)
+    assert sum(record["images"].values()) == 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
+    assert record["measured"]["images"] == record["images"]["test"]
+    assert [row["rung"] for row in record["rungs"] if row["chosen"]] == [record["chosen"]]
+    assert "seconds" not in json.dumps(record)
+
+
+def test_a_second_fit_trains_nothing_and_gives_the_same_bytes(fitted, drawn, monkeypatch):
+    model, _ = fitted
+    before = model_bytes(model)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(fit_folder, "train_method", refuse)
+    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None)
+    assert model_bytes(model) == before
+
+
+@pytest.mark.parametrize("stage", ["features.h5.partial", "attempt.json", "training.partial", "plan-10.json"])
+def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp_path, stage):
+    model, _ = fitted
+    out = tmp_path / "model"
+    process = start_duplex("fit", drawn, "--encoder", "tiny", "--out", out)
+    cache = fit_folder.cache_folder(out)
+    limit = time.monotonic() + 120
+    while not list(cache.rglob(stage)) and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait(60) == -9
+    assert not out.exists()
+    done = duplex("fit", drawn, "--encoder", "tiny", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert {**model_bytes(out), "README.md": b""} == {**model_bytes(model), "README.md": b""}
+    assert (out / "README.md").read_text() == (model / "README.md").read_text()
+
+
+def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, tmp_path, monkeypatch):
+    model, _ = fitted
+    folder, out = tmp_path / "shop", tmp_path / "model"
+    shutil.copytree(drawn, folder)
+    shutil.copytree(fit_folder.cache_folder(model), fit_folder.cache_folder(out))
+    (folder / "red" / "star" / "0003.png").rename(folder / "blue" / "heart" / "corrected.png")
+    encoded = []
+    monkeypatch.setattr(extraction, "_encode_pending", lambda cache, job: encoded.append(job))
+    monkeypatch.setattr(fit_folder.FolderFit, "levels", only_the_first)
+    fit_folder.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
+    assert not encoded
+    assert (out / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
+
+
+def test_further_images_alone_are_encoded(fitted, drawn, tmp_path, monkeypatch):
+    model, _ = fitted
+    folder, out = tmp_path / "shop", tmp_path / "model"
+    shutil.copytree(drawn, folder)
+    shutil.copytree(fit_folder.cache_folder(model), fit_folder.cache_folder(out))
+    draw_pair(folder, "red", "star", range(8, 11))
+    reports = []
+    extract = extraction.extract
+    monkeypatch.setattr(
+        "duplex.library.content_cache.extract",
+        lambda *a, **k: reports.append(extract(*a, **k)) or reports[-1],
+    )
+    monkeypatch.setattr(fit_folder.FolderFit, "levels", only_the_first)
+    fit_folder.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
+    (report,) = reports
+    assert report.rows - report.resumed == 3
+
+
+def only_the_first(self: fit_folder.FolderFit, began: float):
+    """Levels of a climb that trains nothing."""
+    yield [fit_folder.Rung("nothing trained", self._spec(fit_folder.NOTHING_TRAINED))]
+
+
+# -- data and machines that do not fit ------------------------------------------------------------------------------
+
+
+def one_state(root: Path) -> None:
+    for thing in OBJECTS:
+        draw_pair(root, "red", thing, range(4))
+
+
+def one_object(root: Path) -> None:
+    for state in STATES:
+        draw_pair(root, state, "star", range(4))
+
+
+def one_image_per_pair(root: Path) -> None:
+    draw_folder(root, images=1)
+
+
+def no_unseen_pair_possible(root: Path) -> None:
+    for state, thing in (("red", "star"), ("blue", "moon"), ("green", "heart")):
+        draw_pair(root, state, thing, range(4))
+
+
+def duplicates_across_labels(root: Path) -> None:
+    draw_folder(root, images=2)
+    shutil.copy(root / "red" / "star" / "0000.png", root / "blue" / "heart" / "copy.png")
+
+
+def nothing(root: Path) -> None:
+    root.mkdir()
+
+
+BAD = {
+    one_state: "has one state, 'red'",
+    one_object: "has one object, 'star'",
+    one_image_per_pair: "has no image of a seen pair",
+    no_unseen_pair_possible: "can be held out",
+    duplicates_across_labels: "have two labels, first",
+    nothing: "holds no images",
+}
+
+
+@pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
+def test_data_that_cannot_be_fitted_are_one_line_and_leave_nothing(tmp_path, make):
+    make(tmp_path / "shop")
+    done = duplex("fit", tmp_path / "shop", "--encoder", "tiny", cwd=tmp_path)
+    assert done.returncode in (1, 2)
+    lines = [line for line in done.stderr.splitlines() if "reading images" not in line]
+    assert len(lines) == 1, done.stderr
+    assert BAD[make] in lines[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["shop"]
+
+
+def test_duplicates_within_a_label_are_used_once(tmp_path):
+    draw_folder(tmp_path / "shop", images=4)
+    shutil.copy(tmp_path / "shop" / "red" / "star" / "0000.png", tmp_path / "shop" / "red" / "star" / "copy.png")
+    data = read_labelled_folder(tmp_path / "shop")
+    assert len(data.manifest) == len(set(data.digests)) == 4 * (len(STATES) * len(OBJECTS) - len(LACKING))
+    assert data.notes == ("images with the content of another: 1",)
+
+
+def test_few_contents_with_two_labels_are_left_out(tmp_path):
+    draw_folder(tmp_path / "shop", images=16)
+    shutil.copy(tmp_path / "shop" / "red" / "star" / "0000.png", tmp_path / "shop" / "blue" / "heart" / "copy.png")
+    data = read_labelled_folder(tmp_path / "shop")
+    assert data.notes == ("images whose copies have another label: 2",)
+    assert not {"red/star/0000.png", "blue/heart/copy.png"} & set(data.manifest["image"])
+
+
+def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    done = duplex("fit", drawn, "--encoder", "tiny", "--out", tmp_path / "mine")
+    assert done.returncode == 2
+    assert "is not an export of duplex" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_model(tmp_path, drawn, monkeypatch, capsys):
+    from duplex.errors import DuplexError
+
+    monkeypatch.setattr("duplex.features.store.shutil.disk_usage", lambda _: type("", (), {"free": 1000})())
+    with pytest.raises(DuplexError, match="make room") as caught:
+        fit_folder.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lambda _: None)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "model").exists()
+
+
+def test_words_that_the_encoder_lacks_are_named(tmp_path):
+    draw_folder(tmp_path / "shop", images=4)
+    (tmp_path / "shop" / "red").rename(tmp_path / "shop" / "rusty")
+    with pytest.raises(UsageError, match="does not know the words rusty"):
+        fit_folder.fit_folder(tmp_path / "shop", tmp_path / "model", encoder="tiny", say=lambda _: None)
+
+
+def test_time_must_be_more_than_nothing(tmp_path, drawn):
+    with pytest.raises(UsageError, match="minutes is 0"):
+        fit_folder.fit_folder(drawn, tmp_path / "model", minutes=0)
+
+
+# -- the encoder ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def offers(monkeypatch):
+    """Set which weights are on disk and whether others are within reach."""
+
+    def set_to(on_disk: set[str], reachable: bool) -> None:
+        from duplex.encoders.families import MissingWeights
+
+        def missing(name: str, _: str) -> MissingWeights | None:
+            return None if name in on_disk else MissingWeights("https://example.org", 10**9)
+
+        monkeypatch.setattr(encoder_choice, "missing_weights", missing)
+        monkeypatch.setattr(encoder_choice, "is_reachable", lambda _: reachable)
+
+    return set_to
+
+
+@pytest.mark.parametrize(
+    ("gpu", "images", "name"),
+    [(True, 100_000, "ViT-L-14-quickgelu"), (False, 1_000, "ViT-L-14-quickgelu"),
+     (False, 10_000, "ViT-B-16-quickgelu"), (False, 1_000_000, "ViT-B-32-quickgelu")],
+)  # fmt: skip
+def test_the_best_encoder_that_fits_the_device_and_the_images_is_chosen(offers, drawn, gpu, images, name):
+    offers({offer.name for offer in encoder_choice.OFFERS}, reachable=False)
+    labels = read_labelled_folder(drawn).labels
+    choice = choose_encoder(labels, images, gpu=gpu, cores=2)
+    assert choice.entry.name == name
+    assert "weights on disk" in choice.reason
+
+
+def test_weights_on_disk_come_before_better_ones_within_reach(offers, drawn):
+    offers({"ViT-B-32-quickgelu"}, reachable=True)
+    labels = read_labelled_folder(drawn).labels
+    assert choose_encoder(labels, 10, gpu=True, cores=2).entry.name == "ViT-B-32-quickgelu"
+
+
+def test_the_packaged_encoder_is_taken_where_it_knows_the_words(offers, drawn):
+    offers(set(), reachable=True)
+    assert choose_encoder(read_labelled_folder(drawn).labels, 10, gpu=False, cores=2).entry.name == "tiny"
+
+
+def test_without_any_encoder_one_line_says_what_to_do(offers, tmp_path):
+    draw_folder(tmp_path / "shop", images=4)
+    (tmp_path / "shop" / "red").rename(tmp_path / "shop" / "rusty")
+    offers(set(), reachable=False)
+    with pytest.raises(UsageError, match="--encoder local-dir:FOLDER") as caught:
+        fit_folder.fit_folder(tmp_path / "shop", tmp_path / "model", say=lambda _: None)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["shop"]
+    offers(set(), reachable=True)
+    choice = choose_encoder(read_labelled_folder(tmp_path / "shop").labels, 10, gpu=False, cores=2)
+    assert "1.0 GB to download" in choice.reason
+
+
+def test_words_longer_than_the_context_are_refused_before_anything_is_encoded(drawn, tmp_path):
+    shop = tmp_path / "shop"
+    shutil.copytree(drawn, shop)
+    (shop / "red").rename(shop / " ".join(["red"] * 12))
+    with pytest.raises(UsageError, match="pairs have a longer prompt than tiny reads, the first 'red red"):
+        fit_folder.fit_folder(shop, tmp_path / "model", encoder="tiny", say=lambda line: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shop"]
+
+
+def test_images_with_equal_pixels_are_in_one_split(drawn, tmp_path):
+    shop = tmp_path / "shop"
+    shutil.copytree(drawn, shop)
+    for path in list(shop.rglob("*.png")):
+        with Image.open(path) as image:
+            image.save(path.with_name(f"{path.stem}-copy.bmp"))
+    rows = read_labelled_folder(shop).manifest
+    stem = rows["image"].str.replace(r"(-copy)?\.\w+$", "", regex=True)
+    assert (rows.groupby(stem)["split"].agg(["size", "nunique"]) == [2, 1]).all(axis=None)

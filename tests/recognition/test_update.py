@@ -1,0 +1,226 @@
+"""`duplex update`: images added without training equal a closed-form fit to all of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from duplex import Recognizer
+from duplex.encoders import load_encoder
+from duplex.errors import UsageError
+from duplex.layers.class_statistics import ClassStatistics
+from duplex.layers.factors import unit
+from duplex.layers.gaussian_prototypes import ClosedForm, GroupPosterior
+from duplex.layers.prompt_paths import word_vectors
+from duplex.recognition import fit_folder
+from duplex.recognition.fitted_files import STATISTICS, read_fit, read_statistics
+from duplex.recognition.trained import ExportedModel
+from duplex.recognition.update import NewImages, update_model, updated_model
+from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
+from tests.recognition.test_fit_folder import only_the_first
+from tests.subprocesses import duplex
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_folder(tmp_path_factory.mktemp("drawn") / "shop", images=6)
+
+
+@pytest.fixture(scope="module")
+def model(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in closed form, nothing trained."""
+    out = tmp_path_factory.mktemp("fitted") / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit_folder.FolderFit, "levels", only_the_first)
+        return fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+
+
+@pytest.fixture
+def further(tmp_path: Path) -> Path:
+    """Ten images: of known pairs, of a pair that had none, of a new object."""
+    folder = tmp_path / "further"
+    draw_pair(folder, "red", "star", range(20, 24))
+    draw_pair(folder, "red", "moon", range(20, 23))  # without images so far
+    draw_pair(folder, "green", "cloud", range(20, 23))
+    return folder
+
+
+def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
+    return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+
+
+def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tmp_path):
+    """Against features of all images, computed anew, and one fit to them."""
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    tensors, config = read(tmp_path / "out")
+    states, objects = config["labels"]["states"], config["labels"]["objects"]
+    recognizer = Recognizer.load(model, device="cpu", exact=True)
+    paths = sorted([*drawn.glob("*/*/*.png"), *further.glob("*/*/*.png")])
+    from duplex.features.image_files import read_image
+
+    pixels = [recognizer.encoder.image_transform(read_image(path)) for path in paths]
+    features = torch.cat([recognizer.encode(pixels[i : i + 64])["cls"] for i in range(0, len(pixels), 64)])
+    labels = torch.tensor([states.index(p.parts[-3]) * len(objects) + objects.index(p.parts[-2]) for p in paths])
+    statistics = ClassStatistics.of(unit(features), labels, len(states), len(objects))
+    space = Recognizer.load(tmp_path / "out", device="cpu").labels
+    words = word_vectors(space, load_encoder("tiny").text)
+    settings = read_statistics(model, load_file(model / "model.safetensors")).settings
+    whole = ClosedForm.fit(statistics, settings, words).to(torch.float32)
+    candidates = tensors["state_of"] * len(objects) + tensors["object_of"]
+    expected_rows, expected_offset = whole.linear(candidates)
+    z = unit(features)
+    scores = (z @ tensors["likelihood.whitening"] - tensors["effects.mean"]) @ tensors["likelihood.rows"].T
+    scores = scores + tensors["likelihood.offset"]
+    expected = (z @ whole.whitening - whole.additive.mean) @ expected_rows.T + expected_offset
+    largest = expected.abs().max()
+    assert torch.allclose(scores / largest, expected / largest, atol=1e-6)
+    for kind, groups in (("states", statistics.by_state()), ("objects", statistics.by_object())):
+        log_p = (z @ tensors[f"primitives.{kind}.weight"] + tensors[f"primitives.{kind}.offset"]).log_softmax(-1)
+        assert torch.allclose(log_p.exp(), GroupPosterior.fit(groups).to(torch.float32)(z).exp(), atol=1e-4)
+
+
+def test_adding_statistics_equals_computing_them_of_all_images():
+    """In float64, without an encoder: the same prototypes to 1e-6."""
+    generator = torch.Generator().manual_seed(0)
+    z = unit(torch.randn(90, 8, generator=generator, dtype=torch.float64))
+    labels = torch.randint(0, 12, (90,), generator=generator)
+    part = ClassStatistics.of(z[:80], labels[:80], 3, 4) + ClassStatistics.of(z[80:], labels[80:], 3, 4)
+    every = torch.arange(12)
+    rows, offset = ClosedForm.fit(part).linear(every)
+    expected_rows, expected_offset = ClosedForm.fit(ClassStatistics.of(z, labels, 3, 4)).linear(every)
+    assert (rows - expected_rows).abs().max() < 1e-6
+    assert (offset - expected_offset).abs().max() < 1e-6
+
+
+def test_the_command_says_what_changed_and_writes_a_copy(model, further, tmp_path):
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    done = duplex("update", model, further, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "10 images added" in done.stderr
+    assert "new pairs: green cloud, red moon" in done.stderr
+    assert "new objects: cloud" in done.stderr
+    assert "new states" not in done.stderr
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+    answers = Recognizer.load(tmp_path / "out", device="cpu")(sorted(further.glob("*/*/*.png")), top=1)
+    assert sum(answer.best.object == "cloud" for answer in answers) >= 2
+
+
+def test_new_words_are_candidates_with_every_known_word(model, further, tmp_path):
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    candidates = Recognizer.load(tmp_path / "out", device="cpu").candidates()
+    assert set(candidates.pairs) == {(s, o) for s in STATES for o in (*OBJECTS, "cloud")}
+    known = dict(zip(candidates.pairs, candidates.seen.tolist(), strict=True))
+    assert known["green", "cloud"]
+    assert known["red", "moon"]
+    assert not known["red", "cloud"]
+
+
+def test_updates_in_place_add_up(model, further, tmp_path):
+    out = tmp_path / "out"
+    update_model(model, further, out, say=lambda _: None)
+    more = tmp_path / "more"
+    draw_pair(more, "blue", "heart", range(30, 32))
+    done = duplex("update", out, more, "--in-place")
+    assert done.returncode == 0, done.stderr
+    assert [update["images"] for update in read_fit(out)["updates"]] == [10, 2]
+    counts = read_statistics(out, load_file(out / "model.safetensors")).statistics.counts
+    before = read_statistics(model, load_file(model / "model.safetensors")).statistics.counts
+    assert counts.sum() == before.sum() + 12
+    with pytest.raises(UsageError, match="2 images were added before"):
+        update_model(out, more, out, say=lambda _: None)
+
+
+def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_path, monkeypatch):
+    def with_blocks(self: fit_folder.FolderFit, began: float):
+        spec = self._spec(fit_folder.PROMPTS)
+        ((rung,),) = fit_folder.finetuned_rungs(spec, [2], [1e-3])
+        yield [rung]
+
+    monkeypatch.setattr(fit_folder.FolderFit, "levels", with_blocks)
+    tuned = fit_folder.fit_folder(drawn, tmp_path / "tuned", encoder="tiny", say=lambda _: None)
+    assert read_fit(tuned)["chosen"] == "2 blocks, rate 0.001"
+    update_model(tuned, further, tmp_path / "out", say=lambda _: None)
+    old, new = (read_statistics(place, load_file(place / "model.safetensors")) for place in (tuned, tmp_path / "out"))
+    recognizer = Recognizer.load(tuned, device="cpu", exact=True)
+    from duplex.features.image_files import read_image
+
+    paths = sorted(further.glob("*/*/*.png"))
+    inputs = recognizer.encode([recognizer.encoder.image_transform(read_image(path)) for path in paths])
+    with torch.no_grad():
+        z = unit(recognizer.trained.finetuned(inputs["block_inputs"])).double()
+    moment = new.statistics.moment - old.statistics.moment
+    assert torch.allclose(moment, z.T @ z, atol=1e-6)
+    answers = Recognizer.load(tmp_path / "out", device="cpu")(paths, top=1)
+    assert len(answers) == 10
+
+
+def test_only_images_enter_the_distance_from_known_ones(model, further, tmp_path):
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    before, after = (Recognizer.load(place, device="cpu") for place in (model, tmp_path / "out"))
+    assert torch.equal(before.trained.known_images.threshold, after.trained.known_images.threshold)
+    assert len(after.trained.known_images.means) == len(before.trained.known_images.means) + 2
+    images = sorted(further.glob("green/cloud/*.png"))
+    nearer = [after(image)[0].distance < before(image)[0].distance for image in images]
+    assert all(nearer)
+
+
+BAD = ["run", "version", "statistics", "unreadable", "words"]
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, tmp_path, case):
+    import shutil
+
+    place = shutil.copytree(model, tmp_path / "model")
+    expected = {
+        "run": "only models of `duplex fit` can be updated",
+        "version": "is not an export of this version",
+        "statistics": "is damaged or of another model",
+        "unreadable": "cannot be used",
+        "words": "does not know the words rusty",
+    }
+    if case == "run":
+        (place / STATISTICS).unlink()
+    elif case == "version":
+        config = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps({**config, "format": "duplex-export-2"}))
+    elif case == "statistics":
+        data = bytearray((place / STATISTICS).read_bytes())
+        data[-1] ^= 1
+        (place / STATISTICS).write_bytes(data)
+    elif case == "unreadable":
+        (further / "red" / "star" / "bad.png").write_bytes(b"no image")
+    else:
+        (further / "red").rename(further / "rusty")
+    done = duplex("update", place, further, "--out", tmp_path / "out")
+    assert done.returncode in (1, 2)
+    lines = [line for line in done.stderr.splitlines() if "reading images" not in line]
+    assert len(lines) == 1, done.stderr
+    assert expected[case] in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_image_changes_nothing_but_the_masks(model):
+    """A twin of the update: with one image of a known pair, only that pair's count grows by one."""
+    recognizer = Recognizer.load(model, device="cpu", exact=True)
+    stored = load_file(model / "model.safetensors")
+    fitted = read_statistics(model, stored)
+    import pandas as pd
+
+    rows = pd.DataFrame({"image": ["x.png"], "state": ["red"], "object": ["star"]})
+    cls = torch.from_numpy(np.random.default_rng(0).normal(size=(1, stored["likelihood.whitening"].shape[0]))).float()
+    assert isinstance(recognizer.trained, ExportedModel)
+    updated = updated_model(recognizer.trained, stored, fitted, NewImages(rows, ["0"], {"cls": cls}, cls))
+    labels = recognizer.labels
+    pair = labels.index(["red"], ["star"])[0]
+    grown = updated.fitted.statistics.counts - fitted.statistics.counts
+    assert grown.tolist() == [float(c == pair) for c in fitted.statistics.pairs.tolist()]
+    assert torch.equal(updated.tensors["seen"], stored["seen"])
+    assert torch.equal(updated.tensors["log_prior"], stored["log_prior"])

@@ -1,0 +1,202 @@
+"""Numbers of the page of one data set against loops, naive fits and a joint normal distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.data.dataset import labels_of
+from duplex.labels import LabelSpace
+from duplex.layers.class_statistics import ClassStatistics
+from duplex.layers.factors import unit
+from duplex.layers.gaussian_prototypes import ClosedForm
+from duplex.report.answered_images import AnsweredImages
+from duplex.report.learning_curve import DRAWS, ClosedFormAnswers, LearningCurve, draw_share, extrapolate
+from duplex.report.next_images import NextImages, expected_gain, mean_variances, pair_counts
+from duplex.training.confidence import fit_to
+from tests.report.own_data import examples_of, manifest
+
+LABELS = LabelSpace(("a", "b", "c"), ("x", "y"), {"train": np.array([0, 1, 4]), "test": np.array([2, 5])})
+ANSWERS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.floats(0, 1)), min_size=1, max_size=50)
+
+
+def answered(images) -> AnsweredImages:
+    target, answer, probability = (np.array(column) for column in zip(*images, strict=True))
+    return AnsweredImages(LABELS, np.arange(len(images)), target, answer, probability)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANSWERS, st.sampled_from(["state", "object", "pair"]))
+def test_accuracies_by_label_equal_those_of_a_loop(images, kind) -> None:
+    part = {"state": lambda c: c // 2, "object": lambda c: c % 2, "pair": lambda c: c}[kind]
+    groups = answered(images).accuracies(part)
+    assert [group.label for group in groups] == sorted({part(target) for target, *_ in images})
+    for group in groups:
+        own = [(target, answer) for target, answer, _ in images if part(target) == group.label]
+        for place, seen in enumerate((True, False)):
+            of_kind = [(t, a) for t, a in own if (t in (0, 1, 4)) == seen]
+            right = sum(part(t) == part(a) for t, a in of_kind)
+            assert (group.images[place], group.right[place]) == (len(of_kind), right)
+            assert group.percent_of(place) == (pytest.approx(100 * right / len(of_kind)) if of_kind else None)
+        wrong = Counter(part(a) for t, a in own if part(a) != part(t))
+        times = max(wrong.values(), default=0)
+        best = min((label for label in wrong if wrong[label] == times), default=None)
+        assert group.rival == (None if best is None else (best, times))
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANSWERS)
+def test_matrix_confusions_and_wrong_answers_equal_those_of_a_loop(images) -> None:
+    data = answered(images)
+    matrix = np.zeros((3, 3), dtype=int)
+    for target, answer, _ in images:
+        matrix[target // 2, answer // 2] += 1
+    assert data.matrix(LABELS.state_of, 3).tolist() == matrix.tolist()
+    pairs = Counter((t, a) for t, a, _ in images if t != a)
+    confused = data.confused(3)
+    assert [each.count for each in confused] == sorted(pairs.values(), reverse=True)[:3]
+    for each in confused:
+        assert each.places.tolist() == [i for i, (t, a, _) in enumerate(images) if (t, a) == (each.label, each.answer)]
+        assert each.count == len(each.places) and each.images == sum(t == each.label for t, *_ in images)
+    wrong = sorted((i for i, (t, a, _) in enumerate(images) if t != a), key=lambda i: -images[i][2])
+    assert data.wrong(4).tolist() == wrong[:4]
+
+
+def test_accuracy_has_the_expected_share_of_new_pairs() -> None:
+    data = answered([(0, 0, 0.5), (1, 0, 0.5), (2, 2, 0.5), (5, 5, 0.5), (5, 2, 0.5)])
+    assert data.accuracy == pytest.approx(100 * (0.9 * 1 / 2 + 0.1 * 2 / 3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.sampled_from([0.25, 0.5, 1.0]), st.integers(0, 9))
+def test_a_drawn_share_keeps_that_share_of_every_pair_and_at_least_one_image(labels, share, seed) -> None:
+    compositions = np.array(labels)
+    rows = draw_share(compositions, share, seed)
+    assert rows.tolist() == sorted(set(rows.tolist()))
+    drawn, all_images = Counter(compositions[rows].tolist()), Counter(labels)
+    assert drawn == {pair: max(1, int(share * count + 0.5)) for pair, count in all_images.items()}
+    assert draw_share(compositions, share, seed).tolist() == rows.tolist()
+
+
+def test_draws_of_other_seeds_differ() -> None:
+    compositions = np.zeros(40, dtype=int)
+    assert len({tuple(draw_share(compositions, 0.5, seed)) for seed in range(DRAWS)}) == DRAWS
+
+
+def test_extrapolation_continues_a_power_law_exactly() -> None:
+    images = [100, 200, 400]
+    slope, doubled = extrapolate(images, [100 - 60 * (n / 100) ** -0.3 for n in images], 1000)
+    assert slope == pytest.approx(-0.3)
+    assert doubled == pytest.approx(100 - 60 * 8**-0.3)
+    assert extrapolate(images, [100.0, 100.0, 100.0], 50) == (pytest.approx(0), pytest.approx(99))
+    assert extrapolate([1, 2, 4], [50.0, 5.0, 0.0], 9)[1] == 0
+
+
+@pytest.fixture(scope="module")
+def examples():
+    rows = manifest()
+    labels = labels_of(rows)
+    return examples_of(rows, labels), labels
+
+
+def test_closed_form_answers_equal_a_naive_argmax(examples) -> None:
+    data, labels = examples
+    rows = draw_share(data["train"].compositions.numpy(), 0.5, 0)
+    made = ClosedFormAnswers.of(data, labels, rows, "test")
+    train = data["train"]
+    statistics = ClassStatistics.of(
+        unit(train.cls[rows]), train.compositions[rows], len(labels.states), len(labels.objects)
+    )
+    model = ClosedForm.fit(statistics)
+    candidates = sorted({pair for split in ("train", "val", "test") for pair in labels.pairs[split].tolist()})
+    seen = np.array([pair in labels.pairs["train"] for pair in candidates])
+    log_p = {
+        split: model.scorer(torch.tensor(candidates))(unit(data[split].cls)).log_softmax(1) for split in ("val", "test")
+    }
+    label = [candidates.index(pair) for pair in data["val"].compositions.tolist()]
+    confidence = fit_to(log_p["val"], label, seen)
+    prior = confidence.log_prior(seen, np.ones_like(seen))
+    for image, scores in enumerate(log_p["test"]):
+        posterior = (scores / confidence.temperature).numpy() + prior
+        assert made.answer[image] == candidates[int(posterior.argmax())]
+    right = made.answer == data["test"].compositions.numpy()
+    is_seen = np.isin(data["test"].compositions.numpy(), labels.pairs["train"])
+    assert made.accuracy == pytest.approx(100 * (0.9 * right[is_seen].mean() + 0.1 * right[~is_seen].mean()))
+
+
+def test_the_learning_curve_has_a_quarter_half_and_all_images(examples) -> None:
+    data, labels = examples
+    curve = LearningCurve.of(data, labels)
+    pairs = len(labels.pairs["train"])
+    assert [point.images for point in curve.points] == [2 * pairs, 4 * pairs, 8 * pairs]
+    assert [len(point.accuracies) for point in curve.points] == [DRAWS, DRAWS, 1]
+    every = ClosedFormAnswers.of(data, labels, np.arange(len(data["train"])), "test").accuracy
+    assert curve.points[-1].mean == every
+    expected = extrapolate([point.images for point in curve.points], [p.mean for p in curve.points], len(data["test"]))
+    assert (curve.slope, curve.doubled) == expected
+
+
+def test_one_image_per_pair_has_no_learning_curve(examples) -> None:
+    _, labels = examples
+    rows = manifest()
+    rows = rows[(rows["split"] != "train") | rows["image"].str.endswith("train0.png")].reset_index(drop=True)
+    assert LearningCurve.of(examples_of(rows, labels), labels) is None
+
+
+COUNTS = st.lists(st.integers(0, 6), min_size=6, max_size=6).filter(any)
+
+
+@settings(max_examples=40, deadline=None)
+@given(COUNTS, st.floats(0.2, 30), st.floats(0.05, 2))
+def test_variances_equal_those_of_the_joint_normal_distribution(counts, k, ridge) -> None:
+    """Coefficients mu, a, b and one interaction per pair; the precision is the prior's plus that of the images."""
+    m, n = 3, 2
+    size = 1 + m + n + m * n
+    precision = np.diag([0.0, *[ridge] * (m + n), *[k] * (m * n)])
+    designs = []
+    for pair in range(m * n):
+        design = np.zeros(size)
+        design[[0, 1 + pair // n, 1 + m + pair % n, 1 + m + n + pair]] = 1
+        precision += counts[pair] * np.outer(design, design)
+        designs.append(design)
+    covariance = np.linalg.inv(precision)
+    expected = [design @ covariance @ design for design in designs]
+    assert mean_variances(np.array(counts), k, ridge, (m, n)) == pytest.approx(expected, rel=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(COUNTS, st.floats(0.2, 30), st.integers(0, 5))
+def test_one_more_image_takes_away_the_stated_share_of_the_variance(counts, k, pair) -> None:
+    more = np.array(counts) + (np.arange(6) == pair)
+    before, after = (mean_variances(np.array(each), k, 0.1, (3, 2))[pair] for each in (counts, more))
+    assert 1 - after / before == pytest.approx(before / (1 + before), rel=1e-6)
+
+
+def test_gains_equal_those_of_a_loop() -> None:
+    variance, wrong, validated = np.array([0.5, 0.1, 2.0]), np.array([1, 0, 0]), np.array([2, 3, 0])
+    overall = 1 / 5
+    expected = [(w + overall) / (c + 1) * v / (1 + v) for v, w, c in zip(variance, wrong, validated, strict=True)]
+    assert expected_gain(variance, wrong, validated) == pytest.approx(expected)
+
+
+def test_next_images_ranks_all_labelled_pairs_by_their_images_of_all_splits(examples) -> None:
+    data, labels = examples
+    ranked = NextImages.of(data, labels)
+    counts = Counter(zip(manifest()["state"], manifest()["object"], strict=True))
+    names = {pair: (labels.states[pair // 3], labels.objects[pair % 3]) for pair in ranked.pairs.tolist()}
+    assert {names[pair]: count for pair, count in zip(names, ranked.images.tolist(), strict=True)} == counts
+    assert (np.diff(ranked.gain) <= 0).all()
+    answers = ClosedFormAnswers.of(data, labels, np.arange(len(data["train"])), "val")
+    wrong = answers.answer != answers.target
+    for pair, validated, times in zip(ranked.pairs, ranked.validated, ranked.wrong, strict=True):
+        seen = pair in labels.pairs["train"]
+        assert validated == (int((answers.target == pair).sum()) if seen else 0)
+        assert times == (int((wrong & (answers.target == pair)).sum()) if seen else 0)
+    before = mean_variances(pair_counts(data, labels, ("train",)), ranked.shrinkage, 0.1, (4, 3))[answers.target]
+    larger = before > np.median(before)
+    assert ranked.errors == (pytest.approx(100 * wrong[larger].mean()), pytest.approx(100 * wrong[~larger].mean()))

@@ -1,0 +1,188 @@
+"""The page of one data set: its sections, in a browser too, with keyboard alone; and in a project."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from duplex.errors import UsageError
+from duplex.report.own_page import own_report, write_page
+from duplex.report.page import render_markdown
+from duplex.stages import own_page, report
+from tests.report.browser import Browser, find_chromium
+from tests.report.own_data import own_data
+from tests.report.reading import Page
+from tests.report.test_browser import CONTRAST
+from tests.report.test_page import EVIL
+
+browser_needed = pytest.mark.skipif(
+    find_chromium() is None, reason="no chromium on this machine (apt-get install chromium)"
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return own_data(tmp_path_factory.mktemp("shop") / "images")
+
+
+@pytest.fixture(scope="module")
+def written(data, tmp_path_factory):
+    return write_page(data, tmp_path_factory.mktemp("page") / "shop.html")
+
+
+def titles(report) -> list[str]:
+    return [section.title for section in report.sections]
+
+
+def test_the_page_has_every_section_and_its_numbers(data, written) -> None:
+    page = Page(written.read_text(encoding="utf-8"))
+    headings = [element.text for element in page.all("h2")]
+    assert headings == ["Accuracy", "Confusions", "Probabilities", "More images", "Wrong answers"]
+    text = written.read_text(encoding="utf-8")
+    assert f"{data.answered.accuracy:.1f} %" in text
+    assert f"Expected calibration error {100 * data.answered.reliability.calibration_error:.1f} %" in text
+    assert "This is an extrapolation" in text and "Gain = e V / (1 + V)" in text
+    assert len(page.all("img")) > 20 and all(e.attributes["src"].startswith("data:") for e in page.all("img"))
+    assert not [e for e in page.elements if e.attributes.get("href", "#")[0] not in "#d"]
+
+
+def test_confusion_matrices_hold_the_counts_of_all_test_images(data, written) -> None:
+    page = Page(written.read_text(encoding="utf-8"))
+    labels = data.labels
+    assert len([e for e in page.all("table") if e.attributes.get("class") == "matrix"]) == 2
+    for part, names in ((labels.state_of, labels.states), (labels.object_of, labels.objects)):
+        counted = 0
+        for cell in page.all("td"):
+            words = re.match(r"(\w+) answered as (\w+): (\d+) of (\d+)", cell.attributes.get("data-tip", ""))
+            if words is None or words[1] not in names:
+                continue
+            here = part(data.answered.target) == names.index(words[1])
+            assert int(words[4]) == here.sum()
+            assert cell.text == words[3]
+            assert int(words[3]) == (here & (part(data.answered.answer) == names.index(words[2]))).sum()
+            assert cell.attributes["class"] == ("hit" if words[1] == words[2] else "miss")
+            counted += int(words[3])
+        assert counted == len(data.answered)
+
+
+def test_sections_without_data_are_left_out(data, tmp_path) -> None:
+    assert titles(own_report(replace(data, answered=None))) == ["More images"]
+    assert "Confusions" in titles(own_report(replace(data, examples={})))
+    assert "More images" not in titles(own_report(replace(data, examples={})))
+    elsewhere = own_report(replace(data, root=tmp_path / "no images here"))
+    assert "Wrong answers" not in titles(elsewhere) and "Confusions" in titles(elsewhere)
+    right = replace(data.answered, answer=data.answered.target)
+    perfect = own_report(replace(data, answered=right))
+    assert "Wrong answers" not in titles(perfect)
+    assert [part.title for part in perfect.sections[1].parts] == ["States", "Objects"]
+    assert own_report(replace(data, answered=None, examples={})).sections == []
+
+
+def test_recipes_are_listed_with_the_chosen_one_in_bold(data) -> None:
+    rows = [
+        {"rung": "nothing trained", "auc": 20.0, "error": 2.0, "accuracy": 50.0, "epoch": 0, "chosen": False},
+        {"rung": "prompts", "auc": 25.0, "error": None, "gain": 5.0, "gain_error": 1.0, "accuracy": None, "epoch": 3,
+         "chosen": True},
+    ]  # fmt: skip
+    text = render_markdown(own_report(replace(data, recipes=rows)))
+    assert "| nothing trained | 20.0 ± 2.0 | – | 50.0 | 0 |" in text
+    assert "| **prompts** | 25.0 | +5.0 | – | 3 |" in text
+
+
+def test_equal_data_give_equal_bytes(data, written, tmp_path) -> None:
+    assert write_page(data, tmp_path / "again.html").read_bytes() == written.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as opened:
+        yield opened
+
+
+@browser_needed
+@pytest.mark.parametrize(("width", "media"), [(320, "screen"), (400, "screen"), (1200, "screen"), (720, "print")])
+@pytest.mark.parametrize("dark", [False, True])
+def test_both_themes_fit_every_width_without_errors(browser, written, width, media, dark) -> None:
+    browser.window(width, dark=dark, media=media)
+    browser.open(written)
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.run(CONTRAST) == []
+    assert browser.complaints == [] and browser.requests == [written.resolve().as_uri()]
+
+
+@browser_needed
+def test_markup_in_the_name_of_a_data_set_is_text(browser, data, tmp_path) -> None:
+    browser.open(write_page(replace(data, name=EVIL), tmp_path / "evil.html"))
+    assert browser.run("document.querySelector('h1').textContent") == EVIL
+    assert browser.complaints == []
+
+
+@browser_needed
+def test_the_keyboard_alone_reaches_every_table_and_sorts_it(browser, written) -> None:
+    browser.window(400)
+    browser.open(written)
+
+    def press(key: str, code: int) -> None:
+        for kind in ("keyDown", "keyUp"):
+            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
+            browser.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+
+    press("Tab", 9)
+    assert browser.run("document.activeElement.textContent") == "Skip to the results"
+    reached = []
+    for _ in range(200):
+        press("Tab", 9)
+        place = browser.run(
+            "(e => e === document.body ? null : [e.tagName, e.getAttribute('aria-label') || e.textContent.trim()])"
+            "(document.activeElement)"
+        )
+        if place is None:
+            break
+        reached.append(tuple(place))
+        if place == ["BUTTON", "right, %"]:
+            press("Enter", 13)
+            sort = "document.activeElement.closest('th').getAttribute('aria-sort')"
+            assert browser.run(sort) == "descending"
+            column = "[...document.activeElement.closest('table').tBodies[0].rows].map(r => +r.cells[4].textContent)"
+            values = browser.run(column)
+            assert values == sorted(values, reverse=True)
+    regions = browser.run("[...document.querySelectorAll('.scroll')].map(e => e.getAttribute('aria-label'))")
+    assert ("BUTTON", "right, %") in reached
+    assert [name for kind, name in reached if kind == "DIV"] == regions
+    assert "States: label against answer" in regions
+
+
+def test_a_project_writes_the_page_of_a_data_set_from_its_best_run(project) -> None:
+    page = own_page.run(project.params, "own", project.paths)
+    assert page == project.paths.page("own")
+    text = page.read_text(encoding="utf-8")
+    assert [e.text for e in Page(text).all("h1")] == ["own"]
+    assert "More images" in text and "Confusions" in text
+    runs = {}
+    for path in project.paths.root.glob("own/*/*/metrics.json"):
+        record = json.loads(path.read_text())
+        if "closed" in record:
+            runs[path.parent.parent.name, path.parent.name] = record["val_auc"]
+    method, seed = max(runs, key=lambda run: runs[run])
+    assert f"{method}, seed {seed}" in text
+
+
+def test_a_data_set_without_a_run_is_an_error(project, tmp_path) -> None:
+    from duplex.artifacts import ArtifactPaths
+
+    with pytest.raises(UsageError, match="own has no trained run"):
+        own_page.run(project.params, "own", ArtifactPaths(tmp_path))
+
+
+def test_the_report_leaves_out_data_sets_without_runs_and_metrics_alone(project) -> None:
+    before = project.paths.metrics.read_bytes()
+    run = project.params.run.model_copy(update={"datasets": ("shapes", "own")})
+    params = project.params.model_copy(update={"run": run})
+    text = report.run(params, project.paths, write_metrics=False).read_text(encoding="utf-8")
+    assert [e.text for e in Page(text).all("h2")] == ["own", "Provenance"]
+    assert "shapes" not in [e.text for e in Page(text).all("dd")]
+    assert project.paths.metrics.read_bytes() == before
+    report.run(project.params, project.paths)

@@ -1,0 +1,211 @@
+"""`CompositionClassifier`: scikit-learn's own checks, its tools, and the numbers of the pipeline's closed form."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_predict, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
+from sklearn.utils.estimator_checks import check_estimator
+
+import duplex
+from duplex.data.shapes import render_images, shapes_manifest
+from duplex.sklearn import CompositionClassifier
+from tests.subprocesses import ENVIRONMENT
+
+EXPECTED_FAILURES = {"check_classifier_multioutput": "it has three columns of labels; a composition has two"}
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The drawn benchmark, a few images per pair, with cached features."""
+
+    data: duplex.Dataset
+    features: np.ndarray  # of unit length
+
+    def split(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return features and labels (state, object) of a split."""
+        rows = (self.data.manifest["split"] == name).to_numpy()
+        return self.features[rows], self.data.manifest.loc[rows, ["state", "object"]].to_numpy()
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory) -> Shapes:
+    folder = tmp_path_factory.mktemp("shapes")
+    manifest = shapes_manifest(scale=0.06)
+    render_images(manifest, folder / "images")
+    manifest.to_csv(folder / "table.csv", index=False)
+    place = {"images": folder / "images", "cache": folder / "cache"}
+    data = duplex.load_dataset(folder / "table.csv", encoder="tiny", **place)
+    (cache,) = (folder / "cache").glob("**/features.h5")
+    return Shapes(data, Normalizer().transform(duplex.open_features(cache).cls))
+
+
+def drawn(rows: int = 80, width: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return features whose means are sums of a state's and an object's vector, and labels without the pair (2, 2)."""
+    random = np.random.default_rng(seed)
+    y = random.integers(0, 3, (rows, 2))
+    y[(y == 2).all(axis=1)] = 0
+    a, b = random.normal(size=(2, 3, width))
+    return a[y[:, 0]] + b[y[:, 1]] + 0.3 * random.normal(size=(rows, width)), y
+
+
+def test_scikit_learns_own_checks_pass():
+    results = check_estimator(CompositionClassifier(), expected_failed_checks=EXPECTED_FAILURES, on_skip=None)
+    assert len(results) > 50
+    assert {result["check_name"] for result in results if result["status"] == "xfail"} == set(EXPECTED_FAILURES)
+
+
+def test_it_is_the_closed_form_of_the_pipeline(shapes):
+    run = duplex.fit(shapes.data, "closed_form", inference=["gaussian"], interactions=0.0, weights=[1.0])
+    labels, candidates = shapes.data.labels, shapes.data.labels.candidates("closed", "test")
+    states, objects = labels.state_of(candidates), labels.object_of(candidates)
+    pairs = np.column_stack([np.array(labels.states)[states], np.array(labels.objects)[objects]])
+    model = CompositionClassifier(pairs).fit(*shapes.split("train"))
+    X, _ = shapes.split("test")
+    expected = run.method.scorer(candidates)({"cls": torch.from_numpy(X).float()}).numpy()
+    assert (model.candidates_ == pairs).all()
+    assert np.abs(model.composition_scores(X) - expected).max() < 2e-3
+
+
+def test_unseen_pairs_of_shapes_are_recognised(shapes):
+    X, y = shapes.split("test")
+    seen = set(map(tuple, shapes.split("train")[1]))
+    unseen = np.array([tuple(pair) not in seen for pair in y])
+    assert unseen.sum() > 20
+    model = CompositionClassifier(bias=3.0).fit(*shapes.split("train"))
+    assert model.score(X[unseen], y[unseen]) > 10 / 192, "chance is one in 192"
+    assert CompositionClassifier("seen").fit(*shapes.split("train")).score(X[unseen], y[unseen]) == 0
+
+
+def test_the_tools_of_model_selection_take_it(shapes):
+    X, y = shapes.split("train")
+    folds = KFold(3, shuffle=True, random_state=0)  # rows are sorted by pair: without shuffling, folds share none
+    model = make_pipeline(Normalizer(), CompositionClassifier())
+    scores = cross_val_score(model, X, y, cv=folds)
+    assert (scores > 0.1).all(), "chance is one in 192"
+    grid = {"compositionclassifier__ridge": [0.1, 1e6], "compositionclassifier__bias": [0.0, -2.0]}
+    search = GridSearchCV(model, grid, cv=folds).fit(X, y)
+    assert search.best_params_["compositionclassifier__ridge"] == 0.1, "with a larger one all means are equal"
+    assert search.best_score_ >= scores.mean() - 1e-12
+    assert search.predict(X[:5]).shape == (5, 2)
+    predicted = cross_val_predict(model, X, y, cv=folds)
+    assert (predicted == y).all(axis=1).mean() == pytest.approx(scores.mean(), abs=0.05)
+
+
+def test_ten_pieces_equal_one_fit(shapes):
+    X, y = shapes.split("train")
+    whole, pieces = CompositionClassifier().fit(X, y), CompositionClassifier()
+    for rows in np.array_split(np.random.default_rng(0).permutation(len(X)), 10):
+        pieces.partial_fit(X[rows], y[rows])
+    assert np.abs(whole.composition_scores(X) - pieces.composition_scores(X)).max() < 1e-8
+    assert (whole.candidates_ == pieces.candidates_).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 79), max_size=6, unique=True), st.integers(0, 99))
+def test_any_pieces_in_any_order_equal_one_fit(cuts, seed):
+    X, y = drawn()
+    order = np.random.default_rng(seed).permutation(len(X))
+    pieces = CompositionClassifier()
+    for rows in np.split(order, sorted(cuts)):
+        pieces.partial_fit(X[rows] + 50, y[rows])
+    whole = CompositionClassifier().fit(X + 50, y)
+    assert np.abs(whole.composition_scores(X + 50) - pieces.composition_scores(X + 50)).max() < 1e-8
+
+
+def test_fit_forgets_and_classes_add_labels():
+    X, y = drawn()
+    model = CompositionClassifier().fit(X, y)
+    assert np.array_equal(model.fit(X[:40], y[:40]).predict(X), CompositionClassifier().fit(X[:40], y[:40]).predict(X))
+    wider = CompositionClassifier([(0, 0), (7, 8)]).partial_fit(X, y, classes=[range(8), range(9)])
+    assert wider.candidates_.tolist() == [[0, 0], [7, 8]]
+    assert [len(names) for names in wider.classes_] == [8, 9]
+
+
+def test_probabilities_are_sums_over_the_candidates():
+    X, y = drawn()
+    model = CompositionClassifier([(0, 0), (0, 1), (2, 2)]).fit(X, y)
+    states, objects = model.predict_proba(X)
+    joint = np.exp(model.composition_scores(X))
+    assert np.allclose(states, np.column_stack([joint[:, 0] + joint[:, 1], np.zeros(len(X)), joint[:, 2]]))
+    assert np.allclose(objects, joint)
+    assert set(map(tuple, model.predict(X).tolist())) <= {(0, 0), (0, 1), (2, 2)}
+
+
+def test_the_bias_counts_for_unseen_pairs_alone():
+    X, y = drawn()
+    low, high = (CompositionClassifier(bias=bias).fit(X, y).composition_scores(X) for bias in (0.0, 2.0))
+    unseen = (CompositionClassifier().fit(X, y).candidates_ == 2).all(axis=1)
+    gain = high - low
+    assert unseen.sum() == 1
+    assert np.allclose(gain[:, unseen] - gain[:, ~unseen], 2.0)
+
+
+def test_many_images_are_scored_in_blocks(monkeypatch):
+    X, y = drawn()
+    model = CompositionClassifier().fit(X, y)
+    whole = model.composition_scores(X)
+    monkeypatch.setattr("duplex.sklearn.BLOCK", 20)
+    assert np.allclose(whole, model.composition_scores(X), atol=1e-12)
+
+
+def test_a_refused_piece_changes_nothing():
+    X, y = drawn()
+    model = CompositionClassifier().fit(X, y)
+    before = model.composition_scores(X)
+    for wrong in (np.column_stack([y, y]), y[:, 0], y.astype(object) + 0.5):
+        with pytest.raises(ValueError):
+            model.partial_fit(X, wrong)
+    assert np.array_equal(model.composition_scores(X), before)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"candidates": [(0, 5)]}, "candidates: the object 5 is in no training image"),
+        ({"candidates": [(3, 0)]}, "candidates: the state 3 is in no training image"),
+        ({"candidates": [0, 1]}, r"candidates: the shape is \(2,\); expected \[C, 2\]"),
+        ({"candidates": "all"}, "candidates: it is 'all'; expected"),
+        ({"ridge": 0.0}, "ridge: .*greater than 0"),
+        ({"shrinkage": -1.0}, "shrinkage: .*greater than 0"),
+        ({"bias": float("nan")}, "bias: .*finite"),
+        ({"prior": "yes"}, "prior: .*boolean"),
+    ],
+)
+def test_wrong_parameters_are_one_line(parameters, message):
+    with pytest.raises(duplex.DuplexError, match=message) as caught:
+        CompositionClassifier(**parameters).fit(*drawn())
+    assert isinstance(caught.value, ValueError)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": drawn()[1][:5]}, "inconsistent numbers of samples"),
+        ({"y": np.column_stack([drawn()[1], drawn()[1]])}, "y: has 4 columns; expected two"),
+        ({"classes": [[0, 1]]}, "classes: expected a list of two arrays"),
+        ({"classes": [["red"], ["star"]]}, "y: labels are numbers in one place and text in another"),
+        ({"y": np.array([["red", 1]] * 80, dtype=object)}, "y: labels are of different types"),
+        ({"X": np.full((80, 6), np.nan)}, "contains NaN"),
+    ],
+)
+def test_wrong_images_are_refused(change, message):
+    X, y = drawn()
+    with pytest.raises(ValueError, match=message):
+        CompositionClassifier().partial_fit(**{"X": X, "y": y, **change})
+
+
+def test_without_scikit_learn_the_command_that_installs_it_is_named():
+    script = "import sys; sys.modules['sklearn'] = None; import duplex.sklearn"
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert "needs scikit-learn 1.6 or later: pip install 'duplex-czsl[sklearn]'" in done.stderr

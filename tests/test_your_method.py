@@ -1,0 +1,89 @@
+"""docs/your_method.md names the whole protocol, and its method with memory works at the first try."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import duplex
+from duplex.data.shapes import render_images, shapes_manifest
+from duplex.labels import LabelSpace
+from duplex.methods.base import Batch, Method, TaskContext
+from duplex.testing import check_method, small_batch, small_task
+from tests.projects import inside
+from tests.subprocesses import ROOT
+
+PAGE = (ROOT / "docs" / "your_method.md").read_text()
+MEMORY = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "class Neighbours" in block)
+
+
+def public_names(*classes: type) -> set[str]:
+    """Return the public fields, properties and methods that the classes themselves define."""
+    names = {name for each in classes for name in (*vars(each), *getattr(each, "__annotations__", {}))}
+    return {name for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("cls", [TaskContext, Batch, LabelSpace, Method], ids=lambda cls: cls.__name__)
+def test_every_public_name_is_on_the_page(cls):
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"^\| (`[^|]*`) \|", PAGE, re.M))))
+    assert not public_names(cls) - named
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory) -> Iterator[ModuleType]:
+    """The page's method with memory as a module in a folder of its own."""
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "neighbours.py").write_text(MEMORY)
+    sys.path.insert(0, str(folder))
+    try:
+        yield importlib.import_module("neighbours")
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("neighbours", None)
+
+
+def test_a_method_that_keeps_all_training_images_works_at_the_first_try(plugin, tmp_path):
+    manifest = shapes_manifest(scale=0.05)
+    render_images(manifest, tmp_path / "images")
+    manifest.to_csv(tmp_path / "table.csv", index=False)
+    place = {"images": tmp_path / "images", "cache": tmp_path / "cache"}
+    data = duplex.load_dataset(tmp_path / "table.csv", encoder="tiny", **place)
+    check_method(plugin.Neighbours)
+    run = duplex.fit(data, plugin.Neighbours, epochs=3, learning_rate=0.01, scale=20.0)
+    assert run.method.keys.shape == (int((data.manifest["split"] == "train").sum()), 128)
+    results = [duplex.evaluate(run, data, world=world) for world in ("closed", "open")]
+    assert 0 < results[1].auc <= results[0].auc
+    assert run.val_auc > 100 / data.labels.size
+    with inside(tmp_path):
+        run.save("model")
+        recognizer = duplex.Recognizer.load("model")
+        (answer,) = recognizer(tmp_path / "images" / data.manifest["image"][0])
+    assert answer.best.state in data.labels.states
+    (cache,) = (tmp_path / "cache").glob("**/features.h5")
+    features = duplex.open_features(cache).cls[:9]
+    pairs = recognizer.candidates("closed").pairs
+    candidates = data.labels.index([state for state, _ in pairs], [thing for _, thing in pairs])
+    expected = run.method.scorer(candidates)({"cls": torch.from_numpy(features)})
+    assert np.allclose(recognizer.scores(features, world="closed"), expected.numpy(), atol=1e-6)
+
+
+def test_an_image_is_left_out_of_its_own_neighbours(plugin):
+    train, options = small_batch(40), plugin.NeighbourOptions(scale=1.0)
+    method = plugin.Neighbours(small_task(), options)
+    method.start(train)
+    place = 3
+    batch = train[torch.tensor([place])]
+    with torch.no_grad():
+        before = method.losses(batch, ())
+        method.keys = method.keys.clone()
+        method.keys[place] = -method.keys[place]
+        assert method.losses(batch, ()) == before, "the image's own copy does not count"
+        method.keys[place + 8] = -method.keys[place + 8]  # another image of the same composition
+        assert method.losses(batch, ()) != before

@@ -1,0 +1,98 @@
+"""Number of threads by timing: the faster one is taken, and training goes on as if nothing had been timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duplex.training import loop, thread_choice
+from duplex.training.loop import ResumePoint
+from duplex.training.thread_choice import MARGIN, choose_threads, faster, time_threads
+from tests.methods.world import small_method
+from tests.training.test_loop import DUPLEX, SETTINGS, examples, images, run, same
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@given(st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10), min_size=1))
+def test_more_threads_are_taken_only_where_they_are_clearly_faster(seconds):
+    best = faster(seconds)
+    assert all(seconds[best] <= MARGIN * seconds[count] for count in seconds if count < best)
+    assert all(seconds[count] > MARGIN * seconds[best] for count in seconds if count > best)
+
+
+def test_a_step_that_threads_slow_down_gets_one():
+    def step():
+        time.sleep(0.001 if torch.get_num_threads() == 1 else 0.01)
+
+    assert faster(time_threads(step, (1, 2), rounds=3)) == 1
+
+
+def test_a_step_that_threads_speed_up_gets_all():
+    def step():
+        time.sleep(0.01 if torch.get_num_threads() == 1 else 0.001)
+
+    assert faster(time_threads(step, (1, 2), rounds=3)) == 2
+
+
+def test_timing_leaves_method_random_numbers_and_threads_as_they_were():
+    method = small_method(DUPLEX)
+    before, random = {k: v.clone() for k, v in method.state_dict().items()}, torch.get_rng_state()
+    count, seconds = choose_threads(method, images(), 8)
+    assert count in seconds
+    assert set(seconds) == {1, 2}
+    assert all(torch.equal(before[name], value) for name, value in method.state_dict().items())
+    assert all(parameter.grad is None for parameter in method.parameters())
+    assert torch.equal(random, torch.get_rng_state())
+    assert torch.get_num_threads() == 2
+
+
+def test_a_method_that_cannot_be_copied_gets_all_threads():
+    method = small_method(DUPLEX)
+    method.lock = threading.Lock()  # type: ignore[assignment]
+    assert choose_threads(method, images(), 8) == (2, {})
+
+
+def test_timing_changes_no_result(monkeypatch):
+    monkeypatch.setattr(loop, "choose_threads", lambda *_: (1, {}))
+    untimed, _ = run()
+    monkeypatch.undo()
+    monkeypatch.setattr(thread_choice, "faster", lambda _: 1)
+    timed, outcome = run()
+    assert same(untimed, timed)
+    assert outcome.timing["threads"] == 1
+
+
+def test_the_number_is_printed_with_its_times(capsys):
+    run()
+    assert "ms per step with 1" in capsys.readouterr().err
+
+
+def test_a_resumed_run_keeps_the_number_that_was_chosen(tmp_path: Path, monkeypatch):
+    path = tmp_path / "state"
+    monkeypatch.setattr(loop, "choose_threads", lambda *_: (1, {}))
+    stops = iter([0.5, 0.5])
+    with pytest.raises(StopIteration):
+        loop.train(small_method(DUPLEX), examples(), SETTINGS, 0, lambda _: next(stops), ResumePoint(path=path))
+    monkeypatch.setattr(loop, "choose_threads", lambda *_: pytest.fail("timed again"))
+    result = loop.train(small_method(DUPLEX), examples(), SETTINGS, 0, lambda _: 0.5, ResumePoint(path=path))
+    assert result.timing["threads"] == 1
+
+
+def test_a_given_number_is_used_without_timing(monkeypatch):
+    monkeypatch.setattr(loop, "choose_threads", lambda *_: pytest.fail("timed"))
+    _, outcome = run(settings=dataclasses.replace(SETTINGS, threads=1))
+    assert outcome.timing["threads"] == 1
