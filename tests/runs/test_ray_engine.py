@@ -19,7 +19,7 @@ from duplex.runs.ray_engine import extract_on_ray
 from tests.encoders.small import write_folder
 from tests.features.pictures import write_pictures
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 ray = pytest.importorskip("ray")
 OPTIONS: dict[str, Any] = {"manifest_sha256": "m" * 64, "batch_size": 16, "num_workers": 1}
 
