@@ -22,9 +22,9 @@ from duplex import Recognizer, open_features
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
 from duplex.evaluation.accumulator import Floats
+from duplex.evaluation.confidence import log_probabilities
 from duplex.labels import Bools, Ints
 from duplex.recognition.image_paths import list_images
-from duplex.training.confidence import log_probabilities
 
 IMAGES, UNSEEN, BINS = 400, 0.13, 15
 

@@ -23,6 +23,7 @@ from benchmarks.measure import emit, say
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.evaluation.accumulator import Floats, ScoreAccumulator, TopCompetitors
+from duplex.evaluation.confidence import log_probabilities
 from duplex.evaluation.crossfit import CrossFitGain, crossfit_gain, largest_gain, wins_by_pair
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.feasibility import FeasibilityValues, buckets, choose_threshold, thresholds
@@ -35,7 +36,6 @@ from duplex.methods.registry import find_method
 from duplex.report.aggregate import mean
 from duplex.training.calibration import feasibility_by_likelihood, feasibility_by_words
 from duplex.training.checkpoint import load_checkpoint, read_record
-from duplex.training.confidence import log_probabilities
 from duplex.training.scoring import ScoringTask
 
 WEIGHTS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)

@@ -146,7 +146,7 @@ class LabelSpace:
         return hash((self.states, self.objects))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return names and pairs as plain values for JSON."""
+        """Return the names of states and objects and the pairs of each split as a dictionary that JSON can store."""
         pairs = {split: rows.tolist() for split, rows in self.pairs.items()}
         return {"states": list(self.states), "objects": list(self.objects), "pairs": pairs}
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from duplex.evaluation.confidence import Confidence
 from duplex.features.examples import Examples
 from duplex.labels import World
 from duplex.layers import portable
@@ -26,8 +27,8 @@ from duplex.testing import small_labels
 from duplex.training import loop
 from duplex.training.calibration import Calibration, calibrate, feasible_compositions
 from duplex.training.checkpoint import Record, load_checkpoint, save_checkpoint
-from duplex.training.confidence import Confidence
-from duplex.training.loop import ResumePoint, make_optimiser, make_schedule, train
+from duplex.training.loop import ResumePoint, train
+from duplex.training.optimiser import make_optimiser, make_schedule
 from duplex.training.resume import TrainingState
 from duplex.training.scoring import ScoringTask, assess, tune, validation_auc
 from tests.conftest import AVAILABLE

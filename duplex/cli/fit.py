@@ -29,7 +29,7 @@ def fit(
     Needs no project. OUT.cache keeps features and training; a killed fit goes on, and corrected labels encode nothing
     again. The numbers shown are measured before the chosen recipe is fitted once more, on all images.
     """
-    from duplex.recognition.fit_folder import fit_folder
+    from duplex.fitting.fit_folder import fit_folder
 
     place = out or Path(f"{source.resolve().with_suffix('').name}-model")
     say = partial(typer.echo, err=True)
@@ -58,7 +58,7 @@ def update(
     The closed form is fitted again from the model's statistics; prompts and fine-tuned blocks stay as they are.
     """
     from duplex.errors import UsageError
-    from duplex.recognition.update import update_model
+    from duplex.fitting.update import update_model
 
     if in_place and out is not None:
         raise UsageError("--in-place and --out are both given; leave one out")

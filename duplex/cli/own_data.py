@@ -63,8 +63,6 @@ def add(
     """
     from duplex.cli.params_file import add_dataset, check_name
     from duplex.config.params import load_params
-    from duplex.data.dataset_source import detect_source, load_source
-    from duplex.data.stats import published_differences, statistics, statistics_text
 
     check_name(name)
     params = load_params()
@@ -75,26 +73,18 @@ def add(
     split = SplitOptions(**{**(dataclasses.asdict(known.source.split) if known else {}), **options})
     features = features.resolve() if features else (known.features if known else None)
     encoder_entry = _encoder_entry(encoder, weights, known, features)
-    source = detect_source(path.resolve(), split, images.resolve() if images else None)
-    if images is not None and source.kind != "table":
-        raise UsageError(f"--images is for tables, and {path} is not a table; leave it out")
-    dataset = load_source(source)
+    source, dataset = _load(path, images, split)
     if options and not dataset.made_split:
         raise UsageError(f"{path} has a split of its own; leave out the options for making one")
     depth = 0 if finetune is None else _room_for_blocks(finetune, params, encoder_entry, len(dataset.manifest))
-    counts = statistics(dataset.labels, dataset.manifest)
-    issues = [*_issues(dataset, source, encoder_entry, features, params.extraction.max_bad)]
-    print(issue_lines(name, issues, dataset.notes, published_differences(name, counts)))
-    print(statistics_text(name, counts))
-    if fatal := next((issue for issue in issues if issue.fatal), None):
-        raise DuplexError(f"{name} is not added: {fatal}")
+    _print_findings(name, dataset, [*_issues(dataset, source, encoder_entry, features, params.extraction.max_bad)])
     entry: dict[str, Any] = {"source": _source_entry(source, dataset, split)}
-    if known is None or encoder is not None or weights is not None:
+    if depth:
+        entry["encoder"] = {**encoder_entry, "block_inputs": depth}
+    elif known is None or encoder is not None or weights is not None:
         entry["encoder"] = encoder_entry
     if features is not None:
         entry["features"] = str(features)
-    if depth:
-        entry["encoder"] = {**encoder_entry, "block_inputs": depth}
     supported = _supported_methods(params, name, source, encoder_entry, features)
     unsupported = [method for method in params.run.methods if method not in supported]
     run = not (no_run or unsupported)
@@ -108,6 +98,27 @@ def add(
         message = f"{name} is not in run.datasets: run.methods has {', '.join(unsupported)}, which need {NEED}"
         other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
         typer.echo(message + other, err=True)
+
+
+def _load(path: Path, images: Path | None, split: SplitOptions) -> tuple[SourceOptions, LabelledImages]:
+    """Return the source found at a path and its data set."""
+    from duplex.data.dataset_source import detect_source, load_source
+
+    source = detect_source(path.resolve(), split, images.resolve() if images else None)
+    if images is not None and source.kind != "table":
+        raise UsageError(f"--images is for tables, and {path} is not a table; leave it out")
+    return source, load_source(source)
+
+
+def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue]) -> None:
+    """Print the issues and the statistics of a data set; raise `DuplexError` if it cannot be trained on."""
+    from duplex.data.stats import published_differences, statistics, statistics_text
+
+    counts = statistics(dataset.labels, dataset.manifest)
+    print(issue_lines(name, issues, dataset.notes, published_differences(name, counts)))
+    print(statistics_text(name, counts))
+    if fatal := next((issue for issue in issues if issue.fatal), None):
+        raise DuplexError(f"{name} is not added: {fatal}")
 
 
 @group.command()

@@ -26,7 +26,7 @@ SHOWN = 5  # examples of an issue in its text
 
 @dataclass(frozen=True)
 class DataIssue:
-    """One kind of finding about a data set: how often it occurs, with examples."""
+    """Issue found by checking a data set, such as missing files: its description, its count and the items concerned."""
 
     what: str  # in words, to follow the count
     count: int

@@ -12,7 +12,7 @@ GB = 1 << 30
 
 @dataclass(frozen=True)
 class BenchmarkArchive:
-    """One downloadable archive of a benchmark."""
+    """Archive file of a benchmark: its download addresses, and the files to unpack from it."""
 
     file: str  # its name
     urls: tuple[str, ...]  # tried in this order, encrypted ones first

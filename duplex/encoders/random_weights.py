@@ -1,4 +1,6 @@
-"""Random weights in place of trained ones, to try an architecture without a download: its features mean nothing.
+"""Encoders with random instead of trained weights, to test an architecture without a download.
+
+The features of such an encoder carry no information about the image's content.
 
 encoder: {name: ViT-B-32, weights: "random:3"}     # the seed is part of the identity; `random` is `random:0`
 """
@@ -36,7 +38,10 @@ def is_random(weights: str | None) -> bool:
 
 @contextmanager
 def initialised_by(seed: int) -> Iterator[None]:
-    """Draw all random numbers of the `with` block from a seed; restore the state of torch's generator after it."""
+    """Context manager: seed torch's random generator, so that models built inside have the same weights every time.
+
+    The generator's state is restored afterwards.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

@@ -19,7 +19,7 @@ LISTED = 10  # names in an error message
 
 @dataclass(frozen=True)
 class WordVectors:
-    """One word vector per label name, and the words without a vector in the file."""
+    """Word vectors of states or objects, one per name, read from a file; and the words that the file lacks."""
 
     vectors: Floats  # [names, w]
     missing: tuple[str, ...]

@@ -28,7 +28,11 @@ ROUNDS = 1000
 
 @dataclass(frozen=True)
 class Components:
-    """DeLong's components of AUC: per seen (unseen) image, the share of unseen (seen) ones ordered right."""
+    """Parts of AUC per image, whose variance gives AUC's standard error (DeLong's method).
+
+    The part of an image of a seen pair is the share of images of unseen pairs that a bias can separate it from, so
+    that both are right; of an image of an unseen pair, the same share among images of seen pairs.
+    """
 
     seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
     unseen: Floats  # [N_u] V01_j, the mean over i

@@ -111,7 +111,12 @@ def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
 
 
 def oas_shrinkage(covariance: Tensor, free: float) -> float:
-    """Return the OAS shrinkage weight of `tr(S)/d I`, for a sample covariance S of `free` degrees of freedom."""
+    """Return the weight from 0 to 1 with which a sample covariance S is shrunk towards `tr(S)/d I` (OAS: oracle
+    approximating shrinkage, Chen et al., 2010).
+
+    covariance: S [d, d].
+    free: degrees of freedom of S, the number of images minus the number of means.
+    """
     d = len(covariance)
     trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
     above = (1 - 2 / d) * squares + trace**2

@@ -6,7 +6,8 @@ cheaper one by more than a standard error of the difference,
     AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images,
 
 and the climb ends after two numbers of blocks in a row that are not adopted: validation says that more does not pay.
-Rates are tried at the smallest number of blocks; deeper rungs use the best of them.
+Rates are tried at the smallest number of blocks, the lowest first, and a higher one is taken by the same rule; deeper
+rungs use the one that was taken.
 
 Decisions do not depend on the clock: `plan` fixes beforehand, from timed steps, which rungs fit into the time and the
 disk, and callers store it, so that a killed climb continues to the same choice.
@@ -45,7 +46,7 @@ FAILURES = 2  # numbers of blocks in a row without a gain, after which the climb
 
 @dataclass(frozen=True)
 class Rung:
-    """One recipe that the climb can try."""
+    """Training recipe, compared with others by validation AUC: a method, its options and its fine-tuned blocks."""
 
     name: str  # for messages, such as `2 blocks, rate 0.0003`
     spec: MethodSpec
@@ -91,7 +92,8 @@ def climb(
 ) -> Choice:
     """Try levels of rungs, the cheapest first, and return the adopted rung.
 
-    levels: rungs that cost the same, such as two learning rates, per level; the first level is adopted anyway.
+    levels: rungs that cost the same, such as two learning rates, per level, of which the first is kept unless another
+        pays; the first level is adopted anyway.
     attempt: trains and validates a rung.
     report: called with one line per rung.
     """
@@ -107,7 +109,9 @@ def climb(
             tried.append((rung, result))
             table.append(row_of(rung, result, None if best is None else best[1]))
             report(describe(table[-1], result))
-        top = max(tried, key=lambda pair: pair[1].auc)  # the first of equals: the cheapest
+        top = tried[0]
+        for other in tried[1:]:
+            top = other if pays(other[1], top[1]) else top
         adopted = best is None or pays(top[1], best[1])
         if adopted:
             best = top

@@ -23,9 +23,8 @@ from duplex.methods.registry import find_method, make_method, method_source, par
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import write_json, write_text
 from duplex.system.plugins import provider
-from duplex.training.calibration import FEWEST_PAIRS, Calibration, calibrate, unseen_pairs
+from duplex.training.calibration import FEWEST_PAIRS, Calibration, calibrate, fit_confidence, unseen_pairs
 from duplex.training.checkpoint import Record, save_checkpoint
-from duplex.training.confidence import fit_confidence
 from duplex.training.hooks import TrainingHooks
 from duplex.training.known_images import KnownImages
 from duplex.training.loop import ResumePoint, TrainingResult, train

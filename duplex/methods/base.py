@@ -314,7 +314,10 @@ class Method(nn.Module, Generic[OptionsT]):
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Return `p(c|x)` among the candidates, given scores [B, C]; -inf marks excluded candidates."""
+        """Return the probability of each candidate per image [B, C].
+
+        scores: the method's scores [B, C]; excluded candidates have -inf.
+        """
         return scores.softmax(-1)
 
     def likelihood(self) -> Tensor | None:

@@ -72,7 +72,7 @@ class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
 
 
 class WordTable(nn.Module):
-    """One vector per state and object, initialised with normalised word vectors; trainable if `trained`."""
+    """Embeddings of all states and objects, initialised with normalised word vectors; trainable if `trained`."""
 
     states: Tensor
     objects: Tensor

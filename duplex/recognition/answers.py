@@ -19,7 +19,7 @@ class KnownFlags:
 
 @dataclass(frozen=True)
 class Guess:
-    """One composition of an answer, with its score and its probability among the candidates."""
+    """Composition that a recognizer proposes for an image, with its score and its probability among the candidates."""
 
     state: str
     object: str

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from duplex.errors import UsageError
 from duplex.evaluation.accumulator import Floats
+from duplex.evaluation.confidence import Confidence, log_probabilities
 from duplex.labels import Bools, Ints, LabelSpace
 from duplex.methods.base import Inputs, Scorer, ScoreTerms
 from duplex.recognition.answers import Answer, Guess, KnownFlags
-from duplex.training.confidence import Confidence, log_probabilities
 from duplex.training.known_images import KnownImages
 
 BLOCK_SCORES = 2**22  # scores in memory at once, per score term: 16 MiB

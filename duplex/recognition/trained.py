@@ -16,6 +16,7 @@ from torch import Tensor
 from duplex.encoders import Encoder, load_encoder
 from duplex.encoders.image_blocks import block_input_shape
 from duplex.errors import UsageError
+from duplex.evaluation.confidence import Confidence
 from duplex.evaluation.glove import read_word_vectors
 from duplex.features.encoding import OutputSpec
 from duplex.features.identity import IMPORTED
@@ -32,7 +33,6 @@ from duplex.recognition.candidates import Candidates, sum_of
 from duplex.system.files import json_digest, sha256
 from duplex.training.calibration import Calibration, feasible_compositions
 from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint, read_known_images
-from duplex.training.confidence import Confidence
 from duplex.training.known_images import PREFIX, KnownImages
 
 

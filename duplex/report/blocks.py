@@ -11,7 +11,7 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class TableCell:
-    """Cell of a report table. `source`: where its number was read, as `file#/json/pointer`."""
+    """Cell of a report table. `source`: file and JSON pointer of its number, such as `metrics.json#/closed/auc`."""
 
     text: str
     value: float | str | None = None  # to sort by

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from duplex.evaluation.accumulator import Floats
+from duplex.evaluation.confidence import NEW_SHARE, fit_to
 from duplex.evaluation.reliability import image_weights
 from duplex.features.examples import Examples
 from duplex.labels import Bools, Ints, LabelSpace
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.factors import unit
 from duplex.layers.gaussian_prototypes import ClosedForm
-from duplex.training.confidence import NEW_SHARE, fit_to
 
 SHARES = (0.25, 0.5, 1.0)
 DRAWS = 5  # of each share below 1

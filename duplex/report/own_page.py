@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from duplex.evaluation.answered_images import AnsweredImages
 from duplex.features.examples import Examples
 from duplex.labels import SPLITS, LabelSpace
-from duplex.report.answered_images import AnsweredImages
 from duplex.report.blocks import Report, ReportPart, ReportSection
 from duplex.report.learning_curve import LearningCurve
 from duplex.report.next_images import NextImages
@@ -31,7 +31,7 @@ from duplex.system.files import write_text
 
 @dataclass(frozen=True)
 class OwnData:
-    """One data set with the answers of a model that was trained on its training split."""
+    """Data set that a page is written about, with the answers that a model trained on it gives for its test images."""
 
     name: str
     labels: LabelSpace

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from duplex.evaluation.answered_images import AnsweredImages, Confusion, LabelAccuracy
 from duplex.labels import Ints, LabelSpace, prompt_name
-from duplex.report.answered_images import AnsweredImages, Confusion, LabelAccuracy
 from duplex.report.blocks import (
     MISSING,
     Block,

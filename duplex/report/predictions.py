@@ -52,7 +52,7 @@ def examples(predictions: pd.DataFrame, thumbnails: Thumbnails, texts: TextLines
 
 
 def _spread(rows: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return up to `count` predictions of different labels, evenly spread over the table."""
+    """Return at most `count` rows of a table of predictions, evenly spaced, each of a different true label."""
     first = rows.drop_duplicates("label")
     places = np.unique(np.linspace(0, max(len(first) - 1, 0), count).astype(int))
     return first.iloc[places[: len(first)]]

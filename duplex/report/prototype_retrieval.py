@@ -32,7 +32,7 @@ from duplex.report.blocks import (
     columns,
     text_cell,
 )
-from duplex.report.tables import pointer
+from duplex.report.table_cells import pointer
 from duplex.report.thumbnails import Thumbnails
 
 TOP, SHOWN = 4, 4

@@ -11,7 +11,7 @@ from duplex.evaluation.retrieval import nearest
 from duplex.labels import Ints
 from duplex.report.blocks import Block, Gallery, Group, Line, Note, Strip, Table, TableCell, TableRow, Thumb, columns
 from duplex.report.prototype_retrieval import Array, Hit, RetrievalContext, fuse_factors, hits_of, thumb
-from duplex.report.tables import pointer
+from duplex.report.table_cells import pointer
 
 TOP, SHOWN = 5, 3
 

@@ -1,22 +1,29 @@
-"""Tables of the report. The cell of every number cites its file and its JSON pointer there."""
+"""Tables of the report."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
 
 from ruamel.yaml import YAML
 
 from duplex.labels import GROUPS
 from duplex.report.aggregate import SOURCES, TERMS, Tree, at_threshold, used_source
 from duplex.report.blocks import MISSING, Block, Column, Note, Table, TableCell, TableRow, columns, text_cell
-from duplex.report.results import DatasetResults, Results, RunRecord
+from duplex.report.results import DatasetResults, Results
+from duplex.report.table_cells import (
+    METRICS,
+    interval_cell,
+    mean_cell,
+    metric_cells,
+    pointer,
+    ranked,
+    reach,
+    run_cell,
+    tree_cell,
+)
 
-METRICS = (("seen", "S"), ("unseen", "U"), ("hm", "HM"), ("auc", "AUC"))
 OPEN = (("auc_all", "AUC, all pairs"), ("auc_by_words", "AUC, by words"))
 PARTS = (("hm_at_val_bias", "HM, validation bias"), ("state_accuracy", "state"), ("object_accuracy", "object"))
 TIPS = {
@@ -32,11 +39,6 @@ TIPS = {
     "object": "accuracy of the predicted object, no bias",
 }
 NUMBERS = tuple(Column(title, tip=TIPS[title]) for _, title in METRICS)
-
-
-def pointer(file: str, *keys: object) -> str:
-    """Return `file#/a/b` for the keys a, b: a JSON pointer with `/` and `~` in keys escaped (RFC 6901)."""
-    return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
 
 
 @lru_cache
@@ -55,7 +57,7 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
     further = (*OPEN, *PARTS) if world == "open" else PARTS
     for method, values in ours.items():
         place = (results.metrics_file, data.name, method, world)
-        interval = _interval_cell(values, place)
+        interval = interval_cell(values, place)
         cells = [*metric_cells(values, place), interval, *metric_cells(values, place, further)]
         rows.append(TableRow([text_cell(method), *cells]))
     rows = ranked(rows, range(1, 1 + len(METRICS)))
@@ -118,7 +120,7 @@ def feasibility_table(data: DatasetResults) -> Table | None:
                 continue
             places = [("open",) if name == source else ("open", source) for name in used]
             cited = list(zip(runs.values(), places, strict=True))
-            numbers = (_mean_cell([(run, (*keys, key)) for run, keys in cited], form) for key, form in forms.items())
+            numbers = (mean_cell([(run, (*keys, key)) for run, keys in cited], form) for key, form in forms.items())
             count = text_cell(f"{used.count(source)} of {len(used)}")
             rows.append(TableRow([text_cell(method), text_cell(source), count, *numbers]))
     if not rows:
@@ -205,9 +207,9 @@ def group_table(data: DatasetResults) -> Table | Note:
     first = next(iter(next(iter(methods.values())).values()))
     rows = []
     for group in first.metrics["groups"]:
-        counts = [_run_cell([first], ("groups", group, key), form) for key, form in COUNTS.items()]
+        counts = [run_cell([first], ("groups", group, key), form) for key, form in COUNTS.items()]
         accuracies = [
-            _run_cell(list(runs.values()), ("groups", group, "accuracy"), "{:.1f}") for runs in methods.values()
+            run_cell(list(runs.values()), ("groups", group, "accuracy"), "{:.1f}") for runs in methods.values()
         ]
         rows.append(TableRow([text_cell(group), *counts, *accuracies]))
     note = (
@@ -238,7 +240,7 @@ def ends_table(results: Results, data: DatasetResults) -> Table | None:
     for group in ("head", "medium", "tail", "seen", "unseen"):  # rows of the appendix
         place = ("closed", "seen") if group == "seen" else ("groups_at_ends", group)
         counted = ("closed", "images_seen") if group == "seen" else ("groups", group, "test_images")
-        images = (_run_cell([run], counted, "{:,.0f}") for run in runs)
+        images = (run_cell([run], counted, "{:,.0f}") for run in runs)
         if cells := _graph_cells(results, data, *place):
             count = next((cell for cell in images if cell.source), TableCell(MISSING))
             rows.append(TableRow([text_cell(group), count, *cells]))
@@ -256,7 +258,7 @@ def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[Ta
     """Return cells of an accuracy without and with the graph and the difference; empty if one is missing."""
     pair = data_file("tables.yaml")["frequency"]  # entries of `ablations:` that differ in the graph only
     names = (pair["without"], pair["with"])
-    values = [_reach(data.ablations, (name, *place)) for name in names]
+    values = [reach(data.ablations, (name, *place)) for name in names]
     if None in values:
         return []
     sources = [pointer(results.ablations_file, data.name, name, *place) for name in names]
@@ -274,10 +276,10 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
         place = (results.metrics_file, data.name, method, "closed")
         counts = ("parameters", "finetuned_blocks", "codebook_rows")
         cells = [
-            *(_run_cell(seeds, (name,), "{:,.0f}", "timing") for name in counts),
-            _run_cell(seeds, ("peak_bytes",), "{:,.0f} MB", "timing", 1e-6),
-            _run_cell(seeds, ("seconds_per_epoch",), "{:.2f} s", "timing"),
-            _run_cell(seeds, ("test_seconds",), "{:.2f} s", "evaluation_timing"),
+            *(run_cell(seeds, (name,), "{:,.0f}", "timing") for name in counts),
+            run_cell(seeds, ("peak_bytes",), "{:,.0f} MB", "timing", 1e-6),
+            run_cell(seeds, ("seconds_per_epoch",), "{:.2f} s", "timing"),
+            run_cell(seeds, ("test_seconds",), "{:.2f} s", "evaluation_timing"),
         ]
         rows.append(TableRow([text_cell(method), *cells, *metric_cells(closed, place, METRICS[2:])]))
     titles = "trained parameters", "fine-tuned blocks", "prototypes", "peak memory", "epoch", "test split", "HM", "AUC"
@@ -297,80 +299,12 @@ def statistics_table(data: DatasetResults) -> Table | Note:
     places |= {"train pairs": ("train", "seen"), "train images": ("train", "images")}
     counts = {"seen pairs": "seen", "unseen pairs": "unseen", "images": "images"}
     places |= {f"{split} {title}": (split, key) for split in ("val", "test") for title, key in counts.items()}
-    cells = {title: _tree_cell(stats, data.statistics_file, place, "{:,.0f}") for title, place in places.items()}
+    cells = {title: tree_cell(stats, data.statistics_file, place, "{:,.0f}") for title, place in places.items()}
     if (tree := data.extraction) is not None:
-        cells["feature cache"] = _tree_cell(tree, data.extraction_file, ("bytes",), "{:,.1f} MB", 1e-6)
-        cells["unreadable images"] = _tree_cell(tree, data.extraction_file, ("bad",), "{:,.0f}")
+        cells["feature cache"] = tree_cell(tree, data.extraction_file, ("bytes",), "{:,.1f} MB", 1e-6)
+        cells["unreadable images"] = tree_cell(tree, data.extraction_file, ("bad",), "{:,.0f}")
     rows = [TableRow([text_cell(title), cell]) for title, cell in cells.items()]
     return Table(f"Counts: {data.name}", columns("item", "count"), rows)
-
-
-def ranked(rows: Sequence[TableRow], columns: Iterable[int]) -> list[TableRow]:
-    """Mark the best and the second-best number of some table columns; equal numbers share a rank."""
-    grid = [list(row.cells) for row in rows]
-    for column in columns:
-        numbers = (line[column].value for line in grid)
-        values = sorted({number for number in numbers if isinstance(number, int | float)}, reverse=True)
-        for line in grid:
-            value = line[column].value
-            if isinstance(value, int | float) and value in values[:2] and len(values) > 1:
-                line[column] = replace(line[column], rank=1 + values.index(value))
-    return [TableRow(cells, row.quoted) for cells, row in zip(grid, rows, strict=True)]
-
-
-def metric_cells(values: Tree, place: Sequence[str], metrics: Sequence[tuple[str, str]] = METRICS) -> list[TableCell]:
-    """Return a table cell per metric (name, title) of `values`; `place`: their file and the keys that lead to them."""
-    cells = []
-    for name, _ in metrics:
-        value, error = values.get(name), values.get(f"{name}_se")
-        if value is None:
-            cells.append(TableCell(MISSING))
-            continue
-        spread = f"± {error:.1f}" if error is not None and values.get("seeds", 1) > 1 else ""
-        ends = [values.get(f"{name}_{end}") for end in ("low", "high")]
-        tip = f"{value:.2f}; 95 % over images: {ends[0]:.1f} to {ends[1]:.1f}" if None not in ends else f"{value:.2f}"
-        cells.append(TableCell(f"{value:.1f}", value, pointer(*place, name), spread=spread, tip=tip))
-    return cells
-
-
-def _interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
-    low, high = values.get("auc_low"), values.get("auc_high")
-    if low is None or high is None:
-        return TableCell(MISSING)
-    ends = " ".join(pointer(*place, f"auc_{end}") for end in ("low", "high"))
-    return TableCell(f"{low:.1f}–{high:.1f}", low, ends)
-
-
-def _run_cell(
-    runs: Sequence[RunRecord], keys: Sequence[str], form: str, part: str = "metrics", scale: float = 1.0
-) -> TableCell:
-    """Return a table cell of a number's mean over runs; it cites the number in each run's file."""
-    return _mean_cell([(run, keys) for run in runs], form, part, scale)
-
-
-def _mean_cell(
-    places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
-) -> TableCell:
-    """Return a table cell of the mean of numbers, which are at a place of their own in the file of each run."""
-    values = [_reach(getattr(run, part), keys) for run, keys in places]
-    numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
-    if not places or len(numbers) < len(places):
-        return TableCell(MISSING)
-    average = math.fsum(numbers) / len(numbers) * scale
-    return TableCell(form.format(average), average, " ".join(pointer(run.files[part], *keys) for run, keys in places))
-
-
-def _tree_cell(tree: Tree, file: str, keys: Sequence[str], form: str, scale: float = 1) -> TableCell:
-    value = _reach(tree, keys)
-    if value is None:
-        return TableCell(MISSING)
-    return TableCell(form.format(scale * value), scale * value, pointer(file, *keys))
-
-
-def _reach(tree: Any, keys: Sequence[str]) -> Any:
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
@@ -421,7 +355,7 @@ def rung_tables(data: DatasetResults) -> list[Block]:
             rows = []
             for key in sorted((name for name in run.metrics if name.startswith(RUNG)), key=_rung_number):
                 rung = run.metrics[key]
-                cells = [_mean_cell([(run, (key, name))], form) for name, form in forms.items()]
+                cells = [mean_cell([(run, (key, name))], form) for name, form in forms.items()]
                 chosen = "chosen" if rung.get("chosen") else ""
                 rows.append(TableRow([text_cell(f"{rung['blocks']:.0f}"), text_cell(chosen), *cells]))
             if rows:

@@ -8,8 +8,8 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.errors import UsageError
 from duplex.library.inputs import InputRequest, load_inputs
-from duplex.recognition.dataset_page import write_dataset_page
 from duplex.recognition.listed_answers import listed_answers
+from duplex.report.own_page import OwnData, write_page
 from duplex.stages.featured_run import load_featured_run
 from duplex.stages.trained_runs import best_run
 from duplex.training.checkpoint import read_record
@@ -31,4 +31,5 @@ def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) ->
     answers = listed_answers(trained.method, inputs.examples["test"], inputs.labels, record.confidence, "closed")
     frozen = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, InputRequest())
     facts = [("encoder", entry.encoder.name), ("run", f"{method}, seed {seed}")]
-    return write_dataset_page(paths.page(dataset), dataset, frozen, answers, trained.root, facts=facts)
+    own = OwnData(dataset, inputs.labels, inputs.manifest, trained.root, answers, frozen.examples, facts=facts)
+    return write_page(own, paths.page(dataset))

@@ -18,14 +18,15 @@ import torch
 
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import Floats
+from duplex.evaluation.confidence import Confidence, fit_to, log_probabilities
 from duplex.evaluation.crossfit import largest_gain
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.feasibility import FeasibilityValues, is_feasible
 from duplex.features.examples import Examples
 from duplex.labels import Bools, CandidateSet, LabelSpace, World
 from duplex.layers.word_feasibility import Feasibility
-from duplex.methods.base import Method, PrimitiveVectors
-from duplex.training.scoring import FeasibilityChoice, ScoringTask, assess, choose_feasible
+from duplex.methods.base import Batch, Method, PrimitiveVectors
+from duplex.training.scoring import BLOCK_SCORES, FeasibilityChoice, ScoringTask, assess, choose_feasible
 
 FeasibilitySource = Literal["words", "likelihood"]
 FeasibilityRule = Literal["auto", "words", "likelihood", "none"]  # of `evaluation.feasibility`
@@ -173,3 +174,22 @@ def best_bias(margins: Margins) -> float:
             "scale the method's scores"
         )
     return bias
+
+
+def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Confidence:
+    """Fit the temperature and the preference for seen pairs on validation images and closed-world candidates.
+
+    Evenly spaced images are used, no more than fit into one block of scores: enough for two numbers.
+    """
+    candidates = labels.candidates("closed", "val")
+    images = len(val.rows)
+    rows = np.linspace(0, images - 1, min(images, max(1, BLOCK_SCORES // len(candidates)))).astype(int)
+    chosen = Batch(val.inputs, val.compositions)[torch.from_numpy(rows)]
+    with torch.no_grad():
+        log_p = log_probabilities(method.eval().probabilities, method.scorer(candidates)(chosen.inputs)).cpu()
+    if not log_p.isfinite().all():
+        raise DuplexError(
+            f"{method.class_name}.probabilities() gives NaN or infinity for validation images; are its scores finite?"
+        )
+    target = np.searchsorted(candidates, chosen.compositions_np)
+    return fit_to(log_p, target, labels.is_seen(candidates))

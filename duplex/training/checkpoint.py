@@ -19,13 +19,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from duplex.errors import DuplexError
+from duplex.evaluation.confidence import NEUTRAL, Confidence
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Method, TaskContext
 from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, Options
 from duplex.system.files import write_tensors
 from duplex.training.calibration import Calibration
-from duplex.training.confidence import NEUTRAL, Confidence
 from duplex.training.known_images import FIELDS, PREFIX, KnownImages
 
 FORMAT = 6

@@ -13,7 +13,7 @@ from duplex.methods.base import Method
 
 @dataclass(frozen=True)
 class StepReport:
-    """One optimiser step, after the parameters have changed."""
+    """Argument of the hook `on_step`: losses and learning rates of the optimiser step that was just taken."""
 
     method: Method[Any]
     epoch: int  # from 1
@@ -24,7 +24,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """One epoch, after validation."""
+    """Argument of the hook `on_epoch`: losses, learning rates and validation metrics of the epoch that just ended."""
 
     method: Method[Any]
     epoch: int  # 0: before training

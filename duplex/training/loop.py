@@ -7,9 +7,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,13 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.examples import Examples
 from duplex.methods.base import Batch, Method
 from duplex.options import TrainingOptions
+from duplex.system.memory import peak_resident, reset_peak_memory
 from duplex.system.precision import float32_arithmetic
 from duplex.system.progress import ProgressBar
 from duplex.system.threads import threads
 from duplex.training.hooks import EpochReport, StepReport, TrainingHooks
 from duplex.training.method_checks import check_shapes, checked, checked_losses, read_only
+from duplex.training.optimiser import make_optimiser, make_schedule
 from duplex.training.resume import TrainingState
 from duplex.training.thread_choice import choose_threads
 
@@ -106,7 +107,7 @@ def _train(
     resume: ResumePoint,
     hooks: TrainingHooks,
 ) -> TrainingResult:
-    _reset_peak_memory(examples.compositions.device)
+    reset_peak_memory(examples.compositions.device)
     images = Batch(examples.inputs, examples.compositions, examples.compositions.cpu().numpy())
     method.checkpointing = settings.checkpointing
     state = _begin(method, images, settings, seed, validate, resume, hooks)
@@ -141,7 +142,7 @@ def _train(
     cuda = state.device.type == "cuda"
     timing = {  # kept out of the metrics because it varies
         "seconds_per_epoch": seconds / trained if trained else 0.0,
-        "peak_bytes": torch.cuda.max_memory_allocated() if cuda else _peak_resident(),
+        "peak_bytes": torch.cuda.max_memory_allocated() if cuda else peak_resident(),
         **({"threads": state.threads} if epochs and not cuda else {}),
         **checked(f"{method.class_name}.summary()", method.summary(), dict),
     }
@@ -184,47 +185,6 @@ def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions,
             tried = ", ".join(f"{1000 * value:.0f} ms per step with {count}" for count, value in seconds.items())
             print(f"{label}: threads: {state.threads} ({tried})", file=sys.stderr)
     torch.set_num_threads(state.threads)
-
-
-def make_optimiser(
-    method: AnyMethod, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
-) -> torch.optim.Optimizer:
-    """Build the optimiser of the method's parameter groups; without groups, of one unused parameter."""
-    groups = checked(f"{method.class_name}.groups()", method.groups(), list)
-    groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
-    if hooks.optimiser is not None:
-        with_rates = [{"lr": settings.learning_rate, **group} for group in groups]
-        return checked("the function given as `optimiser`", hooks.optimiser(with_rates), torch.optim.Optimizer)
-    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum),
-    }
-    return kinds[settings.optimiser](groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-
-
-def make_schedule(
-    optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
-) -> torch.optim.lr_scheduler.LRScheduler:
-    """Build the schedule that multiplies every group's learning rate by `rate_share(epoch)`, or by the caller's own."""
-    share = hooks.schedule or (lambda epoch: rate_share(epoch, settings))
-    return torch.optim.lr_scheduler.LambdaLR(optimiser, share)
-
-
-def rate_share(epoch: int, settings: TrainingOptions) -> float:
-    """Return the factor of the learning rate in an epoch (counted from 0).
-
-    The factor rises in equal steps over `warm_up` epochs. Then `step` multiplies it by `decay` every `decay_every`
-    epochs, `cosine` lowers it along half a cosine to 0 at the end of the last epoch, and `constant` keeps it.
-    """
-    if epoch < settings.warm_up:
-        return (epoch + 1) / (settings.warm_up + 1)
-    if settings.schedule == "step":
-        return settings.decay ** (epoch // settings.decay_every)
-    if settings.schedule == "cosine":
-        progress = (epoch - settings.warm_up) / (settings.epochs - settings.warm_up)
-        return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-    return 1.0
 
 
 def _epoch(
@@ -361,25 +321,6 @@ def _selecting(row: Mapping[str, float]) -> str:
 
 def _rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
     return tuple(float(group["lr"]) for group in optimiser.param_groups)
-
-
-def _reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak memory of this process, which may have trained larger runs before."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):  # Linux only
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def _peak_resident() -> int:
-    """Return the peak memory of this process in bytes: since the last reset on Linux, else since its start."""
-    import resource
-
-    with suppress(OSError, IndexError):
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 STEPS = 2  # steps whose rows are read ahead

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -75,6 +77,24 @@ def test_the_climb_goes_to_the_deepest_rung_that_pays_with_the_better_rate():
     assert choice.rung.name == names(4)[1]
     assert [row["rung"] for row in choice.table if row["chosen"]] == [choice.rung.name]
     assert choice.table[-1]["gain"] == pytest.approx(choice.attempt.auc - choice.table[3]["auc"])
+
+
+def test_a_higher_rate_is_taken_only_if_it_pays():
+    aucs = {"nothing": 0.5, names(1)[0]: 0.65, names(1)[1]: 0.66, names(2)[0]: 0.75, names(4)[0]: 0.85}
+    attempt, tried = attempts(aucs)
+    random = np.random.default_rng(0)
+
+    def noisy(rung: Rung) -> Attempt:
+        """The higher rate is right on other images, so that its gain of one point is smaller than its error."""
+        result = attempt(rung)
+        if rung.name != names(1)[1]:
+            return result
+        mixed = [random.permutation(each) for each in (result.margins.seen, result.margins.unseen)]
+        return replace(result, margins=Margins(*mixed, result.margins.is_seen))
+
+    choice = climb(ladder(), noisy)
+    assert tried == ["nothing", *names(1), names(2)[0], names(4)[0]]
+    assert choice.table[2]["auc"] > choice.table[1]["auc"]
 
 
 def test_the_climb_ends_after_two_depths_that_do_not_pay():

@@ -9,9 +9,9 @@ import pandas as pd
 from PIL import Image
 
 from duplex.data.dataset import labels_of
+from duplex.evaluation.answered_images import AnsweredImages
 from duplex.features.examples import Examples, join
 from duplex.labels import LabelSpace
-from duplex.report.answered_images import AnsweredImages
 from duplex.report.own_page import OwnData
 
 STATES, OBJECTS = ("old", "new", "wet", "dry"), ("car", "tree", "cup")

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.data.dataset import labels_of
+from duplex.evaluation.answered_images import AnsweredImages
+from duplex.evaluation.confidence import fit_to
 from duplex.labels import LabelSpace
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.factors import unit
 from duplex.layers.gaussian_prototypes import ClosedForm
-from duplex.report.answered_images import AnsweredImages
 from duplex.report.learning_curve import DRAWS, ClosedFormAnswers, LearningCurve, draw_share, extrapolate
 from duplex.report.next_images import NextImages, expected_gain, mean_variances, pair_counts
-from duplex.training.confidence import fit_to
 from tests.report.own_data import examples_of, manifest
 
 LABELS = LabelSpace(("a", "b", "c"), ("x", "y"), {"train": np.array([0, 1, 4]), "test": np.array([2, 5])})

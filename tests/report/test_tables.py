@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from duplex.config.params import load_params
-from duplex.report import tables
+from duplex.report import table_cells, tables
 from duplex.report.blocks import Note, Table, TableCell, TableRow
 from duplex.report.figures import lambda_figures
 from duplex.report.page_sections import dataset_section
@@ -91,8 +91,8 @@ def test_counts_include_the_size_of_the_cache():
 def test_the_best_two_numbers_of_a_column_are_marked():
     rows = [TableRow([TableCell("a", "a"), TableCell(str(v), v)]) for v in (1.0, 3.0, 3.0, 2.0)]
     rows.append(TableRow([TableCell("b"), TableCell("–")]))
-    assert [row.cells[1].rank for row in tables.ranked(rows, [1])] == [0, 1, 1, 2, 0]
-    assert [row.cells[1].rank for row in tables.ranked(rows[:1], [1])] == [0]
+    assert [row.cells[1].rank for row in table_cells.ranked(rows, [1])] == [0, 1, 1, 2, 0]
+    assert [row.cells[1].rank for row in table_cells.ranked(rows[:1], [1])] == [0]
 
 
 def run_of(**world: object) -> RunRecord:
@@ -206,7 +206,7 @@ def test_every_row_of_the_ablation_tables_exists_in_params():
 
 
 def test_pointers_escape_slash_and_tilde():
-    assert tables.pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
+    assert table_cells.pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
 
 
 def test_notes_name_an_omitted_closed_world():

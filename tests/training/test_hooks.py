@@ -13,7 +13,8 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
 from duplex.training.hooks import EpochReport, StepReport, TrainingHooks
-from duplex.training.loop import make_optimiser, optimiser_step, train
+from duplex.training.loop import optimiser_step, train
+from duplex.training.optimiser import make_optimiser
 from duplex.training.selection import Validation, metric_name
 from tests.methods.world import small_method
 from tests.training.test_loop import DUPLEX, LABELS, SETTINGS, Recorder, examples, images, run, same, small_task

@@ -1,4 +1,4 @@
-"""Test images of one data set with a model's answers: accuracies by label, confusion matrices, confused pairs."""
+"""Labelled images with a model's answers: accuracies, calibration error, confusion matrices, confused pairs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,18 @@ class AnsweredImages:
         return 100 * float(image_weights(self.is_seen, self.new_share) @ self.right)
 
     @property
+    def seen_accuracy(self) -> float:
+        """Accuracy in percent on images of pairs that training showed; 0 without any."""
+        return 100 * float(self.right[self.is_seen].mean()) if self.is_seen.any() else 0.0
+
+    @property
+    def unseen_accuracy(self) -> float:
+        """Accuracy in percent on images of pairs that training never showed; 0 without any."""
+        return 100 * float(self.right[~self.is_seen].mean()) if not self.is_seen.all() else 0.0
+
+    @property
     def reliability(self) -> Reliability:
+        """Accuracy against probability, where images have the expected share of unseen pairs."""
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def accuracies(self, part: Callable[[Ints], Ints]) -> list[LabelAccuracy]:

@@ -26,12 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import Floats
-from duplex.features.examples import Examples
-from duplex.labels import Bools, LabelSpace
-from duplex.methods.base import Batch, Method
-from duplex.training.scoring import BLOCK_SCORES
+from duplex.labels import Bools
 
 NEW_SHARE = 0.1
 LEAST = 1e-300  # smallest probability whose logarithm is taken
@@ -77,25 +73,6 @@ def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor)
     return probabilities(scores.double()).clamp(min=LEAST).log()
 
 
-def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Confidence:
-    """Fit the temperature and the preference for seen pairs on validation images and closed-world candidates.
-
-    Evenly spaced images are used, no more than fit into one block of scores: enough for two numbers.
-    """
-    candidates = labels.candidates("closed", "val")
-    images = len(val.rows)
-    rows = np.linspace(0, images - 1, min(images, max(1, BLOCK_SCORES // len(candidates)))).astype(int)
-    chosen = Batch(val.inputs, val.compositions)[torch.from_numpy(rows)]
-    with torch.no_grad():
-        log_p = log_probabilities(method.eval().probabilities, method.scorer(candidates)(chosen.inputs)).cpu()
-    if not log_p.isfinite().all():
-        raise DuplexError(
-            f"{method.class_name}.probabilities() gives NaN or infinity for validation images; are its scores finite?"
-        )
-    target = np.searchsorted(candidates, chosen.compositions_np)
-    return fit_to(log_p, target, labels.is_seen(candidates))
-
-
 def fit_to(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
     """Fit temperature and preference to labels `target` [N] by weighted likelihood.
 
@@ -133,7 +110,8 @@ def fit_to(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE
 
 
 def _weights(unseen: Tensor, new_share: float) -> tuple[Tensor, bool]:
-    """Return the weights [N] of images in the loss, and whether both seen and unseen images exist."""
+    """Return the weight of each image in the loss [N], in which images of unseen pairs together have `new_share`; and
+    whether there are images of seen pairs and of unseen ones. With one kind only, all weights are equal."""
     count = float(unseen.sum())
     if count in (0, len(unseen)):
         return torch.full_like(unseen, 1 / max(1, len(unseen))), False

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from duplex.training.confidence import Confidence, fit_to
+from duplex.evaluation.confidence import Confidence, fit_to
 
 C, N = 12, 400
 SEEN = np.arange(C) < 8

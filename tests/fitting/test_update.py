@@ -13,16 +13,16 @@ from safetensors.torch import load_file
 from duplex import Recognizer
 from duplex.encoders import load_encoder
 from duplex.errors import UsageError
+from duplex.fitting import fit_folder
+from duplex.fitting.update import NewImages, update_model, updated_model
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.factors import unit
 from duplex.layers.gaussian_prototypes import ClosedForm, GroupPosterior
 from duplex.layers.prompt_paths import word_vectors
-from duplex.recognition import fit_folder
 from duplex.recognition.fitted_files import STATISTICS, read_fit, read_statistics
 from duplex.recognition.trained import ExportedModel
-from duplex.recognition.update import NewImages, update_model, updated_model
+from tests.fitting.test_fit_folder import only_the_first
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
-from tests.recognition.test_fit_folder import only_the_first
 from tests.subprocesses import duplex
 
 pytestmark = pytest.mark.slow

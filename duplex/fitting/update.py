@@ -25,6 +25,8 @@ from duplex.data.dataset_source import detect_source
 from duplex.data.manifest import check_labels
 from duplex.errors import DuplexError, UsageError
 from duplex.features.layout import FIRST_BAD, status_reason
+from duplex.fitting.encoder_choice import check_words
+from duplex.fitting.labelled_folder import distinct_images, labelled_rows
 from duplex.labels import LabelSpace, prompt_name
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.factors import unit
@@ -35,11 +37,9 @@ from duplex.methods.base import Inputs
 from duplex.methods.with_finetuning import with_finetuned_features
 from duplex.recognition.added_words import find_or_append, with_rows
 from duplex.recognition.card import RunFacts, card
-from duplex.recognition.encoder_choice import check_words
 from duplex.recognition.export_folder import README, refuse_other_files, replace_export
 from duplex.recognition.fitted_files import read_fit, read_statistics, write_fit, write_statistics
 from duplex.recognition.image_inputs import encode_files
-from duplex.recognition.labelled_folder import distinct_images, labelled_rows
 from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.sources import CONFIG, TENSORS
 from duplex.recognition.trained import ExportedModel

@@ -16,8 +16,8 @@ from duplex.data.dataset_source import detect_source, load_source, read_folder
 from duplex.data.source_options import SourceOptions, SplitOptions
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
+from duplex.fitting.content_cache import content_digests
 from duplex.labels import LabelSpace
-from duplex.library.content_cache import content_digests
 
 MOST_CONTRADICTED = 0.01  # share of images with copies of another label that are left out; more is an error
 

@@ -1,4 +1,4 @@
-"""From a folder of labelled images to a model folder: `duplex fit`.
+"""The command `duplex fit`: train a model on a folder of labelled images, and write it as a model folder.
 
     SOURCE -> check, split -> features (by content) -> climb by validation -> final fit on all images -> MODEL
 
@@ -29,6 +29,11 @@ from duplex.data.dataset import labels_of
 from duplex.data.stats import statistics
 from duplex.encoders import Encoder, load_encoder, resolve_device
 from duplex.errors import UsageError
+from duplex.evaluation.answered_images import AnsweredImages
+from duplex.fitting.content_cache import ContentCache, ContentInputs
+from duplex.fitting.encoder_choice import EncoderChoice, choose_encoder, named_encoder
+from duplex.fitting.final_fit import fit_all_images
+from duplex.fitting.labelled_folder import LabelledFolder, describe, read_labelled_folder
 from duplex.labels import World
 from duplex.library.climb import (
     Attempt,
@@ -44,7 +49,6 @@ from duplex.library.climb import (
     plan,
     save_margins,
 )
-from duplex.library.content_cache import ContentCache, ContentInputs
 from duplex.library.fit import deterministic
 from duplex.library.inputs import InputRequest, RunInputs
 from duplex.library.prompt_lengths import long_prompts
@@ -53,14 +57,12 @@ from duplex.library.run_training import MethodSpec, Run, train_method
 from duplex.methods.registry import method_source, parse_options
 from duplex.options import TrainingOptions
 from duplex.recognition.card import RunFacts
-from duplex.recognition.encoder_choice import EncoderChoice, choose_encoder, named_encoder
 from duplex.recognition.export_folder import export, refuse_other_files
-from duplex.recognition.final_fit import fit_all_images
 from duplex.recognition.fitted_files import write_fit, write_statistics
-from duplex.recognition.labelled_folder import LabelledFolder, describe, read_labelled_folder
-from duplex.recognition.listed_answers import ListedAnswers, listed_answers
+from duplex.recognition.listed_answers import listed_answers
 from duplex.recognition.sources import TENSORS
 from duplex.recognition.trained import TrainedRun
+from duplex.report.own_page import OwnData, write_page
 from duplex.system.files import write_text
 from duplex.system.lock import sole_writer
 from duplex.training.calibration import Calibration
@@ -129,7 +131,7 @@ def cache_folder(out: Path) -> Path:
 
 @dataclass(frozen=True)
 class FolderFit:
-    """One fit of a folder: its data, encoder, device, places and time."""
+    """Execution of `duplex fit`: chooses how to train by validation, trains on all images, writes the model folder."""
 
     data: LabelledFolder
     choice: EncoderChoice
@@ -275,7 +277,7 @@ class FolderFit:
         save_margins(margins, validation_margins(run.method, val, inputs.labels))
         record = {
             "epoch": run.record.epoch,
-            "accuracy": answers.expected,
+            "accuracy": answers.accuracy,
             "seconds": time.monotonic() - start,
             "seconds_per_epoch": run.result.timing["seconds_per_epoch"],
         }
@@ -297,7 +299,7 @@ class FolderFit:
 
     # -- the chosen rung ------------------------------------------------------------------------------------------
 
-    def measured(self, rung: Rung) -> tuple[dict[str, Any], ListedAnswers]:
+    def measured(self, rung: Rung) -> tuple[dict[str, Any], AnsweredImages]:
         """Return the numbers and answers of the chosen rung, trained on the training split, for test images, which
         chose nothing."""
         files, inputs = self.files(rung), self.inputs.read(rung.spec.request)
@@ -313,10 +315,10 @@ class FolderFit:
         }
         numbers = {
             "images": len(test),
-            "accuracy": answers.expected,
-            "accuracy_seen": answers.seen,
-            "accuracy_unseen": answers.unseen,
-            "calibration_error": answers.calibration_error,
+            "accuracy": answers.accuracy,
+            "accuracy_seen": answers.seen_accuracy,
+            "accuracy_unseen": answers.unseen_accuracy,
+            "calibration_error": 100 * answers.reliability.calibration_error,
             "new_share": answers.new_share,
             "metrics": metrics,
         }
@@ -355,15 +357,13 @@ class FolderFit:
 
         export(trained, self.world, self.out, facts, add_files)
 
-    def write_page(self, choice: Choice, answers: ListedAnswers) -> Path:
+    def write_page(self, choice: Choice, answers: AnsweredImages) -> Path:
         """Write the page of the data set beside the model folder, and return its path."""
-        from duplex.recognition.dataset_page import write_dataset_page
-
         facts = [("encoder", self.choice.entry.name), ("recipe", choice.rung.name)]
         inputs, page = self.inputs.read(InputRequest()), self.out.with_name(f"{self.out.name}-page.html")
-        return write_dataset_page(
-            page, self.out.name, inputs, answers, self.data.root, recipes=choice.table, facts=facts
-        )
+        data, name = self.data, self.out.name
+        own = OwnData(name, data.labels, data.manifest, data.root, answers, inputs.examples, choice.table, facts)
+        return write_page(own, page)
 
     def record(self, choice: Choice, measured: dict[str, Any]) -> dict[str, Any]:
         """Return the content of fit.json, in which nothing depends on time."""

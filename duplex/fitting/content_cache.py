@@ -1,4 +1,4 @@
-"""A feature cache addressed by the contents of image files: names, labels and splits are no part of it.
+"""Feature caches that find an image's features by the content of its file, whatever the file's name, label or split.
 
     MODEL.cache/features-KEY/LIST/contents.txt    sha256 of each image file, one per line: the rows of features.h5
     MODEL.cache/features-KEY/LIST/features.h5

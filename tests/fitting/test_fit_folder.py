@@ -13,10 +13,10 @@ from PIL import Image
 from duplex import Recognizer
 from duplex.errors import UsageError
 from duplex.features import extraction
-from duplex.recognition import encoder_choice, fit_folder
-from duplex.recognition.encoder_choice import choose_encoder
+from duplex.fitting import encoder_choice, fit_folder
+from duplex.fitting.encoder_choice import choose_encoder
+from duplex.fitting.labelled_folder import read_labelled_folder
 from duplex.recognition.fitted_files import read_fit
-from duplex.recognition.labelled_folder import read_labelled_folder
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_folder, draw_pair
 from tests.subprocesses import duplex, start_duplex
 
@@ -139,7 +139,7 @@ def test_further_images_alone_are_encoded(fitted, drawn, tmp_path, monkeypatch):
     reports = []
     extract = extraction.extract
     monkeypatch.setattr(
-        "duplex.library.content_cache.extract",
+        "duplex.fitting.content_cache.extract",
         lambda *a, **k: reports.append(extract(*a, **k)) or reports[-1],
     )
     monkeypatch.setattr(fit_folder.FolderFit, "levels", only_the_first)

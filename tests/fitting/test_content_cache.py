@@ -16,7 +16,7 @@ from duplex.encoders import load_encoder
 from duplex.features.extraction import extract
 from duplex.features.store import open_features
 from duplex.features.tokens import read_tokens
-from duplex.library.content_cache import ContentCache, ContentFeatures, ContentInputs, content_digests
+from duplex.fitting.content_cache import ContentCache, ContentFeatures, ContentInputs, content_digests
 from duplex.library.inputs import InputRequest
 from duplex.options import FinetuneOptions
 from tests.recognition.drawn_folder import draw_pair

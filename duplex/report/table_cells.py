@@ -1,0 +1,90 @@
+"""Cells of the report's tables. The cell of every number cites its file and its JSON pointer there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from duplex.report.aggregate import Tree
+from duplex.report.blocks import MISSING, TableCell, TableRow
+from duplex.report.results import RunRecord
+
+METRICS = (("seen", "S"), ("unseen", "U"), ("hm", "HM"), ("auc", "AUC"))
+
+
+def pointer(file: str, *keys: object) -> str:
+    """Return `file#/a/b` for the keys a, b: a JSON pointer with `/` and `~` in keys escaped (RFC 6901)."""
+    return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+
+
+def ranked(rows: Sequence[TableRow], columns: Iterable[int]) -> list[TableRow]:
+    """Mark the best and the second-best number of some table columns; equal numbers share a rank."""
+    grid = [list(row.cells) for row in rows]
+    for column in columns:
+        numbers = (line[column].value for line in grid)
+        values = sorted({number for number in numbers if isinstance(number, int | float)}, reverse=True)
+        for line in grid:
+            value = line[column].value
+            if isinstance(value, int | float) and value in values[:2] and len(values) > 1:
+                line[column] = replace(line[column], rank=1 + values.index(value))
+    return [TableRow(cells, row.quoted) for cells, row in zip(grid, rows, strict=True)]
+
+
+def metric_cells(values: Tree, place: Sequence[str], metrics: Sequence[tuple[str, str]] = METRICS) -> list[TableCell]:
+    """Return a table cell per metric (name, title) of `values`; `place`: their file and the keys that lead to them."""
+    cells = []
+    for name, _ in metrics:
+        value, error = values.get(name), values.get(f"{name}_se")
+        if value is None:
+            cells.append(TableCell(MISSING))
+            continue
+        spread = f"± {error:.1f}" if error is not None and values.get("seeds", 1) > 1 else ""
+        ends = [values.get(f"{name}_{end}") for end in ("low", "high")]
+        tip = f"{value:.2f}; 95 % over images: {ends[0]:.1f} to {ends[1]:.1f}" if None not in ends else f"{value:.2f}"
+        cells.append(TableCell(f"{value:.1f}", value, pointer(*place, name), spread=spread, tip=tip))
+    return cells
+
+
+def interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
+    """Return a table cell of the 95 % interval of AUC in `values`, at `place`."""
+    low, high = values.get("auc_low"), values.get("auc_high")
+    if low is None or high is None:
+        return TableCell(MISSING)
+    ends = " ".join(pointer(*place, f"auc_{end}") for end in ("low", "high"))
+    return TableCell(f"{low:.1f}–{high:.1f}", low, ends)
+
+
+def run_cell(
+    runs: Sequence[RunRecord], keys: Sequence[str], form: str, part: str = "metrics", scale: float = 1.0
+) -> TableCell:
+    """Return a table cell of a number's mean over runs; it cites the number in each run's file."""
+    return mean_cell([(run, keys) for run in runs], form, part, scale)
+
+
+def mean_cell(
+    places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
+) -> TableCell:
+    """Return a table cell of the mean of numbers, which are at a place of their own in the file of each run."""
+    values = [reach(getattr(run, part), keys) for run, keys in places]
+    numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    if not places or len(numbers) < len(places):
+        return TableCell(MISSING)
+    average = math.fsum(numbers) / len(numbers) * scale
+    return TableCell(form.format(average), average, " ".join(pointer(run.files[part], *keys) for run, keys in places))
+
+
+def tree_cell(tree: Tree, file: str, keys: Sequence[str], form: str, scale: float = 1) -> TableCell:
+    """Return a table cell of the number at `keys` of a tree that was read from `file`, times `scale`."""
+    value = reach(tree, keys)
+    if value is None:
+        return TableCell(MISSING)
+    return TableCell(form.format(scale * value), scale * value, pointer(file, *keys))
+
+
+def reach(tree: Any, keys: Sequence[str]) -> Any:
+    """Return the value at `keys` of a nested mapping; None if it has none."""
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree

@@ -1,0 +1,56 @@
+"""The optimiser of a method's parameter groups and the schedule of its learning rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from duplex.methods.base import Method
+from duplex.options import TrainingOptions
+from duplex.training.hooks import TrainingHooks
+from duplex.training.method_checks import checked
+
+
+def make_optimiser(
+    method: Method[Any], settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
+) -> torch.optim.Optimizer:
+    """Build the optimiser of the method's parameter groups; without groups, of one unused parameter."""
+    groups = checked(f"{method.class_name}.groups()", method.groups(), list)
+    groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
+    if hooks.optimiser is not None:
+        with_rates = [{"lr": settings.learning_rate, **group} for group in groups]
+        return checked("the function given as `optimiser`", hooks.optimiser(with_rates), torch.optim.Optimizer)
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum),
+    }
+    return kinds[settings.optimiser](groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+
+
+def make_schedule(
+    optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Build the schedule that multiplies every group's learning rate by `rate_share(epoch)`, or by the caller's own."""
+    share = hooks.schedule or (lambda epoch: rate_share(epoch, settings))
+    return torch.optim.lr_scheduler.LambdaLR(optimiser, share)
+
+
+def rate_share(epoch: int, settings: TrainingOptions) -> float:
+    """Return the factor of the learning rate in an epoch (counted from 0).
+
+    The factor rises in equal steps over `warm_up` epochs. Then `step` multiplies it by `decay` every `decay_every`
+    epochs, `cosine` lowers it along half a cosine to 0 at the end of the last epoch, and `constant` keeps it.
+    """
+    if epoch < settings.warm_up:
+        return (epoch + 1) / (settings.warm_up + 1)
+    if settings.schedule == "step":
+        return settings.decay ** (epoch // settings.decay_every)
+    if settings.schedule == "cosine":
+        progress = (epoch - settings.warm_up) / (settings.epochs - settings.warm_up)
+        return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+    return 1.0
