@@ -3,8 +3,9 @@
 In the project of the run: 400 test images drawn by seed, 13 % of them of unseen pairs. `listed`: accuracy of the first
 answer, per cent; `by_score`: of the best score alone; `by_bias`: of the score plus the bias of the harmonic mean.
 `calibration_error`: expected calibration error of the first answer's probability in 15 bins of equal width, per cent;
-`calibration_error_plain` that of the method's own probability of its best score. `flagged`: share of the images whose
-answer has `known: false`, per cent; `flagged_others`: the same for 400 images drawn from the folder --others.
+`calibration_error_by_chance`: its average if every probability were right, as few images differ from their probability
+by chance; `calibration_error_plain`: of the method's own probability of its best score. `flagged`: share of the images
+whose answer has `known: false`, per cent; `flagged_others`: the same for 400 images drawn from the folder --others.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
 from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.confidence import log_probabilities
+from duplex.evaluation.reliability import Reliability
 from duplex.labels import Bools, Ints
 from duplex.recognition.image_paths import list_images
 
-IMAGES, UNSEEN, BINS = 400, 0.13, 15
+IMAGES, UNSEEN = 400, 0.13
 
 
 def main() -> None:
@@ -78,6 +80,7 @@ def measured(recognizer: Recognizer, features: Floats, target: Ints) -> dict[str
         **{name: round(100 * float(hits.mean()), 1) for name, hits in
            (("listed", right), ("by_score", by_score), ("by_bias", by_bias))},
         "calibration_error": round(100 * calibration_error(share, right), 1),
+        "calibration_error_by_chance": round(100 * error_by_chance(share), 1),
         "calibration_error_plain": round(100 * calibration_error(plain.values.numpy(), by_score), 1),
         "flagged": flagged(answers),
         **recognizer.trained.confidence.to_dict(),
@@ -85,10 +88,13 @@ def measured(recognizer: Recognizer, features: Floats, target: Ints) -> dict[str
 
 
 def calibration_error(share: Floats, right: Bools) -> float:
-    """Return `sum_b (n_b / n) |accuracy_b - mean probability_b|` over bins of equal width."""
-    bins = np.minimum((share * BINS).astype(int), BINS - 1)
-    gaps = np.bincount(bins, right.astype(float) - share, BINS)
-    return float(np.abs(gaps).sum() / len(share))
+    return Reliability.of(share, right, np.ones(len(share))).calibration_error
+
+
+def error_by_chance(share: Floats, draws: int = 1000) -> float:
+    """Return the mean calibration error of answers that are right as often as their probabilities say."""
+    random = np.random.default_rng(0)
+    return float(np.mean([calibration_error(share, random.random(len(share)) < share) for _ in range(draws)]))
 
 
 def flagged(answers: Any) -> float:

@@ -1,6 +1,12 @@
 """Compare methods over several re-splits of a data set: test AUC, its deviation, and paired differences.
 
 python -m benchmarks.splits --dataset shapes --splits 5 --seeds 0,1,2,3,4 [--json] [--markdown] [--folder FOLDER]
+python -m benchmarks.splits --dataset shapes --splits 3 --own --methods cso,dual,cso@4,dual@4 --of dual@4 --markdown
+
+A method `NAME@BLOCKS` is NAME trained with that many fine-tuned blocks, at the rate `--block-rate`, and with
+`--block-epochs` for so many epochs along half a cosine, as `duplex fit` does. `--own` adds the data set's own split.
+In the open world `AUC` is as the run is calibrated; `all pairs` and `by words` are its AUC without a feasibility
+threshold and with the literature's.
 
 Needs `duplex data split shapes --splits 5`, and `duplex prepare` and `duplex extract` of each re-split. Nothing is
 tuned: methods are trained as in params.yaml. Runs go seed by seed and are stored in the folder, so that an interrupted
@@ -14,6 +20,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,7 +35,21 @@ from duplex.evaluation.uncertainty import compare_splits
 from duplex.labels import WORLDS
 
 METHODS = "clip,cso,static,duplex,duplex_open,closed_form,dual"
+BY_RULE = {"auc_all": "all pairs", "auc_by_words": "by words"}  # further open-world metrics and their columns
 Runs = list[list[RunPaths]]  # of a row: [splits][seeds]
+
+
+def with_blocks(params: Params, names: Sequence[str], rate: float, epochs: int | None) -> Params:
+    """Return params.yaml with an entry for each name `METHOD@BLOCKS`: the method with fine-tuned blocks."""
+    entries, changes = {}, {"epochs": epochs, "schedule": "cosine"} if epochs else {}
+    for name in names:
+        method, _, blocks = name.partition("@")
+        if blocks:
+            finetune = {"blocks": int(blocks), "adapter": "full", "learning_rate": rate}
+            entry = params.entry(method)
+            training = {**entry.training, **changes}
+            entries[name] = replace(entry, training=training, finetune=finetune, per_dataset={})
+    return params.model_copy(update={"methods": {**params.methods, **entries}})
 
 
 def run_all(
@@ -61,6 +82,9 @@ def measured(runs: Runs, world: str) -> dict[str, Any]:
     middle = fmean(by_split)
     spread = (sum((auc - middle) ** 2 for auc in by_split) / (len(by_split) - 1)) ** 0.5
     said = {key: fmean([fmean([part[key] for part in split]) for split in parts]) for key in ENDS}
+    for key in BY_RULE:
+        if all(key in part for split in parts for part in split):
+            said[key] = fmean([fmean([part[key] for part in split]) for split in parts])
     return {**said, "auc_deviation": spread, "auc_by_split": by_split}
 
 
@@ -88,6 +112,8 @@ def table(params: Params, runs: dict[str, Runs], of: str) -> dict[str, Any]:
 
 def markdown(found: dict[str, Any], of: str) -> str:
     header = ["method", *(text for world in WORLDS for text in (f"{world} AUC", f"`{of}` minus it, {world}"))]
+    rules = {key: title for key, title in BY_RULE.items() if any(key in row for row in found["open"].values())}
+    header += [f"open AUC {title}" for title in rules.values()]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for name in dict.fromkeys(name for world in WORLDS for name in found[world]):
         cells = [f"`{name}`"]
@@ -96,6 +122,8 @@ def markdown(found: dict[str, Any], of: str) -> str:
             gain = row and row.get("difference")
             cells.append(f"{row['auc']:.1f} ± {row['auc_deviation']:.1f}" if row else "–")
             cells.append(f"{gain['auc']:+.1f} ({gain['low']:+.1f} to {gain['high']:+.1f})" if gain else "")
+        row = found["open"].get(name) or {}
+        cells += [f"{row[key]:.1f}" if key in row else "–" for key in rules]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -106,6 +134,9 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--methods", default=METHODS, help="methods or ablations of params.yaml")
+    parser.add_argument("--own", action="store_true", help="include the data set's own split")
+    parser.add_argument("--block-rate", type=float, default=1e-3, help="learning rate of fine-tuned blocks")
+    parser.add_argument("--block-epochs", type=int, help="epochs of methods with fine-tuned blocks")
     parser.add_argument("--of", default="dual", help="method that is compared with all others")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "duplex-splits")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -113,9 +144,11 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="write the table to this file, as in docs/results")
     wanted = parser.parse_args()
 
-    params, seeds = load_params(), [int(seed) for seed in wanted.seeds.split(",")]
-    datasets = [split_name(wanted.dataset, number) for number in range(1, wanted.splits + 1)]
-    runs = run_all(params, datasets, wanted.methods.split(","), seeds, wanted.folder)
+    names, seeds = wanted.methods.split(","), [int(seed) for seed in wanted.seeds.split(",")]
+    params = with_blocks(load_params(), names, wanted.block_rate, wanted.block_epochs)
+    own = [wanted.dataset] if wanted.own else []
+    datasets = own + [split_name(wanted.dataset, number) for number in range(1, wanted.splits + 1)]
+    runs = run_all(params, datasets, names, seeds, wanted.folder)
     found = table(params, runs, wanted.of)
     if wanted.json:
         emit({"dataset": wanted.dataset, "splits": wanted.splits, "seeds": seeds, "of": wanted.of, **found})

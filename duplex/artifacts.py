@@ -9,7 +9,7 @@ RESERVED = ("ablations", "inventory", "maps", "pages", "plan", "plots", "report"
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
-    """Return the folder of a run's training log. It is outside of `artifacts/`, where DVC would not look for it."""
+    """Return the folder of a run's training log, outside of `artifacts/`: DVC does not search `artifacts/` for logs."""
     return Path(log) / dataset / method / str(seed)
 
 

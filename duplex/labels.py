@@ -88,11 +88,11 @@ class LabelSpace:
         return len(self.states) * len(self.objects)
 
     def state_of(self, compositions: Ints) -> Ints:
-        """Return the state, a number, of each of the compositions."""
+        """Return the state index of each composition."""
         return compositions // len(self.objects)
 
     def object_of(self, compositions: Ints) -> Ints:
-        """Return the object, a number, of each of the compositions."""
+        """Return the object index of each composition."""
         return compositions % len(self.objects)
 
     def composition(self, states: Ints, objects: Ints) -> Ints:

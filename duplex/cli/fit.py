@@ -24,10 +24,11 @@ def fit(
     out: Annotated[Path | None, typer.Option(help="The model folder to write [SOURCE-model].")] = None,
     minutes: Annotated[float, typer.Option(help="Time for training, after the images are encoded.")] = MINUTES,
 ) -> None:
-    """Fit a model to labelled images: check, encode, train as much as validation says that it pays, export.
+    """Fit a model to labelled images and export it; no project is needed.
 
-    Needs no project. OUT.cache keeps features and training; a killed fit goes on, and corrected labels encode nothing
-    again. The numbers shown are measured before the chosen recipe is fitted once more, on all images.
+    Checks and encodes the images, then trains more and more of the model as long as validation AUC improves. OUT.cache
+    stores features and unfinished training: the same command resumes an interrupted fit, and no image is encoded again
+    after labels are corrected. The printed metrics are measured before the final fit, which uses all images.
     """
     from duplex.fitting.fit_folder import fit_folder
 
@@ -59,7 +60,9 @@ def update(
     """
     from duplex.errors import UsageError
     from duplex.fitting.update import update_model
+    from duplex.system.files import with_own_name
 
+    model = with_own_name(model)
     if in_place and out is not None:
         raise UsageError("--in-place and --out are both given; leave one out")
     place = model if in_place else out or model.with_name(f"{model.resolve().name}-updated")

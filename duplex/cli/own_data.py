@@ -44,7 +44,10 @@ def add(
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
     encoder: Annotated[
         str | None,
-        typer.Option(help=f"Frozen encoder [{ENCODER}]; tiny knows only the words of shapes. Of --features: or none."),
+        typer.Option(
+            help=f"Frozen encoder [{ENCODER}]; tiny has only the words of the data set shapes; none: with --features, "
+            "if their encoder is unknown."
+        ),
     ] = None,
     weights: Annotated[
         str | None, typer.Option(help="Weights of the encoder: a published tag, a file, or random:SEED for a trial.")

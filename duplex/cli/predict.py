@@ -28,7 +28,10 @@ FORMATS = ("table", "jsonl", "csv")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
 FIRST_BYTES = (b'{"image": "', ",".join(COLUMNS).encode())  # of jsonl and CSV answers
 SOME_UNREADABLE = 3  # exit code
-World = Annotated[str | None, typer.Option("--world", help="closed or open world; default: closed if calibrated.")]
+World = Annotated[
+    str | None,
+    typer.Option("--world", help="closed or open world; default: closed, or open if calibrated for open alone."),
+]
 Add = Annotated[list[str] | None, typer.Option(help="An additional candidate, such as 'rusty kettle'.")]
 Compositions = Annotated[Path | None, typer.Option(help="A CSV file of additional candidates: state,object.")]
 NewShare = Annotated[

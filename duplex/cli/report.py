@@ -22,7 +22,8 @@ Seed = Annotated[int | None, seed_option("Default: the first seed of run.seeds."
 def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", "-d", help="Write the page of this data set alone, from its best run.")
+        str | None,
+        typer.Option("--dataset", "-d", help="Instead of the report, write a page on the best run of this data set."),
     ] = None,
 ) -> None:
     """Write the report of all evaluated runs, or the page of one data set, and print its path.

@@ -31,7 +31,9 @@ def score(
     ],
     other: Annotated[Path | None, typer.Argument(help="Scores of a second method for the same images.")] = None,
     k: Annotated[list[int] | None, typer.Option("--k", help="k of top-k; repeatable; default: the file's k.")] = None,
-    protocol: Annotated[str, typer.Option(help="exact, or sampled: the 20-point sweep of published tables.")] = "exact",
+    protocol: Annotated[
+        str, typer.Option(help="Seen-unseen curve: exact, or sampled at about 20 biases, as in published tables.")
+    ] = "exact",
     rounds: Annotated[int, typer.Option(min=0, help="Bootstrap rounds; 0: intervals for AUC only.")] = 1000,
     seed: Annotated[int, seed_option("Seed of the bootstrap.", "--seed")] = 0,
     as_json: AsJson = False,
@@ -90,7 +92,7 @@ def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
 def _measure(
     scores: ScoreFile, ks: tuple[int, ...], rounds: int, seed: int
 ) -> tuple[TopCompetitors, list[dict[str, Any]]]:
-    """Read a file of scores; return its score statistics, and the metrics for each k."""
+    """Read a score file; return its score statistics, and one dict of top-k metrics per k in `ks`."""
     from duplex.evaluation.accumulator import ScoreAccumulator
     from duplex.evaluation.metrics import measure
 

@@ -36,7 +36,7 @@ def serve(
     compositions: Compositions = None,
     new_share: NewShare = None,
     device: Device = "auto",
-    max_megabytes: Annotated[int, typer.Option(min=1, help="Megabytes per request.")] = 32,
+    max_megabytes: Annotated[int, typer.Option(min=1, help="Largest request, in megabytes.")] = 32,
     max_images: Annotated[int, typer.Option(min=1, help="Number of images allowed in a request.")] = 32,
     workers: Annotated[
         int | None,

@@ -22,7 +22,8 @@ def suspects(
     method: Annotated[
         str,
         typer.Option(
-            "--method", help="Compare features of a trained run (run), or the labels of the nearest images (knn)."
+            "--method",
+            help="Judge labels by class means of a run's features (run), or by labels of the nearest images (knn).",
         ),
     ] = "run",
     run: Annotated[Path | None, typer.Option(help="Folder of the run; default: the best run of the data set.")] = None,

@@ -22,8 +22,12 @@ def tune(
         list[str], typer.Option(help="Setting and values to try, such as learning_rate=3e-4,1e-3; can be repeated.")
     ],
     methods: Annotated[str | None, typer.Option(help="Methods, comma-separated; default: run.methods.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set; default: the first of run.")] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, comma-separated, or a range; not those of the runs.")] = "100,101",
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", "-d", help="Data set; default: the first of run.datasets.")
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds, comma-separated, or a range such as 100-104; choose others than run.seeds.")
+    ] = "100,101",
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; default as for duplex sweep.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Write each method's best settings to params.yaml.")] = False,
     as_json: AsJson = False,

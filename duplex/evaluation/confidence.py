@@ -74,11 +74,16 @@ def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor)
 
 
 def fit_to(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
-    """Fit temperature and preference to labels `target` [N] by weighted likelihood.
+    """Fit the temperature and `preference`, the log-odds added to unseen pairs, by weighted maximum likelihood.
 
-    Newton's method with short steps from the best of several temperatures: scores that are far too sure give a loss
-    that is flat where a long step leads. No step may raise the loss.
-    `log_p` [N, C]: log probabilities in float64. Unless both seen and unseen images exist, the preference is 0.
+    log_p: log probabilities of the candidates [N, C], in float64.
+    target: column of each image's label [N].
+    seen: mask of the seen candidates [C].
+    new_share: expected share of images of unseen pairs; it sets the prior and the weights of the images.
+
+    The preference is 0 unless there are images of both seen and unseen pairs. Newton's method starts from the best of
+    several temperatures, and its steps are limited in length: the loss of overconfident scores is flat far from its
+    minimum, where a longer step could end. Steps that would raise the loss are halved.
     """
     start = Confidence(new_share=new_share)
     unseen, label = torch.from_numpy(~seen).double(), torch.as_tensor(target)

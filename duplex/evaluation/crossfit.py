@@ -36,10 +36,11 @@ class CrossFitGain:
 
 
 def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
-    """Return the sums [P] of won comparisons, in halves, over the images of each unseen pair.
+    """Return each unseen pair's points [P] in the comparisons of its images with all seen images.
 
-    `pair` [N_u]: number of each unseen image's pair, below `pairs`. The sums are whole numbers, hence exact:
-    `AUC = sum / (2 N_s N_u)`.
+    AUC compares each image of an unseen pair with each image of a seen pair: a win counts 2 points, a tie 1. All points
+    are whole numbers, hence exact, and `AUC = points.sum() / (2 N_s N_u)`.
+    `pair` [N_u]: index of each unseen image's pair, below `pairs`.
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)

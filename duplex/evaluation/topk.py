@@ -29,7 +29,7 @@ SEEN, INFEASIBLE = 0, -1  # group numbers; unseen buckets are 1, 2, ...
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Adjacent columns of one group in a score block with ordered columns."""
+    """A range of adjacent columns that belong to the same group, in a score block with reordered columns."""
 
     group: int
     span: slice  # in the ordered block

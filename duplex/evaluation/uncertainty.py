@@ -180,7 +180,7 @@ def everything(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
 
 
 def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """Draw as many runs, seen and unseen images as there are, with replacement."""
+    """Draw a bootstrap sample: indices of runs, of seen images and of unseen images, each as many as there are."""
     drawn, seen, unseen = (rng.integers(0, i.size, i.size) if i.size else i for i in everything(runs))
     return drawn, seen, unseen
 

@@ -164,7 +164,7 @@ def _check_shards(file: Any, path: Path, names: list[str]) -> None:
     """Check that the shards of a joined cache lie beside it and still have its identity and rows: one may have been
     extracted again."""
     if not all(file[name].is_virtual for name in names):
-        raise InvalidHDF5("it is partly a view of other files")
+        raise InvalidHDF5("only some of its data sets are views of shards; expected all or none")
     for name in names:
         for source in file[name].virtual_sources():
             if source.dset_name != name or Path(source.file_name).name != source.file_name or source.file_name == ".":

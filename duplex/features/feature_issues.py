@@ -29,7 +29,7 @@ def check_features(
     file = FeatureFile.open(path)
     if file.names is None and not is_table:
         raise UsageError(
-            f"{path} has no image names, and the images of a folder have no order that it could follow; save both: "
+            f"{path} has no image names, which are needed because images of a folder have no fixed order; save both: "
             "numpy.savez('X.npz', features=X, images=names)"
         )
     images = data.manifest["image"].tolist()

@@ -133,7 +133,7 @@ class PartialCache:
         return cls(path)
 
     def write(self, row: int, statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write rows of the named data sets, from row `row` on; they are finished after the next `commit`."""
+        """Write images from cache row `row` on; `values`: HDF5 data set -> rows. `commit` makes them final."""
         for name, block in values.items():
             data = np.ascontiguousarray(block, DATASETS[name][1]).tobytes()
             self._put(data, self._offset[name] + row * row_bytes(name, self._shape[name]))

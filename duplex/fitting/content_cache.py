@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -82,8 +82,13 @@ class ContentCache:
         images: sha256 of a content -> path below `root` of a file with it.
         max_bad: share of unreadable images above which `DuplexError` is raised.
         """
-        finished = [cache for cache in sorted(self.place.glob("*")) if (cache / FEATURES).is_file()]
-        caches = {cache: _read_contents(cache) for cache in finished}
+        caches = {}
+        for cache in sorted(self.place.glob("*")):
+            if (cache / FEATURES).is_file():
+                if (listed := _read_contents(cache)) is None:
+                    shutil.rmtree(cache)  # damaged: its images are encoded again
+                else:
+                    caches[cache] = listed
         for cache, contents in caches.items():
             if images.keys() <= set(contents):
                 return ContentFeatures(cache / FEATURES, {digest: row for row, digest in enumerate(contents)})
@@ -101,7 +106,7 @@ class ContentCache:
         folder = self.place / digest[:16]
         file = folder / FEATURES
         for other in self.place.glob("*"):
-            if other not in (folder, known):
+            if other not in (folder, known) and other.is_dir():
                 shutil.rmtree(other)  # of other contents, abandoned
         write_text(folder / CONTENTS, text)
         if known is not None and kept and not partial_path(file).exists():
@@ -116,7 +121,7 @@ class ContentCache:
             bits=self.encoder.bits,
             max_bad=max_bad,
         )
-        if known is not None:
+        if known not in (None, folder):
             shutil.rmtree(known)
         return ContentFeatures(file, {digest: row for row, digest in enumerate(wanted)})
 
@@ -140,20 +145,24 @@ class ContentCache:
                 cache.commit()
 
 
-def _read_contents(cache: Path) -> list[str]:
-    """Return the contents of a cache in the order of its rows; an empty list if they cannot be read."""
+def _read_contents(cache: Path) -> list[str] | None:
+    """Return the contents of a cache in the order of its rows; None if they are not those that it was made of."""
     try:
-        return (cache / CONTENTS).read_text(encoding="utf-8").split()
-    except OSError:
-        return []
+        text = (cache / CONTENTS).read_text(encoding="utf-8")
+        with open_cache(cache / FEATURES) as file:
+            made_of = read_identity(file).get("manifest")
+    except (OSError, ValueError, DuplexError):
+        return None
+    return text.split() if hashlib.sha256(text.encode()).hexdigest() == made_of else None
 
 
 @dataclass(frozen=True)
 class ContentFeatures:
-    """A finished cache and the row of each content."""
+    """A finished feature cache, and the cache row of each distinct image file, by sha256."""
 
     path: Path
     rows: Mapping[str, int]  # sha256 of an image file -> row
+    later_inputs: dict[int, np.ndarray] = field(default_factory=dict)  # number of blocks -> their inputs, of all rows
 
     @cached_property
     def stored(self) -> Features:
@@ -210,15 +219,19 @@ class ContentInputs:
 
     def _block_inputs(self, request: InputRequest, blocks: int) -> tuple[np.ndarray | DiskTokens, int]:
         """Return block inputs of all rows, and of how many blocks: of `blocks` if they fit into memory, so that no
-        epoch runs frozen blocks again; else as the cache holds them."""
-        path, stored = self.features.path, self.block_inputs
+        epoch runs frozen blocks again; else as the cache holds them. The last such inputs are kept in memory."""
+        path, stored, later = self.features.path, self.block_inputs, self.features.later_inputs
+        if blocks in later:
+            return later[blocks][self.rows], blocks
         tokens = read_tokens(path, "block_inputs", int(request.memory * 2**30))
         if tokens is None or blocks > stored:
             raise DuplexError(f"{path} holds the inputs of {stored} blocks, {blocks} are wanted; delete it")
         if isinstance(tokens, DiskTokens):
             return tokens.at(self.rows), stored
-        values = tokens[self.rows]
-        return (values if blocks == stored else self._advance(values, stored - blocks)), blocks
+        if blocks < stored:
+            later.clear()
+            tokens = later[blocks] = self._advance(tokens, stored - blocks)
+        return tokens[self.rows], blocks
 
     def _advance(self, values: np.ndarray, blocks: int) -> np.ndarray:
         """Return the outputs, in float16, of the first `blocks` cached blocks for their inputs [N, ...]."""

@@ -37,6 +37,7 @@ from duplex.fitting.labelled_folder import LabelledFolder, describe, read_labell
 from duplex.labels import World
 from duplex.library.climb import (
     Attempt,
+    BlockCost,
     Choice,
     Plan,
     Rung,
@@ -47,6 +48,7 @@ from duplex.library.climb import (
     finetuned_rungs,
     load_margins,
     plan,
+    report_damage,
     save_margins,
 )
 from duplex.library.fit import deterministic
@@ -63,7 +65,7 @@ from duplex.recognition.listed_answers import listed_answers
 from duplex.recognition.sources import TENSORS
 from duplex.recognition.trained import TrainedRun
 from duplex.report.own_page import OwnData, write_page
-from duplex.system.files import write_text
+from duplex.system.files import with_own_name, write_text
 from duplex.system.lock import sole_writer
 from duplex.training.calibration import Calibration
 from duplex.training.checkpoint import load_checkpoint, read_checkpoint, read_known_images
@@ -80,7 +82,6 @@ WIDE_TEXT = 512  # width of a text tower from which on several threads train its
 MINUTES = 10.0
 LARGEST_OPEN = 1 << 15  # pairs of states and objects up to which all of them are candidates
 SEED = 0
-FORMAT = "duplex-fit-1"
 Say = Callable[[str], None]
 
 
@@ -106,6 +107,7 @@ def fit_folder(
     """
     if not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; expected more than 0")
+    out = with_own_name(out)
     refuse_other_files(out)
     data = read_labelled_folder(source, images)
     describe(data, say)
@@ -255,9 +257,8 @@ class FolderFit:
         result, margins = files.root / "attempt.json", files.root / "margins.npz"
         if not result.is_file():
             self._train(rung, files, result, margins)
-        record = json.loads(result.read_text(encoding="utf-8"))
-        seconds_per_epoch = record.pop("seconds_per_epoch")
-        return Attempt(rung.name, load_margins(margins), **record, seconds_per_epoch=seconds_per_epoch)
+        with report_damage(files.root):
+            return Attempt(rung.name, load_margins(margins), **json.loads(result.read_text(encoding="utf-8")))
 
     def files(self, rung: Rung) -> RunPaths:
         """Return the places of a rung's files."""
@@ -293,9 +294,15 @@ class FolderFit:
             left = 60 * self.minutes - (time.monotonic() - began)
             epoch = self.attempt(prompts).seconds_per_epoch
             depth = self.inputs.block_inputs
-            made = plan(depth, lambda blocks: block_cost(self.tower, blocks, blocks), sizes, left, epoch)
+            made = plan(depth, self._block_cost, sizes, left, epoch)
             write_text(place, json.dumps(made.to_dict()) + "\n")
-        return Plan.from_dict(json.loads(place.read_text(encoding="utf-8")))
+        with report_damage(self.work):
+            return Plan.from_dict(json.loads(place.read_text(encoding="utf-8")))
+
+    def _block_cost(self, blocks: int) -> BlockCost:
+        """Time the last blocks on their own inputs, which are computed once from those of the cache."""
+        cost, cached = (block_cost(self.tower, blocks, of) for of in (blocks, self.inputs.block_inputs))
+        return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
 
     # -- the chosen rung ------------------------------------------------------------------------------------------
 
@@ -369,13 +376,13 @@ class FolderFit:
         """Return the content of fit.json, in which nothing depends on time."""
         counts = self.data.manifest["split"].value_counts()
         return {
-            "format": FORMAT,
             "encoder": self.choice.entry.model_dump(exclude_defaults=True),
             "counts": statistics(self.data.labels, self.data.manifest).to_dict(),
             "images": {split: int(count) for split, count in sorted(counts.items())},
             "rungs": list(choice.table),
             "chosen": choice.rung.name,
             "measured": measured,
+            "contents": sorted(self.data.digests),  # which an update does not count twice
         }
 
 

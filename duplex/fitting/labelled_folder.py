@@ -126,7 +126,7 @@ def require_splits(data: LabelledImages, source: Path) -> None:
 
 
 def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
-    """Say what the data are, and what was left out."""
+    """Report the numbers of images, labels and pairs, and what was left out, as lines of text to `say`."""
     labels = data.labels
     pairs = data.manifest[["state", "object"]].drop_duplicates()
     counts = data.manifest["split"].value_counts()

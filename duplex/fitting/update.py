@@ -43,7 +43,8 @@ from duplex.recognition.image_inputs import encode_files
 from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.sources import CONFIG, TENSORS
 from duplex.recognition.trained import ExportedModel
-from duplex.system.files import save_tensors
+from duplex.system.files import save_tensors, with_own_name
+from duplex.system.lock import sole_writer
 from duplex.training.checkpoint import digest, seal
 from duplex.training.known_images import KnownImages
 
@@ -79,8 +80,15 @@ def update_model(
     source: a folder `state/object/*.jpg`, or a table with the columns image, state and object.
     images: folder that a table's image paths start from.
     """
-    if out.resolve() != model.resolve():
-        refuse_other_files(out)
+    model, out = with_own_name(model), with_own_name(out)
+    read_fit(model)  # refuses other folders before anything is made
+    refuse_other_files(out)
+    lock = out.with_name(f"{out.name}.update")
+    with sole_writer(lock, "update", "or give this one another --out"):
+        return _update(model, source, out, images, device, say)
+
+
+def _update(model: Path, source: Path, out: Path, images: Path | None, device: str, say: Say) -> Path:
     recognizer = Recognizer.load(model, device=device, exact=True)
     trained = recognizer.trained
     if not isinstance(trained, ExportedModel):
@@ -100,7 +108,10 @@ def update_model(
 
 
 def read_images(recognizer: Recognizer, source: Path, images: Path | None, record: Mapping[str, Any]) -> NewImages:
-    """Read and encode the images to add. Raises `UsageError` for unreadable ones and for those added before."""
+    """Read and encode the images to add. Raises `UsageError` for unreadable ones and for those in the model already.
+
+    record: content of the model's fit.json.
+    """
     description = detect_source(source, None, images)
     try:
         frame = labelled_rows(description)
@@ -111,9 +122,12 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
         raise
     except DuplexError as error:
         raise UsageError(str(error)) from None
-    known = {digest for update in record.get("updates", []) for digest in update["contents"]}
+    known = {digest for part in (record, *record.get("updates", [])) for digest in part["contents"]}
     if again := [image for image, each in zip(frame["image"], digests, strict=True) if each in known]:
-        raise UsageError(f"{len(again)} images were added before, first {again[0]}; leave them out")
+        raise UsageError(
+            f"{len(again):,} of the {len(frame):,} images are in the model already, first {again[0]}, and would count "
+            "twice; leave them out, or run `duplex fit` with all images"
+        )
     paths = [description.root / image for image in frame["image"]]
     inputs = _encoded(recognizer, paths)
     blocks = recognizer.trained.finetuned

@@ -118,8 +118,11 @@ def marginal_log_likelihood(normal: NormalEquations, matrix: Tensor, right: Tens
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """Return the variance `v` of highest likelihood, to an eighth of a decade. With `1 / v` images, a seen pair's own
-    mean weighs as much as the fit."""
+    """Return the interaction variance `v` of highest marginal likelihood, among powers `10^(k/8)`.
+
+    A seen pair's prototype is a weighted mean of the pair's mean feature and the prediction `mu + a_m + b_n`; both
+    weigh the same for a pair with `1 / v` images.
+    """
     heights = {float(e): log_likelihood(seen, 10.0**e, ridge) for e in range(-4, 2)}  # whole decades, then halves
     step = 0.5
     while step > 0.1:

@@ -150,7 +150,10 @@ class Codebook(nn.Module):
         return lambda z, scale: scale * (z @ rows.T)
 
     def _logits_in_blocks(self, candidates: Ints) -> Logits:
-        """Return a function for logits whose prototypes are computed per call, in blocks."""
+        """Return a function `(features, scale) -> logits` that computes the candidates' prototypes at each call.
+
+        It computes them block by block, because all of them at once would take too much memory.
+        """
 
         def logits(z: Tensor, scale: float) -> Tensor:
             blocks = (candidates[first : first + BLOCK] for first in range(0, len(candidates), BLOCK))

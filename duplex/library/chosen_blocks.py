@@ -100,7 +100,8 @@ class ChosenBlocks:
                 epoch,
             )
             write_text(place, json.dumps(made.to_dict()) + "\n")
-        return Plan.from_dict(json.loads(place.read_text(encoding="utf-8")))
+        with report_damage(self.work):
+            return Plan.from_dict(json.loads(place.read_text(encoding="utf-8")))
 
     def _files(self, rung: Rung) -> RunPaths:
         tuned = None if rung.spec.finetune is None else rung.spec.finetune.to_dict()
@@ -123,18 +124,23 @@ class ChosenBlocks:
             }
             write_text(result, json.dumps(record) + "\n")
             files.unfinished_training.unlink(missing_ok=True)
-        return Attempt(rung.name, load_margins(margins), **json.loads(result.read_text(encoding="utf-8")))
+        with report_damage(files.root):
+            return Attempt(rung.name, load_margins(margins), **json.loads(result.read_text(encoding="utf-8")))
 
     def _load(self, rung: Rung) -> Run:
-        """Return the finished run of a rung from its files, the same whether it was trained by this process or not."""
+        """Read the finished run of a training recipe (a `Rung`) from its files.
+
+        Files are read even if this process trained the run, so that an interrupted choice gives the same result.
+        """
         files, inputs = self._files(rung), self.read(rung.spec.request)
         header = read_checkpoint(files.checkpoint)
         method = load_checkpoint(header, inputs.task(), inputs.encoder).to(self.device)
-        rows = pd.read_csv(files.history).to_dict("records")
-        history = [
-            {str(name): int(value) if name == "epoch" else float(value) for name, value in row.items()} for row in rows
-        ]
-        timing = json.loads(files.timing.read_text(encoding="utf-8"))
+        with report_damage(files.root):
+            rows = pd.read_csv(files.history).to_dict("records")
+            history = [
+                {str(name): int(value) if name == "epoch" else float(value) for name, value in row.items()} for row in rows
+            ]
+            timing = json.loads(files.timing.read_text(encoding="utf-8"))
         record = replace(header.record, known_images=read_known_images(header, self.device))
         result = TrainingResult(record.epoch, record.val_auc, history, timing, record.selected_by)
         return Run(self.spec.name, method, record, rung.spec.training, result)

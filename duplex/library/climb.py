@@ -1,26 +1,29 @@
 """Choose by validation how much to train: nothing, prompts, then one, two, four … fine-tuned blocks of the image tower.
 
-Rungs are tried from the cheapest to the dearest. A dearer one is adopted if its validation AUC exceeds that of the best
-cheaper one by more than a standard error of the difference,
+A training recipe is called a rung, and the search over rungs a climb. Rungs are trained in order of cost, the cheapest
+first. A rung replaces the best one so far if its validation AUC is higher by more than the standard error of the
+difference,
 
-    AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images,
+    AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
 
-and the climb ends after two numbers of blocks in a row that are not adopted: validation says that more does not pay.
-Rates are tried at the smallest number of blocks, the lowest first, and a higher one is taken by the same rule; deeper
-rungs use the one that was taken.
+The climb ends when two numbers of blocks in a row bring no such gain. Several learning rates are tried at the smallest
+number of blocks, the lowest first; a higher rate is chosen by the same rule, and all larger numbers of blocks use the
+chosen rate.
 
-Decisions do not depend on the clock: `plan` fixes beforehand, from timed steps, which rungs fit into the time and the
-disk, and callers store it, so that a killed climb continues to the same choice.
+The choice does not depend on the clock: before any block is fine-tuned, `plan` times a few steps and lists the rungs
+that fit into the time limit and the disk space. Callers store this plan, so that a resumed climb makes the same choice.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -223,6 +226,7 @@ class BlockCost:
 
     train: float  # forward and backward
     forward: float
+    inputs: float = 0.0  # once, before the first epoch: the blocks' inputs from those of more blocks, which are cached
 
 
 def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
@@ -303,7 +307,7 @@ def plan(
         for place, blocks in enumerate(depths):
             each = costs[blocks]
             epoch = epoch_seconds + sizes.train * (each.train + each.forward) + sizes.val * each.forward
-            total += EPOCHS * epoch * (tried if place == 0 else 1)
+            total += EPOCHS * epoch * (tried if place == 0 else 1) + sizes.final * each.inputs
         last, share = costs[depths[-1]], sizes.final / max(1, sizes.train)
         return total + EPOCHS * (share * epoch_seconds + sizes.final * (last.train + last.forward))
 
@@ -325,6 +329,17 @@ def _climbs(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], 
     if len(depths) > 2:
         climbs += [((depths[0], depths[-1]), rates), ((depths[0], depths[-1]), 1)]
     return [*climbs, (depths[-1:], 1)]
+
+
+@contextmanager
+def report_damage(folder: Path) -> Iterator[None]:
+    """Raise `DuplexError` for any error of reading, in the `with` block, files of finished rungs in `folder`."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, BadZipFile) as error:
+        raise DuplexError(
+            f"{folder} has a damaged file ({error}); delete the folder and run the same command again"
+        ) from error
 
 
 def load_margins(path: Path) -> Margins:

@@ -64,7 +64,7 @@ class Inspectable:
 
 
 def inspect_paths(paths: Paths) -> Inspectable:
-    """Return functions for features, semantic prototypes and, with three paths, factors of a prompt method."""
+    """Return the `Inspectable` of a prompt method: its features, semantic prototypes and, with three paths, factors."""
 
     factors = paths.factors
     return Inspectable(

@@ -35,7 +35,11 @@ INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
-    """Options of `kind: closed_form`; the defaults multiply three trained paths by the closed form."""
+    """Options of `kind: closed_form`.
+
+    By default the prompts of compositions, states and objects are trained, and the score multiplies their
+    probabilities by that of the closed form, `p(c^t|x) p(s|x) p(o|x) p_g(c|x)`, with powers chosen by validation.
+    """
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")
     inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")

@@ -101,7 +101,11 @@ class ProductMethod(Method[ProductOptions]):
         return named_terms
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], Iterator[tuple[str, Tensor]]]:
-        """Return a function that yields each method's name and `sum_k log p_k / T_k` [B, C] over its members."""
+        """Return a function from inputs to an iterator over the methods in `of`: the method's name and its log score.
+
+        The log score [B, C] is `sum_k log p_k / T_k` over the method's trained runs k: `p_k` are the run's
+        probabilities of the candidates, `T_k` is its temperature.
+        """
         members = [(m["method"], method.eval()) for m, method in zip(self.options.members, self.members, strict=True)]
         scorers = [method.scorer(candidates) for _, method in members]
 

@@ -62,7 +62,7 @@ def method_source(kind: str) -> EntryPoint:
 
 @contextmanager
 def report_exits(kind: str) -> Iterator[None]:
-    """Context manager: raise `DuplexError`, naming the kind, if a method's code exits."""
+    """Context manager: raise `DuplexError` with the method's `kind` if code in the block calls `sys.exit()`."""
     try:
         yield
     except (Exception, KeyboardInterrupt, GeneratorExit):

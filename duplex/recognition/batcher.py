@@ -35,7 +35,7 @@ class Batcher:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Send batches to the workers inside the block, at whose end every image in progress is answered first."""
+        """Context manager: send batches to the workers; at the end of the block, wait for all images in progress."""
         tasks = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
         yield
         if self._in_progress:

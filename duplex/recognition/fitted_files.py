@@ -1,6 +1,6 @@
 """Files that `duplex fit` adds to an exported model: the table of the climb, and statistics for `duplex update`.
 
-fit.json                  choice, table of rungs, numbers measured before the final fit, data
+fit.json                  choice, table of rungs, numbers measured before the final fit, data, digests of the images
 statistics.safetensors    counts and sums of the features of all labelled images, by pair; their second moment
 """
 
@@ -18,27 +18,33 @@ from torch import Tensor
 from duplex.errors import UsageError
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.gaussian_prototypes import FitSettings, FittedStatistics
-from duplex.system.files import save_tensors
-from duplex.training.checkpoint import digest
+from duplex.system.files import require_file, save_tensors
+from duplex.training.checkpoint import digest, seal
 
 FIT, STATISTICS = "fit.json", "statistics.safetensors"
-FORMAT = "duplex-statistics-1"
+FIT_FORMAT, FORMAT = "duplex-fit-2", "duplex-statistics-1"
 FIELDS = ("pairs", "counts", "sums", "moment")
 
 
 def write_fit(folder: Path, record: Mapping[str, Any]) -> None:
     """Write the record of a fit; equal fits give equal bytes."""
-    text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+    text = json.dumps(seal({"format": FIT_FORMAT, **record}), ensure_ascii=False, indent=1) + "\n"
     (folder / FIT).write_text(text, encoding="utf-8")
 
 
 def read_fit(folder: Path) -> dict[str, Any]:
-    """Read the record of a fit; raise `UsageError` if the folder was not made by `duplex fit`."""
+    """Read the record of a fit; raise `UsageError` if the folder was not made by `duplex fit`, or was changed."""
+    path = folder / FIT
     try:
-        record = json.loads((folder / FIT).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        require_file(path)
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{folder} has no readable {FIT}; expected a folder that `duplex fit` wrote") from error
-    return dict(record)
+    if not isinstance(record, dict) or record.get("format") != FIT_FORMAT:
+        raise UsageError(f"{path} is not of this version ({FIT_FORMAT}); run `duplex fit` again")
+    if record.get("checksum") != seal(record)["checksum"]:
+        raise UsageError(f"{path} is damaged: its numbers or contents were changed; run `duplex fit` again")
+    return record
 
 
 def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
@@ -59,6 +65,7 @@ def read_statistics(folder: Path, model: Mapping[str, Tensor]) -> FittedStatisti
     """Read the statistics of a model; raise `UsageError` if there are none, or if they are of another model."""
     path = folder / STATISTICS
     try:
+        require_file(path)
         with safe_open(path, "pt") as file:
             record = json.loads(file.metadata()["duplex"])
             tensors = {name: file.get_tensor(name) for name in FIELDS}

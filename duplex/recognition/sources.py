@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from duplex.errors import DuplexError, UsageError
 from duplex.recognition.trained import ExportedModel, TrainedModel, TrainedRun
+from duplex.system.files import require_file
 from duplex.training.checkpoint import digest, seal
 
 HUB = "hf-hub:"
@@ -49,6 +50,7 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
     if config != seal(config):
         raise UsageError(f"{folder / CONFIG} is damaged: its labels or calibration were changed; export the run again")
     try:
+        require_file(folder / TENSORS)
         tensors = load_file(folder / TENSORS)
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{folder / TENSORS} cannot be read ({error}); export the run again") from error
@@ -63,6 +65,7 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
 def read_config(path: Path) -> dict[str, Any]:
     """Return the content of an export's config.json; raise `UsageError` for any other file."""
     try:
+        require_file(path)
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read ({error}); export the run again") from error

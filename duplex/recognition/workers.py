@@ -64,7 +64,7 @@ def worker_died(worker: WorkerProcess) -> ProcessFailed:
 
 
 class BatchAnswerer:
-    """Answer batches of image files; created in the worker process."""
+    """Callable that recognises the images of a batch of requests; created in the worker process."""
 
     def __init__(self, load: Callable[[], Recognizer], world: World | None, max_pixels: int, threads: int) -> None:
         torch.set_num_threads(threads)

@@ -215,7 +215,7 @@ def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
 
 
 def text_blocks(context: RetrievalContext, file: str) -> Texts:
-    """Return each test image's nearest texts and a table of how often they are right, which cites `file`."""
+    """Return each test image's nearest composition texts, and report blocks on their accuracy, citing `file`."""
     nearest_three = nearest_texts(context)
     if nearest_three is None:
         return Texts()

@@ -46,6 +46,6 @@ def _numbers(run: RunRecord, world: World) -> dict[str, Any]:
 
 
 def _seconds(run: RunRecord) -> float | None:
-    """Return the time that training took; None if the files of the run do not tell."""
+    """Return the training time in seconds; None if the run's files do not record it."""
     per_epoch = run.timing.get("seconds_per_epoch")
     return None if run.history is None or per_epoch is None else per_epoch * (len(run.history) - 1)

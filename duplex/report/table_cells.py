@@ -48,7 +48,10 @@ def metric_cells(values: Tree, place: Sequence[str], metrics: Sequence[tuple[str
 
 
 def interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
-    """Return a table cell of the 95 % interval of AUC in `values`, at `place`."""
+    """Return a table cell with the 95 % interval of AUC: `auc_low` and `auc_high` of `values`.
+
+    `place`: file and keys of `values`, which the cell cites as the source of its numbers.
+    """
     low, high = values.get("auc_low"), values.get("auc_high")
     if low is None or high is None:
         return TableCell(MISSING)

@@ -169,9 +169,10 @@ def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> s
 
 
 def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[str]:
-    """Return the stages to commit: `train` and `evaluate` as a whole if no other instance of them has changed.
+    """Return the stages to commit to DVC after `tasks`: `plan`, and the stages of each run or of all runs together.
 
-    DVC then writes dvc.lock once instead of once per stage.
+    The names `train` and `evaluate` replace those of single runs (`train@DATASET-METHOD-SEED`) if no other run has
+    changed: DVC then writes dvc.lock once instead of once per stage.
     """
     stages = list(dict.fromkeys(task.run.stage(stage) for stage in STAGES for task in tasks))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
@@ -256,10 +257,11 @@ def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths:
     earlier = [f"{stage}@{name}" for name in datasets for stage in ("prepare", "extract")]
     products = ["product"] if params.run.products else []
     changed = repo.changed(["plan", *earlier, *STAGES, *products])
-    for name in earlier:
-        if name in changed:
+    for name in datasets:
+        differing = [stage for stage in (f"prepare@{name}", f"extract@{name}") if stage in changed]
+        if differing:
             raise DuplexError(
-                f"{name} differs from dvc.lock; run `dvc repro {name}` to repeat it, or `dvc commit {name}` to keep "
-                "the files as they are"
+                f"dvc.lock does not have the files of {' and '.join(differing)}; run `dvc repro extract@{name}` to make "
+                f"them again, or `dvc commit -f {' '.join(differing)}` to keep them as they are"
             )
     return changed

@@ -49,7 +49,9 @@ def best_run(
         if worlds if world is None else world in worlds:
             candidates.append(((world or "closed") in worlds, SavedRun(RunPaths(checkpoint.parent), record.val_auc)))
     if not candidates:
-        raise UsageError(f"{root} has no trained run for this; run `dvc repro`, or {hint}")
+        raise UsageError(
+            f"{root}/{dataset} has no trained run calibrated for {world or 'any'} world; run `dvc repro`, or {hint}"
+        )
     return max(candidates, key=lambda candidate: (candidate[0], candidate[1].val_auc))[1]
 
 

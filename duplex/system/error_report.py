@@ -1,11 +1,12 @@
 """Report errors of commands and scripts as one line on stderr and an exit code.
 
 `DUPLEX_DEBUG=1` adds the traceback. Exit codes: 0 success, 1 failure, 2 bad usage, 130 stopped by Ctrl-C, 143 stopped
-by SIGTERM, 141 closed pipe.
+by SIGTERM, 129 by SIGHUP (a closed terminal), 141 closed pipe.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from types import FrameType
 from duplex.errors import DuplexError
 from duplex.system.allocator import keep_freed_memory
 from duplex.system.files import os_reason
+from duplex.system.streams import open_closed_streams
 from duplex.system.terminal import visible
 
 DEBUG = "DUPLEX_DEBUG"
@@ -27,11 +29,16 @@ STOPPED = "stopped; the same command resumes the work"
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised when SIGTERM is received; handled like Ctrl-C, so that scratch files are removed."""
+    """Raised when SIGTERM or SIGHUP is received; handled like Ctrl-C, so that scratch files are removed."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__()
+        self.number = number  # of the signal
 
 
 def run_command(work: Callable[[], object]) -> None:
     """Call `work()`; for an error that a user can fix, print one line and exit with its code."""
+    open_closed_streams()
     keep_freed_memory()
     with report_errors():
         work()
@@ -40,28 +47,25 @@ def run_command(work: Callable[[], object]) -> None:
 @contextmanager
 def report_errors() -> Iterator[None]:
     """For an error in the `with` block that a user can fix, print one line and exit; let other exceptions through."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _raise_terminated)
+    _catch_signals()
     try:
         yield
         sys.stdout.flush()
     except DuplexError as error:
         _exit(str(error), error.exit_code)
-    except Terminated:
-        _exit(STOPPED, 128 + signal.SIGTERM)
+    except Terminated as error:
+        _exit(STOPPED, 128 + error.number)
     except KeyboardInterrupt:
         _exit(STOPPED, 128 + signal.SIGINT)
     except BrokenPipeError:  # the reader is gone: there is nothing to report, nor to flush at exit
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(BROKEN_PIPE_EXIT)
     except MemoryError:
         _exit(NO_MEMORY, 1)
     except RecursionError:
         _exit("the input is nested too deeply to be read", 1)
     except OSError as error:
-        file = f"{error.filename}: " if error.filename is not None else ""
-        _exit(f"{file}{os_reason(error)}; fix that and run the same command again", 1)
+        _exit(_describe(error), 1)
     except RuntimeError as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's: recognised without importing it
             _exit("the GPU's memory is full; use a smaller batch_size or set device to cpu", 1)
@@ -72,6 +76,20 @@ def report_errors() -> Iterator[None]:
         raise
 
 
+def _describe(error: OSError) -> str:
+    if error.errno == errno.EBADF and error.filename is None:
+        _discard_output()
+        return "stdout is closed, so the output is lost; run the command again with stdout open"
+    file = f"{error.filename}: " if error.filename is not None else ""
+    return f"{file}{os_reason(error)}; fix that and run the same command again"
+
+
+def _discard_output() -> None:
+    """Send what is left in stdout's buffer to /dev/null: Python would try again at exit, and report the failure."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _exit(message: str, code: int) -> None:
     if os.environ.get(DEBUG):
         traceback.print_exc()
@@ -80,5 +98,13 @@ def _exit(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _raise_terminated(_number: int, _frame: FrameType | None) -> None:
-    raise Terminated
+def _catch_signals() -> None:
+    """Raise `Terminated` for SIGTERM and SIGHUP, unless the caller handles or, as `nohup` does, ignores them."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, _raise_terminated)
+
+
+def _raise_terminated(number: int, _frame: FrameType | None) -> None:
+    raise Terminated(number)

@@ -152,6 +152,17 @@ def kind_of_path(path: Path) -> str:
     return "a file" if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
 
 
+def require_file(path: Path) -> None:
+    """Raise `OSError` if a folder, a device or a pipe lies at `path`: opening a pipe would wait for a writer."""
+    if (kind := kind_of_path(path)) not in ("a file", "missing"):
+        raise OSError(f"it is {kind}, not a file")
+
+
+def with_own_name(path: Path) -> Path:
+    """Return `path` with a name as its last part: `.` and `..` as absolute paths, others unchanged."""
+    return path if path.name not in ("", "..") else Path(os.path.abspath(path))
+
+
 def sha256(path: Path) -> str:
     """Return the sha256 of a file as hexadecimal text."""
     digest = hashlib.sha256()

@@ -1,7 +1,7 @@
 """Worker processes that each create one callable object and call it.
 
 Each is a `ProcessPoolExecutor` of its own: a pool of several processes is lost when one of them dies. The children
-ignore Ctrl-C and SIGTERM, which their parent handles, and exit when it does.
+ignore Ctrl-C, SIGTERM and SIGHUP, which their parent handles, and exit when it does.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _object: Callable[..., Any] | None = None
 
 def _initialize(environment: dict[str, str], create: bytes) -> None:
     global _create  # noqa: PLW0603
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ.update(environment)

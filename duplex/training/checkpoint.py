@@ -167,7 +167,10 @@ def read_checkpoint(path: Path) -> CheckpointHeader:
 
 
 def read_known_images(header: CheckpointHeader, device: torch.device) -> KnownImages | None:
-    """Read from a checkpoint what tells known images from others: means and a threshold; None if it has none."""
+    """Read the pair means, covariance whitening and distance threshold by which unfamiliar images are detected.
+
+    Returns None for a checkpoint without them.
+    """
     if not header.metadata.get("known_images"):
         return None
     with safe_open(header.path, "pt") as file:

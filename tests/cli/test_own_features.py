@@ -133,7 +133,7 @@ def test_files_that_do_not_fit_are_one_line(project: Path, command: Command, tab
         (["table.csv", "--features", "absent.npy"], "absent.npy does not exist"),
         (["table.csv", "--encoder", "none"], "--encoder none is for --features"),
         (["table.csv", "--features", "X.npy", "--encoder", "none", "--weights", "openai"], "without --weights"),
-        (["pictures", "--features", "X.npy"], "no order that it could follow"),
+        (["pictures", "--features", "X.npy"], "images of a folder have no fixed order"),
     ],
 )
 def test_encoders_and_folders_that_do_not_fit_are_one_line(

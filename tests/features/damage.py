@@ -98,7 +98,7 @@ LAYOUT: dict[str, tuple[Change, str]] = {
         instead("cls", lambda f: f.create_dataset("cls", (12, 128), "f2", external=[("/etc/passwd", 0, 12 * 128 * 2)])),
         ELSEWHERE,
     ),
-    "a partial view": (view("gone.h5", "cls"), "it is partly a view of other files"),
+    "a partial view": (view("gone.h5", "cls"), "only some of its data sets are views of shards; expected all or none"),
     "a view of itself": (view("features.h5", "cls", "status"), ELSEWHERE),
     "a view of another folder": (
         view("../../whole.h5", "cls", "status"),

@@ -101,6 +101,9 @@ def test_inputs_of_fewer_blocks_are_those_of_a_cache_of_so_many(root, tmp_path):
     _, tokens = plain(tmp_path, root, images, 2)
     assert run.encoder["block_inputs"] == "2"
     np.testing.assert_allclose(run.examples["train"].inputs["block_inputs"].numpy(), tokens, atol=2e-2)
+    backwards = replace(inputs, rows=inputs.rows[::-1]).read(request)  # from what the first reading left in memory
+    twins = [each.examples["train"].inputs["block_inputs"].numpy() for each in (run, backwards)]
+    np.testing.assert_array_equal(twins[0], twins[1][::-1])
     deeper = inputs.read(replace(request, finetune=FinetuneOptions(blocks=4)))
     assert deeper.encoder["block_inputs"] == "4"
     blocks = run.make_blocks(), deeper.make_blocks()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from duplex.layers.gaussian_prototypes import ClosedForm, GroupPosterior
 from duplex.layers.prompt_paths import word_vectors
 from duplex.recognition.fitted_files import STATISTICS, read_fit, read_statistics
 from duplex.recognition.trained import ExportedModel
+from duplex.system.lock import sole_writer
 from tests.fitting.test_fit_folder import only_the_first
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.subprocesses import duplex
@@ -133,7 +136,7 @@ def test_updates_in_place_add_up(model, further, tmp_path):
     counts = read_statistics(out, load_file(out / "model.safetensors")).statistics.counts
     before = read_statistics(model, load_file(model / "model.safetensors")).statistics.counts
     assert counts.sum() == before.sum() + 12
-    with pytest.raises(UsageError, match="2 images were added before"):
+    with pytest.raises(UsageError, match="2 of the 2 images are in the model already"):
         update_model(out, more, out, say=lambda _: None)
 
 
@@ -171,13 +174,90 @@ def test_only_images_enter_the_distance_from_known_ones(model, further, tmp_path
     assert all(nearer)
 
 
+def test_an_image_of_the_fit_is_not_counted_twice(model, drawn, tmp_path):
+    """A user who adds new images to the same folder would otherwise double the old ones."""
+    with pytest.raises(UsageError, match=r"are in the model already, first .*; leave them out"):
+        update_model(model, drawn, tmp_path / "out", say=lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_updates_in_place_do_not_lose_one(model, further, tmp_path):
+    place = shutil.copytree(model, tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    with sole_writer(tmp_path / "model.update", "update"):
+        done = duplex("update", place, further, "--in-place")
+    assert done.returncode == 1
+    assert "another update" in done.stderr
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+
+
+def test_a_model_in_the_current_folder_is_updated_there(model, further, tmp_path, monkeypatch):
+    place = shutil.copytree(model, tmp_path / "model")
+    monkeypatch.chdir(place)
+    assert duplex("update", ".", further).returncode == 0
+    assert len(read_fit(tmp_path / "model-updated")["updates"]) == 1
+    assert duplex("update", ".", further, "--in-place").returncode == 0
+    assert len(read_fit(place)["updates"]) == 1
+
+
+def other_files(place: Path) -> None:
+    (place / "note.txt").write_text("mine")
+
+
+def fit_as_pipe(place: Path) -> None:
+    (place / "fit.json").unlink()
+    os.mkfifo(place / "fit.json")
+
+
+def tensors_as_pipe(place: Path) -> None:
+    (place / "model.safetensors").unlink()
+    os.mkfifo(place / "model.safetensors")
+
+
+def statistics_as_pipe(place: Path) -> None:
+    (place / STATISTICS).unlink()
+    os.mkfifo(place / STATISTICS)
+
+
+def rewrite_fit(content: object):
+    def change(place: Path) -> None:
+        record = read_fit(place)
+        (place / "fit.json").write_text(json.dumps(content(record) if callable(content) else content))
+
+    return change
+
+
+SPOILED = {
+    "a list": (rewrite_fit([]), "is not of this version"),
+    "an empty record": (rewrite_fit({}), "is not of this version"),
+    "other updates": (rewrite_fit(lambda record: {**record, "updates": 3}), "is damaged"),
+    "other metrics": (rewrite_fit(lambda record: {**record, "measured": {"metrics": None}}), "is damaged"),
+    "nothing but brackets": (lambda place: (place / "fit.json").write_text("[" * 100_000), "has no readable"),
+    "a pipe for the fit": (fit_as_pipe, "has no readable"),
+    "a pipe for the tensors": (tensors_as_pipe, "it is a device or a pipe"),
+    "a pipe for the statistics": (statistics_as_pipe, "cannot be read"),
+    "a user's file": (other_files, "holds other files"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_spoiled_model_is_refused_before_images_are_encoded(model, further, tmp_path, monkeypatch, case):
+    def encode(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("duplex.fitting.update.encode_files", encode)
+    place = shutil.copytree(model, tmp_path / "model")
+    spoil, expected = SPOILED[case]
+    spoil(place)
+    with pytest.raises(UsageError, match=expected):
+        update_model(place, further, place, say=lambda _: None)
+
+
 BAD = ["run", "version", "statistics", "unreadable", "words"]
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, tmp_path, case):
-    import shutil
-
     place = shutil.copytree(model, tmp_path / "model")
     expected = {
         "run": "only models of `duplex fit` can be updated",

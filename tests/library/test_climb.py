@@ -116,7 +116,7 @@ def test_the_first_rung_is_adopted_whatever_its_result():
     assert climb([[Rung("nothing", SPEC)]], attempt).rung.name == "nothing"
 
 
-COST = {blocks: BlockCost(0.01 * blocks, 0.002 * blocks) for blocks in DEPTHS}
+COST = {blocks: BlockCost(0.01 * blocks, 0.002 * blocks, 0.01 / blocks) for blocks in DEPTHS}
 SIZES = Sizes(train=400, val=100, final=600)
 
 
@@ -124,6 +124,7 @@ def seconds(depths: tuple[int, ...], rates: int, epoch: float = 1.0) -> float:
     """The naive prediction: every epoch of every rung, then those of the final fit, one at a time."""
     total = 0.0
     for place, blocks in enumerate(depths):
+        total += 600 * COST[blocks].inputs
         for _ in range(rates if place == 0 else 1):
             for _ in range(EPOCHS):
                 total += epoch + 400 * (COST[blocks].train + COST[blocks].forward) + 100 * COST[blocks].forward

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from PIL import Image
 
 pytest.importorskip("fastapi")
 
@@ -82,6 +83,21 @@ def test_a_bad_file_is_reported(page, tmp_path):
     assert cards(page)[0]["bad"] == "This file cannot be used: not an image."
     assert page.run("document.querySelector('.name').textContent") == "<b>bad.jpg"
     assert page.run("document.querySelector('.name b')") is None
+
+
+def test_an_image_of_something_else_is_marked(trained, page, tmp_path):
+    from duplex import Recognizer
+
+    blank = tmp_path / "blank.png"
+    Image.new("RGB", (64, 64), "white").save(blank)
+    images = [blank, *trained.images()[:3]]
+    answers = Recognizer.load(trained.run(), device="cpu")(images)
+    assert not answers[0].known and any(answer.known for answer in answers)
+    upload(page, images)
+    wait_until(lambda: len(cards(page)) == 4 and all(card["loaded"] for card in cards(page)))
+    script = "[...document.querySelectorAll('article')].map(one => !!one.querySelector('.unknown'))"
+    marked = json.loads(page.run(f"JSON.stringify({script})"))
+    assert marked == [not answer.known for answer in answers]
 
 
 def test_twenty_files_are_answered(trained, page, tmp_path):

@@ -284,7 +284,7 @@ def test_dvc_repro_runs_no_stage_of_a_finished_sweep(project, monkeypatch):
     stale = start()
     _, err = stale.communicate()
     assert stale.returncode == 1
-    assert "`dvc commit prepare@own` to keep the files as they are" in err
+    assert "`dvc commit -f prepare@own` to keep them as they are" in err
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ def raising(error: BaseException) -> Callable[[], None]:
         (UsageError("no such name"), 2, "no such name"),
         (KeyboardInterrupt(), 130, "stopped"),
         (Terminated(), 143, "stopped"),
+        (Terminated(signal.SIGHUP), 129, "stopped"),
         (MemoryError(), 1, "not enough memory"),
         (torch.OutOfMemoryError("CUDA out of memory."), 1, "the GPU's memory is full"),
         (RecursionError(), 1, "nested too deeply"),
@@ -94,7 +95,7 @@ run_command(work)
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_stops_a_script_with_one_line(number: signal.Signals, code: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", WAITING], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -104,6 +105,55 @@ def test_a_signal_stops_a_script_with_one_line(number: signal.Signals, code: int
     _, err = process.communicate(timeout=30)
     assert process.returncode == code
     assert err == "duplex: stopped; the same command resumes the work\n"
+
+
+def test_nohup_keeps_its_effect() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING.replace("60", "1")],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # noqa: PLW1509
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=30)[1] == ""
+    assert process.returncode == 0
+
+
+CLOSED = """
+import os, sys
+from duplex.system.error_report import run_command
+def work():
+    with open(sys.argv[1], "w") as file:
+        os.write(2, b"a message of a C library")
+        file.write("content")
+    sys.stderr.write("progress")
+    sys.stdin.read()
+    if len(sys.argv) > 2:
+        print("results")
+run_command(work)
+"""
+
+
+def test_closed_streams_are_neither_files_nor_a_traceback(tmp_path: Path) -> None:
+    """A daemon closes all three: the first file that is opened would be stderr."""
+    command = f'exec "{sys.executable}" -c "$0" "$1" <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", command, CLOSED, tmp_path / "file"], env=ENVIRONMENT, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "file").read_text() == "content"
+
+
+def test_output_to_a_closed_stdout_is_an_error_of_one_line(tmp_path: Path) -> None:
+    command = f'exec "{sys.executable}" -c "$0" "$1" "$1" </dev/null >&-'
+    done = subprocess.run(
+        ["sh", "-c", command, CLOSED, tmp_path / "file"], env=ENVIRONMENT, stderr=subprocess.PIPE, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.decode().removeprefix("a message of a C libraryprogress") == (
+        "duplex: stdout is closed, so the output is lost; run the command again with stdout open\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""Standard streams that the caller closed, as daemons and `>&-` do."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+STREAMS = (  # name, mode, flags with which /dev/null takes the place of a closed one
+    ("stdin", "r", os.O_RDONLY),
+    ("stdout", "w", os.O_RDONLY),  # so that writing fails: results are not lost in silence
+    ("stderr", "w", os.O_WRONLY),
+)
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null in place of each closed standard stream, from which Python makes None.
+
+    Without it, the next file that is opened gets the stream's number, and messages of C libraries are written into it.
+    An empty stdin and a silent stderr harm nobody; to write to the substitute of stdout is an error.
+    """
+    for name, mode, flags in STREAMS:
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
