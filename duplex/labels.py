@@ -88,11 +88,11 @@ class LabelSpace:
         return len(self.states) * len(self.objects)
 
     def state_of(self, compositions: Ints) -> Ints:
-        """Return the state index of each composition."""
+        """Return the state indices of `compositions`."""
         return compositions // len(self.objects)
 
     def object_of(self, compositions: Ints) -> Ints:
-        """Return the object index of each composition."""
+        """Return the object indices of `compositions`."""
         return compositions % len(self.objects)
 
     def composition(self, states: Ints, objects: Ints) -> Ints:
@@ -174,7 +174,7 @@ class LabelSpace:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise DuplexError(f"{path} does not exist; `{command}` writes it") from error
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, DuplexError) as error:
             raise DuplexError(f"{path} is not a label file ({error}); `{command}` writes it again") from error
 
 

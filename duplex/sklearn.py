@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -41,6 +42,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Self = TypeVar("Self", bound="CompositionClassifier")
 BLOCK = 1 << 24  # scores computed at a time
+TOO_LARGE = "the features are so large that their squares overflow; scale them, as Normalizer does"
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _update(self, X: Any, y: Any, classes: Any, *, first: bool) -> None:
         """Add images to the statistics, from none if `first`; a call that raises changes nothing."""
         options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)
+        _check_missing(y)
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True)
         _check_labels(y)
         labels, before = y.reshape(len(y), -1), [] if first else self._names()
@@ -127,6 +130,8 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             old = _two_names(before)
             m, n = (torch.from_numpy(np.searchsorted(*each)) for each in ((states, old[0]), (objects, old[1])))
             statistics = self.statistics_.relabelled(m, n, shape) + statistics
+        if not statistics.moment.isfinite().all():
+            raise OptionError(TOO_LARGE, "X")
         candidates = self._numbered_candidates(names, statistics.pairs.numpy())
         self.settings_ = FitSettings(ridge=options.ridge, shrinkage=options.shrinkage, prior=options.prior)
         self.closed_form_ = None
@@ -140,7 +145,10 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Return the closed form of all images so far."""
         check_is_fitted(self)
         if self.closed_form_ is None:
-            self.closed_form_ = ClosedForm.fit(self.statistics_, self.settings_)
+            try:
+                self.closed_form_ = ClosedForm.fit(self.statistics_, self.settings_)
+            except torch.linalg.LinAlgError:
+                raise OptionError(f"it is {self.ridge}, too small for these features; raise it", "ridge") from None
         return self.closed_form_
 
     def _names(self) -> list[Array]:
@@ -156,7 +164,10 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             if self.candidates != "seen":
                 raise OptionError(f"it is {self.candidates!r}; expected pairs [C, 2], 'seen' or None", "candidates")
             return seen
-        listed = np.asarray(self.candidates)
+        try:
+            listed = np.asarray(self.candidates)
+        except ValueError:
+            raise OptionError(f"rows have different lengths; expected [C, {len(names)}]", "candidates") from None
         if listed.ndim != 2 or listed.shape[1] != len(names) or not len(listed):
             raise OptionError(f"the shape is {listed.shape}; expected [C, {len(names)}], one per row", "candidates")
         return np.unique(composition_numbers(_two_columns(listed), states, objects))
@@ -202,16 +213,24 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         y: labels [n, 2].
         sample_weight: weights of the images [n]; None: all equal.
         """
-        y = np.asarray(y)
-        right = self.predict(X).reshape(len(y), -1) == y.reshape(len(y), -1)
-        return float(np.average(right.all(axis=1), weights=sample_weight))
+        predicted, y = self.predict(X), np.asarray(y)
+        columns, labels = predicted.reshape(len(predicted), -1), y.reshape(len(y), -1) if y.ndim else y
+        if columns.shape != labels.shape:
+            raise OptionError(f"the shape is {y.shape}; expected {predicted.shape}, as predicted", "y")
+        for names, column in zip(self._names(), labels.T, strict=True):
+            _sorted_labels([names, np.asarray(column.tolist())])  # raises for numbers in place of text
+        return float(np.average((columns == labels).all(axis=1), weights=_checked_weights(sample_weight, len(y))))
 
     def _by_blocks(self, X: Any, reduce: Callable[[Tensor], Tensor]) -> Array:
         """Return `reduce` of the scores [n, C], of all features [n, d]; blocks of images bound the memory."""
         closed_form = self.fitted_closed_form()
+        options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)  # may have been set since
         X = validate_data(self, X, reset=False, dtype=np.float64)
+        with np.errstate(over="ignore"):
+            if not np.isfinite(np.square(X - self.origin_).sum(axis=1)).all():
+                raise OptionError(TOO_LARGE, "X")
         scorer = closed_form.scorer(self.candidate_numbers_)
-        bias = self.bias * (~torch.isin(self.candidate_numbers_, self.statistics_.pairs)).double()
+        bias = options.bias * (~torch.isin(self.candidate_numbers_, self.statistics_.pairs)).double()
         blocks = torch.from_numpy(X - self.origin_).split(max(1, BLOCK // len(bias)))
         return np.asarray(torch.cat([reduce(scorer(z) + bias) for z in blocks]).numpy())
 
@@ -233,6 +252,27 @@ def composition_numbers(pairs: Array, states: Array, objects: Array) -> Ints:
     return numbers
 
 
+def _check_missing(y: Any) -> None:
+    """Raise OptionError for pandas' NA among labels, which scikit-learn's checks stumble over."""
+    if any(label is pd.NA for label in np.asarray(y, dtype=object).flat):
+        raise OptionError("a label is missing (NA); leave its image out", "y")
+
+
+def _checked_weights(weights: Any, images: int) -> Floats | None:
+    """Return weights of images as an array [n]; raise OptionError if one is negative or not finite, or all are 0."""
+    if weights is None:
+        return None
+    try:
+        values = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise OptionError("expected numbers", "sample_weight") from None
+    if values.shape != (images,):
+        raise OptionError(f"the shape is {values.shape}; expected ({images},)", "sample_weight")
+    if not np.isfinite(values).all() or (values < 0).any() or not values.any():
+        raise OptionError("expected finite numbers, none negative and some positive", "sample_weight")
+    return values
+
+
 def _check_labels(y: Array) -> None:
     try:
         check_classification_targets(y)
@@ -251,7 +291,10 @@ def _listed_classes(classes: Any, columns: int) -> list[Array]:
     """Return the argument `classes` of `partial_fit` as one array per column of labels; empty for None."""
     if classes is None:
         return []
-    parts = [np.asarray(part) for part in ([classes] if columns == 1 else classes)]
+    try:
+        parts = [np.asarray(part) for part in ([classes] if columns == 1 else classes)]
+    except (TypeError, ValueError):
+        parts = []
     if len(parts) != columns or any(part.ndim != 1 for part in parts):
         raise OptionError("expected a list of two arrays, the labels of states and of objects", "classes")
     return parts

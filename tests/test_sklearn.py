@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -174,6 +175,8 @@ def test_a_refused_piece_changes_nothing():
         ({"candidates": [(0, 5)]}, "candidates: the object 5 is in no training image"),
         ({"candidates": [(3, 0)]}, "candidates: the state 3 is in no training image"),
         ({"candidates": [0, 1]}, r"candidates: the shape is \(2,\); expected \[C, 2\]"),
+        ({"candidates": [(0, 1), (0,)]}, "candidates: rows have different lengths"),
+        ({"ridge": 1e-320}, "ridge: it is 1e-320, too small for these features"),
         ({"candidates": "all"}, "candidates: it is 'all'; expected"),
         ({"ridge": 0.0}, "ridge: .*greater than 0"),
         ({"shrinkage": -1.0}, "shrinkage: .*greater than 0"),
@@ -197,12 +200,45 @@ def test_wrong_parameters_are_one_line(parameters, message):
         ({"classes": [["red"], ["star"]]}, "y: labels are numbers in one place and text in another"),
         ({"y": np.array([["red", 1]] * 80, dtype=object)}, "y: labels are of different types"),
         ({"X": np.full((80, 6), np.nan)}, "contains NaN"),
+        ({"X": 1e200 * drawn()[0]}, "X: the features are so large that their squares overflow"),
+        ({"y": np.array([["red", pd.NA]] * 80, dtype=object)}, r"y: a label is missing \(NA\)"),
+        ({"classes": 5}, "classes: expected a list of two arrays"),
     ],
 )
 def test_wrong_images_are_refused(change, message):
     X, y = drawn()
     with pytest.raises(ValueError, match=message):
         CompositionClassifier().partial_fit(**{"X": X, "y": y, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": drawn()[1][:5]}, r"y: the shape is \(5, 2\); expected \(80, 2\)"),
+        ({"y": drawn()[1][:, 0]}, r"y: the shape is \(80,\); expected \(80, 2\)"),
+        ({"y": np.array([["red", "star"]] * 80)}, "y: labels are numbers in one place and text in another"),
+        ({"sample_weight": np.zeros(80)}, "sample_weight: expected finite numbers"),
+        ({"sample_weight": -np.ones(80)}, "sample_weight: expected finite numbers"),
+        ({"sample_weight": np.full(80, np.nan)}, "sample_weight: expected finite numbers"),
+        ({"sample_weight": [1, 2]}, r"sample_weight: the shape is \(2,\); expected \(80,\)"),
+        ({"sample_weight": ["a"] * 80}, "sample_weight: expected numbers"),
+        ({"X": 1e200 * drawn()[0]}, "X: the features are so large"),
+    ],
+)
+def test_accuracy_is_refused_where_it_means_nothing(change, message):
+    """Shapes that broadcast, and words compared with numbers, would give an accuracy of 0 in silence."""
+    X, y = drawn()
+    model = CompositionClassifier().fit(X, y)
+    with pytest.raises(ValueError, match=message):
+        model.score(**{"X": X, "y": y, **change})
+
+
+def test_parameters_set_after_fitting_are_checked_too():
+    X, y = drawn()
+    model = CompositionClassifier().fit(X, y)
+    for bias in (float("nan"), "much"):
+        with pytest.raises(ValueError, match="bias: "):
+            model.set_params(bias=bias).predict(X)
 
 
 def test_without_scikit_learn_the_command_that_installs_it_is_named():

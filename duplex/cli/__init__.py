@@ -72,6 +72,10 @@ def main() -> None:
 def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are not text
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # libraries that look for their files would end the program
+        raise UsageError("the current folder has been deleted; change to another one") from None
     for word in sys.argv[1:]:
         if word == "":  # an empty path would mean the current folder
             raise UsageError("an argument is empty, perhaps a variable that is not set; give a value or leave it out")

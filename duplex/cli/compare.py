@@ -136,7 +136,13 @@ def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
             f"{file} has no images of the {world} world; "
             f"add {world} to evaluation.worlds in params.yaml and run `duplex evaluate {run}`"
         )
-    return images.sort_values("row", kind="stable").reset_index(drop=True)
+    try:
+        numbers = images.astype({"margin": float, "row": "int64"})
+    except (ValueError, TypeError) as error:
+        raise DuplexError(
+            f"{file} has cells that are no numbers ({error}); `duplex evaluate {run}` writes it again"
+        ) from error
+    return numbers.sort_values("row", kind="stable").reset_index(drop=True)
 
 
 def _text(report: dict[str, Any]) -> str:

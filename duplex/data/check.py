@@ -21,6 +21,7 @@ from duplex.data.image_tree import ImageTree, describe_skipped
 from duplex.labels import SPLITS, prompt_name
 from duplex.system.progress import track
 
+ALIKE = "read like another in a prompt"
 SHOWN = 5  # examples of an issue in its text
 
 
@@ -63,8 +64,14 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
     ):
         unseen = sorted(set(range(len(primitives))) - set(known.tolist()))
         issues.append(_issue(f"{kind} that training never shows", (primitives[i] for i in unseen), True))
-        issues.append(_issue(f"{kind} read like another in a prompt", _alike(primitives), True))
+        issues.append(_issue(f"{kind} {ALIKE}", _alike(primitives), True))
     return issues
+
+
+def alike_labels(dataset: LabelledImages) -> list[str]:
+    """Return one line of text per kind of label, states and objects, some of which read alike: most likely one label
+    in two spellings."""
+    return [str(issue) for issue in check_labels_of(dataset) if issue.count and issue.what.endswith(ALIKE)]
 
 
 def _check_splits(dataset: LabelledImages) -> DataIssue:
@@ -82,8 +89,14 @@ def _check_splits(dataset: LabelledImages) -> DataIssue:
 
 
 def _alike(names: Iterable[str]) -> list[str]:
-    """Return labels that differ in spelling but not in their prompt, such as `Red` and `red`, or two forms of `é`."""
-    texts = pd.Series({name: unicodedata.normalize("NFC", prompt_name(name)) for name in names}, dtype=object)
+    """Return labels that differ in spelling but not in their prompt, such as `Red` and `red`, two forms of `é`, or one
+    with an invisible character."""
+
+    def text(name: str) -> str:
+        shown = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
+        return unicodedata.normalize("NFC", prompt_name(shown))
+
+    texts = pd.Series({name: text(name) for name in names}, dtype=object)
     return texts.index[texts.duplicated(keep=False)].tolist()
 
 

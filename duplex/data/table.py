@@ -98,8 +98,9 @@ def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
 
     source = io.BytesIO(read_bytes(path))
     try:
-        columns = _columns(parquet.read_schema(source).names, path)
-        table = parquet.read_table(source, columns=columns)
+        file = parquet.ParquetFile(source)
+        columns = _columns(file.schema_arrow.names, path)
+        table = file.read(columns=columns, use_threads=False)  # Arrow's threads may abort the program at its exit
         cells = [table.column(name).to_pylist() for name in columns]
     except (ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120]

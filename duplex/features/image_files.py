@@ -24,6 +24,7 @@ READABLE = tuple(name for name in FORMATS if name in Image.OPEN)  # formats that
 MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow's own limit, an error here instead of a warning
 
 ORIENTATION_TAG = 0x0112
+BITS_TAG = 0x0102  # of TIFF: bits per sample
 TURNS = {  # by EXIF orientation; 1 is upright
     **{2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE},
     **{6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90},
@@ -78,14 +79,14 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
     Pillow clips 16-bit grey at 255 when converting to RGB, which makes nearly all of it white; it is scaled first.
     """
+    if image.mode == "F" or 32 in getattr(image, "tag_v2", {}).get(BITS_TAG, ()):
+        raise BadImageFile("pixel type")
     if image.mode.startswith("I;16") or image.mode == "I":
         values = np.asarray(image)
         if values.size and (values.min() < 0 or values.max() > 65535):
             raise BadImageFile("pixel type")
         grey = Image.fromarray((values.astype(np.float32) / 257 + 0.5).astype(np.uint8))
         return _upright(grey.convert("RGB"), image)
-    if image.mode == "F":
-        raise BadImageFile("pixel type")
     return _upright(image.convert("RGB"), image)
 
 

@@ -65,7 +65,7 @@ from duplex.recognition.listed_answers import listed_answers
 from duplex.recognition.sources import TENSORS
 from duplex.recognition.trained import TrainedRun
 from duplex.report.own_page import OwnData, write_page
-from duplex.system.files import with_own_name, write_text
+from duplex.system.files import refuse_unwritable, with_own_name, write_text
 from duplex.system.lock import sole_writer
 from duplex.training.calibration import Calibration
 from duplex.training.checkpoint import load_checkpoint, read_checkpoint, read_known_images
@@ -109,6 +109,7 @@ def fit_folder(
         raise UsageError(f"minutes is {minutes:g}; expected more than 0")
     out = with_own_name(out)
     refuse_other_files(out)
+    refuse_unwritable(page_file(out))
     data = read_labelled_folder(source, images)
     describe(data, say)
     if encoder is None:
@@ -129,6 +130,11 @@ def fit_folder(
 def cache_folder(out: Path) -> Path:
     """Return the folder beside a model that holds its features and rungs."""
     return out.with_name(f"{out.name}.cache")
+
+
+def page_file(out: Path) -> Path:
+    """Return the path of the data set's page, beside a model."""
+    return out.with_name(f"{out.name}-page.html")
 
 
 @dataclass(frozen=True)
@@ -310,8 +316,9 @@ class FolderFit:
         """Return the numbers and answers of the chosen rung, trained on the training split, for test images, which
         chose nothing."""
         files, inputs = self.files(rung), self.inputs.read(rung.spec.request)
-        method = load_checkpoint(files.checkpoint, inputs.task(), inputs.encoder).to(self.device)
-        record = read_checkpoint(files.checkpoint).record
+        with report_damage(files.root):
+            record = read_checkpoint(files.checkpoint).record
+            method = load_checkpoint(files.checkpoint, inputs.task(), inputs.encoder).to(self.device)
         test = inputs.examples["test"].to(self.device)
         inputs = replace(inputs, examples={**inputs.examples, "test": test})
         answers = listed_answers(method, test, inputs.labels, record.confidence, self.world)
@@ -335,9 +342,10 @@ class FolderFit:
         """Return the recipe of a rung, trained on all labelled images."""
         files = self.files(rung)
         final = RunPaths(files.root / "all")
-        header = read_checkpoint(files.checkpoint)
         inputs = self.inputs.read(rung.spec.request)
-        method = load_checkpoint(header, inputs.task(), inputs.encoder)
+        with report_damage(files.root):
+            header = read_checkpoint(files.checkpoint)
+            method = load_checkpoint(header, inputs.task(), inputs.encoder)
         record = replace(header.record, known_images=read_known_images(header, self.device))
         resume = ResumePoint("all images", final.unfinished_training, files.root.name)
         run = fit_all_images(rung.spec, record, method.tuned_options(), self.all_images(rung), self.device, resume)
@@ -367,7 +375,7 @@ class FolderFit:
     def write_page(self, choice: Choice, answers: AnsweredImages) -> Path:
         """Write the page of the data set beside the model folder, and return its path."""
         facts = [("encoder", self.choice.entry.name), ("recipe", choice.rung.name)]
-        inputs, page = self.inputs.read(InputRequest()), self.out.with_name(f"{self.out.name}-page.html")
+        inputs, page = self.inputs.read(InputRequest()), page_file(self.out)
         data, name = self.data, self.out.name
         own = OwnData(name, data.labels, data.manifest, data.root, answers, inputs.examples, choice.table, facts)
         return write_page(own, page)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from duplex.data.check import check_labels_of
+from duplex.data.check import alike_labels, check_labels_of
 from duplex.data.contents import content_keys
 from duplex.data.dataset import LabelledImages, from_rows
 from duplex.data.dataset_source import detect_source, load_source, read_folder
@@ -57,7 +57,7 @@ def read_labelled_folder(source: Path, images: Path | None = None, seed: int = S
         raise
     except DuplexError as error:
         raise UsageError(str(error)) from None
-    notes += [f"{text}: {count:,}" for text, count in data.notes.items()]
+    notes += [f"{text}: {count:,}" for text, count in data.notes.items()] + alike_labels(data)
     return LabelledFolder(description.root, data.manifest.reset_index(drop=True), data.labels, digests, tuple(notes))
 
 

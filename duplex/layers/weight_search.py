@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
+
+import torch
+from torch import Tensor
 
 STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight is tried larger and smaller, in turn
 LARGEST_WEIGHT = 64
@@ -26,3 +29,16 @@ def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weig
                 if max(trial) < LARGEST_WEIGHT and (trial_auc := auc_with(trial)) > best_auc:
                     best, best_auc, improved = trial, trial_auc, True
     return best
+
+
+def tuned_weights(
+    first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
+) -> Tensor:
+    """Return the weights [K] found from `first` on for which the sum of the weighted score terms has the best AUC.
+
+    weighted: returns the K weighted terms [B, C].
+    auc: of scores [B, C].
+    """
+    return torch.tensor(
+        search_weights(tuple(first.tolist()), lambda weights: auc(torch.stack([*weighted(weights)]).sum(0)))
+    )

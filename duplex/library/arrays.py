@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from duplex.config.params import EncoderParams
 from duplex.data.dataset import LabelledImages
@@ -46,11 +47,13 @@ class ArrayFeatures:
 def checked_features(features: Any) -> Floats:
     """Return features as float32 [N, d]; raise UsageError unless they are finite numbers of that shape."""
     try:
-        values = features.detach().cpu().numpy() if isinstance(features, torch.Tensor) else np.asarray(features)
+        values = _tensor_values(features) if isinstance(features, torch.Tensor) else np.asarray(features)
     except ValueError:
         raise UsageError("features has rows of different lengths; expected floats [images, width]") from None
     if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
         raise UsageError(f"features has the shape {values.shape} of {values.dtype}; expected floats [images, width]")
+    if np.ma.is_masked(features):
+        raise UsageError("features is a masked array with masked numbers; leave their images out")
     with np.errstate(over="ignore"):
         single: Floats = np.array(values, dtype=np.float32)
     bad = np.flatnonzero(~np.isfinite(single).all(axis=1))
@@ -62,12 +65,25 @@ def checked_features(features: Any) -> Floats:
     return single
 
 
+def _tensor_values(features: torch.Tensor) -> NDArray[Any]:
+    """Return a tensor as an array; numpy has no bfloat16."""
+    if features.layout != torch.strided or features.is_meta:
+        raise UsageError(
+            f"features is a tensor of {features.layout} on {features.device}; expected one with its numbers"
+        )
+    values = features.detach().cpu()
+    array: NDArray[Any] = (values.float() if values.is_floating_point() else values).numpy()
+    return array
+
+
 def checked_table(table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int) -> pd.DataFrame:
     """Check a user's table and return image, state, object and, if present, split; unnamed images get row numbers."""
     try:
         frame = pd.DataFrame(table).reset_index(drop=True)
     except ValueError as error:
         raise UsageError(f"the table is not one row per image: {error}") from None
+    if frame.columns.has_duplicates:
+        raise UsageError(f"the table has two columns {frame.columns[frame.columns.duplicated()][0]!r}; leave one out")
     for column in NEEDED:
         if column not in frame:
             raise UsageError(f"the table has no column {column!r}; expected state, object, split and optionally image")

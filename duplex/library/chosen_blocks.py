@@ -28,6 +28,7 @@ from duplex.library.climb import (
     finetuned_rungs,
     load_margins,
     plan,
+    report_damage,
     save_margins,
 )
 from duplex.library.inputs import InputRequest, RunInputs
@@ -133,12 +134,13 @@ class ChosenBlocks:
         Files are read even if this process trained the run, so that an interrupted choice gives the same result.
         """
         files, inputs = self._files(rung), self.read(rung.spec.request)
-        header = read_checkpoint(files.checkpoint)
-        method = load_checkpoint(header, inputs.task(), inputs.encoder).to(self.device)
         with report_damage(files.root):
+            header = read_checkpoint(files.checkpoint)
+            method = load_checkpoint(header, inputs.task(), inputs.encoder).to(self.device)
             rows = pd.read_csv(files.history).to_dict("records")
             history = [
-                {str(name): int(value) if name == "epoch" else float(value) for name, value in row.items()} for row in rows
+                {str(name): int(value) if name == "epoch" else float(value) for name, value in row.items()}
+                for row in rows
             ]
             timing = json.loads(files.timing.read_text(encoding="utf-8"))
         record = replace(header.record, known_images=read_known_images(header, self.device))

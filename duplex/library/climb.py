@@ -336,9 +336,11 @@ def report_damage(folder: Path) -> Iterator[None]:
     """Raise `DuplexError` for any error of reading, in the `with` block, files of finished rungs in `folder`."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, BadZipFile) as error:
+    except (DuplexError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, BadZipFile
+    ) as error:  # fmt: skip
+        problem = str(error).partition(";")[0]  # what comes after is advice for other folders
         raise DuplexError(
-            f"{folder} has a damaged file ({error}); delete the folder and run the same command again"
+            f"{folder} has a damaged file ({problem}); delete the folder and run the same command again"
         ) from error
 
 

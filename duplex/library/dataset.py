@@ -15,6 +15,7 @@ import pandas as pd
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, EvaluationParams, Params, load_params, shipped_project
+from duplex.data.check import alike_labels
 from duplex.data.dataset import LabelledImages, from_rows
 from duplex.data.dataset_source import detect_source, load_source
 from duplex.data.manifest import read_manifest, write_manifest
@@ -91,6 +92,8 @@ class Dataset:
             data = from_rows(checked_table(table, len(values)), SplitOptions(), "the table")
         except DuplexError as error:
             raise UsageError(str(error)) from None
+        for line in alike_labels(data):
+            print(f"{name}: {line}", file=sys.stderr)
         entry = EncoderParams(name=IMPORTED) if encoder is None else _known_encoder(encoder, weights, data.labels)
         if encoder is not None and (width := encoder_identity(encoder, weights).dim) != values.shape[1]:
             raise UsageError(
@@ -153,6 +156,8 @@ def load_dataset(
         raise UsageError(str(error)) from None
     for note, count in data.notes.items():
         print(f"{place.name}: {note}: {count:,}", file=sys.stderr)
+    for line in alike_labels(data):
+        print(f"{place.name}: {line}", file=sys.stderr)
     entry, words = _known_encoder(encoder, weights, data.labels), _word_file(word_vectors)
     folder = Path(cache).expanduser().resolve() if cache is not None else _user_cache()
     files = replace(_encode_images(data, description.root, folder, entry, tokens, device), word_vectors=words)

@@ -45,7 +45,7 @@ class ConceptAttention(nn.Module):
     """Attention of one image's query q to the tokens y of another:
     `v = sum over t of a_t (V y_t + b_v)`, `a = softmax((K y_t + b_k) . q / sqrt(e))`.
 
-    No token is projected: `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as weights sum to one,
+    The code projects no token, because `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as weights sum to one,
     `v = V (sum over t of a_t y_t) + b_v`.
     """
 
@@ -107,7 +107,13 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the summed cross-entropies of images attending to partners and vice versa, and the maps' distance."""
+        """Return the summed cross-entropies of images that attend to their partners and vice versa, and the distance
+        between the attention maps of both directions.
+
+        partner: index of each image's partner [B].
+        target: label of both images [B], among `words`.
+        words: embedded words [M, e].
+        """
         v, to_partner = attend(z, tokens[partner])
         v_partner, to_image = attend(z[partner], tokens)
         loss = sum(cross_entropy(self.options.scale * features @ words.T, target) for features in (v, v_partner))
@@ -116,7 +122,8 @@ class Ade(WordMethod[AdeOptions]):
 
     @staticmethod
     def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
-        """Return the distance between attention maps of images over partners' tokens and of partners over images'."""
+        """Return the distance between the attention maps of images over their partners' tokens and of partners over the
+        images' tokens; `partner`: index of each image's partner [B]."""
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
@@ -132,8 +139,10 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Return, for each image, the index [B] of the next image with an equal label in `same` and another in `other`;
-    without any, of the next with an equal label in `same`; else its own index."""
+    """Return, for each image, the index [B] of the next image with an equal label in `same` and another in `other`.
+
+    If there is none, the index of the next image with an equal label in `same`; else the image's own index.
+    """
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))
     nearest, _ = next_allowed_partner(equal)

@@ -39,19 +39,19 @@ from duplex.layers.paths import Paths
 from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes
 from duplex.options import FinetuneOptions, Options
 
-Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: those that the method needs
+Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: the inputs that the method needs
 
 
 @dataclass(frozen=True)
 class Inspectable:
-    """A method's functions for features, factors and prototypes, called without gradients; None for missing ones."""
+    """Functions that return a method's features, factors and prototypes, without gradients; None for missing ones."""
 
-    features: Callable[[Inputs], Tensor] | None = None  # z^c [B, d] of unit length, to compare with prototypes
-    semantic: Callable[[Ints], Tensor] | None = None  # t^c [C, d] of compositions
-    visual: Callable[[Ints], Tensor] | None = None  # h [C, d] of compositions
-    factors: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None  # z^s, z^o [B, d]
-    fuse: Callable[[Tensor, Tensor], Tensor] | None = None  # phi(z^s, z^o) [B, d], counterfactual features
-    text_space_features: Callable[[Inputs], Tensor] | None = None  # [B, d] to compare with t^c, if not `features`
+    features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d], compared with prototypes
+    semantic: Callable[[Ints], Tensor] | None = None  # compositions [C] -> semantic prototypes t^c [C, d]
+    visual: Callable[[Ints], Tensor] | None = None  # compositions [C] -> visual prototypes h [C, d]
+    factors: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None  # state and object factors z^s, z^o
+    fuse: Callable[[Tensor, Tensor], Tensor] | None = None  # (z^s, z^o) -> counterfactual features
+    text_space_features: Callable[[Inputs], Tensor] | None = None  # compared with t^c, if not `features`
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -59,7 +59,7 @@ class Inspectable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the inspection functions that the method offers (not None)."""
+        """Names of the fields that are not None."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
 
@@ -97,11 +97,11 @@ class TaskContext:
     labels: LabelSpace
     inputs: Mapping[str, tuple[int, ...]]  # shape of one image's inputs: {"cls": (d,), "patch": (T, w)}
     text: TextTower | None = None  # the encoder's frozen text tower
-    words: PrimitiveVectors | None = None
-    world: World = "closed"  # the candidates in training; the paper trains its open-world model on all pairs
-    finetuned_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the trained end of the image tower
+    words: PrimitiveVectors | None = None  # word vectors of states and objects
+    world: World = "closed"  # whose candidates training uses; "open": all compositions
+    finetuned_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to fine-tune, if any
     members: tuple[Method[Any], ...] = ()  # trained methods, for a kind that combines finished runs
-    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # the same end, for one of its members
+    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds a member's blocks to fine-tune
 
     def __post_init__(self) -> None:
         """Raise UsageError for labels, shapes or word vectors of a wrong form."""
@@ -118,6 +118,7 @@ class TaskContext:
 
     @property
     def dim(self) -> int:
+        """Width `d` of the CLS features."""
         return self.inputs["cls"][0]
 
     @property
@@ -127,12 +128,12 @@ class TaskContext:
         return self.text
 
     def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
-        """Return text features of fixed prompts, of unit length: of compositions [C, d], states [M, d], objects [N, d].
+        """Return unit text features of fixed prompts for compositions [C, d], all states [M, d] and all objects [N, d].
 
         A prompt is a template with the names after it, such as "a photo of" + "sliced apple", "sliced" or "apple".
 
-        compositions: those to encode, such as the candidates of a scorer; states and objects are encoded all.
-        templates: words before the names, or a list of such words, whose features are averaged.
+        compositions: numbers `m N + n` [C] of the compositions to encode, such as the candidates of a scorer.
+        templates: words before the names, or a list of templates, whose features are averaged.
         """
         if self.text is None:
             raise UsageError('there is no text tower to encode prompts with; add "text" to the result of needs()')
@@ -149,8 +150,8 @@ class Batch:
 
     inputs: Inputs
     compositions: Tensor  # [B]
-    compositions_np: Ints = None  # type: ignore[assignment]  # the same on the host; copied from the device if missing
-    rows_np: Ints = None  # type: ignore[assignment]  # place of each image among all training images; all if missing
+    compositions_np: Ints = None  # type: ignore[assignment]  # `compositions` in NumPy; copied if missing
+    rows_np: Ints = None  # type: ignore[assignment]  # index of each image among all training images; 0..B-1 if missing
 
     def __post_init__(self) -> None:
         if self.compositions_np is None:
@@ -170,7 +171,10 @@ class Batch:
         return Batch(inputs, self.compositions[device_rows], self.compositions_np[host_rows], self.rows_np[host_rows])
 
     def shuffled_rows(self, order: torch.Generator) -> Tensor:
-        """Return the indices of all images in random order; inputs on disk choose one that is fast to read."""
+        """Return the indices [B] of all images in random order; inputs on disk choose an order that is fast to read.
+
+        order: generator of the random numbers.
+        """
         for values in self.inputs.values():
             if not isinstance(values, Tensor):
                 return values.shuffled_rows(order)
@@ -195,8 +199,8 @@ class Method(nn.Module, Generic[OptionsT]):
 
     Options: ClassVar[type[Options]] = Options  # by default the class in brackets: `class MyMethod(Method[MyOptions])`
     required_inputs: ClassVar[tuple[str, ...]] = ("cls",)  # names that `needs` returns, unless they depend on options
-    growing: tuple[str, ...] = ()  # buffers of unknown length, from `grow`
-    combines_runs: ClassVar[bool] = False  # whether the method is made of finished runs; its options: CombinedOptions
+    growing: tuple[str, ...] = ()  # names of buffers whose length depends on data; set by `grow`
+    combines_runs: ClassVar[bool] = False  # whether it combines finished runs; its options extend CombinedOptions
     checkpointing = False  # whether to recompute activations in the backward pass; set by training
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -285,14 +289,14 @@ class Method(nn.Module, Generic[OptionsT]):
         """
 
     def after_epoch(self, epoch: int) -> None:
-        """Update schedules and the like before validation; `epoch` counts from 1."""
+        """Update values that depend on the number of epochs, before validation; `epoch` counts from 1."""
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         """Choose settings on validation images after training, such as weights of score terms, and store them in
         buffers. `auc` returns the validation AUC of scores [N, C] over closed-world `candidates`."""
 
     def tuned_options(self) -> dict[str, Any]:
-        """Return the options that fix what `tune` chose, by name, so that a further fit needs no validation images."""
+        """Return, by option name, the values that `tune` chose, so that a further fit needs no validation images."""
         return {}
 
     # -- inference ------------------------------------------------------------------------------------------------
@@ -302,8 +306,8 @@ class Method(nn.Module, Generic[OptionsT]):
         raise NotImplementedError(f"{type(self).__name__} must define scorer()")
 
     def score_blocks(self, states: int) -> ScoreBlocks | None:
-        """Return a function that scores all M·N compositions in blocks of `states` states, without ever holding M·N
-        numbers per image; None if the method cannot."""
+        """Return a function that scores all M·N compositions in blocks of `states` states, never with M·N numbers per
+        image in memory; None if the method cannot."""
         return None
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
@@ -321,13 +325,13 @@ class Method(nn.Module, Generic[OptionsT]):
         return scores.softmax(-1)
 
     def likelihood(self) -> Tensor | None:
-        """Return how likely each of the M·N compositions is, given the training images (larger is likelier); None if
-        the method has no estimate. The open world can exclude unlikely unseen compositions."""
+        """Return one number per composition [M·N], larger if the training images make it likelier; None without such
+        an estimate. The open world can exclude the least likely unseen compositions."""
         return None
 
     def fitted_statistics(self) -> FittedStatistics | None:
-        """Return the statistics of training features from which the method's closed form follows; None without one.
-        `duplex update` adds those of further images."""
+        """Return the statistics of training features from which prototypes in closed form are computed; None if the
+        method has no such prototypes. `duplex update` adds the statistics of further images."""
         return None
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:

@@ -35,7 +35,7 @@ class CailaOptions(Options):
     width: Count = 64  # hidden units of each adapter
     dropout: Rate = 0.1  # inside each adapter
     scale: Positive = 0.1  # weight a of the adapters' outputs
-    mixture: bool = True  # whether composition features add up three adapters; otherwise they have one
+    mixture: bool = True  # whether composition features use all three adapters, or their own alone
     shift: bool = True  # whether to train on artificial images (L_shift)
     template: Template = TEMPLATE  # words before the names in the prompts
 
@@ -50,7 +50,7 @@ class ConceptAdapters(nn.Module):
         self.mixture = options.mixture
 
     def images(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return adapted composition, state and object features [B, d]; the normalised sum is the mixture."""
+        """Return adapted composition, state and object features [B, d] of unit length."""
         state, object, whole = self.state(z), self.object(z), self.whole(z)
         return unit(state + object + whole if self.mixture else whole), unit(state), unit(object)
 
@@ -86,7 +86,12 @@ class Caila(TextMethod[CailaOptions]):
         return losses
 
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
-        """Return the mean cross-entropy of artificial images whose composition is seen; 0 if there are none."""
+        """Return the mean cross-entropy of artificial images whose composition is seen; 0 if there are none.
+
+        z_s, z_o: state and object features of the batch [B, d].
+        compositions: labels of the batch [B].
+        t: text features of the training candidates [C, d].
+        """
         images = unit(z_s + z_o.roll(-1, 0))
         m, n = self.primitives(compositions)
         label = m * len(self.labels.objects) + n.roll(-1, 0)

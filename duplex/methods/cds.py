@@ -1,8 +1,8 @@
 """CDS-CZSL (Li et al., "Context-based and Diversity-driven Specificity in Compositional Zero-Shot Learning", CVPR
 2024).
 
-A state that few objects can have is more specific than one that many can have: *sliced* strawberry tells more than
-*red* strawberry. By diversity, the specificity of a state is
+A state that few objects can have is more specific than one that many can have: *sliced* strawberry is more informative
+than *red* strawberry. By diversity, the specificity of a state is
 
     d(s) = 1 - log(1 + |O_s|) / log(1 + N),    O_s: the objects seen with s
 
@@ -36,7 +36,7 @@ from duplex.options import Count, NonNegative
 
 @dataclass(frozen=True)
 class CdsOptions(ThreePathOptions):
-    specificity: NonNegative = 0.5  # weight w of g in the score; 0 leaves the three paths
+    specificity: NonNegative = 0.5  # weight w of g in the score; 0: the three paths alone
     context_width: Count = 256  # hidden units of the MLP
 
 

@@ -1,12 +1,12 @@
-"""Prompts combined with visual prototypes in closed form; the prompts may be trained, zero-shot or absent.
+"""Visual prototypes in closed form, combined with prompts, which may be trained, zero-shot or absent.
 
 `g_c(z)`, the log-likelihood of an image under a normal distribution about its composition's mean
 (duplex/layers/gaussian_prototypes.py), joins the semantic terms as one more factor of a product,
 
     log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z,
 
-where `p_g(c|x)` is the softmax of `g` and the last term has posteriors of states and objects of the same kind. With
-`fusion: sum` probabilities are added, as in the paper. Validation AUC chooses the weights.
+where `p_g(c|x)` is the softmax of `g_c`, and `p_g(s|x)`, `p_g(o|x)` come from normal distributions per state and per
+object. With `fusion: sum` probabilities are added, as in the paper. Validation AUC chooses the weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings, FittedSta
 from duplex.layers.paths import PathOptions, Paths
 from duplex.layers.portable import candidate_primitives, normalised_mixture, portable_closed_form, portable_paths
 from duplex.layers.score_formula import FLOOR, LEAST
-from duplex.layers.weight_search import search_weights
+from duplex.layers.weight_search import tuned_weights
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, Scorer, ScoreTerms, TaskContext, inspect_paths
 from duplex.options import NonNegative, Positive
 
@@ -41,17 +41,15 @@ class ClosedFormOptions(PathOptions):
     probabilities by that of the closed form, `p(c^t|x) p(s|x) p(o|x) p_g(c|x)`, with powers chosen by validation.
     """
 
-    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")
-    inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")
-    fusion: Literal["product", "sum"] = "product"
-    weights: tuple[NonNegative, ...] | None = (
-        None  # of the terms of `inference`, in their order; null: validation chooses
-    )
-    ridge: Positive = 0.1  # in images: with so many, the effect of a state is shrunk by half
-    shrinkage: Positive | None = None  # of the means of seen pairs, in images; null: by marginal likelihood
-    interactions: NonNegative | None = 0.0  # variance shared between pairs of like words; null: by likelihood, 0: none
-    prior: bool = True  # whether frequent training pairs are likelier
-    added_variance: NonNegative | None = 0.0  # added to the covariance, in its mean variance; null: by held-out pairs
+    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # of the prompts
+    inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")  # score terms that are combined
+    fusion: Literal["product", "sum"] = "product"  # of the score terms: powers multiplied, or weighted terms added
+    weights: tuple[NonNegative, ...] | None = None  # one per term of `inference`, in order; null: validation chooses
+    ridge: Positive = 0.1  # number of images at which the effect of a state is shrunk by half
+    shrinkage: Positive | None = None  # images at which a pair's mean is shrunk by half; null: by likelihood
+    interactions: NonNegative | None = 0.0  # variance that pairs of similar words share; null: by likelihood
+    prior: bool = True  # whether pairs with more training images get higher scores
+    added_variance: NonNegative | None = 0.0  # on the covariance, per mean variance; null: by held-out pairs
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -70,13 +68,13 @@ class ClosedFormOptions(PathOptions):
 
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
-    """Prompts trained by the losses switched on, with visual prototypes in closed form from training images."""
+    """Visual prototypes computed in closed form from training features, combined with prompts that `losses` train."""
 
-    counts: Tensor  # statistics of the training features by training composition
-    sums: Tensor
-    moment: Tensor
-    chosen: Tensor  # shrinkage, tau and added variance
-    weights: Tensor  # of the score terms
+    counts: Tensor  # number of training images per seen composition [K]
+    sums: Tensor  # sums of their features [K, d]
+    moment: Tensor  # sum of z z^T over all training features z [d, d]
+    chosen: Tensor  # [3] fitted shrinkage, tau (variance of interactions) and added variance
+    weights: Tensor  # one per score term of `inference`
 
     def __init__(self, task: TaskContext, options: ClosedFormOptions) -> None:
         super().__init__(task, options)
@@ -166,11 +164,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         if self.options.weights is not None or len(self.options.inference) < 2:
             return
         terms = [term.cpu() for term in self._log_terms(candidates)(images)]
-
-        def auc_with(weights: tuple[float, ...]) -> float:
-            return auc(torch.stack(self._weighted(terms, weights)).sum(0))
-
-        self.weights.copy_(torch.tensor(search_weights(tuple(self.weights.tolist()), auc_with)))
+        self.weights.copy_(tuned_weights(self.weights, lambda weights: self._weighted(terms, weights), auc))
 
     def tuned_options(self) -> dict[str, Any]:
         return {"weights": tuple(self.weights.tolist())}

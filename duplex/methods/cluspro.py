@@ -41,15 +41,15 @@ class ClusProOptions(ThreePathOptions):
 class ClusPro(ThreePaths[ClusProOptions]):
     """ClusPro: three paths whose factors are trained towards clusters of each primitive."""
 
-    states: Tensor
-    objects: Tensor
+    states: Tensor  # prototypes [M, K, d]
+    objects: Tensor  # prototypes [N, K, d]
 
     def __init__(self, task: TaskContext, options: ClusProOptions) -> None:
         super().__init__(task, options)
         sizes = {"states": len(task.labels.states), "objects": len(task.labels.objects)}
         for name, count in sizes.items():
             prototypes = normalize(torch.randn(count, options.clusters, task.dim), dim=-1)
-            self.register_buffer(name, prototypes)  # [M, K, d], [N, K, d]
+            self.register_buffer(name, prototypes)
         self._pending: dict[str, Tensor] = {}  # prototypes moved by `losses`, to be written by `after_batch`
 
     @torch.no_grad()
@@ -92,17 +92,21 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
 
 def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
-    """Return the squared norm of the cross-covariance of x and y over a batch; 0 for a single image."""
+    """Return the squared norm of the cross-covariance of `x` and `y` [B, d] over a batch; 0 for a single image."""
     a, b = (rows - rows.mean(0) for rows in (x, y))
     return ((a.T @ b) / max(len(a) - 1, 1)).square().sum()
 
 
-SHARPNESS, ROUNDS = 0.05, 3  # entropy of the transport, and its iterations
+SHARPNESS, ROUNDS = 0.05, 3  # of Sinkhorn-Knopp: weight of the entropy, and iterations
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Return initial prototypes [G, K, d] of all states (or objects): features of evenly spaced images of each, or its
-    `rows` if it has no images."""
+    """Return initial prototypes [G, K, d] of G states (or objects): features of K evenly spaced images of each.
+
+    z: features [n, d] of all images.
+    groups: state (or object) of each image [n].
+    rows: prototypes [G, K, d] to keep where a state (or object) has no images.
+    """
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]
@@ -112,14 +116,21 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Return, for each image, the index of its assigned prototype among those of its state (or object) [B]."""
+    """Return, for each image, the index of its assigned prototype among the K of its state (or object) [B].
+
+    z: features [B, d].
+    groups: state (or object) of each image [B].
+    rows: prototypes [G, K, d].
+    """
     similarity = torch.bmm(rows.index_select(0, groups), z[:, :, None].to(rows))[..., 0]  # [B, K]
     return balanced_assignment(similarity, groups, len(rows)).argmax(1)
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return each image's shares in K prototypes [B, K], by Sinkhorn-Knopp from `exp(similarity / SHARPNESS)` in all
-    `count` groups at once: in each group, all prototypes get the same mass and so do all images.
+    """Return each image's shares in the K prototypes of its group [B, K], by Sinkhorn-Knopp.
+
+    The iterations start at `exp(similarity / SHARPNESS)`, with `similarity` [B, K]. In each of the `count` groups
+    (states or objects), they give equal mass to all prototypes and to all images. `groups` [B]: group of each image.
 
     Similarities are cosines, so exponents differ by at most 2 / SHARPNESS, and sums of exponentials cannot overflow.
     """
@@ -132,7 +143,12 @@ def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tenso
 
 
 def updated_clusters(rows: Tensor, z: Tensor, groups: Tensor, cluster: Tensor, momentum: float) -> Tensor:
-    """Return the prototypes, moved by momentum towards the means of their images; unchanged if without images."""
+    """Return prototypes `rows` [G, K, d], moved by momentum towards the mean of the features assigned to each.
+
+    z: features [B, d].
+    groups: state (or object) of each image [B].
+    cluster: index of the assigned prototype [B]; prototypes without images stay unchanged.
+    """
     count, clusters, dim = rows.shape
     place = groups * clusters + cluster
     sums = rows.new_zeros(count * clusters, dim).index_add(0, place, z.to(rows))

@@ -38,7 +38,7 @@ from duplex.options import Count, NonNegative, Options, Share, Template
 @dataclass(frozen=True)
 class DfspOptions(Options):
     fusion: Literal["t2i", "i2t", "bif", "none"] = "t2i"  # text to image, image to text, both directions, or none
-    heads: Count = 4  # of the cross-attention
+    heads: Count = 4  # heads of the cross-attention
     primitives: NonNegative = 0.01  # weight alpha of L_st+obj
     plain: NonNegative = 0.1  # weight beta of L_spm
     keep: Share = 0.8  # weight w of the features before fusion
@@ -72,7 +72,7 @@ class Dfsp(TextMethod[DfspOptions]):
         return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
     def decompose(self, t: Tensor) -> Prototypes:
-        """Return the text features of the seen compositions [C, d], and their means by state and by object."""
+        """Return the text features `t` of the seen compositions [C, d] with their means by state and by object."""
         return Prototypes(t, *self.train_candidates.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Prototypes:

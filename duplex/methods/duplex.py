@@ -33,16 +33,16 @@ class DuplexOptions(PathOptions):
     # codebook (Eq. 10-11)
     seen_rows: Literal["data", "random"] = "data"  # initial prototypes of training pairs: mean features, or random
     unseen_rows: Literal["compose", "random"] = "compose"  # of other pairs: composed of means, or random
-    rows: Literal["initial", "recomputed"] = "initial"  # recomputed after each epoch, for features that are trained
+    rows: Literal["initial", "recomputed"] = "initial"  # recomputed: again after each epoch, for trained features
 
     # local graph and write-back (Eq. 12-19)
-    graph: bool = True
-    messages: tuple[Message, ...] = ("state", "object", "counterfactual")
-    fusion: Literal["learned", "linear", "additive"] = "learned"  # of counterfactuals: Eq. 11, without relu, or added
-    momentum: Share = 0.9  # lambda
-    blend: Literal["recursive", "anchored"] = "recursive"  # with the current prototype, or with the initial one
-    renormalise: bool = True
-    refine_over: Literal["world", "closed", "open"] = "world"  # candidates in training
+    graph: bool = True  # whether the local graph refines prototypes in training
+    messages: tuple[Message, ...] = ("state", "object", "counterfactual")  # sources of messages
+    fusion: Literal["learned", "linear", "additive"] = "learned"  # of factors: Eq. 11, without relu, or a sum
+    momentum: Share = 0.9  # lambda, the weight of a prototype's old value per refinement
+    blend: Literal["recursive", "anchored"] = "recursive"  # the old value: current, or initial
+    renormalise: bool = True  # whether refined prototypes get unit length
+    refine_over: Literal["world", "closed", "open"] = "world"  # whose candidates training refines; world: the method's
 
     # objective (Eq. 20) and inference (Eq. 21)
     losses: tuple[Literal["state", "object", "semantic", "visual"], ...] = ("state", "object", "semantic", "visual")
@@ -70,7 +70,7 @@ class DuplexOptions(PathOptions):
 
 
 class Duplex(PathMethod[DuplexOptions]):
-    """Duplex: semantic and visual prototypes and factors; losses and score add up the terms that are switched on."""
+    """Duplex: scores by semantic prototypes, visual prototypes and factors; `losses` and `inference` select terms."""
 
     def __init__(self, task: TaskContext, options: DuplexOptions) -> None:
         super().__init__(task, options)
@@ -86,7 +86,7 @@ class Duplex(PathMethod[DuplexOptions]):
         self.paths = Paths(task.labels, task.tower, options, world)
         learned = options.graph and options.fusion != "additive"
         self.fusion = Fusion(dim, rectified=options.fusion == "learned") if learned else None
-        self.target = CandidateSet.of(task.labels, world, "train")  # C_tgt of training
+        self.target = CandidateSet.of(task.labels, world, "train")  # C_tgt, the candidates in training
         self.pending: RefinedPrototypes | None = None  # set by `losses`, written to the codebook by `after_batch`
 
     def start(self, train: Batch) -> None:
@@ -152,7 +152,8 @@ class Duplex(PathMethod[DuplexOptions]):
 
     @torch.no_grad()
     def score_blocks(self, states: int) -> ScoreBlocks | None:
-        """Return a scorer in blocks of states; None with semantic prototypes, which take a prompt per composition."""
+        """Return a function that scores blocks of `states` states; None if `inference` has `semantic`, which needs a
+        prompt per composition."""
         names, n = self.options.inference, len(self.labels.objects)
         if "semantic" in names:
             return None

@@ -1,4 +1,4 @@
-"""Base classes and checks that the methods of other papers share."""
+"""Base classes and helper functions that the methods of other papers share."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose losses compare compositions, by default the seen ones (`train_candidates`). A
-    subclass defines `score`, and `prepare` for values that all images share."""
+    """Base class of methods whose losses choose among `train_candidates`, by default the seen compositions. A subclass
+    defines `score`, and `prepare` for values that do not depend on the image."""
 
     def __init__(self, task: TaskContext, options: OptionsT) -> None:
         super().__init__(task, options)
         self.train_candidates = CompositionIndex(task.labels.pairs["train"], len(task.labels.objects))
 
     def prepare(self, candidates: CompositionIndex) -> Any:
-        """Return values that all images' scores over the candidates need, such as the candidates' embeddings."""
+        """Return values that the scores of all images over the candidates use, such as the candidates' embeddings."""
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
-        """Return scores [B, C] of images, given the result of `prepare`."""
+        """Return the images' scores [B, C] over the candidates; `prepared` is the result of `prepare`."""
         raise NotImplementedError(f"{type(self).__name__} must define score()")
 
     def cross_entropies(self, names: Iterable[str], logits: Iterable[Tensor], own: Tensor) -> dict[str, Tensor]:
-        """Return named cross-entropies of logits over training candidates [B, C], states [B, M] and objects [B, N], for
-        images labelled with compositions `own` [B]."""
+        """Return three cross-entropies by name, of logits over training candidates [B, C], states [B, M] and objects
+        [B, N]; `own`: the images' compositions [B]."""
         targets = (self.train_candidates.places(own), *self.primitives(own))
         return {name: cross_entropy(path, target) for name, path, target in zip(names, logits, targets, strict=True)}
 
@@ -92,7 +92,7 @@ class WordTable(nn.Module):
 
 
 class Composer(nn.Module):
-    """Embeds compositions: a linear map of both word vectors, of unit length; each word is multiplied only once."""
+    """Linear map from the word vectors of a state and an object to a composition's embedding of unit length."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -125,13 +125,14 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
 
 
 class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
-    """Base class with a cross-entropy loss over the seen compositions, or over all of them in the open world.
+    """Base class of methods that score by products of image and composition embeddings, with a cross-entropy loss over
+    the seen compositions, or in the open world over all compositions.
 
     A subclass embeds images (`embed_images`) and compositions (`prepare`), may scale dot products (`scale`), and may
     subtract `margins` from the logits in training.
     """
 
-    margins: Tensor | None  # [M * N]
+    margins: Tensor | None  # [M * N], one per composition
 
     def __init__(self, task: TaskContext, options: OptionsT, *, trained_words: bool, scale: float = 1.0) -> None:
         super().__init__(task, options, trained_words=trained_words)
@@ -150,12 +151,13 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
     @torch.no_grad()
     def feasibility(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return the feasibility rho [M * N] from word vectors [M, w], [N, w]; infinite for seen compositions."""
+        """Return the feasibility rho of all compositions [M * N], infinite for seen ones, from word vectors of `states`
+        [M, w] and `objects` [N, w]."""
         rho = feasibility(states.cpu().numpy(), objects.cpu().numpy(), self.labels)
         return torch.as_tensor(rho, dtype=torch.float32)
 
     def initial_margins(self) -> Tensor:
-        """Return margins [M * N]: 0 if seen, else above any logit, which excludes the composition from the loss."""
+        """Return margins [M * N]: 0 for seen compositions, for others above any logit, so that the loss excludes them."""
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:

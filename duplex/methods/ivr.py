@@ -36,7 +36,7 @@ class IvrOptions(Options):
     width: Count = 512  # size e of all embeddings, and hidden units of f
     layers: Natural = 1  # hidden layers of the embedding f
     dropout: Rate = 0.1  # in the embedding and both heads
-    scale: Positive = 20.0  # of cosines d_c
+    scale: Positive = 20.0  # 1 / T of the cosines d_c
     discard: Rate = 1 / 6  # share of channels that are set to zero
     again: NonNegative = 1.0  # weight w_r of the cross-entropies without these channels
     penalty: NonNegative = 10.0  # weight w_g of L_grad
@@ -52,13 +52,19 @@ class PrimitiveHead(nn.Module):
         self.discard = options.discard
 
     def channel_mask(self, labels: Tensor) -> Tensor:
-        """Return a mask [B, e]: 0 in the channels where the labels' weights in V and V' differ most, else 1."""
+        """Return a mask [B, e] for images with `labels` [B]: 0 in the channels where the label's weights in V and V' differ
+        most, else 1."""
         difference = (self.classify.weight - self.classify_partner.weight).detach().abs()  # [M, e]
         worst = difference.topk(int(self.discard * difference.shape[1]), dim=1).indices
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
 
     def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return three losses of images [B, e]: cross-entropy, another without discarded channels, gradient penalty."""
+        """Return three losses: cross-entropy, cross-entropy without the discarded channels, and gradient penalty.
+
+        f: image embeddings [B, e].
+        labels: states (or objects) that this head classifies [B].
+        domains: the images' other primitive [B].
+        """
         partner, paired = next_allowed_partner((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner
         h, mask = self.head(f), self.channel_mask(labels)
@@ -107,7 +113,7 @@ class Ivr(WordMethod[IvrOptions]):
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Return the sum of the images' cross-entropies, each times its weight [B]."""
+    """Return the sum of the images' cross-entropies, multiplied by their weights [B]."""
     return cross_entropy(logits, labels, reduction="none") @ weights
 
 

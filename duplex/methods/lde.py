@@ -35,7 +35,7 @@ from duplex.options import Options, Template
 @dataclass(frozen=True)
 class LdeOptions(Options):
     space: Literal["linear", "sphere"] = "linear"  # LDE's or GDE's decomposition
-    source: Literal["text", "images"] = "text"  # features that are decomposed: of prompts or of training images
+    source: Literal["text", "images"] = "text"  # decomposed features: of prompts, or training images
     template: Template = TEMPLATE  # words before the names in the prompts
 
 
@@ -63,7 +63,11 @@ class Lde(TextMethod[LdeOptions]):
         self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
     def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor | None = None) -> None:
-        """Compute the ideal words from unit composition features `u` [C, d]; zeros for a primitive without any."""
+        """Set the ideal words from unit features `u` [C, d] of compositions; a primitive without features gets zeros.
+
+        compositions: label of each feature [C].
+        weights: weight of each feature [C]; None: all equal.
+        """
         weights = u.new_ones(len(u)) if weights is None else weights.to(u)
         compositions = compositions.to(u.device)
         if self.options.space == "linear":
@@ -101,7 +105,11 @@ def exp_map(mu: Tensor, v: Tensor) -> Tensor:
 
 
 def intrinsic_mean(u: Tensor, weights: Tensor | None = None, rounds: int = 20) -> Tensor:
-    """Return the unit vector [d] at which weighted tangent vectors to `u` [C, d] sum to zero, iteratively."""
+    """Return the intrinsic mean of unit vectors `u` [C, d]: the unit vector [d] at which their tangent vectors sum to zero.
+
+    weights: weight of each vector [C]; None: all equal.
+    rounds: number of iterations.
+    """
     weights = u.new_ones(len(u)) if weights is None else weights
     shares = weights / weights.sum()
     mu = normalize(shares @ u, dim=-1)

@@ -43,7 +43,10 @@ class RuleTables(NamedTuple):
 
 
 def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Parse lines of text to rules of states and of objects; raise UsageError for an unknown name."""
+    """Return rules between states and rules between objects, from lines such as `state: ripe excludes unripe`.
+
+    Raise UsageError for an unknown name or a rule between a name and itself.
+    """
     names = {"state": labels.states, "object": labels.objects}
     tables = {kind: RuleTables(*(torch.zeros(len(of), len(of)) for _ in range(2))) for kind, of in names.items()}
     for line in lines:
@@ -60,7 +63,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
 
 
 def observed_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Return the rules that states seen with a common object exclude each other, and likewise for objects."""
+    """Return derived rules: states that are seen with a common object exclude each other, and likewise objects."""
     seen = torch.as_tensor(labels.seen).reshape(len(labels.states), len(labels.objects)).float()
     rules = []
     for table in (seen, seen.T):
@@ -72,7 +75,7 @@ def observed_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
 
 @dataclass(frozen=True)
 class LogicOptions(ThreePathOptions):
-    rules_weight: NonNegative = 1.0  # weight of both losses of rules; 0 leaves the three paths
+    rules_weight: NonNegative = 1.0  # weight of both losses by rules; 0: the three paths alone
     rules_written: tuple[str, ...] = ()  # such as `state: ripe excludes unripe`; empty: derived from training labels
 
     def rules(self) -> Iterable[tuple[object, str]]:
@@ -118,5 +121,10 @@ class LogicZsl(ThreePaths[LogicOptions]):
 
 
 def violation(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
-    """Return each image's rule violation [B]: `sum_(a excludes b) p_a q_b + sum_(a implies b) p_a (1 - q_b)`."""
+    """Return each image's rule violation [B]: `sum_(a excludes b) p_a q_b + sum_(a implies b) p_a (1 - q_b)`.
+
+    p: posteriors of the states' (or objects') own path [B, M].
+    q: their marginals of the composition path [B, M].
+    excludes, implies: rules as tables of 0 and 1 [M, M].
+    """
     return ((p @ excludes) * q).sum(1) + ((p @ implies) * (1 - q)).sum(1)

@@ -61,7 +61,7 @@ class PlidOptions(Options):
 
 
 class Classes(NamedTuple):
-    """Text feature distributions of compositions, states and objects: unit means, and deviations of samples."""
+    """Distributions of text features of compositions, states and objects: unit means, and D deviations per mean."""
 
     means: tuple[Tensor, Tensor, Tensor]  # [C, d], [M, d], [N, d]
     deviations: tuple[Tensor, Tensor, Tensor]  # [C, D, d], [M, D, d], [N, D, d]
@@ -120,7 +120,7 @@ class Plid(TextMethod[PlidOptions]):
         return self.train_candidates.means(rows, len(self.labels.states), len(self.labels.objects))
 
     def path_logits(self, z: tuple[Tensor, Tensor, Tensor], means: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """Return composition, state and object logits, given the features [B, d] and class means of each."""
+        """Return composition, state and object logits [B, C], [B, M], [B, N], given features [B, d] and class means."""
         return [self.scale * f @ t.T for f, t in zip(z, means, strict=True)]
 
     def losses(self, batch: Batch, shared: Classes) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ class Plid(TextMethod[PlidOptions]):
         return {"composition": c, "state": self.options.primitives * s, "object": self.options.primitives * o}
 
     def draw_mix(self, like: Tensor) -> Tensor:
-        """Draw the mixing weight `b ~ Beta(1, q)` of mean `1 / (1 + q)`, by inverting the distribution function."""
+        """Return a random mixing weight `b ~ Beta(1, q)` of mean `1 / (1 + q)`, with the device and type of `like`."""
         q = 1 / self.options.mix - 1
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
@@ -166,6 +166,10 @@ class Plid(TextMethod[PlidOptions]):
 
 
 def deviations(mean: Tensor, described: Tensor) -> Tensor:
-    """Return samples `normalise(mean + d)` minus the samples' mean [C, D, d], d one of `described` [C, D, d]."""
+    """Return deviations [C, D, d] of the samples `normalise(mean + described)` from their mean.
+
+    mean: text features [C, d].
+    described: text features of D descriptions each [C, D, d].
+    """
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

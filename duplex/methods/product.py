@@ -1,11 +1,12 @@
 """Product of finished runs: their log probabilities are added on a common scale, and nothing is trained.
 
-With members `k`, their probabilities `p_k(c|x)` among the candidates, and the temperatures `T_k` at which these are
-calibrated on validation images,
+The members are finished runs `k`. With `p_k(c|x)`, the probability that run `k` gives to candidate `c`, and `T_k`, the
+temperature that calibrates these probabilities on validation images, the score is
 
     log S(c|x) = sum_k w_k log p_k(c|x) / T_k - log Z.
 
-The weights are equal, or each method has one, chosen by validation AUC. A checkpoint contains those of its members.
+The weights `w_k` are equal, or each method has its own, chosen by validation AUC. The checkpoint of a product contains
+the checkpoints of its members.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from duplex.errors import UsageError
 from duplex.labels import Ints
 from duplex.layers.portable import joined_members
 from duplex.layers.score_formula import LEAST
-from duplex.layers.weight_search import search_weights
+from duplex.layers.weight_search import Weights, tuned_weights
 from duplex.methods.base import Batch, Inputs, Method, Scorer, ScoreTerms, TaskContext
 from duplex.methods.registry import find_method, make_method, parse_options
 from duplex.options import CombinedOptions, FinetuneOptions
@@ -31,7 +32,7 @@ from duplex.options import CombinedOptions, FinetuneOptions
 class ProductOptions(CombinedOptions):
     """Options of `kind: product`."""
 
-    weights: Literal["equal", "tuned"] = "equal"  # of the methods in `of`; tuned: chosen by validation AUC
+    weights: Literal["equal", "tuned"] = "equal"  # one per method in `of`; tuned: by validation AUC
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -40,11 +41,11 @@ class ProductOptions(CombinedOptions):
 
 
 class ProductMethod(Method[ProductOptions]):
-    """Trained methods whose log probabilities are added."""
+    """Product of finished runs: the score is the sum of their log probabilities."""
 
     combines_runs: ClassVar[bool] = True
-    temperatures: Tensor  # [K] of the members
-    weights: Tensor  # [methods in `of`]
+    temperatures: Tensor  # [K], one per member
+    weights: Tensor  # one per method in `of`
 
     def __init__(self, task: TaskContext, options: ProductOptions) -> None:
         super().__init__(task, options)
@@ -64,7 +65,7 @@ class ProductMethod(Method[ProductOptions]):
         return frozenset({"cls"}).union(*members)
 
     def start(self, train: Batch) -> None:
-        """Start the members as their own training does, unless they are finished runs."""
+        """Call the `start` of every member, unless the members are finished runs."""
         if not self.task.members:
             for member in self.members:
                 member.start(train)
@@ -78,10 +79,10 @@ class ProductMethod(Method[ProductOptions]):
             return
         terms = [term.cpu() for _, term in self._log_terms(candidates)(images)]
 
-        def auc_with(weights: tuple[float, ...]) -> float:
-            return auc(torch.stack([w * term for w, term in zip(weights, terms, strict=True)]).sum(0))
+        def weighted(weights: Weights) -> list[Tensor]:
+            return [w * term for w, term in zip(weights, terms, strict=True)]
 
-        self.weights.copy_(torch.tensor(search_weights(tuple(self.weights.tolist()), auc_with)))
+        self.weights.copy_(tuned_weights(self.weights, weighted, auc))
 
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
@@ -132,7 +133,10 @@ class ProductMethod(Method[ProductOptions]):
 
 
 def build_member(member: dict[str, Any], task: TaskContext) -> Method[Any]:
-    """Return the untrained method of a member, whose tensors a checkpoint then fills in."""
+    """Return a member's method with initial tensors, into which the tensors of a checkpoint are then loaded.
+
+    member: the member's entry of `ProductOptions.members`: kind, options, finetune, world and others.
+    """
     blocks = None
     if member["finetune"] is not None:
         options, make_blocks = FinetuneOptions.from_dict(member["finetune"]), task.member_blocks

@@ -35,8 +35,8 @@ from duplex.methods.base import (
 class PromptOptions(PathOptions):
     """Options of `kind: prompts`; the defaults are three trained paths."""
 
-    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")
-    inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")
+    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # terms of the loss
+    inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # terms of the score
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -44,8 +44,8 @@ class PromptOptions(PathOptions):
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose score is a sum of posteriors, some of them from `paths`, set by the subclass. The
-    method's options have the fields `losses` and `inference`."""
+    """Base class of methods whose score is a sum of posteriors, some of them computed by `paths`, which a subclass sets.
+    The method's options have the fields `losses` and `inference`."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
     options: Any
@@ -58,7 +58,7 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
         return self.paths.prototypes(self.options.losses, self.checkpointing)
 
     def scorer(self, candidates: Ints) -> Scorer:
-        """Return a function that adds up the score terms, in the memory of the first."""
+        """Return a function that sums the score terms; it overwrites the first term to save memory."""
         terms = self.score_terms(candidates)
         assert terms is not None
         return torch.no_grad()(lambda inputs: reduce(Tensor.add_, (term for _, term in terms(inputs))).float())
@@ -71,7 +71,7 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
 
 
 class PromptMethod(PathMethod[PromptOptions]):
-    """Prompt method without visual prototypes: `S = p(c^t|x) + p(s|x) p(o|x)`, of the terms switched on."""
+    """Prompts without visual prototypes: `S = p(c^t|x) + p(s|x) p(o|x)`, or one of these terms."""
 
     def __init__(self, task: TaskContext, options: PromptOptions) -> None:
         super().__init__(task, options)

@@ -1,4 +1,4 @@
-"""Kinds of methods: entry points of the group `duplex.methods`, built in or of other packages, or `module:Class`."""
+"""Registry of the kinds of methods: entry points of the group `duplex.methods` in any package, or `module:Class`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def checked_kind(kind: object) -> str:
 
 
 def method_source(kind: str) -> EntryPoint:
-    """Return the entry point of an installed kind or `module:Class`; raise `UsageError` for an unknown kind."""
+    """Return the entry point of an installed kind or of a class `module:Class`; raise `UsageError` for other kinds."""
     if ":" in checked_kind(kind):
         return EntryPoint(kind, kind, GROUP)
     known = installed_methods()
@@ -87,7 +87,7 @@ def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
 
 @lru_cache(maxsize=256)
 def find_method(kind: str) -> type[Method[Any]]:
-    """Import the class of a kind. `module:Class` is also looked up in the current folder.
+    """Import and return the class of a kind of method. `module:Class` is also looked up in the current folder.
 
     Raise `BrokenMethod`, naming the provider, if the import fails or the class is no `Method`."""
     from duplex.methods.base import Method
@@ -136,7 +136,7 @@ def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
 
 
 def _check_arguments(kind: str, method_class: type[Method[Any]], options: object, task: object) -> None:
-    """Raise `UsageError` unless `options` and `task` are what a kind's class is built from."""
+    """Raise `UsageError` unless `options` are of the class's type `Options` and `task` is a `TaskContext`."""
     from duplex.methods.base import TaskContext
 
     if not isinstance(options, method_class.Options):
@@ -150,8 +150,8 @@ def _check_arguments(kind: str, method_class: type[Method[Any]], options: object
 
 
 def describe_method(kind: str) -> dict[str, Any]:
-    """Return what `duplex methods` prints of a kind: provider, module, default needs and options with types and
-    defaults, or `error` if it cannot be loaded."""
+    """Return the description of a kind that `duplex methods` prints: provider, module, inputs needed by default, and
+    options with types and defaults; with `error`, and without inputs and options, if it cannot be loaded."""
     source = method_source(kind)
     record: dict[str, Any] = {"kind": kind, "source": provider(source), "module": module_of(source)}
     try:

@@ -34,7 +34,7 @@ class ScenOptions(Options):
     layers: Natural = 1  # hidden layers of each encoder
     dropout: Rate = 0.1  # in both encoders
     temperature: Positive = 0.07  # T of L_ts and L_to
-    scale: Positive = 20.0  # of cosines with compositions
+    scale: Positive = 20.0  # 1 / T of cosines with compositions
     contrast: NonNegative = 1.0  # weight of L_ts + L_to
 
 
@@ -71,8 +71,11 @@ class Scen(EmbeddingHead[ScenOptions]):
         }
 
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
-        """Return the contrastive loss of embeddings [B, e]: a mean over images with a positive (equal in `same`) and a
-        negative (equal in `other`, different in `same`)."""
+        """Return the contrastive loss of embeddings `h` [B, e].
+
+        It is a mean over images with a positive (equal label in `same` [B]) and a negative (equal label in `other` [B],
+        different one in `same`).
+        """
         positive, paired = next_allowed_partner(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]
         counted = paired & negative.any(1)

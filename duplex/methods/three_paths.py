@@ -1,4 +1,4 @@
-"""Base of methods that extend the three paths: learned prompts, disentangled factors, their losses and scores."""
+"""Base class of methods that extend the three paths of compositions, states and objects (duplex/layers/paths.py)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TERMS = ("semantic", "factors")
 class ThreePathOptions(Options):
     """Options that all methods with three paths share."""
 
-    adapter: Literal["none", "feature"] = "feature"  # a bottleneck on the cached feature
+    adapter: Literal["none", "feature"] = "feature"  # feature: a bottleneck on the cached feature
     width: Count = 768  # hidden units of each disentangler
-    template: Template = TEMPLATE  # initial tokens of the three learned contexts
+    template: Template = TEMPLATE  # words whose tokens initialise the three learned contexts
 
 
 ThreePathOptionsT = TypeVar("ThreePathOptionsT", bound=ThreePathOptions)
@@ -44,7 +44,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return self.paths.prototypes(LOSSES, self.checkpointing)
 
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
-        """Return adapted features [B, d], factors and the three losses of a batch, given semantic prototypes."""
+        """Return adapted features [B, d], factors with posteriors, and the three losses; `t`: semantic prototypes."""
         z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None

@@ -31,9 +31,9 @@ from duplex.options import Count
 class TroikaOptions(ThreePathOptions):
     traction: bool = True  # whether prompts are pulled towards the image; otherwise these are the three paths
     layers: Count = 2  # layers N of cross-attention
-    heads: Count = 4  # of the cross-attention
+    heads: Count = 4  # heads of the cross-attention
     inner: Count = 4  # hidden units of F as a multiple of the feature's width
-    start: float = 0.1  # initial value of lambda
+    start: float = 0.1  # initial value of lambda, the strength of the pull
 
 
 class TractionLayer(nn.Module):
@@ -80,7 +80,12 @@ class Troika(ThreePaths[TroikaOptions]):
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
     def path_logits(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits [B, C], [B, M], [B, N] of compositions, states and objects, whose prototypes are `t`."""
+        """Return logits [B, C], [B, M], [B, N] of compositions, states and objects.
+
+        z: adapted features [B, d].
+        t: semantic prototypes.
+        tokens: patch tokens [B, T, w]; None: prototypes are not pulled towards the image.
+        """
         assert self.paths.factors is not None
         features = (z, *self.paths.factors(z))
         if self.traction is None or tokens is None:

@@ -37,7 +37,7 @@ from duplex.options import Count, Share
 class VpCmjlOptions(ThreePathOptions):
     proxies: bool = True  # whether there are visual proxies and attention; otherwise these are the three paths
     blend: Share = 0.3  # weight a of the proxies' logits
-    heads: Count = 4  # of the cross-attention
+    heads: Count = 4  # heads of the cross-attention
 
 
 Logits = tuple[Tensor, Tensor, Tensor]  # of compositions [B, C], states [B, M] and objects [B, N]
@@ -56,14 +56,14 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
             self.read_s, self.read_o = (CrossBlock(dim, dim, heads) for _ in range(2))
 
     def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
-        """Return composition, state and object logits by prompts, for adapted features [B, d]."""
+        """Return composition, state and object logits by the prompts' features `t`, for adapted features `z` [B, d]."""
         (z_s, a_s), (z_o, a_o) = self.read_s(z, t.states), self.read_o(z, t.objects)
         rows = ((unit(z_s), t.states, a_s), (unit(z_o), t.objects, a_o))
         s, o = (self.paths.logits(f, prototypes) + self.paths.scale * a for f, prototypes, a in rows)
         return self.paths.logits(z, t.compositions), s, o
 
     def visual_logits(self, z: Tensor, candidates: CompositionIndex) -> Logits:
-        """Return composition, state and object logits by visual proxies, for adapted features [B, d]."""
+        """Return composition, state and object logits by visual proxies, for adapted features `z` [B, d]."""
         assert self.paths.factors is not None
         z_s, z_o = self.paths.factors(z)
         states, objects = self.states @ self.from_state.T, self.objects @ self.from_object.T

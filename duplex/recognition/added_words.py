@@ -53,7 +53,7 @@ def read_compositions(path: Path) -> list[Pair]:
 
 
 def as_pair(composition: object, labels: LabelSpace) -> Pair:
-    """Return the (state, object) names of a composition in one text, or of a pair of texts."""
+    """Return a composition, given as one text or as a pair of texts, as (state, object) names."""
     if isinstance(composition, str):
         return split_composition(composition, labels)
     match composition:
@@ -63,7 +63,10 @@ def as_pair(composition: object, labels: LabelSpace) -> Pair:
 
 
 def split_composition(text: str, labels: LabelSpace) -> Pair:
-    """Return the (state, object) names in `rusty kettle`; longer unknown names need a comma: `very rusty,kettle`."""
+    """Split a composition's text, such as `rusty kettle`, into state and object.
+
+    Names of several words that the model does not know need a comma: `very rusty,kettle`.
+    """
     if "," in text:
         state, _, name = (part.strip() for part in text.partition(","))
         if state and name:
@@ -77,7 +80,7 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
 
 
 def known_words(pair: Pair, labels: LabelSpace) -> KnownFlags:
-    """Return whether a pair's state and object are labels of the model, by their text in prompts."""
+    """Return whether a pair's state and object are labels of the model; names with equal text in prompts are equal."""
     return KnownFlags(_find(pair[0], labels.states) is not None, _find(pair[1], labels.objects) is not None)
 
 
@@ -86,7 +89,10 @@ def with_added_compositions(
 ) -> Candidates:
     """Return the candidates extended by `pairs`; all are then scored from the exported `tensors`.
 
-    Names with the same text in prompts are equal; pairs that are candidates already are left out.
+    tensors: `TrainedModel.tensors` of the candidates.
+    tower: encodes the prompts of the added pairs.
+    pairs: (state, object) names, equal to a label if prompts write them alike; pairs that are candidates already are
+        left out.
     """
     states, objects = list(labels.states), list(labels.objects)
     present = set(zip(candidates.state_of.tolist(), candidates.object_of.tolist(), strict=True))
@@ -116,7 +122,7 @@ def with_added_compositions(
 
 
 def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
-    """Return the function that computes the score terms [B, C] of inputs from exported tensors."""
+    """Return the function that computes the score terms [B, C] of a method's inputs from exported tensors."""
 
     @torch.no_grad()
     def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
@@ -162,7 +168,11 @@ def with_rows(
 
 
 def _primitives(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Tensor]:
-    """Extend the posterior of states or objects by `count` new ones, each as if with one image, at the mean of all."""
+    """Return the tensors of the posterior of states or objects, extended by `count` new words.
+
+    Each new word is treated as if it had one training image, at the mean feature of all images. Returns no tensors if
+    the model has no such posterior. `name`: "states" or "objects".
+    """
     weight, offset = (f"primitives.{name}.{part}" for part in ("weight", "offset"))
     if weight not in t:
         return {}
@@ -183,7 +193,8 @@ def encode_prompts(
 ) -> Tensor:
     """Return unit text prototypes [P, d] of prompts `[context, state, object]` for (state, object) names.
 
-    A None leaves that word out. The context and the names that the model knows have learned vectors.
+    A None leaves that word out. The context and the names that the model knows have learned vectors; `path` is the
+    prompts' context: "composition", "state" or "object".
     """
     ends = tower.embedding([tower.start, tower.end])
     prompts = []
@@ -206,6 +217,7 @@ def _find(name: str, known: Sequence[str]) -> int | None:
 
 
 def find_or_append(name: str, names: list[str]) -> int:
+    """Return the index of a name in `names`, compared as prompts write names; append it if it is not there."""
     place = _find(name, names)
     if place is None:
         names.append(name)

@@ -27,7 +27,7 @@ class Guess:
     probability: float
     seen: bool  # it labels training images
     score_terms: Mapping[str, float]  # summands of the score: visual, semantic, ...; empty where the method has none
-    known: KnownFlags | None = None  # of an added composition
+    known: KnownFlags | None = None  # which of its words are labels; None unless the user added the composition
 
     @property
     def name(self) -> str:
@@ -45,10 +45,10 @@ class Answer:
     """Answer for one image: its best compositions, best first, and marginal probabilities of states and objects."""
 
     top: tuple[Guess, ...]
-    states: Mapping[str, float]  # every state, most likely first; they sum to 1
-    objects: Mapping[str, float]
+    states: Mapping[str, float]  # probability of every state, most likely first; they sum to 1
+    objects: Mapping[str, float]  # the same of every object
     known: bool = True  # False: the image resembles no training image; perhaps it shows none of the pairs
-    distance: float | None = None  # from the training images of the nearest pair (training/known_images.py)
+    distance: float | None = None  # Mahalanobis distance to the nearest pair (training/known_images.py)
 
     @property
     def best(self) -> Guess:

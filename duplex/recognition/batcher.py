@@ -20,9 +20,13 @@ WaitingImage = tuple[ImageRequest, asyncio.Future[Reply]]
 class Batcher:
     """Collect images into batches and send them to free workers; `await batcher.answer(request)` returns a reply.
 
-    The images in progress are shared evenly among workers: a free worker waits for its share, `wait` seconds at most.
-    Clients that get their answers together send their next images together, so batches fill; a lone image is a whole
-    share and does not wait. Batches have at most `size` images. `full`: at least `room` images wait.
+    The images in progress are shared evenly among workers: a free worker waits until its share has arrived. Clients
+    that get their answers together send their next images together, so batches fill; a single image is a whole share
+    and does not wait.
+
+    size: largest number of images in a batch.
+    wait: largest number of seconds that a worker waits for its share.
+    room: number of waiting images from which on `full` is true.
     """
 
     def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
@@ -45,6 +49,7 @@ class Batcher:
 
     @property
     def full(self) -> bool:
+        """Whether so many images wait that further requests should be refused."""
         return len(self._queue) >= self._room
 
     async def answer(self, request: ImageRequest) -> Reply:

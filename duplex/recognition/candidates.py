@@ -23,20 +23,20 @@ BLOCK_SCORES = 2**22  # scores in memory at once, per score term: 16 MiB
 
 @dataclass(frozen=True)
 class Candidates:
-    """`C` compositions with their scorer, and the temperature and prior by which their probabilities are computed."""
+    """`C` compositions to choose from, with the function that scores them and the prior of their probabilities."""
 
-    states: tuple[str, ...]
+    states: tuple[str, ...]  # names
     objects: tuple[str, ...]
-    state_of: Ints  # [C]
-    object_of: Ints  # [C]
+    state_of: Ints  # [C] index in `states`
+    object_of: Ints  # [C] index in `objects`
     seen: Bools  # [C]
     feasible: Bools  # [C] within the calibrated feasibility threshold; others are never answers
-    confidence: Confidence
+    confidence: Confidence  # temperature and prior of the probabilities
     scorer: Scorer
-    terms: ScoreTerms | None  # summands of the score, where it is a sum
-    probabilities: Callable[[Tensor], Tensor]
-    known: Mapping[int, KnownFlags]  # by position, of added compositions
-    known_images: KnownImages | None = None
+    terms: ScoreTerms | None  # computes the summands of the score; None if the score is not a sum
+    probabilities: Callable[[Tensor], Tensor]  # scores [B, C] -> the method's probabilities, before the temperature
+    known: Mapping[int, KnownFlags]  # index of a composition that the user added -> which of its words are labels
+    known_images: KnownImages | None = None  # finds images that resemble no training image
 
     @classmethod
     def of(
@@ -73,7 +73,7 @@ class Candidates:
             yield from self._block(block, min(top, int(self.feasible.sum())))
 
     def log_posteriors(self, scores: Tensor) -> Tensor:
-        """Return log probabilities `log q(c|x)` [B, C] of scores, in float64, from which answers are computed."""
+        """Return the candidates' log probabilities `log q(c|x)` [B, C], in float64, for scores [B, C] of images."""
         excluded = torch.as_tensor(~self.feasible, device=scores.device)
         log_p = log_probabilities(self.probabilities, scores.masked_fill(excluded, -torch.inf))
         prior = torch.from_numpy(self.confidence.log_prior(self.seen, self.feasible)).to(scores.device)

@@ -90,7 +90,11 @@ def replace_export(out: Path) -> Iterator[Path]:
 
 
 def refuse_other_files(out: Path) -> None:
-    """Raise `UsageError` unless `out` is absent, an empty folder or an earlier export."""
+    """Raise `UsageError` unless `out` is absent, an empty folder or an earlier export, and has a name in UTF-8."""
+    if str(out).encode("utf-8", "replace") != os.fsencode(out):
+        raise UsageError(
+            f"the name {str(out)!r} is not UTF-8, which the format of the tensors requires; choose another"
+        )
     if os.path.lexists(out) and not (out.is_dir() and _is_export(out)):
         raise UsageError(f"{out} exists and is not an export of duplex, or holds other files; choose another folder")
 

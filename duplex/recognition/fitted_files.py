@@ -1,6 +1,7 @@
-"""Files that `duplex fit` adds to an exported model: the table of the climb, and statistics for `duplex update`.
+"""Files that `duplex fit` adds to an exported model: how the model was trained, and statistics for `duplex update`.
 
-fit.json                  choice, table of rungs, numbers measured before the final fit, data, digests of the images
+fit.json                  table of the training recipes tried (rungs) and the chosen one, numbers measured before the
+                          final fit, counts of the data, digests of the images
 statistics.safetensors    counts and sums of the features of all labelled images, by pair; their second moment
 """
 
@@ -27,13 +28,13 @@ FIELDS = ("pairs", "counts", "sums", "moment")
 
 
 def write_fit(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the record of a fit; equal fits give equal bytes."""
+    """Write fit.json with the record of a fit; equal records give equal bytes."""
     text = json.dumps(seal({"format": FIT_FORMAT, **record}), ensure_ascii=False, indent=1) + "\n"
     (folder / FIT).write_text(text, encoding="utf-8")
 
 
 def read_fit(folder: Path) -> dict[str, Any]:
-    """Read the record of a fit; raise `UsageError` if the folder was not made by `duplex fit`, or was changed."""
+    """Read fit.json; raise `UsageError` if the folder was not made by `duplex fit`, or was changed."""
     path = folder / FIT
     try:
         require_file(path)
@@ -48,7 +49,7 @@ def read_fit(folder: Path) -> dict[str, Any]:
 
 
 def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
-    """Write statistics beside the model's tensors, which they belong to."""
+    """Write feature statistics into a model's folder, with a digest of the model's tensors `model`, which they fit."""
     tensors = {name: getattr(fitted.statistics, name).cpu().contiguous() for name in FIELDS}
     record = {
         "format": FORMAT,
@@ -62,7 +63,10 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
 
 
 def read_statistics(folder: Path, model: Mapping[str, Tensor]) -> FittedStatistics:
-    """Read the statistics of a model; raise `UsageError` if there are none, or if they are of another model."""
+    """Read the feature statistics in a model's folder.
+
+    Raises `UsageError` if there are none, or if they belong to other tensors than the model's, `model`.
+    """
     path = folder / STATISTICS
     try:
         require_file(path)

@@ -71,7 +71,8 @@ def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
 
 
 def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
-    """Return `images` [B, d] if they are features, None if they are images. Raise `UsageError` for another width."""
+    """Return `images` as an array [B, d] if they are features, None if they are images. Raise `UsageError` for features
+    that are not of width `dim`."""
     if isinstance(images, Features):
         if images.bad.any():
             raise UsageError(f"{images.path} has rows without an image; leave them out: features.cls[~features.bad]")

@@ -23,14 +23,20 @@ FOLDS, NEIGHBOURS, SHARPNESS = 5, 20, 20.0
 
 @dataclass(frozen=True)
 class LabelMargins:
-    """Margins of n images: the score of the label less that of the best other one, which fits better if negative."""
+    """Margins of n images: score of the label minus score of the best other label, negative if that fits better."""
 
     margin: Floats  # [n]
     better: Ints  # [n] the best other class
 
 
 def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Return the margins of labels [n] by unit features [n, d]; each image is scored by the other folds."""
+    """Return the margins of labels [n], computed from unit features [n, d].
+
+    An image is scored by the images of the other folds.
+
+    way: "run" compares images with prototypes of the classes, "knn" with their nearest images.
+    folds: number of parts that the images are divided into at random.
+    """
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -61,7 +67,8 @@ def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], 
 
 
 def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Return each class's share [B, K] of the nearest images' votes, weighted by `exp(20 cosine)`; -inf if absent."""
+    """Return each class's share [B, K] of the nearest images' votes, weighted by `exp(20 cosine)`; -inf for a class
+    without images."""
     votes = np.zeros((len(queries), count))
     k = min(NEIGHBOURS, len(features))
     for start in range(0, len(queries), 1024):

@@ -1,4 +1,4 @@
-"""The most probable answers for labelled images, as recognition lists them."""
+"""The most probable composition of each labelled image, with the probability that a `Recognizer` would report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from duplex.training.scoring import ScoringTask
 def listed_answers(
     method: Method[Any], examples: Examples, labels: LabelSpace, confidence: Confidence, world: World
 ) -> AnsweredImages:
-    """Return the most probable answers of images among all pairs (open) or the labelled ones (closed)."""
+    """Return each image's most probable composition, chosen among all pairs (open) or the training pairs (closed)."""
     compositions = labels.candidates(world, "train")
     task = ScoringTask.of(method, compositions)
     feasible = np.ones(len(compositions), dtype=bool)

@@ -63,7 +63,7 @@ def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:
 
 
 def write_tower(folder: Path, model: TrainedModel) -> None:
-    """Write encoder.onnx, the image tower in float32 with its fine-tuned blocks, and see.py, which uses it."""
+    """Write encoder.onnx, the image tower in float32 with its fine-tuned blocks, and see.py, a script that uses it."""
     encoder: Encoder = model.backbone.tower("image")
     record = model.backbone.record
     preprocess = json.loads(record["preprocessing"])

@@ -37,7 +37,9 @@ BATCH = 64
 class Recognizer:
     """A trained model that names the compositions in images. Calls do not change it.
 
-    `added`: (state, object) pairs, candidates beside the model's own. `exact`, `new_share`: see `Recognizer.load`.
+    trained: model that `open_trained` loaded.
+    added: (state, object) pairs that are candidates in addition to the model's own.
+    exact, new_share: see `Recognizer.load`.
     """
 
     def __init__(
@@ -64,9 +66,11 @@ class Recognizer:
         where: a run's folder, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
         device: auto, cpu or cuda; auto is cuda if there is a GPU.
         word_vectors: the GloVe-format file that training read, if it read one.
-        exact: pad small batches to sixteen images, which gives the cache's features to the last bit; without it a lone
-            image is encoded up to ten times as fast and scores differ from the evaluation's in the fourth digit.
-        new_share: share of images that are expected to show pairs without training images; None: the model's, 0.1.
+        exact: pad small batches to sixteen images, so that features equal those of a feature cache to the last bit.
+            Without it, a single image is encoded up to ten times as fast, and scores differ from the evaluation's in
+            the fourth digit.
+        new_share: share of images that are expected to show pairs without training images; None: the share stored with
+            the model, 0.1 by default.
         """
         trained = open_trained(where, torch.device(resolve_device(device)), word_vectors)
         return cls(trained, exact=exact, new_share=new_share)
@@ -108,10 +112,10 @@ class Recognizer:
     ) -> list[Answer]:
         """Return one answer per image.
 
-        images: one or a list of paths, PIL images or uint8 arrays [H, W, 3]; or cached features, as an array [B, d]
-            or from `open_features`.
+        images: an image or a list of images, each a path, a PIL image or a uint8 array [H, W, 3]; or features of the
+            model's encoder, as an array [B, d] or from `open_features`.
         top: number of most probable compositions per answer.
-        world: closed or open, whose candidates compete; None: the model's first one.
+        world: closed or open, the world whose candidates answers are chosen from; None: the first of `worlds`.
         batch_size: number of images that are encoded at once.
         """
         candidates, answers = self.candidates(world), list[Answer]()
@@ -129,11 +133,11 @@ class Recognizer:
     ) -> Iterator[Answer | UnreadableImage]:
         """Yield one answer per file, in order, while other processes decode the next files.
 
-        paths: files of images; one that is not an image gives an `UnreadableImage`.
+        paths: image files; a file that cannot be read as an image gives an `UnreadableImage`.
         top: number of most probable compositions per answer.
-        world: closed or open, whose candidates compete; None: the model's first one.
+        world: closed or open, the world whose candidates answers are chosen from; None: the first of `worlds`.
         batch_size: number of images that are encoded at once.
-        num_workers: number of processes that decode; auto: one per core, less one; 0: none.
+        num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
         """
         candidates = self.candidates(world)
         files = [Path(path) for path in paths]
@@ -146,8 +150,8 @@ class Recognizer:
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
         """Return the scores [B, C] of images for `candidates(world)`, as the evaluation computes them.
 
-        images: as for a call.
-        world: closed or open, whose candidates are scored; None: the model's first one.
+        images: as for a call of the recognizer.
+        world: closed or open, the world whose candidates are scored; None: the first of `worlds`.
         batch_size: number of images that are encoded at once.
         """
         return torch.cat([self.candidates(world).scorer(inputs) for inputs in self._inputs(images, batch_size)])
@@ -207,7 +211,7 @@ class Recognizer:
         return {"outputs": self.trained.outputs, "batch_multiple": self._batch_multiple}
 
     def check_cache(self, features: Features) -> None:
-        """Raise `UsageError` if features come from another encoder than the model's."""
+        """Raise `UsageError` if cached features were not computed by the model's encoder."""
         record = {key: value for key, value in features.identity.items() if key not in LIBRARIES}
         expect = {key: self.trained.backbone.record[key] for key in record if key in self.trained.backbone.record}
         try:

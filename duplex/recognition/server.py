@@ -43,7 +43,14 @@ def application(
     neighbours: Neighbours | None,
     world: World | None,
 ) -> Any:
-    """Return the ASGI application that answers requests in one world with the running `workers`."""
+    """Return the ASGI application of the server.
+
+    recognizer: the model, for labels and candidates.
+    workers: running processes, each with the same model, that recognise the images.
+    limits: limits on requests.
+    neighbours: training images to search for similar ones; None: requests for similar images are ignored.
+    world: closed or open, the world whose candidates answers are chosen from; None: the model's default.
+    """
     batcher = Batcher(workers)
     metrics, candidates = ServerMetrics(batcher, workers), recognizer.candidates(world)
     app = _application_of(batcher)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from duplex.errors import DuplexError, UsageError
+from duplex.recognition.tensor_checks import check_tensors
 from duplex.recognition.trained import ExportedModel, TrainedModel, TrainedRun
 from duplex.system.files import require_file
 from duplex.training.checkpoint import digest, seal
@@ -57,9 +58,16 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
     if digest(tensors) != config.get("tensors"):
         raise UsageError(f"{folder / TENSORS} is damaged: its tensors are not those that were exported; export again")
     try:
-        return ExportedModel(folder, config, tensors, device)
+        model = ExportedModel(folder, config, tensors, device)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UsageError(f"{folder / CONFIG} is not of this version ({error}); export the run again") from error
+    try:
+        check_tensors(tensors, model.labels, model.backbone.dim)
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"{folder / TENSORS} is not of this version, or another tool changed it ({error}); export the run again"
+        ) from error
+    return model
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -20,7 +20,12 @@ s { color: #b3541e } small { opacity: .7 }"""
 def write_suspects_page(
     path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path, list_sha256: str
 ) -> None:
-    """Write a page of images with current and suggested labels, in the order of `rows`; it stores `list_sha256`."""
+    """Write a page of images with current and suggested labels, in the order of `rows`.
+
+    rows: lines of the list of suspects.
+    root: folder of the image files.
+    list_sha256: digest of that list, stored in the page for `is_page_of`.
+    """
     figures = "\n".join(_figure(row, root) for row in rows)
     write_text(
         path,

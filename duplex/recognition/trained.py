@@ -40,9 +40,9 @@ from duplex.training.known_images import PREFIX, KnownImages
 class Backbone:
     """The frozen encoder of a trained model; its image and text towers are loaded at first use."""
 
-    record: Mapping[str, str]
+    record: Mapping[str, str]  # identity, name and precisions of the encoder, as in the checkpoint
     device: str
-    towers: dict[str, Encoder] = field(default_factory=dict)
+    towers: dict[str, Encoder] = field(default_factory=dict)  # "image" or "text" -> loaded encoder
 
     def __post_init__(self) -> None:
         missing = [key for key in ("name", "tag", "precision", "text_precision", "dim") if key not in self.record]
@@ -75,32 +75,28 @@ class Backbone:
 
 
 class TrainedModel(ABC):
-    """A model with its labels, encoder and calibration.
+    """A trained model with its labels, encoder and calibration."""
 
-    `fingerprint` identifies the model: its path may hold another one later. `finetuned` computes features with the
-    fine-tuned blocks; None if no block was fine-tuned.
-    """
-
-    where: str
-    kind: str
-    fingerprint: str
+    where: str  # path of the model, for messages
+    kind: str  # kind of the method
+    fingerprint: str  # digest of the model's content, since another model may later be saved under the same path
     labels: LabelSpace
     backbone: Backbone
-    calibration: Mapping[str, Calibration]
-    confidence: Confidence
-    known_images: KnownImages | None
-    needs: frozenset[str]
-    finetuned: FinetunedBlocks | None = None
+    calibration: Mapping[str, Calibration]  # world -> bias and feasibility threshold
+    confidence: Confidence  # temperature and prior of the answers' probabilities
+    known_images: KnownImages | None  # finds images that resemble no training image
+    needs: frozenset[str]  # inputs of the method, such as "cls" and "patch"
+    finetuned: FinetunedBlocks | None = None  # computes features with the fine-tuned blocks; None if there are none
 
     @property
     def outputs(self) -> OutputSpec:
-        """Outputs of the image tower that the model takes as inputs."""
+        """Specification of the image tower's outputs that the model takes as inputs."""
         blocks = int(self.backbone.record["block_inputs"]) if self.reads_block_inputs else 0
         return OutputSpec("patch" in self.needs, blocks, int(self.backbone.record.get("bits", 16)))
 
     @property
     def reads_block_inputs(self) -> bool:
-        """Whether the model takes the inputs of the image tower's last blocks."""
+        """Whether the model computes features from block inputs, because blocks of its image tower were fine-tuned."""
         return self.finetuned is not None
 
     @abstractmethod
@@ -109,16 +105,17 @@ class TrainedModel(ABC):
 
     @abstractmethod
     def tensors(self, world: World) -> dict[str, Tensor] | None:
-        """Return the tensors that `layers.portable` computes scores from; None if the method does not provide them."""
+        """Return the tensors from which `layers.portable` computes scores; None if the method does not provide them."""
 
     def on_finetuned_features(self, candidates: Candidates) -> Candidates:
-        """Return the candidates, scored by features of the fine-tuned blocks if the model has any."""
+        """Return the candidates, to be scored on features of the model's fine-tuned blocks, if it has such blocks."""
         if self.finetuned is None:
             return candidates
         terms = None if candidates.terms is None else with_finetuned_features(candidates.terms, self.finetuned)
         return replace(candidates, scorer=with_finetuned_features(candidates.scorer, self.finetuned), terms=terms)
 
     def calibration_of(self, world: str) -> Calibration:
+        """Return a world's calibration; raise `UsageError` if the model was not trained for that world."""
         if world not in self.calibration:
             known = ", ".join(self.calibration) or "none"
             raise UsageError(f"{self.where} was not trained for the {world} world; it answers for: {known}")
@@ -129,7 +126,10 @@ class TrainedRun(TrainedModel):
     """The trained model in the checkpoint of a run."""
 
     def __init__(self, path: Path, device: torch.device, words: Path | None = None) -> None:
-        """`words`: the GloVe-format file of word vectors that training read; None if it read none."""
+        """Load the checkpoint at `path`.
+
+        `words`: the GloVe-format file of word vectors that training read; None if it read none.
+        """
         checkpoint = read_checkpoint(path)
         record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:
@@ -166,7 +166,7 @@ class TrainedRun(TrainedModel):
 
     @cached_property
     def words(self) -> PrimitiveVectors:
-        """Word vectors as in training, from the same file or from the encoder's text tower."""
+        """Vectors of states and objects as in training, from the same file or from the encoder's text tower."""
         file, labels = self._words_file, self.labels
         digest = None if file is None else sha256(file)
         if digest != self.record.encoder.get(WORD_VECTORS):

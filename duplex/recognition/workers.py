@@ -60,6 +60,7 @@ def image_workers(
 
 
 def worker_died(worker: WorkerProcess) -> ProcessFailed:
+    """Return the error to raise for a worker that has died."""
     return ProcessFailed(f"a worker process {worker.describe_end()}, perhaps out of memory; try fewer --workers")
 
 

@@ -1,4 +1,4 @@
-"""Metrics as JSON: read with a check of their form, and aggregated over seeds per data set, method and world."""
+"""Read and check JSON files of metrics, and average metrics over seeds per data set, method and world."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from duplex.errors import DuplexError
 from duplex.labels import GROUPS, SPLITS, WORLDS
 from duplex.report.blocks import MISSING
-from duplex.system.files import os_reason
+from duplex.system.files import os_reason, require_file
 
 Tree = dict[str, Any]
 SOURCES = ("words", "likelihood")  # of feasibility: tables with the results of thresholds that a run does not use
@@ -31,6 +31,8 @@ Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
     """Return means over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
+
+    runs: (data set, method) -> metrics of each seed.
 
     `auc_low`, `auc_high`: means over seeds of the 95 % intervals over images. `auc_se`: standard error of the mean over
     seeds (0 for one seed). Keys besides worlds: `validation`, AUC on validation images; `terms_semantic+visual`, the
@@ -60,8 +62,8 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 def headlines(table: Aggregate) -> Aggregate:
     """Return validation AUC, then AUC, HM, S and U of every world, per method, for `dvc metrics diff` and `exp show`.
 
-    At most fourteen numbers per method, validation first: whoever searches by test numbers tunes on test images. AUC
-    with every pair a candidate is `auc_all`.
+    At most fourteen numbers per method. Validation AUC comes first because settings are to be chosen by it: a choice
+    by test metrics would be tuning on test images. `auc_all` is the AUC with every pair as a candidate.
     """
     shown: dict[str, tuple[str, ...]] = {"validation": tuple(VALIDATION), "closed": SHOWN, "open": SHOWN}
     return {
@@ -123,7 +125,7 @@ def at_threshold(record: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 
 
 def used_source(record: Mapping[str, Any]) -> str | None:
-    """Return the source of the feasibility threshold in a run's open-world metrics; None if all pairs compete."""
+    """Return the source of the feasibility threshold in a run's open-world metrics; None without a threshold."""
     if "threshold" not in record:
         return None
     return "likelihood" if "by_likelihood" in record else "words"
@@ -152,6 +154,7 @@ def read_numbers(path: Path, command: str, *, names: int = 0) -> Tree | None:
     NaN and infinite numbers are read as None.
     """
     try:
+        require_file(path)
         record = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
         _check(record, names, "the file")
     except FileNotFoundError:

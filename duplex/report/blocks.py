@@ -68,7 +68,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Note:
-    """Paragraph of a report; `command` computes missing results."""
+    """Paragraph of a report; `command` is a shell command that computes the missing results, or empty."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -77,7 +77,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Line:
-    """Line of text below a thumbnail; `right`: whether its prediction is right, None without one."""
+    """Line of text below a thumbnail; `right`: whether the prediction in it is right, None without a prediction."""
 
     text: str
     right: bool | None = None

@@ -56,6 +56,9 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """Return the unseen accuracy [G] of a curve's last point that reaches each seen accuracy of `grid` [G]; else 0."""
+    """Return the best unseen accuracy [G] of a curve for each minimum of seen accuracy in `grid` [G]; 0 if none has it.
+
+    seen, unseen: accuracies of the curve's points, seen accuracy falling.
+    """
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)

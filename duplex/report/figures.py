@@ -65,7 +65,10 @@ def training_figures(data: DatasetResults) -> list[Figure]:
 
 
 def _by_epoch(data: DatasetResults, value: Callable[[pd.DataFrame], pd.Series]) -> list[Series]:
-    """Return a line for each method that trains: means over seeds of the numbers of `value` for a training history."""
+    """Return a chart line per method that trains, averaged over seeds.
+
+    value: function from a training history to one number per epoch.
+    """
     lines, tones = [], tones_of(data)
     for method, runs in data.runs.items():
         seeds = [run.history for run in runs.values() if run.history is not None and len(run.history) > 1]
@@ -88,7 +91,10 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 
 
 def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
-    """Plot AUC and HM against the momentum lambda, with standard errors; `places`: lambda and name of each ablation."""
+    """Plot AUC and HM against the momentum lambda, with standard errors.
+
+    places: one record per ablation: `value`, its lambda, and `run`, its name.
+    """
     runs = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in runs.get(row["run"], {})]
     figures = []
@@ -132,7 +138,10 @@ def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[
 
 
 def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
-    """Draw a t-SNE map as SVG: one `<g>` per class with its name as hover text, prototypes above images."""
+    """Return a t-SNE map as SVG: one `<g>` per label, with the label as hover text; prototypes are drawn above images.
+
+    hue_by: column of `rows` whose values are told apart by colour. alt: text for screen readers.
+    """
     rows = rows.assign(px=_scaled(rows["x"]), py=SIDE - _scaled(rows["y"]))
     hues = {name: i * GOLDEN % 360 for i, name in enumerate(sorted(rows[hue_by].unique()))}
     out = [

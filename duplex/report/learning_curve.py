@@ -1,8 +1,8 @@
-"""Accuracy of the closed form by the number of training images, and what twice as many would give.
+"""Measure the closed form's accuracy by number of training images, and extrapolate it to twice as many images.
 
 Fits use frozen features and take seconds. Each fit has its own temperature and prior, from validation images, and is
-measured on test images among all labelled pairs. A share of the training images is drawn within every pair, of which at
-least one image stays, so that seen pairs stay seen.
+measured on test images, with all labelled pairs as candidates. Training images are drawn at random within every pair,
+at least one image per pair, so that seen pairs stay seen.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FITTED_SCORES = 1 << 22  # of validation images, from which temperature and prio
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Accuracy with some number of training images."""
+    """Accuracies with the same number of training images, one per random draw."""
 
-    images: int
-    accuracies: tuple[float, ...]  # percent, one per draw
+    images: int  # number of training images
+    accuracies: tuple[float, ...]  # percent
 
     @property
     def mean(self) -> float:
@@ -43,7 +43,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """Accuracy by the number of training images, rising, and its extrapolation."""
+    """Accuracy by number of training images, fewest images first, and its extrapolation to twice as many images."""
 
     points: tuple[CurvePoint, ...]
     slope: float  # beta of `extrapolate`
@@ -51,7 +51,7 @@ class LearningCurve:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> LearningCurve | None:
-        """Measure a quarter, half and all of the training images; None if these are not three different numbers."""
+        """Measure the accuracy with a quarter, half and all training images; None if two of these numbers are equal."""
         train = examples["train"].compositions.numpy()
         points = []
         for share in SHARES:
@@ -75,10 +75,11 @@ def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
 
 
 def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tuple[float, float]:
-    """Return the slope beta and the accuracy in percent for twice the last number of images, by a power law of the
-    error fitted by least squares,
+    """Return the slope beta of a power law fitted to errors, and the accuracy in percent for twice the last `images`.
 
-        log e(n) = alpha + beta log n,    e = 100 - accuracy, at least that of half an image of the `measured` ones.
+        log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
+
+    images, accuracies: per point of the curve. measured: number of test images; e counts as at least half an image.
     """
     error = np.maximum(100 - np.array(accuracies), 50 / measured)
     beta, alpha = np.polyfit(np.log(images), np.log(error), 1)
@@ -96,7 +97,7 @@ class ClosedFormAnswers:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints, split: str) -> ClosedFormAnswers:
-        """Fit the training images `rows`, calibrate on validation images, and answer for the images of `split`."""
+        """Fit a closed form to the training images `rows`, calibrate it on validation images, and score `split`."""
         train, chosen = examples["train"], torch.from_numpy(rows)
         shape = len(labels.states), len(labels.objects)
         statistics = ClassStatistics.of(unit(train.cls[chosen]), train.compositions[chosen], *shape)
@@ -108,7 +109,7 @@ class ClosedFormAnswers:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy in percent at the expected share of images of unseen pairs."""
+        """Accuracy in percent, with images weighted so that unseen pairs have their expected share."""
         return 100 * float(image_weights(self.is_seen, NEW_SHARE) @ (self.answer == self.target))
 
 

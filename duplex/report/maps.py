@@ -1,8 +1,8 @@
-"""Two-dimensional t-SNE maps of images and prototypes, as in the paper's figures, as rows of one table.
+"""Compute two-dimensional t-SNE maps of images and prototypes, as in the paper's figures.
 
-Map `prototypes` shows semantic and visual prototypes among test images; `before` and `after` show the largest classes
-with their visual prototypes before and after training; `semantic`, `visual` and `combined` show prototypes only,
-coloured by object.
+The map `prototypes` shows test images with semantic and visual prototypes; `before` and `after` show test images with
+the visual prototypes before and after training; `semantic`, `visual` and `combined` show prototypes only, coloured by
+object. Maps with images show the compositions with the most test images.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def map_count(scene: Scene) -> int:
 
 
 def draw_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
-    """Compute all t-SNE maps; `tick` gets the number of finished steps, of `map_count(scene) * (EARLY + STEPS)`."""
+    """Return all t-SNE maps as one table with a row per point.
+
+    tick: called with the number of finished optimisation steps, out of `map_count(scene) * (EARLY + STEPS)`.
+    """
     tables, done = [], 0
     for name, parts in _plans(scene):
         kinds, points, vectors = zip(*parts, strict=True)

@@ -1,12 +1,12 @@
-"""Pairs whose next images would help most, from the closed form's own uncertainty and validation errors.
+"""Rank pairs by how much one more labelled image would help, by the closed form's variance and validation errors.
 
 In coordinates where images spread by 1 about their pair's mean, the mean is `theta_c = u_c . beta + gamma_c`: effects
-of state and object, and an interaction of variance `v` (duplex/layers/additive.py). Given the images of all pairs,
-with `H` the normal equations of `beta` and `k = 1/v`,
+of state and object, and an interaction of variance `v` (duplex/layers/additive.py). With `n_c` images of pair `c`,
+`H` the matrix of the normal equations for `beta`, and `k = 1/v`,
 
     V_c = 1 / (n_c + k) + (k / (n_c + k))^2 u_c' H^-1 u_c        variance of theta_c in every direction
-    V_c / (1 + V_c)                                              share of V_c that one more image takes away
-    e_c = (wrong_c + e) / (validated_c + 1)                      share of errors, shrunk to that of all images, e
+    V_c / (1 + V_c)                                              share by which one more image reduces V_c
+    e_c = (wrong_c + e) / (validated_c + 1)                      share of errors, shrunk to the share e of all pairs
     gain_c = e_c V_c / (1 + V_c)
 
 The order of `gain` is a heuristic: it assumes that errors of a pair fall in proportion to the variance of its mean.
@@ -30,7 +30,7 @@ from duplex.report.learning_curve import ClosedFormAnswers
 
 @dataclass(frozen=True)
 class NextImages:
-    """The labelled pairs of a data set with what one more image of each would bring."""
+    """Labelled pairs of a data set, ranked by the expected gain from one more image of the pair."""
 
     pairs: Ints  # [P] compositions, the largest gain first
     images: Ints  # [P] labelled images, of all splits
@@ -43,7 +43,7 @@ class NextImages:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> NextImages:
-        """Rank the labelled pairs, from the images of all splits and the validation errors of the training split."""
+        """Rank the labelled pairs by the images of all splits, and by validation errors of a fit to training images."""
         answers = ClosedFormAnswers.of(examples, labels, np.arange(len(examples["train"])), "val")
         shape, k, ridge = answers.model.shape, answers.model.shrinkage, answers.model.settings.ridge
         counts = pair_counts(examples, labels, ("train", "val", "test"))
@@ -62,7 +62,7 @@ class NextImages:
 
 
 def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tuple[str, ...]) -> Ints:
-    """Return the number of images of every composition [M*N] in some splits."""
+    """Return the number of images [M*N] of every composition, summed over `splits`."""
     compositions = np.concatenate([examples[split].compositions.numpy() for split in splits])
     return np.bincount(compositions, minlength=labels.size)
 
@@ -70,7 +70,8 @@ def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tu
 def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int]) -> Floats:
     """Return the posterior variance `V` [M*N] of the mean of every composition, given image counts [M*N].
 
-    k: shrinkage in images, the inverse of the interactions' variance; ridge: of the effects.
+    k: inverse of the interactions' variance, counted in images. ridge: penalty on the effects of states and objects.
+    shape: (M, N), numbers of states and of objects.
     """
     m, n = shape
     seen = torch.from_numpy(np.flatnonzero(counts))
@@ -85,7 +86,10 @@ def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int])
 
 
 def _quadratic(inverse: Tensor, states: int) -> Tensor:
-    """Return `u' H^-1 u` [M, N] of every pair's design row `u = (1, state, object)`."""
+    """Return `u' H^-1 u` [M, N] for the design row `u` (1, one-hot state, one-hot object) of every pair.
+
+    states: number of states, M.
+    """
     own = inverse.diagonal()
     s, o = slice(1, 1 + states), slice(1 + states, None)
     by_state = own[s] + 2 * inverse[0, s]
@@ -94,7 +98,7 @@ def _quadratic(inverse: Tensor, states: int) -> Tensor:
 
 
 def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
-    """Return `gain` [P] of one more image per pair, given variances and validation errors [P]."""
+    """Return the gain [P] of one more image of each pair, from its variance, wrong and all validation images."""
     overall = wrong.sum() / max(1, validated.sum())
     errors = (wrong + overall) / (validated + 1)
     gain: Floats = errors * variance / (1 + variance)
@@ -102,8 +106,8 @@ def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
 
 
 def _errors_by_variance(variance: Floats, right: Bools) -> tuple[float, float] | None:
-    """Return the percent of wrong images among those of larger and of smaller variance than the median; None if all
-    are equal."""
+    """Return the percentages of wrong images with a variance above the median and of the others; None if a group is
+    empty."""
     larger = variance > np.median(variance)
     if larger.all() or not larger.any():
         return None

@@ -1,4 +1,4 @@
-"""Self-contained page of one data set with the answers of one model: `duplex fit`, `duplex report --dataset`."""
+"""Write a self-contained HTML page on a model's answers for one data set: `duplex fit`, `duplex report --dataset`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from duplex.system.files import write_text
 
 @dataclass(frozen=True)
 class OwnData:
-    """Data set that a page is written about, with the answers that a model trained on it gives for its test images."""
+    """Data set to write a page about, with a trained model's answers for its test images."""
 
     name: str
     labels: LabelSpace
@@ -49,7 +49,7 @@ class OwnData:
 
 
 def write_page(data: OwnData, path: Path) -> Path:
-    """Write the page of a data set to the file `path`, with its thumbnails embedded, and return it."""
+    """Write the page of a data set to the file `path`, with thumbnails embedded, and return `path`."""
     write_text(path, render_page(own_report(data)))
     return path
 
@@ -81,7 +81,7 @@ def own_report(data: OwnData) -> Report:
 
 
 def _thumbnails(data: OwnData) -> Thumbnails | None:
-    """Return the function that makes thumbnails; None if no image is on this machine."""
+    """Return a function from an image's name to its thumbnail; None if no image is on this machine."""
     present = any((data.root / image).is_file() for image in data.manifest["image"])
     return thumbnails_under(data.root) if present else None
 

@@ -1,4 +1,4 @@
-"""Sections of the page of one data set: accuracies, confusions, probabilities, further images, wrong images."""
+"""Build the parts of a data set's page: accuracy, confusions, reliability, next images, wrong answers, recipes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KINDS = ("known pairs", "new pairs")  # with and without training images
 
 
 def accuracy_parts(answered: AnsweredImages, train: Ints) -> list[ReportPart]:
-    """Return accuracy by state, object and pair; `train`: the compositions of the training images."""
+    """Return the report parts on accuracy: overall, by state, object and pair. `train`: labels of training images."""
     labels = answered.labels
     state, thing = ([prompt_name(name) for name in names] for names in (labels.states, labels.objects))
     parts = [
@@ -118,7 +118,7 @@ def confusion_parts(
 ) -> list[ReportPart]:
     """Return confusion matrices of states and objects, and the most confused pairs with images.
 
-    thumbnails: by the name of an image; None if no image is on this machine.
+    thumbnails: function from an image's name to its thumbnail; None if no image is on this machine.
     """
     labels = answered.labels
     matrices: list[tuple[str, Callable[[Ints], Ints], tuple[str, ...]]] = [
@@ -136,7 +136,7 @@ def confusion_parts(
 
 
 def _matrix(counts: Ints, names: Sequence[str], title: str) -> Matrix:
-    """Return a block of the labels that occur; of more than `MATRIX`, those with the most errors."""
+    """Return the confusion matrix of the labels that occur; of more than `MATRIX`, those with the most errors."""
     errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
     occurring = np.flatnonzero(counts.sum(0) + counts.sum(1))
     shown = np.sort(occurring[np.argsort(-errors[occurring], kind="stable")][:MATRIX])
@@ -240,7 +240,7 @@ FORMULA = (
 
 
 def next_part(next_images: NextImages, labels: LabelSpace) -> ReportPart:
-    """Return the labelled pairs of which one more image promises most."""
+    """Return a table of the labelled pairs with the largest expected gain from one more image."""
     each = next_images
     rows = [
         TableRow(
@@ -269,7 +269,7 @@ def next_part(next_images: NextImages, labels: LabelSpace) -> ReportPart:
 
 
 def wrong_part(answered: AnsweredImages, manifest: pd.DataFrame, thumbnails: Thumbnails | None) -> ReportPart | None:
-    """Return the wrong answers with the highest probability; None without images or without errors."""
+    """Return a gallery of the wrong answers with the highest probability; None without images or wrong answers."""
     places = answered.wrong(WRONG)
     if thumbnails is None or not len(places):
         return None
@@ -287,7 +287,7 @@ def wrong_part(answered: AnsweredImages, manifest: pd.DataFrame, thumbnails: Thu
 
 
 def recipe_part(recipes: Sequence[Mapping[str, Any]]) -> ReportPart:
-    """Return the table of recipes that validation compared: the rows of `duplex.library.climb`."""
+    """Return a table of the training recipes that validation compared, from the records of `duplex.library.climb`."""
     rows = []
     for recipe in recipes:
         auc, gain = float(recipe["auc"]), recipe.get("gain")

@@ -1,4 +1,4 @@
-"""Write the report as one self-contained HTML page, as Markdown, and its figures as files."""
+"""Write a report to files: a self-contained HTML page, a Markdown page, and one SVG file per figure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def render_markdown(report: Report) -> str:
 
 
 def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
-    """Write index.html, report.md, every figure, and `numbers` (file name -> JSON record), and return the page's path.
+    """Write index.html and report.md to `folder` and the figures as SVG files to `figures`; return index.html's path.
 
-    `folder` and `figures` are replaced, because their old files may be links into DVC's cache.
+    numbers: file name -> JSON record, for further files in `folder`.
+
+    Both folders are replaced as a whole, because their old files may be links into DVC's cache.
     """
     with replace_folder(figures) as fresh:
         for figure in report.figures:
@@ -65,7 +67,7 @@ def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Block]]]:
 
 
 def plain_markdown(text: object) -> str:
-    """Escape text for Markdown, also within tables."""
+    """Return a text on one line with all special characters of Markdown escaped, for paragraphs and table cells."""
     out = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for mark in "\\`*_[]|":
         out = out.replace(mark, "\\" + mark)

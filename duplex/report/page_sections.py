@@ -1,4 +1,4 @@
-"""Sections of the report: one per data set, and provenance."""
+"""Build the sections of the report: one per data set, and one on git revision, package versions and encoders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ from duplex.report.results import DatasetResults, Results
 def build_report(
     results: Results, origin: Provenance, image_parts: Mapping[str, Sequence[ReportPart]] | None = None
 ) -> Report:
-    """Build the report; `image_parts`: by data set, the parts that need images or a trained method."""
+    """Build the report of all data sets.
+
+    origin: git revision and package versions. image_parts: data set -> report parts that need images or a trained
+    method.
+    """
     sections = [dataset_section(results, data, (image_parts or {}).get(data.name, ())) for data in results.datasets]
     provenance = ReportSection("provenance", "Provenance", [provenance_part(results, origin)])
     methods = dict.fromkeys(method for data in results.datasets for method in data.summary)
@@ -64,7 +68,7 @@ def dataset_section(results: Results, data: DatasetResults, image_parts: Sequenc
 
 
 def with_missing_last(parts: Sequence[ReportPart]) -> list[ReportPart]:
-    """Return the parts that have data; the notes of the others follow in one part, with the commands that fill them."""
+    """Return the parts with data; then one part, `Not shown`, with the notes of all parts without data."""
     filled = [part for part in parts if not all(isinstance(block, Note) for block in part.blocks)]
     notes = [
         replace(block, text=f"{part.title}: {block.text}")
@@ -89,7 +93,7 @@ def _results(results: Results, data: DatasetResults) -> list[Block]:
 
 
 def _ablations(results: Results, data: DatasetResults) -> list[Block]:
-    """Return tables of ablations and score terms and curves over lambda; a note lists ablations without runs."""
+    """Return tables of ablations and of score terms, a note on ablations without runs, and figures over lambda."""
     entries, spec = tables.ablation_tables(results, data), tables.data_file("tables.yaml")
     finished = [block for _, block in entries if not isinstance(block, Note)]
     missing = [title for title, block in entries if isinstance(block, Note)]
@@ -148,7 +152,7 @@ def _git(*arguments: str) -> str:
 
 
 def provenance_part(results: Results, origin: Provenance) -> ReportPart:
-    """Return a table of git revision, seeds and versions, and one per data set of its encoder and features."""
+    """Return a table of git revision, seeds and package versions, and a table per data set on its encoder."""
     common = [("git revision", origin.revision), ("seeds", ", ".join(map(str, results.seeds)))]
     common += list(origin.versions.items())
     blocks = [_pairs("This run", common)]

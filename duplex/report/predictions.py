@@ -21,7 +21,11 @@ KINDS = (("seen", True), ("unseen", True), ("seen", False), ("unseen", False))
 def predicted_parts(
     predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: Texts
 ) -> list[ReportPart]:
-    """Return the report parts on examples and on errors; tables cite the predictions file `source`."""
+    """Return the report parts `Examples` and `Errors` of a run.
+
+    source: path of the run's predictions file, which tables cite. notes: blocks shown above the examples. texts: the
+    texts nearest to each test image.
+    """
     return [
         ReportPart("Examples", [*notes, examples(predictions, thumbnails, texts.lines), *texts.blocks]),
         ReportPart("Errors", [confused_table(predictions, source), *accuracy_tables(predictions, source)]),
@@ -80,7 +84,7 @@ def confused_table(predictions: pd.DataFrame, source: str) -> Table:
 
 
 def accuracy_tables(predictions: pd.DataFrame, source: str) -> list[Table]:
-    """Return tables of the pairs recognised worst and best (closed world); of equal ones, those with most images."""
+    """Return tables of the pairs with the lowest and the highest accuracy (closed world); ties: most images first."""
     by_label = predictions[predictions["world"] == "closed"].groupby("label")
     pairs = by_label.agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
     tables = []

@@ -1,5 +1,7 @@
-"""Features, factors and prototypes of a trained method as arrays; the images nearest to prototypes and the texts
-(semantic prototypes) nearest to images, as in the paper's qualitative figure. The bias on unseen pairs is not used."""
+"""Retrieve the images nearest to a trained method's prototypes, and the texts (semantic prototypes) nearest to images.
+
+Nearest means the largest cosine, as in the paper's qualitative figure. The bias on unseen pairs is not used.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ class EmbeddedImages:
 
 
 def embed(method: Inspectable, examples: Examples) -> EmbeddedImages:
-    """Compute image features to compare with prototypes, and the state and object factors, in blocks."""
+    """Return the features and factors of images, computed by a method in blocks of `BLOCK` images."""
     inputs = examples.inputs
     starts = range(0, len(next(iter(inputs.values()))), BLOCK)
     blocks = [{name: values[start : start + BLOCK] for name, values in inputs.items()} for start in starts]
@@ -72,7 +74,7 @@ def embed(method: Inspectable, examples: Examples) -> EmbeddedImages:
 
 
 def prototypes_of(method: Inspectable, compositions: Ints) -> dict[str, Array]:
-    """Return the semantic and visual prototypes [C, d] of compositions that a method has, by kind."""
+    """Return kind -> prototypes [C, d] of compositions, for the kinds that the method has: semantic, visual."""
     kinds = {"semantic": method.semantic, "visual": method.visual}
     return {name: rows(compositions).cpu().numpy() for name, rows in kinds.items() if rows is not None}
 
@@ -108,7 +110,10 @@ class RetrievalContext:
 
 
 def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Return table and gallery of images nearest to prototypes, and the numbers that the table cites from `file`."""
+    """Return a table and a gallery of the images nearest to prototypes, and the numbers in them as a JSON record.
+
+    file: path that the record will have, which the table cites.
+    """
     if context.embedded.z is None or not (context.method.semantic or context.method.visual):
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
@@ -134,7 +139,7 @@ class Hit:
     image: str
     label: str
     cosine: float
-    right: bool
+    right: bool  # whether it is labelled with the composition that was looked for
 
 
 def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
@@ -149,7 +154,10 @@ def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dic
 
 
 def hits_of(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:
-    """Describe retrieved images, given by their indices; images of the composition `wanted` are right."""
+    """Return a `Hit` per retrieved image.
+
+    rows: indices of test images. wanted: the composition that an image is right for; -1 if there is none.
+    """
     labels = context.compositions
     return [
         Hit(row, context.images[row], context.labels.name(int(labels[row])), cosine, bool(labels[row] == wanted))
@@ -166,7 +174,11 @@ def masks_of(seen: Bools) -> dict[str, Bools]:
 def shares_table(
     caption: str, heading: str, numbers: Mapping[str, Any], file: str, key: str, titles: Mapping[str, str], note: str
 ) -> Table:
-    """Return a table of the percentages `numbers[key]`, row name -> group of pairs; `titles`: row name -> row title."""
+    """Return a table of the percentages `numbers[key]`: row name -> group of pairs -> percentage.
+
+    heading: title of the first column. file: path of the JSON file with `numbers`, which cells cite. titles: row
+    name -> text of the first column.
+    """
     rows = []
     for name, title in titles.items():
         shares = numbers[key][name]
@@ -215,7 +227,10 @@ def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
 
 
 def text_blocks(context: RetrievalContext, file: str) -> Texts:
-    """Return each test image's nearest composition texts, and report blocks on their accuracy, citing `file`."""
+    """Return the composition texts nearest to each test image, and report blocks on their accuracy.
+
+    file: path of the JSON file with the numbers in the blocks, which the blocks cite.
+    """
     nearest_three = nearest_texts(context)
     if nearest_three is None:
         return Texts()

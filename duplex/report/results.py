@@ -1,4 +1,4 @@
-"""Files of all runs, read once for the report; missing files give None or empty tables."""
+"""Read the files of all runs for the report; missing files give None or empty tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from duplex.errors import DuplexError
 from duplex.labels import WORLDS
 from duplex.report.aggregate import Tree, read_numbers
 from duplex.report.curves import MeanCurve, margins_of, mean_curve
-from duplex.system.files import os_reason
+from duplex.system.files import os_reason, require_file
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class DatasetResults:
 
 @dataclass(frozen=True)
 class Results:
-    """All numbers of the report, and their files."""
+    """Results of all data sets, and the paths of the files that the report cites."""
 
     datasets: tuple[DatasetResults, ...]
     metrics_file: str = "artifacts/summary.json"
@@ -95,7 +95,7 @@ def read_maps(path: Path) -> pd.DataFrame | None:
 
 
 def _checked(path: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame | None:
-    """Read a CSV file and check that it has the columns `texts` and, numeric, `numbers`."""
+    """Read a CSV file, None if missing; raise `DuplexError` unless it has columns `texts`, and numbers in `numbers`."""
     table = read_table(path)
     if table is None:
         return None
@@ -114,6 +114,7 @@ def read_table(path: Path) -> pd.DataFrame | None:
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"]}
     try:
+        require_file(path)
         return pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values=missing)
     except FileNotFoundError:
         return None

@@ -40,7 +40,7 @@ def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, A
 
 
 def _numbers(run: RunRecord, world: World) -> dict[str, Any]:
-    """Return a run's numbers in one world; a missing one is None."""
+    """Return a run's validation and test metrics in one world, and its training time; missing numbers are None."""
     validation = {name: run.metrics.get(name) for name in ("val_auc", "val_auc_all", "epoch")}
     return {**validation, **{name: run.metrics[world].get(name) for name in TEST}, "seconds": _seconds(run)}
 

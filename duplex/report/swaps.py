@@ -17,7 +17,10 @@ TOP, SHOWN = 5, 3
 
 
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Return table and gallery of feature swaps, and the numbers that the table cites from `file`."""
+    """Return a table and a gallery of feature swaps, and the numbers in the table as a JSON record.
+
+    file: path that the record will have, which the table cites.
+    """
     if context.embedded.states is None or context.embedded.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}
     numbers, gallery = _swap_all(
@@ -42,7 +45,11 @@ def swap_hits(context: RetrievalContext, states: Array, objects: Array, top: int
 def _swap_all(
     context: RetrievalContext, states: Array, objects: Array, present: Ints
 ) -> tuple[dict[str, float], Gallery]:
-    """Per test composition, join the state of an image A with the object of an image B, both of other compositions."""
+    """Return the number of swaps and the percentage with the right nearest image, and a gallery of some swaps.
+
+    One swap per composition of the test images: it joins the state of an image A with the object of an image B, both
+    of other compositions.
+    """
     swaps = [swap for swap in (_sources_of_swap(context, int(c)) for c in present) if swap is not None]
     if not swaps:
         return {"questions": 0}, Gallery([], "No two test images have a state and an object of another test pair.")
@@ -63,7 +70,7 @@ def _swap_all(
 
 
 def _sources_of_swap(context: RetrievalContext, wanted: int) -> tuple[int, int, int] | None:
-    """Return a composition, an image with only its state, one with only its object; None if an image is missing."""
+    """Return `wanted`, an image with only its state and an image with only its object; None if an image is missing."""
     compositions, labels = context.compositions, context.labels
     state, object_ = wanted // len(labels.objects), wanted % len(labels.objects)
     has_state, has_object = labels.state_of(compositions) == state, labels.object_of(compositions) == object_

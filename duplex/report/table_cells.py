@@ -1,4 +1,4 @@
-"""Cells of the report's tables. The cell of every number cites its file and its JSON pointer there."""
+"""Build the cells of the report's tables. A cell with a number cites the number's file and its JSON pointer there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pointer(file: str, *keys: object) -> str:
 
 
 def ranked(rows: Sequence[TableRow], columns: Iterable[int]) -> list[TableRow]:
-    """Mark the best and the second-best number of some table columns; equal numbers share a rank."""
+    """Return table rows with the two largest numbers of the columns `columns` (indices) marked; ties share a rank."""
     grid = [list(row.cells) for row in rows]
     for column in columns:
         numbers = (line[column].value for line in grid)
@@ -62,14 +62,21 @@ def interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
 def run_cell(
     runs: Sequence[RunRecord], keys: Sequence[str], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Return a table cell of a number's mean over runs; it cites the number in each run's file."""
+    """Return a table cell with a number's mean over runs, which cites the number in each run's file.
+
+    keys: keys of the number in the file. form: format string. part: field of `RunRecord` with the file's content.
+    scale: factor to multiply the mean by.
+    """
     return mean_cell([(run, keys) for run in runs], form, part, scale)
 
 
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Return a table cell of the mean of numbers, which are at a place of their own in the file of each run."""
+    """Return a table cell with the mean of one number per run, as `run_cell` does.
+
+    places: each run with the keys of its number, which may differ between runs.
+    """
     values = [reach(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if not places or len(numbers) < len(places):
@@ -79,7 +86,7 @@ def mean_cell(
 
 
 def tree_cell(tree: Tree, file: str, keys: Sequence[str], form: str, scale: float = 1) -> TableCell:
-    """Return a table cell of the number at `keys` of a tree that was read from `file`, times `scale`."""
+    """Return a table cell with the number at `keys` of a nested mapping, read from `file`, times `scale`."""
     value = reach(tree, keys)
     if value is None:
         return TableCell(MISSING)
@@ -87,7 +94,7 @@ def tree_cell(tree: Tree, file: str, keys: Sequence[str], form: str, scale: floa
 
 
 def reach(tree: Any, keys: Sequence[str]) -> Any:
-    """Return the value at `keys` of a nested mapping; None if it has none."""
+    """Return the value at `keys` of a nested mapping; None if a key is missing."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree

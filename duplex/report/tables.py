@@ -1,4 +1,4 @@
-"""Tables of the report."""
+"""Build the tables of the report: results, feasibility, ablations, frequency groups, costs, counts of the data."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
 
 
 def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow]:
-    """Return table rows of published results if the data set is a published benchmark, with `further` empty cells."""
+    """Return table rows of published results, each with `further` empty cells; empty unless a benchmark matches."""
     table, benchmark = data_file("quoted.yaml"), benchmark_of(data)
     if benchmark is None:
         return []
@@ -107,7 +107,7 @@ def plain(name: str) -> str:
 
 
 def feasibility_table(data: DatasetResults) -> Table | None:
-    """Return a table of threshold, feasible pairs and AUC in the open world by source of feasibility."""
+    """Return a table of feasibility thresholds and open-world AUC by method and source; None without thresholds."""
     forms = {"threshold": "{:.3f}", "feasible": "{:,.0f}"}
     forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold"), "{:.1f}")
     forms |= {"val_auc_gain": "{:+.2f}", "val_auc_gain_se": "{:.2f}", "auc": "{:.1f}"}
@@ -137,7 +137,7 @@ def feasibility_table(data: DatasetResults) -> Table | None:
 
 
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | Note]]:
-    """Return title and table of each ablation in `tables.yaml`, or a note if its runs do not exist."""
+    """Return the title of each table in `tables.yaml` with its table of ablations, or with a note if it has no runs."""
     spec = data_file("tables.yaml")
     tables: list[tuple[str, Table | Note]] = []
     for entry in spec["tables"]:
@@ -155,7 +155,7 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
 
 
 def _ablation(results: Results, data: DatasetResults, names: str | list[str]) -> tuple[Tree, Sequence[str]]:
-    """Return closed-world metrics of the first method of `names` that was run, with their file and keys."""
+    """Return closed-world metrics of the first method of `names` with runs, and their file and keys; empty without."""
     for name in [names] if isinstance(names, str) else names:
         for table, file in ((data.ablations, results.ablations_file), (data.summary, results.metrics_file)):
             if "closed" in table.get(name, {}):
@@ -171,7 +171,7 @@ TERMS_NOTE = (
 
 
 def term_tables(results: Results, data: DatasetResults) -> list[Block]:
-    """Return a table for each method whose score terms and their sums were evaluated (the paper's inference terms)."""
+    """Return a note and, per method with such metrics, a table of metrics by single score terms and by their sums."""
     tables: list[Block] = []
     for method, summary in data.summary.items():
         sums = {name.removeprefix(TERMS).replace("+", " + "): name for name in summary if name.startswith(TERMS)}
@@ -224,7 +224,7 @@ GRAPH = ("codebook without graph", "with graph", "gain")
 
 
 def graph_table(results: Results, data: DatasetResults) -> Table | None:
-    """Return a table of accuracy at bias 0, with and without the graph; None unless both ablations were run."""
+    """Return a table of accuracy at bias 0 by frequency group, with and without refinement; None if one is missing."""
     cells = {group: _graph_cells(results, data, "groups", group) for group in GROUPS}
     rows = [TableRow([text_cell(group), *numbers]) for group, numbers in cells.items() if numbers]
     if not rows:
@@ -234,7 +234,10 @@ def graph_table(results: Results, data: DatasetResults) -> Table | None:
 
 
 def ends_table(results: Results, data: DatasetResults) -> Table | None:
-    """Return a table of accuracy at the curve's ends, with and without the graph; None unless both were run."""
+    """Return a table of accuracy at the ends of the seen–unseen curve, with and without refinement.
+
+    Rows are frequency groups. None unless the ablations with and without refinement were both run.
+    """
     runs = [run for seeds in data.runs.values() for run in seeds.values()]
     rows = []
     for group in ("head", "medium", "tail", "seen", "unseen"):  # rows of the appendix
@@ -255,7 +258,10 @@ def ends_table(results: Results, data: DatasetResults) -> Table | None:
 
 
 def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[TableCell]:
-    """Return cells of an accuracy without and with the graph and the difference; empty if one is missing."""
+    """Return cells of an accuracy without refinement, with refinement, and their difference; empty if one is missing.
+
+    place: keys of the accuracy in the metrics of an ablation.
+    """
     pair = data_file("tables.yaml")["frequency"]  # entries of `ablations:` that differ in the graph only
     names = (pair["without"], pair["with"])
     values = [reach(data.ablations, (name, *place)) for name in names]
@@ -268,7 +274,7 @@ def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[Ta
 
 
 def efficiency_table(results: Results, data: DatasetResults) -> Table:
-    """Return a table of each method's parameters, memory, seconds per epoch and for the test split, HM and AUC."""
+    """Return a table per method of trained parameters, memory, seconds per epoch and for the test split, HM and AUC."""
     rows = []
     for method, runs in data.runs.items():
         seeds = list(runs.values())
@@ -345,7 +351,7 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
 
 
 def rung_tables(data: DatasetResults) -> list[Block]:
-    """Return a table per run with `finetune: auto`: the numbers of fine-tuned blocks that validation chose from."""
+    """Return a table per run with `finetune: auto`: validation AUC by number of fine-tuned blocks and learning rate."""
     forms = {"rate": "{:g}", "auc": "{:.1f}", "error": "{:.1f}", "gain": "{:+.1f}", "gain_error": "{:.1f}"}
     forms |= {"epoch": "{:.0f}"}
     header = columns("blocks", "chosen", "rate", "val AUC", "standard error", "gain", "its error", "epoch", texts=2)

@@ -34,7 +34,7 @@ def thumbnails_under(root: Path) -> Thumbnails:
 
 
 def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list[Block]:
-    """Return a note if none of the images exists under the folder `root`."""
+    """Return a note if none of the images exists under the folder `root`, else an empty list."""
     if any((root / image).is_file() for image in images):
         return []
     return [Note(f"The images of {dataset} are not on this machine (expected in {root}); only labels are shown.")]

@@ -1,4 +1,4 @@
-"""Execute ablations in parallel processes; the same files as by `ablate.run`, in the ablations' own DVC project."""
+"""Execute ablations in parallel processes, which write the same files as `ablate.run`, and commit them to DVC."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sweep_ablations(
     engine: Engine,
     paths: ArtifactPaths = ArtifactPaths(),
 ) -> SweepReport:
-    """Execute all missing runs of ablations, by default of all; commit ablations with all runs complete to DVC."""
+    """Execute the missing runs of `ablations` (None: of all); commit each ablation whose runs are complete to DVC."""
     start, settings = time.perf_counter(), params.ablation_run
     names = [require(name, params.ablations, "ablation") for name in ablations or params.ablations]
     refuse_duplicates("ablation", names)

@@ -1,4 +1,4 @@
-"""Extract shards and execute runs on a Ray cluster: one actor per GPU, or per few CPU slots.
+"""Extract feature shards and execute runs on a Ray cluster, in one actor per GPU or, without GPUs, on CPU slots.
 
 Ray restarts an actor that dies. Its shard is resumed from the unfinished file; its run is reported as failed. The
 same command, called again, skips finished shards and runs. All nodes must see the same files at the same paths.
@@ -55,7 +55,7 @@ def shard_extractor(
 def extract_dataset_on_ray(
     params: Params, dataset: str, shards: int, out: Path | None = None, **options: Any
 ) -> list[ExtractionReport]:
-    """Encode a data set's images in shards and join these into one cache."""
+    """Encode a data set's images in `shards` shards, join them into one cache, and return a report per shard."""
     paths = ArtifactPaths()
     cache = out or paths.features(dataset)
     images, settings = extraction_settings(params, dataset, paths)
@@ -78,7 +78,10 @@ def extract_on_ray(
     progress: bool = True,
     **options: Any,
 ) -> list[ExtractionReport]:
-    """Encode all shards of the cache `out`; `options` are passed to `features.extraction.extract`."""
+    """Encode all shards of the cache `out` and return a report per shard.
+
+    images: paths relative to `root`. options: further arguments of `features.extraction.extract`.
+    """
     encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
     ray = connect()
     options = {"root": root.resolve(), "out": out.resolve(), **options}

@@ -1,4 +1,4 @@
-"""Runs of a sweep (data set, method, seed): which stages are missing, and how to execute them."""
+"""Find the stages that each run of a sweep (data set, method, seed) still lacks, and execute them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunId:
         return f"{self.dataset} {self.method} {self.seed}"
 
     def stage(self, name: str) -> str:
-        """Return the name in dvc.yaml of this run's stage `name`, "train" or "evaluate"; "product" is both."""
+        """Return the name in dvc.yaml of this run's stage "train" or "evaluate"; a run that combines others has one."""
         return f"{'product' if self.combines else name}@{self.dataset}-{self.method}-{self.seed}"
 
 
@@ -70,7 +70,7 @@ def stage_keys(params: Params, dataset: str, method: str, files: dict[str, Any])
 
 
 def file_identity(dataset: str, paths: ArtifactPaths) -> dict[str, Any]:
-    """Identify the files that all runs of a data set read: small ones by hash, caches by size and time."""
+    """Return file -> identity for the files that all runs of a data set read: a hash, or the cache's size and time."""
     for path, stage in ((paths.manifest, "prepare"), (paths.labels, "prepare"), (paths.features, "extract")):
         if not path(dataset).exists():
             raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")

@@ -90,7 +90,7 @@ def grid(
 
 
 def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
-    """Raise UsageError if a value is in `values` twice; `thing`: what a value is."""
+    """Raise UsageError if a value is in `values` twice; `thing`: what the message calls a value, such as "seed"."""
     for value in values:
         if list(values).count(value) > 1:
             raise UsageError(f"the {thing} {value} is named twice; remove one")
@@ -261,7 +261,7 @@ def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths:
         differing = [stage for stage in (f"prepare@{name}", f"extract@{name}") if stage in changed]
         if differing:
             raise DuplexError(
-                f"dvc.lock does not have the files of {' and '.join(differing)}; run `dvc repro extract@{name}` to make "
-                f"them again, or `dvc commit -f {' '.join(differing)}` to keep them as they are"
+                f"dvc.lock does not have the files of {' and '.join(differing)}; run `dvc repro extract@{name}` to "
+                f"make them again, or `dvc commit -f {' '.join(differing)}` to keep them as they are"
             )
     return changed

@@ -113,7 +113,7 @@ class TuningRow:
         return fmean([result.val_auc for result in self.results])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row's numbers as JSON values; of failed trials the error alone."""
+        """Return the row's means over seeds as JSON values; if a trial failed, its error instead."""
         record = {"method": self.method, "settings": dict(self.settings), "seeds": len(self.results)}
         if self.errors:
             return {**record, "error": self.errors[0]}
@@ -156,7 +156,7 @@ def tune(
 
 
 def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
-    """Return the row with the best mean validation AUC of each method that has one without errors."""
+    """Return method -> its row with the best mean validation AUC; methods whose rows all have errors are left out."""
     best: dict[str, TuningRow] = {}
     for row in rows:
         if not row.errors and (row.method not in best or row.val_auc > best[row.method].val_auc):

@@ -41,7 +41,7 @@ def plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
 
 
 def run(params: Params, name: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Train and evaluate an ablation on every data set and seed of `ablation_run`; keep metrics and predictions."""
+    """Train and evaluate an ablation on every data set and seed of `ablation_run`; save metrics and predictions."""
     require(name, params.ablations, "ablation")
     with tempfile.TemporaryDirectory() as scratch:
         for dataset, seed in product(params.ablation_run.datasets, params.ablation_run.seeds):
@@ -57,7 +57,10 @@ def run_paths(folder: Path, dataset: str, seed: int) -> RunPaths:
 
 
 def copy_results(params: Params, name: str, folder: Path, paths: ArtifactPaths) -> None:
-    """Copy metrics and predictions of an ablation's runs from `folder`; write `{data set: {seed: metrics}}`."""
+    """Copy the metrics and predictions of an ablation's runs from `folder` to the folder of all ablations.
+
+    All metrics are also written to one JSON file, as `{data set: {seed: metrics}}`.
+    """
     metrics: dict[str, dict[str, Any]] = {}
     for dataset, seed in product(params.ablation_run.datasets, params.ablation_run.seeds):
         source, target = run_paths(folder, dataset, seed), paths.ablation_run(name, dataset, seed)

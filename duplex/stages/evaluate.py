@@ -31,11 +31,17 @@ def run(
 ) -> dict[str, Any]:
     """Evaluate a trained run in every world of the method and of `evaluation.worlds`; return the metrics.
 
-    `out`: paths of the checkpoint and of the results, by default in the run's own folder.
+    out: paths of the checkpoint and of the results, by default the run's own folder. load: function that loads the
+    inputs.
     """
     out = out or paths.run(dataset, method, seed)
     training, settings, worlds = params.training(dataset, method), params.evaluation, params.worlds(method)
-    record = read_record(out.checkpoint)
+    record, kind = read_record(out.checkpoint), params.entry(method).kind
+    if record.kind != kind:
+        raise DuplexError(
+            f"{out.checkpoint} is of a method of kind {record.kind!r}, and {method} is of kind {kind!r}; "
+            f"`duplex train --dataset {dataset} --method {method} --seed {seed}` writes it again"
+        )
     make_deterministic()
     device = torch.device(resolve_device(params.device))
     needs = find_method(record.kind).needs(record.options)

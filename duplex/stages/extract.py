@@ -36,7 +36,8 @@ def extract(
 ) -> ExtractionReport:
     """Encode a data set's images into its feature cache; return counts and the images that could not be read.
 
-    `options`: further arguments of `features.extraction.extract`, such as `shard`, `limit` or `fresh`.
+    out: file to write, by default the data set's own cache. options: further arguments of
+    `features.extraction.extract`, such as `shard`, `limit` or `fresh`.
     """
     features, entry = params.dataset(dataset).features, params.dataset(dataset).encoder
     if features is not None:
@@ -60,7 +61,7 @@ def extract(
 def _import_features(
     params: Params, dataset: str, paths: ArtifactPaths, features: Path, out: Path, options: Mapping[str, Any]
 ) -> ExtractionReport:
-    """Write a data set's feature cache from its file of features. `options`: those of an extraction, which has none."""
+    """Write a data set's feature cache from its file of features; raise if `options` ask for a shard or a limit."""
     if given := [key for key in ("shard", "limit") if options.get(key) is not None]:
         raise UsageError(f"{dataset} has features of its own, {features}: nothing is encoded; leave {given[0]} out")
     began, manifest = time.monotonic(), paths.manifest(dataset)
@@ -140,7 +141,7 @@ def _load_image_encoder(params: Params, entry: EncoderParams) -> Encoder:
 def _copy_other_split(
     params: Params, dataset: str, paths: ArtifactPaths, images: list[str], out: Path, encoder: Identity, stored: Any
 ) -> None:
-    """Copy the feature cache of another split of the same images to `out`, if there is one; `stored`: what it holds."""
+    """Copy the cache of another split of the same images to `out`, if one has the same encoder and `stored` outputs."""
     source = params.dataset(dataset).source
     wanted = cache_identity(encoder, sha256(paths.manifest(dataset)), **stored)
     for name, entry in params.datasets.items():

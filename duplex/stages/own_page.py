@@ -18,7 +18,8 @@ from duplex.training.checkpoint import read_record
 def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
     """Write the page of a data set to `artifacts/pages`, and return its path.
 
-    The run with the best validation AUC answers, among the labelled pairs. Raises `UsageError` without a trained run.
+    The page shows the answers of the run with the best validation AUC, with the labelled pairs as candidates. Raises
+    `UsageError` without a trained run.
     """
     entry = params.dataset(dataset)
     try:

@@ -1,7 +1,8 @@
-"""Write what every stage depends on, one small file per stage: params.yaml's values and the code that uses them.
+"""Write one small file per stage with everything that the stage depends on: values of params.yaml, hashes of code.
 
-Options that a method takes from another, and code found by following imports, cannot be dependencies in dvc.yaml.
-So stages depend on these files. `plan` runs at each `dvc repro`, to notice changed plug-ins; it imports no torch.
+dvc.yaml cannot list options that a method inherits from another, or code found by following imports, as dependencies.
+Stages depend on these files instead. The stage `plan` runs at each `dvc repro`, to notice changed plug-ins; it does not
+import torch.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def write_records(records: dict[str, Record], folder: Path) -> None:
 def check_options(
     params: Params, datasets: tuple[str, ...], methods: tuple[str, ...], records: dict[str, Record], mark: Path
 ) -> None:
-    """Check options and needs of methods, which imports them, unless the file `mark` holds the digest of the `records`.
+    """Check the options and the required inputs of methods, unless the same `records` have passed the check before.
 
-    Raises UsageError for a wrong option or a missing input. A kind that cannot be imported prints a warning: only its
-    own runs fail.
+    mark: file that stores the digest of the records that passed. Raises UsageError for a wrong option or a missing
+    input. For a kind that cannot be imported, prints a warning: only its own runs fail.
     """
     digest = json_digest(records)
     if mark.exists() and mark.read_text(encoding="utf-8") == digest:

@@ -1,4 +1,4 @@
-"""The parameters of one stage of the pipeline, refused if they changed after `plan` ran.
+"""Load the parameters of one stage of the pipeline; raise an error if they changed after the stage `plan` ran.
 
 DVC records a stage's result under its file in `artifacts/plan`. A stage that reads params.yaml minutes later must find
 the same values there: otherwise its result would be recorded, and later reused, under values that it did not have.

@@ -1,4 +1,4 @@
-"""Write a data set's manifest, labels and statistics from its images, which are drawn first if they are `shapes`."""
+"""Write a data set's manifest, labels and statistics; the images of the embedded benchmark `shapes` are drawn first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duplex.system.files import write_json
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write `manifest.csv`, `labels.json` and `statistics.json`; print what was left out of the data."""
+    """Write `manifest.csv`, `labels.json` and `statistics.json`; print the counts of left-out rows and lacking pairs."""
     source = params.dataset(dataset).source
     data = load_source(source)
     for note, count in data.notes.items():

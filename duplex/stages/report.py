@@ -29,9 +29,9 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
     """Aggregate the metrics of every run that params.yaml names, write the report and return the page's path.
 
-    Data sets of which no run was evaluated are left out of the page, unless none was.
+    A data set without evaluated runs is left out of the page, unless no data set has any.
 
-    `write_metrics`: write `artifacts/metrics.json` too, which git tracks, as the pipeline's stage does.
+    write_metrics: also write `artifacts/metrics.json`, which git tracks, as the pipeline's stage does.
     """
     names = params.run
     runs: dict[tuple[str, str], list[Tree]] = {}
@@ -63,7 +63,7 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
 
 
 def with_datasets(params: Params, evaluated: Set[str]) -> Params:
-    """Return params.yaml with the data sets of `run:` that have evaluated runs; unchanged if none has."""
+    """Return `params` with `run.datasets` reduced to the data sets in `evaluated`; unchanged if none is left."""
     shown = tuple(dataset for dataset in params.run.datasets if dataset in evaluated)
     return params.model_copy(update={"run": params.run.model_copy(update={"datasets": shown})}) if shown else params
 
@@ -71,7 +71,7 @@ def with_datasets(params: Params, evaluated: Set[str]) -> Params:
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
     """Return method -> metrics of every seed, and the names of runs without metrics.
 
-    The metrics of a method with `shown_as` count as those of the method that it names, in its own worlds.
+    Metrics of a method with `shown_as: NAME` are returned under NAME, in the worlds that the method is for.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []

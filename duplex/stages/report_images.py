@@ -30,7 +30,7 @@ class ImageParts:
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> ImageParts:
-    """Build sections of examples, errors, retrieval, swaps and maps of the featured run (`inventory.featured_run`)."""
+    """Build the report parts on examples, errors, retrieval, swaps and maps of `inventory.featured_run`."""
     chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root

@@ -27,7 +27,8 @@ from duplex.system.files import sha256
 def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = None) -> pd.DataFrame:
     """Return a table of a data set's readable images, the labels most likely wrong first.
 
-    `way`: "run" scores labels by features of a trained run, by default the best; "knn" by the nearest cached features.
+    way: "run" scores labels by a trained run's features, "knn" by the labels of images with the nearest cached
+    features. run: folder of the run; by default the best one of the data set.
     """
     params.dataset(dataset)
     paths = ArtifactPaths()
@@ -46,9 +47,10 @@ def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = Non
 
 
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
-    """Return `table` with rank, margins and better labels, ordered by the sum of the margins.
+    """Return `table` with rank, label margins and better labels, the labels most likely wrong first.
 
-    Margins are added in units of their standard deviation. The better state or object is the label itself unless its
+    margins_by_kind: margins of the labels `composition`, `state` and `object`. Images are ordered by the sum of the
+    three margins, each divided by its standard deviation. The better state or object is the label itself unless its
     margin is negative.
     """
     out = table[["image", "state", "object", "split"]].copy()
@@ -65,7 +67,7 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
 
 
 def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
-    """Return the unit features [n, d] that score compositions, states and objects: cached ones, or those of a run."""
+    """Return unit features [n, d] for the labels composition, state and object: from the cache, or from a run."""
     cls = cache.cls[rows]
     plain = cls / np.maximum(np.linalg.norm(cls, axis=1, keepdims=True), 1e-12)
     if way == "knn":

@@ -39,7 +39,9 @@ def run(
 ) -> TrainingResult:
     """Train one run, choose the best epoch by validation AUC, calibrate on validation data, and save.
 
-    Interrupted training continues after its last whole epoch. `out`: where to write, by default the run's own folder.
+    Interrupted training continues after its last whole epoch.
+
+    out: paths to write to, by default the run's own folder. load: function that loads the inputs.
     """
     out = out or paths.run(dataset, method, seed)
     require_inputs(params, dataset, method)

@@ -36,7 +36,8 @@ def best_run(
 ) -> SavedRun:
     """Return the run with the best validation AUC among those calibrated for `world`; the first by name if equal.
 
-    Without `world`, runs calibrated for the closed world are preferred. `hint`: end of the error message.
+    Without `world`, runs calibrated for the closed world are preferred. dataset: a name, or `*` for all. hint: end of
+    the error message, which tells the user how to name a run.
     """
     root = paths.root
     candidates: list[tuple[bool, SavedRun]] = []

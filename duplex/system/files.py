@@ -68,18 +68,31 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def _replace(scratch: Path, path: Path) -> None:
-    """Rename the folder `scratch` to `path`, replacing a folder; try again if another process has just done so."""
+    """Rename the folder `scratch` to `path`, replacing a folder; try again if another process has just done so.
+
+    The old folder is renamed first and removed last: one that cannot be renamed, such as a mounted one, stays whole.
+    """
+    old = path.with_name(f"{path.name}.{os.getpid()}.old{SCRATCH}")
     for tries in reversed(range(TRIES)):
         try:
             if path.is_symlink():
                 path.unlink()
             elif path.exists():
-                shutil.rmtree(path)
+                if not path.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+                path.rename(old)
             os.replace(scratch, path)
-            return
         except OSError as error:
+            if old.exists():
+                with suppress(OSError):  # another process has written a newer one
+                    old.rename(path)
             if not (tries and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)):
                 raise
+        else:
+            break
+        finally:
+            if path.exists():
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,7 +16,14 @@ from duplex.encoders import load_encoder
 from duplex.features.extraction import extract
 from duplex.features.store import open_features
 from duplex.features.tokens import read_tokens
-from duplex.fitting.content_cache import ContentCache, ContentFeatures, ContentInputs, content_digests
+from duplex.fitting.content_cache import (
+    CONTENTS,
+    FEATURES,
+    ContentCache,
+    ContentFeatures,
+    ContentInputs,
+    content_digests,
+)
 from duplex.library.inputs import InputRequest
 from duplex.options import FinetuneOptions
 from tests.recognition.drawn_folder import draw_pair
@@ -75,6 +82,32 @@ def test_images_that_are_added_or_left_out_keep_the_rows_of_the_others(root, tmp
     fewer, some = filled(tmp_path / "cache", root, images[3:7])  # nothing is lost, nothing encoded
     assert fewer.path.read_bytes() == every.path.read_bytes()
     np.testing.assert_array_equal(fewer.stored.cls[fewer.at(some)], every.stored.cls[every.at(some)])
+
+
+def swap_lines(place: Path) -> None:
+    first, second, *rest = (place / CONTENTS).read_text().splitlines()
+    (place / CONTENTS).write_text("\n".join((second, first, *rest)) + "\n")
+
+
+DAMAGE = {
+    "two lines swapped": swap_lines,
+    "half of the lines": lambda place: (place / CONTENTS).write_text((place / CONTENTS).read_text()[:325]),
+    "no text": lambda place: (place / CONTENTS).write_bytes(b"\xff\xfe"),
+    "no list": lambda place: (place / CONTENTS).unlink(),
+    "an empty feature file": lambda place: (place / FEATURES).write_bytes(b""),
+    "a feature file cut short": lambda place: (place / FEATURES).write_bytes((place / FEATURES).read_bytes()[:3000]),
+    "a user's file beside it": lambda place: (place.with_name("note.txt").write_text("mine"), swap_lines(place)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_cache_is_made_again_and_gives_no_image_the_features_of_another(root, tmp_path, damage):
+    images = names(root)[:10]
+    sound, digests = filled(tmp_path / "cache", root, images)
+    expected = sound.stored.cls[sound.at(digests)]
+    DAMAGE[damage](sound.path.parent)
+    again, _ = filled(tmp_path / "cache", root, images)
+    np.testing.assert_allclose(again.stored.cls[again.at(digests)], expected, atol=2e-3)
 
 
 def test_further_encoders_outputs_have_a_folder_of_their_own(root, tmp_path):

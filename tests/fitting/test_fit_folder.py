@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from duplex import Recognizer
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from duplex.features import extraction
 from duplex.fitting import encoder_choice, fit_folder
 from duplex.fitting.encoder_choice import choose_encoder
@@ -114,6 +114,35 @@ def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp
     assert done.returncode == 0, done.stderr
     assert {**model_bytes(out), "README.md": b""} == {**model_bytes(model), "README.md": b""}
     assert (out / "README.md").read_text() == (model / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("attempt.json", b""), ("attempt.json", b"[]"), ("attempt.json", b"[" * 100_000)),
+        *(("plan-10.json", b"{}"), ("margins.npz", b"PK"), ("margins.npz", None)),
+        *(("checkpoint.safetensors", b"no tensors"), ("checkpoint.safetensors", None)),
+    ],
+)
+def test_a_damaged_file_of_a_rung_is_one_line_that_says_what_to_delete(fitted, drawn, tmp_path, name, content):
+    model, _ = fitted
+    out = tmp_path / "model"
+    shutil.copytree(fit_folder.cache_folder(model), fit_folder.cache_folder(out))
+    for path in fit_folder.cache_folder(out).glob(f"rungs-*/**/{name}"):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+    with pytest.raises(DuplexError, match=r"has a damaged file .*; delete the folder and run the same command again"):
+        fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+    assert not out.exists()
+
+
+def test_a_folder_in_the_place_of_the_page_is_refused_before_training(drawn, tmp_path, monkeypatch):
+    monkeypatch.setattr(fit_folder, "train_method", None)
+    (tmp_path / "model-page.html").mkdir()
+    with pytest.raises(DuplexError, match=r"model-page\.html is a folder"):
+        fit_folder.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lambda _: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["model-page.html"]
 
 
 def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from duplex.data.split import make_split
 from duplex.errors import UsageError
 from duplex.features.store import open_features
 from duplex.labels import WORLDS
+from duplex.library.arrays import checked_features
 from duplex.methods.kg_sp import KgSp
 from tests.projects import inside, make_project
 
@@ -204,6 +205,13 @@ def only_seen(split: str) -> dict[str, Any]:
         ),
         ({"table": {"state": ["red"], "object": ["star", "ring"]}}, "not one row per image"),
         ({"table": {"state": ["red"] * 33}}, "no column 'object'"),
+        ({"features": np.ma.masked_array(np.ones((33, 8)), np.arange(264).reshape(33, 8) == 9)}, "masked numbers"),
+        ({"features": torch.zeros(33, 8).to_sparse()}, "expected one with its numbers"),
+        ({"features": torch.empty(33, 8, device="meta")}, "expected one with its numbers"),
+        (
+            {"table": pd.DataFrame(arrays()["table"]).pipe(lambda t: pd.concat([t, t[["state"]]], axis=1))},
+            "two columns",
+        ),
         ({"table": with_value("split", 4, "dev")}, "split in row 4 is 'dev'"),
         ({"table": with_value("state", 2, None)}, "state in row 2 is (None|nan)"),
         ({"table": with_value("state", 2, "...")}, "leaves no word"),
@@ -219,6 +227,19 @@ def test_wrong_arrays_are_one_line(changes, message):
     with pytest.raises(UsageError, match=message) as caught:
         small(**changes)
     assert "\n" not in str(caught.value)
+
+
+def test_features_in_bfloat16_are_read():
+    features = torch.from_numpy(arrays()["features"]).bfloat16()
+    np.testing.assert_array_equal(checked_features(features), features.float().numpy())
+
+
+@pytest.mark.parametrize("twin", ["Red", "red ", "re\u200bd"])
+def test_labels_that_read_alike_are_named(twin, capsys):
+    small(table=with_value("state", 2, twin))
+    assert "2 states read like another in a prompt" in capsys.readouterr().err
+    small()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,39 @@ def test_nothing_is_uploaded_without_push(trained, tmp_path):
     with Hub() as hub:
         done = duplex("export", trained.run(), tmp_path / "out", HF_ENDPOINT=hub.address)
         assert done.returncode == 0 and not hub.requests
+
+
+def set_to(name: str, place: object, value: float) -> Callable[[dict[str, torch.Tensor]], object]:
+    return lambda t: t[name].__setitem__(place, value)
+
+
+CHANGED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
+    "NaN": (set_to("semantic", 0, float("nan")), "semantic has NaN or infinity"),
+    "doubles": (lambda t: t.update(semantic=t["semantic"].double()), "do not fit each other"),
+    "halves": (lambda t: t.update(semantic=t["semantic"].half()), "do not fit each other"),
+    "transposed": (lambda t: t.update(semantic=t["semantic"].T.contiguous()), "do not fit each other"),
+    "a row short": (lambda t: t.update(semantic=t["semantic"][1:].clone()), "its scores of an image are"),
+    "a state too large": (set_to("state_of", 0, 10**6), "state_of has numbers that are not in 0 to"),
+    "a negative object": (set_to("object_of", 0, -1), "object_of has numbers that are not in 0 to"),
+    "float indices": (lambda t: t.update(state_of=t["state_of"].float()), r"state_of is .* of torch\.float32"),
+    "no mask": (lambda t: t.pop("seen"), "'seen'"),
+    "nothing feasible": (set_to("feasible", slice(None), False), "excludes every candidate"),
+    "no candidates": (lambda t: t.update({name: t[name][:0] for name in ("state_of", "object_of")}), "no candidates"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_an_export_that_another_tool_changed_is_refused(exported, tmp_path, case):
+    """Its checksums are right, as those of a stranger's upload may be."""
+    folder = shutil.copytree(exported["clip"], tmp_path / "copy")
+    change, message = CHANGED[case]
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(seal({**config, "tensors": digest(tensors)})))
+    with pytest.raises(UsageError, match=message):
+        Recognizer.load(folder)
 
 
 def test_a_damaged_export_is_refused(exported, tmp_path):

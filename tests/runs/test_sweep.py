@@ -266,7 +266,8 @@ def test_dvc_repro_runs_no_stage_of_a_finished_sweep(project, monkeypatch):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "dvc.yaml", project / "dvc.yaml")
     dvc = [sys.executable, "-m", "dvc"]
-    for words in (["git", "init", "-q", "."], [*dvc, "init", "-q"], [*dvc, "commit", "-fq", "prepare", "extract"]):
+    committed = [*dvc, "commit", "-fq", "prepare", "extract"]
+    for words in (["git", "init", "-q", "."], [*dvc, "init", "-q"], [*dvc, "repro", "-q", "plan"], committed):
         subprocess.run(words, check=True, env=ENVIRONMENT)
     assert DvcRepo.at(project) == DvcRepo(project)
     assert finished_report("--methods", "csp", "--seeds", "0")["committed"] == 1
@@ -284,7 +285,7 @@ def test_dvc_repro_runs_no_stage_of_a_finished_sweep(project, monkeypatch):
     stale = start()
     _, err = stale.communicate()
     assert stale.returncode == 1
-    assert "`dvc commit -f prepare@own` to keep them as they are" in err
+    assert "prepare@own" in err and "`dvc repro extract@own` to make them again" in err
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 
 from duplex.errors import DuplexError
 from duplex.system import files
-from duplex.system.files import replace_file, replace_folder, sha256, write_text
+from duplex.system.files import replace_file, replace_folder, require_file, sha256, write_text
 from tests.subprocesses import ENVIRONMENT
 
 
@@ -129,6 +129,43 @@ def test_of_two_processes_that_write_one_folder_the_later_wins(
     with replace_folder(path) as scratch:
         (scratch / "ours").write_text("ours")
     assert (names(path), names(tmp_path), len(came)) == (["ours"], ["plan"], rivals)
+
+
+def test_a_folder_that_cannot_be_moved_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mounted folder can be emptied, but not renamed nor removed."""
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "theirs").write_text("theirs")
+
+    def busy(*_: object) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "rename", busy)
+    says = "plan cannot be written: device or resource busy"
+    with pytest.raises(DuplexError, match=says), replace_folder(tmp_path / "plan") as scratch:
+        (scratch / "ours").write_text("ours")
+    assert (names(tmp_path / "plan"), names(tmp_path)) == (["theirs"], ["plan"])
+
+
+def test_the_old_folder_comes_back_if_the_new_one_cannot_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "theirs").write_text("theirs")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("duplex.system.files.os.replace", full)
+    with pytest.raises(DuplexError, match="the disk is full"), replace_folder(tmp_path / "plan"):
+        pass
+    assert (names(tmp_path / "plan"), names(tmp_path)) == (["theirs"], ["plan"])
+
+
+def test_a_pipe_is_not_opened_for_reading(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is a device or a pipe, not a file"):
+        require_file(tmp_path / "pipe")
+    require_file(tmp_path / "missing")  # opening it says so
 
 
 def test_a_folder_that_cannot_be_replaced_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
