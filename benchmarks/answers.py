@@ -21,6 +21,7 @@ import torch
 from benchmarks.measure import emit, say
 from duplex import Recognizer, open_features
 from duplex.artifacts import ArtifactPaths
+from duplex.config.params import load_params
 from duplex.data.manifest import read_manifest
 from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.confidence import log_probabilities
@@ -40,8 +41,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     recognizer = Recognizer.load(arguments.run, device="cpu", new_share=arguments.new_share)
-    features, target = drawn(recognizer, arguments.run, arguments.seed)
-    record = measured(recognizer, features, target)
+    images, target = drawn(recognizer, arguments.run, arguments.seed)
+    record = measured(recognizer, images, target)
     if arguments.others:
         files = np.array(list_images([arguments.others], sys.stdin), dtype=object)
         chosen = np.random.default_rng(arguments.seed).choice(files, min(IMAGES, len(files)), replace=False)
@@ -49,8 +50,11 @@ def main() -> None:
     emit(record) if arguments.json else say(str(record))
 
 
-def drawn(recognizer: Recognizer, run: Path, seed: int) -> tuple[Floats, Ints]:
-    """Return features [400, d] and compositions of test images, 13 % of them of unseen pairs."""
+def drawn(recognizer: Recognizer, run: Path, seed: int) -> tuple[Floats | list[Path], Ints]:
+    """Return features [400, d] of test images, or their files for a run with fine-tuned blocks; and their compositions.
+
+    13 % of the images are of unseen pairs.
+    """
     paths, dataset = ArtifactPaths(run.parents[2]), run.parents[1].name
     manifest, labels = read_manifest(paths.manifest(dataset)), recognizer.labels
     rows = np.flatnonzero(manifest["split"] == "test")
@@ -59,16 +63,19 @@ def drawn(recognizer: Recognizer, run: Path, seed: int) -> tuple[Floats, Ints]:
     unseen = round(UNSEEN * IMAGES)
     parts = [random.choice(rows[group], n, replace=False) for group, n in ((~seen, unseen), (seen, IMAGES - unseen))]
     chosen = np.concatenate(parts)
+    if recognizer.trained.outputs.block_inputs:
+        root = load_params().dataset(dataset).source.root
+        return [root / name for name in manifest["image"].iloc[chosen]], target[chosen]
     return open_features(paths.features(dataset)).cls[chosen], target[chosen]
 
 
-def measured(recognizer: Recognizer, features: Floats, target: Ints) -> dict[str, Any]:
+def measured(recognizer: Recognizer, images: Floats | list[Path], target: Ints) -> dict[str, Any]:
     candidates = recognizer.candidates()
     compositions = recognizer.labels.composition(candidates.state_of, candidates.object_of)
-    scores = recognizer.scores(features)
+    scores = recognizer.scores(images)
     bias = recognizer.trained.calibration_of(recognizer.worlds[0]).bias
     shifted = scores + torch.from_numpy(np.where(candidates.seen, 0.0, bias)).float()
-    answers = recognizer(features, top=1)
+    answers = recognizer(images, top=1)
     best = recognizer.labels.index(*zip(*((answer.best.state, answer.best.object) for answer in answers), strict=True))
     right = best == target
     share = np.array([answer.best.probability for answer in answers])

@@ -30,14 +30,14 @@ class RunPaths:
 
 
 class ArtifactPaths:
-    """Paths of the files in `artifacts/`."""
+    """Paths of the pipeline's files: in `artifacts/`, and in `ablations/` beside it."""
 
     root = Path("artifacts")
 
     def __init__(self, root: Path = root) -> None:
         self.root = root
         self.ablations = root.parent / "ablations"  # folder of the ablations, a DVC project of its own
-        self.plan = root / "plan"  # folder of the records that stages depend on
+        self.plan = root / "plan"  # folder of the plan: records that stages depend on
         self.checked_options = root / "plan.partial"  # digest of the plan whose options were checked last
         self.metrics = root / "metrics.json"
         self.summary = root / "summary.json"
@@ -46,7 +46,7 @@ class ArtifactPaths:
         self.report = root / "report"
 
     def page(self, dataset: str) -> Path:
-        """Path of the page of one data set."""
+        """Path of the HTML page with the results of one data set alone."""
         return self.root / "pages" / f"{dataset}.html"
 
     def manifest(self, dataset: str) -> Path:
@@ -62,25 +62,27 @@ class ArtifactPaths:
         return self.root / dataset / "features.h5"
 
     def extraction(self, dataset: str) -> Path:
-        """Path of the file with the size of the feature cache, and the images that could not be read."""
+        """Path of the record of feature extraction: size of the cache, and images that could not be read."""
         return self.root / dataset / "extraction.json"
 
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:
         return RunPaths(self.root / dataset / method / str(seed))
 
     def trained(self, dataset: str, method: str, seed: int) -> Path:
-        """Path of a file with the digest of a run's checkpoint; methods that combine runs depend on these files."""
+        """Path of a file with the digest of a run's checkpoint; stages of products depend on these files."""
         return self.root / "trained" / dataset / f"{method}-{seed}.json"
 
     def ablation_run(self, name: str, dataset: str, seed: int) -> RunPaths:
         return RunPaths(self.ablations / "runs" / name / dataset / str(seed))
 
     def ablation(self, name: str) -> Path:
-        """Path of the metrics of all runs of an ablation."""
+        """Path of a file with the metrics of all runs of an ablation."""
         return self.ablations / "rows" / f"{name}.json"
 
     def inventory(self, dataset: str) -> Path:
+        """Path of a folder with the hashes of a data set's files, and the name of its featured run."""
         return self.root / "inventory" / dataset
 
     def maps(self, dataset: str) -> Path:
+        """Path of a table with t-SNE coordinates of test images and prototypes."""
         return self.root / "maps" / f"{dataset}.csv"

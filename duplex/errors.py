@@ -27,13 +27,13 @@ def install_command(extra: str) -> str:
 
 
 def require_type(value: object, kind: type, noun: str) -> None:
-    """Raise `UsageError`, which calls the value `noun`, unless its type is `kind`."""
+    """Raise `UsageError` unless `value` is an instance of `kind`; `noun` names the value in the message."""
     if not isinstance(value, kind):
         raise UsageError(f"{noun} is {value!r:.80}; expected a {kind.__name__}")
 
 
 def require(value: str, allowed: Iterable[object], noun: str) -> str:
-    """Return `value` if it is among `allowed`; otherwise raise `UsageError`, which calls the value `noun`.
+    """Return `value` if it is among `allowed`; otherwise raise `UsageError`. `noun` names the value in the message.
 
     >>> require("val", ("train", "val"), "split")
     'val'

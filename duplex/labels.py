@@ -22,7 +22,7 @@ from duplex.system.files import write_text
 SPLITS = ("train", "val", "test")
 World = Literal["closed", "open"]
 GROUPS = ("head", "medium", "tail", "unseen")  # of compositions by training frequency
-HEAD, HEAD_AND_MEDIUM = 0.2, 0.5
+HEAD, HEAD_AND_MEDIUM = 0.2, 0.5  # shares of the seen compositions
 MAX_PAIRS = 1 << 30  # a mask over them takes a gigabyte
 WORLDS: tuple[World, ...] = ("closed", "open")
 Ints = NDArray[np.int64]
@@ -71,7 +71,7 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """Return a label space whose states and objects are all that occur, sorted.
+        """Return the label space of all states and objects that occur in pairs, sorted.
 
         pairs: split (train, val, test) -> its pairs of names (state, object).
         """
@@ -96,11 +96,11 @@ class LabelSpace:
         return compositions % len(self.objects)
 
     def composition(self, states: Ints, objects: Ints) -> Ints:
-        """Return the compositions of states and objects, all as numbers: `m N + n`."""
+        """Return the numbers `m N + n` of compositions, given the indices m of their states and n of their objects."""
         return states * len(self.objects) + objects
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Return the compositions, as numbers, of the names of states and objects, two lists of equal length."""
+        """Return the numbers [n] of compositions, given their states and objects by name, two lists of length n."""
         rows = _look_up(self._state_index, states, "state")
         return self.composition(rows, _look_up(self._object_index, objects, "object"))
 
@@ -123,7 +123,7 @@ class LabelSpace:
         return mask
 
     def is_seen(self, compositions: Ints) -> Bools:
-        """Return the mask [C] of those compositions that are seen."""
+        """Return a mask [C]: whether each of the compositions [C] is seen."""
         return contains_sorted(self.pairs["train"], compositions)
 
     def candidates(self, world: str, split: str) -> Ints:
@@ -152,7 +152,7 @@ class LabelSpace:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> LabelSpace:
-        """Return the label space of a record that `to_dict` made."""
+        """Return the label space of a dictionary that `to_dict` returned; raise TypeError for values of wrong type."""
         for kind in ("states", "objects"):
             if not (isinstance(record[kind], list) and all(isinstance(name, str) for name in record[kind])):
                 raise TypeError(f"{kind} is not a list of names")
@@ -163,12 +163,12 @@ class LabelSpace:
         return cls(tuple(record["states"]), tuple(record["objects"]), pairs)
 
     def save(self, path: Path) -> None:
-        """Write a JSON file at a path."""
+        """Write the label space to a JSON file."""
         write_text(path, json.dumps(self.to_dict(), ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> LabelSpace:
-        """Read the JSON file at a path that `save` wrote."""
+        """Return the label space in a JSON file that `save` wrote; raise DuplexError for a missing or wrong file."""
         command = f"duplex prepare --dataset {path.parent.name}"
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
@@ -179,7 +179,7 @@ class LabelSpace:
 
 
 def _checked_pairs(pairs: Any) -> dict[str, list[tuple[str, str]]]:
-    """Return lists of pairs by split; raise UsageError for another form, an unknown split or what is no pair."""
+    """Return lists of pairs by split; raise UsageError for an unknown split or a value of another form."""
     if not isinstance(pairs, Mapping):
         raise UsageError(f"pairs is {pairs!r:.80}; expected lists of (state, object) by split")
     checked = {require(split, SPLITS, "split"): list(listed) for split, listed in pairs.items()}
@@ -222,16 +222,16 @@ class CandidateSet:
         return positions if self.listed is None else self.listed[positions]
 
     def contains(self, compositions: Ints) -> Bools:
-        """Return the mask of those `compositions` that are candidates."""
+        """Return a mask [n]: whether each of the `compositions` [n] is a candidate."""
         return np.ones_like(compositions, bool) if self.listed is None else contains_sorted(self.listed, compositions)
 
     def positions(self, compositions: Ints) -> Ints:
-        """Return the positions of compositions, all candidates, in the list."""
+        """Return the positions of `compositions` in the candidate list; every one must be a candidate."""
         return compositions if self.listed is None else np.searchsorted(self.listed, compositions)
 
 
 def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
-    """Return the mask of `compositions` that occur in the sorted array `listed`."""
+    """Return a mask [n]: whether each of the `compositions` [n] occurs in the sorted array `listed`."""
     if not len(listed):
         return np.zeros(compositions.shape, dtype=bool)
     return np.asarray(listed[np.searchsorted(listed, compositions).clip(max=len(listed) - 1)] == compositions)
@@ -241,7 +241,7 @@ def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
 class FrequencyGroups:
     """Frequency group of every composition, as indices into `GROUPS` (head to unseen); only seen ones are stored."""
 
-    size: int  # of the label space
+    size: int  # number of all compositions
     seen: Ints  # [K] seen compositions, sorted
     group: Ints  # [K] their groups
 
@@ -261,10 +261,13 @@ class FrequencyGroups:
 
 
 def frequency_groups(train: Ints, size: int) -> FrequencyGroups:
-    """Group compositions by frequency in `train`, the compositions of the training images.
+    """Return the frequency groups of all compositions.
 
-    Of the seen ones, head is the most frequent 20 %, medium the next 30 %, tail the rest (the paper's appendix). Of
-    equal counts the lower composition comes first.
+    Of the seen compositions, head is the most frequent 20 %, medium the next 30 %, tail the rest (the paper's
+    appendix). Of compositions with equal counts, the one with the lower number is ranked first.
+
+    train: composition of each training image.
+    size: number of all compositions.
     """
     seen, counts = np.unique(train, return_counts=True)
     group = np.empty(len(seen), dtype=np.int64)

@@ -1,7 +1,7 @@
 """Frozen dataclasses of options that check their values: the base of every method's options, training options,
 and options of fine-tuned blocks.
 
-A wrong value raises when the object is made, in Python as from a file: `Options(context="lerned")`.
+A wrong value such as `context="lerned"` raises an error when the object is created, from Python or from a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _has_words(template: str) -> str:
     return template
 
 
-LARGEST = 1_000_000  # of numbers of images, epochs, units and the like: beyond it there is no use, only overflow
+LARGEST = 1_000_000  # limit of counts such as images, epochs and units; larger ones could overflow
 
 # Types of options
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -137,28 +137,26 @@ class TrainingOptions(Options):
     """Options of training. The paper's Tab. 2 gives learning rate, batch size and epochs per data set; it uses
     Adam and halves the learning rate every five epochs."""
 
-    learning_rate: LearningRate
+    learning_rate: LearningRate  # of the method's parameters
     batch_size: Count  # images per batch
-    epochs: Count
+    epochs: Count  # passes over the training images
     optimiser: Literal["adam", "adamw", "sgd"] = "adam"
-    sgd_momentum: Rate = 0.9  # of the optimiser sgd
-    weight_decay: Rate = 0.0
+    sgd_momentum: Rate = 0.9  # momentum of the optimiser sgd
+    weight_decay: Rate = 0.0  # of the optimiser
     clip: Positive | None = None  # largest norm of all gradients together; larger ones are scaled down; null: no limit
     schedule: Literal["step", "cosine", "constant"] = "step"  # how the learning rate changes from epoch to epoch
-    # factor on the learning rate every `decay_every` epochs (schedule: step)
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.5
-    decay_every: Count = 5  # epochs (schedule: step)
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.5  # learning rate factor every `decay_every` epochs (schedule: step)
+    decay_every: Count = 5  # epochs between two decays (schedule: step)
     warm_up: Natural = 0  # epochs over which the learning rate rises linearly to its value
     select: Literal["auc", "hm"] = "auc"  # validation metric that chooses the epoch
     patience: Count | None = None  # stop after this many epochs without a better validation result; null: never
     accumulate: Count = 1  # batches per optimiser step; prompts are encoded once per step
     precision: Precision = "fp32"  # of the text tower; logits are always fp32
-    # CPU threads; auto: one or all in training, by timing. Last bits of results vary with it
-    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
-    # GiB of patch tokens and block inputs held in memory; larger ones are read from disk, in blocks of 1/256 GiB
-    memory: Annotated[float, Field(ge=2**-8)] = 2.0
+    # The last bits of results depend on the number of threads
+    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"  # CPU threads; auto: one or all, by timing
+    memory: Annotated[float, Field(ge=2**-8)] = 2.0  # GiB; larger patch tokens and block inputs are read from disk
     checkpointing: bool = False  # recompute the text tower's activations in the backward pass: slower, less memory
-    log: str = "none"  # dvclive, tensorboard, one of another package, or none: where losses, rates and validation go
+    log: str = "none"  # where losses, rates and validation are logged: dvclive, tensorboard, a plug-in, or none
 
     def rules(self) -> Iterable[tuple[object, str]]:
         is_sgd = self.optimiser == "sgd" or self.sgd_momentum == type(self).sgd_momentum
@@ -166,15 +164,15 @@ class TrainingOptions(Options):
         yield self.warm_up < self.epochs, f"warm_up is {self.warm_up}; expected less than epochs, {self.epochs}"
 
 
-# of a data set of the user's own, until params.yaml or a caller sets others
+# Training options of a user's data set where neither params.yaml nor the caller sets them
 DEFAULT_TRAINING: dict[str, Any] = {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15}
 DEFAULT_WIDTHS = {"bottleneck": 64, "lora": 8}
 
 
 @dataclass(frozen=True)
 class FinetuneOptions(Options):
-    """Options of fine-tuned blocks: what is trained in the image tower's last blocks. The feature cache must hold
-    their inputs (`block_inputs`)."""
+    """Options of `finetune:`: how many of the image tower's last blocks are fine-tuned, and how. The feature cache must
+    hold their inputs (`block_inputs`)."""
 
     blocks: int  # number of the image tower's last blocks to fine-tune
     adapter: Literal["bottleneck", "lora", "full"] = "bottleneck"  # added bottlenecks, low-rank updates, or all weights
@@ -212,17 +210,17 @@ class CombinedOptions(Options):
 
 @dataclass(frozen=True)
 class AutoFinetune(Options):
-    """`finetune: auto`: validation chooses the number of fine-tuned blocks and their learning rate."""
+    """Options of `finetune: auto`: validation chooses the number of fine-tuned blocks and their learning rate."""
 
     blocks: Literal["auto"] = "auto"
-    minutes: float = 30.0  # time for all rungs of a run, planned from timed steps
+    minutes: float = 30.0  # time per run to try blocks and learning rates, planned from timed steps
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield self.minutes > 0, f"minutes is {self.minutes}; expected more than 0"
 
 
 def finetune_options(record: Mapping[str, Any]) -> FinetuneOptions | AutoFinetune | None:
-    """Return the options in a table `finetune:` of params.yaml; None for an empty one."""
+    """Return the options in a table `finetune:` of params.yaml; None for an empty table."""
     if not record:
         return None
     return AutoFinetune.from_dict(record) if record.get("blocks") == "auto" else FinetuneOptions.from_dict(record)

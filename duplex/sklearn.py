@@ -41,7 +41,7 @@ except ImportError as error:
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Self = TypeVar("Self", bound="CompositionClassifier")
-BLOCK = 1 << 24  # scores computed at a time
+BLOCK = 1 << 24  # number of scores computed at a time
 TOO_LARGE = "the features are so large that their squares overflow; scale them, as Normalizer does"
 
 
@@ -56,15 +56,16 @@ class EstimatorOptions(Options):
 
 
 class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Classifier of states and objects by prototypes in closed form, which predicts pairs without training images too.
+    """Classifier of states and objects by prototypes in closed form; it also predicts pairs without training images.
 
-    Features are used as they are: put `Normalizer()` before it for CLIP's. With a single column of labels, it is linear
-    discriminant analysis with shrunken means.
+    Features are not normalised: put `Normalizer()` before the classifier for CLIP features. With a single column of
+    labels, it is linear discriminant analysis with shrunken means.
 
     candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: every state with every object.
-    ridge: in images; with so many, the effect of a state or an object is shrunk by half.
-    shrinkage: of the means of seen pairs towards state plus object, in images; None: by marginal likelihood.
-    prior: whether frequent training pairs are likelier.
+    ridge: number of images at which the effect of a state or an object is shrunk by half.
+    shrinkage: number of images at which the mean of a seen pair is shrunk halfway to the mean composed of state and
+        object; None: chosen by marginal likelihood.
+    prior: whether pairs with more training images get higher scores.
     bias: number added to the scores of unseen pairs. Their true frequency is unknown: choose it by validation.
     """
 
@@ -88,7 +89,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.bias = bias
 
     def fit(self: Self, X: Any, y: Any) -> Self:
-        """Fit the prototypes to the features of training images; whatever was fitted before is forgotten.
+        """Fit the prototypes to the features of training images; earlier fits are discarded.
 
         X: features [n, d].
         y: labels [n, 2], the state and the object of each image.
@@ -100,17 +101,17 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def partial_fit(self: Self, X: Any, y: Any, classes: Any = None) -> Self:
         """Add training images: the result equals that of `fit` on all images so far.
 
-        Statistics are added here; prototypes are fitted to them when they are next needed.
+        This only adds to the statistics; the prototypes are fitted when they are next needed.
 
         X: features [n, d].
         y: labels [n, 2]; states and objects that did not occur before are added.
-        classes: labels of states and objects to expect, a list of two arrays (of one column of labels: one array).
+        classes: states and objects to expect, a list of two arrays of labels; for a single column of labels one array.
         """
         self._update(X, y, classes, first=not hasattr(self, "statistics_"))
         return self
 
     def _update(self, X: Any, y: Any, classes: Any, *, first: bool) -> None:
-        """Add images to the statistics, from none if `first`; a call that raises changes nothing."""
+        """Add images to the statistics, or start new statistics if `first`; a call that raises changes nothing."""
         options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)
         _check_missing(y)
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True)
@@ -142,7 +143,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.candidates_ = pairs[:, : len(names)]
 
     def fitted_closed_form(self) -> ClosedForm:
-        """Return the closed form of all images so far."""
+        """Return the model fitted in closed form to all images so far; fit it now if it is out of date."""
         check_is_fitted(self)
         if self.closed_form_ is None:
             try:
@@ -156,7 +157,11 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self.classes_ if isinstance(self.classes_, list) else [self.classes_]
 
     def _numbered_candidates(self, names: list[Array], seen: Ints) -> Ints:
-        """Return the candidates as sorted composition numbers [C]."""
+        """Return the candidates as sorted composition numbers [C].
+
+        names: sorted labels per column of `y`.
+        seen: sorted numbers of the compositions of training images.
+        """
         states, objects = _two_names(names)
         if self.candidates is None:
             return np.arange(len(states) * len(objects))
@@ -191,7 +196,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def predict_proba(self, X: Any) -> Any:
         """Return the probabilities of states [n, M] and of objects [n, N] as a list, in the order of `classes_`.
 
-        They are sums over the candidates. With a single column of labels: one array.
+        Each probability is a sum over candidates. With a single column of labels, return one array.
 
         X: features [n, d].
         """
@@ -222,7 +227,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return float(np.average((columns == labels).all(axis=1), weights=_checked_weights(sample_weight, len(y))))
 
     def _by_blocks(self, X: Any, reduce: Callable[[Tensor], Tensor]) -> Array:
-        """Return `reduce` of the scores [n, C], of all features [n, d]; blocks of images bound the memory."""
+        """Return `reduce(scores)` [n, ...] of features `X` [n, d]; blocks of images bound the memory."""
         closed_form = self.fitted_closed_form()
         options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)  # may have been set since
         X = validate_data(self, X, reset=False, dtype=np.float64)
@@ -241,7 +246,10 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
 
 def composition_numbers(pairs: Array, states: Array, objects: Array) -> Ints:
-    """Return pairs of labels [C, 2] as numbers `m N + n` [C]; raise OptionError for a label that is not listed."""
+    """Return the numbers `m N + n` [C] of pairs of labels [C, 2]; raise OptionError for an unknown label.
+
+    states, objects: sorted labels [M], [N].
+    """
     numbers = np.zeros(len(pairs), dtype=np.int64)
     for column, (names, kind) in enumerate(((states, "state"), (objects, "object"))):
         places = {name: place for place, name in enumerate(names.tolist())}
@@ -253,7 +261,7 @@ def composition_numbers(pairs: Array, states: Array, objects: Array) -> Ints:
 
 
 def _check_missing(y: Any) -> None:
-    """Raise OptionError for pandas' NA among labels, which scikit-learn's checks stumble over."""
+    """Raise OptionError for pandas' NA among labels, which scikit-learn's checks cannot handle."""
     if any(label is pd.NA for label in np.asarray(y, dtype=object).flat):
         raise OptionError("a label is missing (NA); leave its image out", "y")
 
@@ -281,7 +289,7 @@ def _check_labels(y: Array) -> None:
 
 
 def _sorted_labels(columns: Sequence[Array]) -> Array:
-    """Return the distinct labels of some arrays, sorted."""
+    """Return the distinct labels of all arrays, sorted; raise OptionError if text and numbers are mixed."""
     if len({column.dtype.kind in "biuf" for column in columns}) > 1:
         raise OptionError("labels are numbers in one place and text in another; expected one type", "y")
     return np.unique(np.concatenate(columns))
@@ -301,9 +309,10 @@ def _listed_classes(classes: Any, columns: int) -> list[Array]:
 
 
 def _two_columns(labels: Array) -> Array:
-    """Return labels [n, 2]; a single column is paired with an object that all images share."""
+    """Return labels as two columns [n, 2]; a single column gets a second one with an object that all images share."""
     return labels if labels.shape[1] == 2 else np.column_stack([labels, np.zeros(len(labels), labels.dtype)])
 
 
 def _two_names(names: Sequence[Array]) -> tuple[Array, Array]:
+    """Return the sorted labels of states and of objects; with a single column, one object."""
     return names[0], names[1] if len(names) == 2 else np.zeros(1, names[0].dtype)

@@ -1,12 +1,13 @@
-"""Checks for authors of methods: `check_method(MyMethod)` calls everything that the program calls of a method.
+"""Checks for authors of methods: `check_method(MyMethod)` tests a class against the protocol of methods.
 
     from duplex.testing import check_method
     check_method(MyMethod)                       # default options
     check_method(MyMethod, {"width": 32})
 
 The method is built for a small task: 4 states, 3 objects, the packaged encoder's text tower, random features and patch
-tokens; it is trained, saved, loaded, evaluated in both worlds and, if it has a portable form, exported, all by the
-program's own functions. The first violation of the protocol (docs/your_method.md) raises `MethodFault`.
+tokens; it is trained, saved, loaded, evaluated in both worlds and, if `portable` returns tensors, exported, with the
+functions that the commands of `duplex` use. The first violation of the protocol (docs/your_method.md) raises
+`MethodFault`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
     """Raise `MethodFault` if a method class violates the method protocol.
 
     kind: the class, a subclass of `Method`.
-    options: its options by name; None: the defaults.
+    options: the method's options by name; None: the defaults.
     """
     with _faults(kind.__name__):
         parsed = _check_options(kind, dict(options or {}))
@@ -80,7 +81,7 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
 
 @contextmanager
 def _faults(name: str) -> Iterator[None]:
-    """Turn all exceptions and exits of the method's code into a `MethodFault` of one line."""
+    """Context manager: turn all exceptions and exits of the method's code into a `MethodFault` of one line."""
     try:
         with report_exits(name):
             yield
@@ -116,7 +117,7 @@ def small_task() -> TaskContext:
 
 
 def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
-    """Return `count` images of a split's compositions: random features, one cluster per composition, and patches."""
+    """Return a batch of `count` images: features in one random cluster per composition, and random patch tokens."""
     labels, random = small_labels(), torch.Generator().manual_seed(seed)
     listed = torch.as_tensor(labels.pairs[split])
     compositions = listed[torch.arange(count) % len(listed)]
@@ -130,12 +131,14 @@ def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
 
 
 def _demand(condition: object, kind: object, fault: str) -> None:
+    """Raise `MethodFault` with the name of the method `kind` and the text `fault` unless `condition` holds."""
     if not condition:
         name = kind.__name__ if isinstance(kind, type) else type(kind).__name__
         raise MethodFault(f"{name}: {fault}")
 
 
 def _demand_unchanged(method: Method[Any], place: str, batch: Batch, original: Batch) -> None:
+    """Raise `MethodFault` unless both batches have equal inputs; `place` names the function that changed them."""
     for name, values in original.inputs.items():
         _demand(torch.equal(values, batch.inputs[name]), method, f"{place} changes the cached input {name!r}")
 
@@ -161,7 +164,7 @@ def _check_needs(kind: type[Method[Any]], needs: frozenset[str]) -> None:
 
 
 def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:
-    """Build a method and call its `start`; raise `MethodFault` if `start` changes the cached inputs."""
+    """Return a new method after its `start`; raise `MethodFault` if `start` changes the cached inputs."""
     task, train = small_task(), small_batch(IMAGES)
     torch.manual_seed(0)
     method = kind(task, options)
@@ -277,7 +280,7 @@ def _check_reload(kind: type[Method[Any]], options: Options, method: Method[Any]
 
 
 def _check_run(kind: str, options: Options, folder: Path) -> None:
-    """Check a method with the functions behind `duplex train`, `duplex evaluate` and `duplex export`."""
+    """Check a method with the functions of `duplex train`, `duplex evaluate` and `duplex export`; write to `folder`."""
     inputs, settings = small_inputs(), EvaluationParams(bootstrap=10)
     spec = MethodSpec(kind, kind, options, SETTINGS, WORLDS, "closed")
     run = train_method(spec, inputs, 0, CPU, settings)
@@ -290,7 +293,7 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
         )
         same = np.array_equal(before.seen, after.seen, equal_nan=True)
         same = same and np.array_equal(before.unseen, after.unseen, equal_nan=True)
-        _demand(same, method, f"answers in the {world} world change after saving and loading")
+        _demand(same, method, f"scores in the {world} world change after saving and loading")
     term_metrics(method, inputs)
     if method.portable(inputs.labels.candidates("closed", "test")) is not None:
         export(TrainedRun(checkpoint, CPU), "closed", folder / "export", RunFacts(kind))

@@ -110,7 +110,7 @@ def test_scores_of_image_files_equal_those_of_the_evaluation(project) -> None:
     assert not torch.allclose(plain, wanted, atol=1e-2)
     answers = list(recognizer.stream(files, num_workers=0))
     assert [one.best.name for one in answers] == [one.best.name for one in recognizer(files)]
-    with pytest.raises(UsageError, match="reads block inputs of the image tower too; give it images"):
+    with pytest.raises(UsageError, match="also reads block inputs of the image tower; give images instead of features"):
         recognizer.scores(np.zeros((1, 128), np.float32))
 
 
@@ -169,7 +169,7 @@ def test_an_exported_folder_has_the_finetuned_blocks(project, tmp_path: Path) ->
     np.testing.assert_allclose(numpy_example.scores(tensors, moved), run.scores(files), rtol=1e-6, atol=1e-5)
     assert np.abs(numpy_example.scores(tensors, inputs["cls"].numpy()) - run.scores(files).numpy()).max() > 1e-2
     assert "The image tower's last block" in (tmp_path / "out" / "README.md").read_text()
-    with pytest.raises(UsageError, match="reads block inputs of the image tower too; give it images"):
+    with pytest.raises(UsageError, match="also reads block inputs of the image tower; give images instead of features"):
         folder.scores(np.zeros((1, 128), np.float32))
 
 

@@ -23,7 +23,7 @@ MODULES = ["data", "own_data", "features", "methods", "score", "compare", "repor
 
 
 class CommandGroup(TyperGroup):
-    """Group of commands that reports Ctrl-C and closed pipes as the pipeline's scripts do, instead of as typer does."""
+    """Group of commands that handles Ctrl-C and closed pipes as the pipeline's scripts do, instead of as typer does."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -28,17 +28,17 @@ NAMES = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
 def compare(
     dataset: Dataset,
     methods: Annotated[tuple[str, str], typer.Option("--methods", help="Two methods or ablations: FIRST SECOND.")],
-    seed: Annotated[int | None, seed_option("One seed; default: all common ones.")] = None,
+    seed: Annotated[int | None, seed_option("One seed; default: all that both methods have.")] = None,
     world: Annotated[str, typer.Option("--world", help="closed or open world.")] = "closed",
     splits: Annotated[
         int | None, typer.Option("--splits", min=2, help="Number of re-splits to average over; default: none.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print how far the second method's S, U, HM and AUC exceed the first's: points, 95 % intervals and p-values.
+    """Print how far the second method's S, U, HM and AUC exceed the first's, in percentage points.
 
-    Intervals cover variance over test images, seeds and re-splits. Input: the runs' predictions.csv, whose
-    margins have nine digits: margins equal in all of them count as ties.
+    Each difference has a 95 % interval and a p-value, which cover variance over test images, seeds and re-splits. Reads
+    the runs' predictions.csv, where margins have nine digits; equal margins count as ties.
     """
     from duplex.data.dataset import split_name
     from duplex.evaluation.uncertainty import compare_seeds
@@ -80,7 +80,7 @@ def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margi
 def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
-    """Return the seeds, and two `Margins` per seed, one per method. Raises `UsageError` if images differ."""
+    """Return the seeds and, per method, a list of `Margins`, one per seed. Raises `UsageError` if images differ."""
     from duplex.evaluation.curve import Margins
 
     entries = [params.method_for_world(method, world) for method in methods]  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def _margins_of_runs(
 
 
 def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
-    """Return the seeds that both methods were evaluated with; without any, one seed for the error message."""
+    """Return the seeds that both methods were evaluated with; if there are none, one seed for the error message."""
     planned = [params.ablation_run.seeds if entry in params.ablations else params.run.seeds for entry in entries]
     seeds = sorted({*planned[0], *planned[1]})
     evaluated = [
@@ -111,7 +111,7 @@ def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]
 
 
 def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Path:
-    """Return the path of a run's predictions; an ablation's are kept with the ablation table if they exist."""
+    """Return the path of a run's predictions: for an ablation in `ablations/runs/`, if it was run there."""
     from duplex.artifacts import ArtifactPaths
 
     paths = ArtifactPaths()

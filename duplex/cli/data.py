@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from duplex.labels import LabelSpace
 
 Name = Annotated[str, typer.Argument(help="A data set of params.yaml, or any name with --root.")]
-Root = Annotated[Path | None, typer.Option(help="A folder or table that is not in params.yaml.")]
+Root = Annotated[Path | None, typer.Option(help="Folder or table of a data set that is not in params.yaml.")]
 
 group = typer.Typer(no_args_is_help=True, help="Data sets: list, check, count, download, add your own.")
 app.add_typer(group, name="data")
@@ -85,7 +85,9 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 @group.command()
 def download(
     name: Annotated[str, typer.Argument(help="mit-states, ut-zappos or cgqa.")],
-    to: Annotated[Path | None, typer.Option(help="Folder; default: the data set's root in params.yaml.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder to write; default: its root in params.yaml, or data/NAME.")
+    ] = None,
 ) -> None:
     """Download a benchmark and unpack it. The same command resumes an interrupted download."""
     from duplex.data.download import download as fetch

@@ -23,14 +23,16 @@ LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 def export(
     run: Annotated[str, typer.Argument(help="A trained run's folder, such as artifacts/shapes/duplex/0.")],
     out: Annotated[Path | None, typer.Argument(help="The folder to write; optional with --push.")] = None,
-    world: Annotated[str | None, typer.Option("--world", help="closed or open; default: first calibrated.")] = None,
+    world: Annotated[
+        str | None, typer.Option("--world", help="closed or open; default: closed, if calibrated for it.")
+    ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Add trained.onnx, which scores features.")] = False,
     onnx_encoder: Annotated[
         bool, typer.Option("--onnx-encoder", help="Add the image tower as encoder.onnx, and see.py, which uses it.")
     ] = False,
     push: Annotated[str | None, typer.Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
     licence: Annotated[str, typer.Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
-    name: Annotated[str | None, typer.Option(help="Title of the model card.")] = None,
+    name: Annotated[str | None, typer.Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,
 ) -> None:
     """Export a trained run to a folder: prototypes, labels, a model card, and recognize.py, which needs numpy only."""
     from duplex.cli.predict import load_model
@@ -57,7 +59,7 @@ def export(
 def _add_onnx(trained: TrainedModel, folder: Path, scores: bool, tower: bool) -> None:
     if trained.finetuned is not None and not tower:
         names = "recognize.py and trained.onnx read" if scores else "recognize.py reads"
-        typer.echo(f"{names} features of the fine-tuned blocks; --onnx-encoder writes a tower with them", err=True)
+        typer.echo(f"{names} features of the fine-tuned blocks; --onnx-encoder adds a tower with them", err=True)
     if not scores:
         return
     from safetensors.torch import load_file

@@ -33,9 +33,16 @@ def extract(
     weights: Annotated[str | None, typer.Option(help="Weights: a published tag or a file.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch.")] = None,
-    num_workers: Annotated[str | None, typer.Option(help="Decoding processes, or auto: cores less one.")] = None,
-    precision: Annotated[str | None, typer.Option(help=f"One of {', '.join(PRECISIONS)}.")] = None,
-    max_bad: Annotated[float | None, typer.Option(min=0, max=1, help="Largest share of unreadable images.")] = None,
+    num_workers: Annotated[
+        str | None, typer.Option(help="Processes that decode images, or auto: CPU cores - 1.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help=f"Number format of the encoder: {', '.join(PRECISIONS)}.")
+    ] = None,
+    max_bad: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Share of unreadable images, 0 to 1, above which extraction fails."),
+    ] = None,
     tokens: Annotated[str | None, typer.Option(help="none, or patch to store patch tokens too.")] = None,
     block_inputs: Annotated[
         int | None, typer.Option(min=0, help="Number of last blocks of the image tower whose inputs are stored.")
@@ -99,7 +106,9 @@ def info(path: CachePath, as_json: AsJson = False) -> None:
 @cache.command()
 def verify(
     path: CachePath,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set; default: the cache's.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", "-d", help="Data set of the images; default: the cache's own.")
+    ] = None,
     sample: Annotated[int, typer.Option(min=1, help="Number of images to encode again.")] = 32,
     seed: Annotated[int, seed_option("Seed of the sample.", "--seed")] = 0,
     as_json: AsJson = False,
@@ -115,8 +124,12 @@ def import_(
     features: Annotated[
         Path, typer.Argument(help="A .npy file [images, width] in the manifest's order, or .npz with image names.")
     ],
-    manifest: Annotated[Path | None, typer.Option(help="Manifest of the features.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set of the features.")] = None,
+    manifest: Annotated[
+        Path | None, typer.Option(help="The manifest.csv that lists the images; or use --dataset.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", "-d", help="Data set whose manifest lists the images.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: the data set's own cache.")] = None,
 ) -> None:
     """Write a feature cache from features that were computed elsewhere."""

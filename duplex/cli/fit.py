@@ -1,4 +1,4 @@
-"""`duplex fit` and `duplex update`: a model from a folder of labelled images, and further images without training."""
+"""`duplex fit` and `duplex update`: fit a model to a folder of labelled images; add images to it without training."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ def fit(
     source: Annotated[Path, typer.Argument(help="A folder state/object/*.jpg, or a CSV or Parquet table.")],
     images: Annotated[Path | None, typer.Option(help="For a table: the folder that image paths start from.")] = None,
     encoder: Annotated[
-        str | None, typer.Option(help="Frozen encoder; default: by GPU, weights on disk and number of images.")
+        str | None, typer.Option(help="Frozen encoder; default: chosen by GPU, weights on disk, number of images.")
     ] = None,
     weights: Annotated[str | None, typer.Option(help="Weights of the encoder: a published tag or a file.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The model folder to write [SOURCE-model].")] = None,
-    minutes: Annotated[float, typer.Option(help="Time for training, after the images are encoded.")] = MINUTES,
+    out: Annotated[Path | None, typer.Option(help="The model folder to write; default: SOURCE-model.")] = None,
+    minutes: Annotated[
+        float, typer.Option(help="Time limit of training, in minutes; encoding is not counted.")
+    ] = MINUTES,
 ) -> None:
     """Fit a model to labelled images and export it; no project is needed.
 
@@ -51,12 +53,12 @@ def update(
     model: Annotated[Path, typer.Argument(help="A model folder of `duplex fit`.")],
     source: Annotated[Path, typer.Argument(help="A folder state/object/*.jpg, or a table, of images to add.")],
     images: Annotated[Path | None, typer.Option(help="For a table: the folder that image paths start from.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The model folder to write [MODEL-updated].")] = None,
+    out: Annotated[Path | None, typer.Option(help="The model folder to write; default: MODEL-updated.")] = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="Replace MODEL itself.")] = False,
 ) -> None:
     """Add labelled images, also of new states and objects, to a model without training.
 
-    The closed form is fitted again from the model's statistics; prompts and fine-tuned blocks stay as they are.
+    Visual prototypes are computed again, in closed form; learned prompts and fine-tuned blocks stay as they are.
     """
     from duplex.errors import UsageError
     from duplex.fitting.update import update_model

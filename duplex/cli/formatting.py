@@ -40,7 +40,7 @@ def to_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
 
 
 def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """Return `auc       12.34   [11.00, 13.70]   p = 0.012`, without the interval or p if it is None."""
+    """Return a line such as `auc       12.34   [11.00, 13.70]   p = 0.012`, without the interval or p if it is None."""
     line = f"{name}{number(estimate['value'])}"
     if estimate["interval"] is not None:
         line += "   [{}, {}]".format(*map(number, estimate["interval"]))

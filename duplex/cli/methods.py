@@ -106,7 +106,7 @@ def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_jso
 
 
 def headline(values: Mapping[str, Any]) -> str:
-    """Return `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`, with a dash for undefined values.
+    """Return a line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`, with a dash for undefined values.
 
     In the open world, AUC with every pair a candidate follows: `all pairs 7.10`.
     """

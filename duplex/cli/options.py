@@ -1,4 +1,4 @@
-"""Options that several commands share, and params.yaml as they read it."""
+"""Options that several commands share, and the function with which they load params.yaml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENGINES = ("local", "ray")
 Dataset = Annotated[str, typer.Option("--dataset", "-d", help="A data set of params.yaml.")]
 DatasetName = Annotated[str, typer.Argument(help="A data set of params.yaml.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Engine = Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.")]
+Engine = Annotated[str, typer.Option("--engine", help="local, or ray for a Ray cluster.")]
 
 
 def seed_option(text: str, *names: str) -> Any:
@@ -24,7 +24,7 @@ def seed_option(text: str, *names: str) -> Any:
 
 
 def load_params() -> Params:
-    """Return the checked values of params.yaml in this folder. Only commands that call this import its many classes."""
+    """Load and check params.yaml in the current folder. Imported late, to keep `--help` fast."""
     from duplex.config.params import load_params as load
 
     return load()

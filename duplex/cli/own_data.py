@@ -45,24 +45,27 @@ def add(
     encoder: Annotated[
         str | None,
         typer.Option(
-            help=f"Frozen encoder [{ENCODER}]; tiny has only the words of the data set shapes; none: with --features, "
-            "if their encoder is unknown."
+            help=f"Frozen encoder [{ENCODER}]; tiny knows only the words of the data set shapes; none: for --features "
+            "of an unknown encoder."
         ),
     ] = None,
     weights: Annotated[
         str | None, typer.Option(help="Weights of the encoder: a published tag, a file, or random:SEED for a trial.")
     ] = None,
     features: Annotated[
-        Path | None, typer.Option(help="Features computed elsewhere: .npy in the table's order, or .npz with names.")
+        Path | None,
+        typer.Option(help="Features computed elsewhere: .npy in the table's order, or .npz with image names."),
     ] = None,
     finetune: Annotated[
-        str | None, typer.Option(help="auto: let validation choose how many blocks of the encoder are fine-tuned.")
+        str | None,
+        typer.Option(help="auto: choose the number of fine-tuned encoder blocks by validation; default: none."),
     ] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the data set to run.datasets.")] = False,
 ) -> None:
     """Check a data set, print its statistics, and add it to params.yaml.
 
-    In a data set that exists already, only the values of given options change. Exits with 1 if it cannot be trained on.
+    In a data set that params.yaml already has, only the given options change. Exits with 1 if the data set cannot be
+    trained on.
     """
     from duplex.cli.params_file import add_dataset, check_name
     from duplex.config.params import load_params
@@ -104,7 +107,7 @@ def add(
 
 
 def _load(path: Path, images: Path | None, split: SplitOptions) -> tuple[SourceOptions, LabelledImages]:
-    """Return the source found at a path and its data set."""
+    """Return the source options detected at a path, and the labelled images that they describe."""
     from duplex.data.dataset_source import detect_source, load_source
 
     source = detect_source(path.resolve(), split, images.resolve() if images else None)
@@ -130,9 +133,10 @@ def split(
     splits: Annotated[int, typer.Option(min=1, max=100, help="Number of re-splits.")] = 5,
     no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the new data sets to run.datasets.")] = False,
 ) -> None:
-    """Add data sets NAME-split1, NAME-split2, … to params.yaml, each with as many unseen pairs, chosen again.
+    """Add data sets NAME-split1, NAME-split2, … to params.yaml, each with another random choice of unseen pairs.
 
-    The new data sets share the images, encoder and training options of NAME; features are copied if they exist.
+    The new data sets have the images, encoder, training options and number of unseen pairs of NAME; features are
+    copied if they exist.
     """
     from duplex.cli.params_file import add_dataset, check_name
     from duplex.data.dataset import resplit, split_name
@@ -193,14 +197,14 @@ def _encoder_entry(
 ) -> dict[str, Any]:
     """Return a data set's `encoder` entry: from the options, else the existing entry, else the paper's encoder.
 
-    Features of an unknown encoder (--encoder none, or no encoder given) are those of `imported`.
+    Features of an unknown encoder (--encoder none, or no --encoder) get the encoder name `imported`.
     """
     from duplex.encoders.random_weights import is_random
     from duplex.features.identity import IMPORTED
 
     if name == "none" or (name is None and known is None and features is not None):
         if features is None or weights is not None:
-            raise UsageError("--encoder none is for --features without --weights; name the encoder of the images")
+            raise UsageError("--encoder none needs --features and no --weights; name the encoder instead")
         return {"name": IMPORTED}
     if features is not None and is_random(weights):
         raise UsageError("--weights random is for images; its text tower would not fit the features of --features")
@@ -213,7 +217,7 @@ def _encoder_entry(
 
 
 def _set_finetune(dataset: str) -> None:
-    """Write `finetune: auto` for a data set to params.yaml."""
+    """Write `finetune: auto` to params.yaml, for the method `FINETUNED` on a data set."""
     from duplex.cli.params_file import set_for_dataset
 
     set_for_dataset(FINETUNED, dataset, {"finetune": "auto"})
@@ -221,7 +225,7 @@ def _set_finetune(dataset: str) -> None:
 
 
 def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], images: int) -> int:
-    """Return the number of the encoder's last blocks whose inputs fit the disk, and say what was found."""
+    """Return the number of the encoder's last blocks whose inputs fit on the disk; print it with the reason."""
     from duplex.artifacts import ArtifactPaths
     from duplex.encoders import load_encoder, missing_weights
     from duplex.features.identity import IMPORTED
@@ -234,7 +238,7 @@ def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], ima
     if name == IMPORTED:
         raise UsageError("--finetune auto is for images; the encoder of imported features is unknown")
     if missing_weights(name, weights) is not None:
-        raise UsageError(f"--finetune auto looks into {name}, whose weights are not on disk; download them first")
+        raise UsageError(f"--finetune auto loads {name}, whose weights are not on disk; download them first")
     room = block_room(load_encoder(name, weights, towers="image"), images, ArtifactPaths.root)
     found = f"up to {room.depth} blocks" if room.depth else "none"
     typer.echo(f"fine-tuning: {found}; {room.reason}", err=True)
@@ -254,7 +258,7 @@ def _source_entry(source: SourceOptions, dataset: LabelledImages, split: SplitOp
 def _issues(
     dataset: LabelledImages, source: SourceOptions, encoder: dict[str, Any], features: Path | None, max_bad: float
 ) -> Iterator[DataIssue]:
-    """Yield all issues of a data set: of its encoder, its labels and its images or, if it has some, its features."""
+    """Yield all issues of a data set: of its encoder, its labels, and its file of features or its images."""
     from duplex.data.check import check_dataset, check_labels_of
     from duplex.features.feature_issues import check_features
     from duplex.features.identity import IMPORTED
@@ -272,7 +276,7 @@ def _issues(
 def _supported_methods(
     params: Params, name: str, source: SourceOptions, encoder: dict[str, Any], features: Path | None
 ) -> list[str]:
-    """Return the methods of params.yaml that lack no input on a data set that is not yet added."""
+    """Return the methods of params.yaml that can be trained on a data set, which need not be in params.yaml yet."""
     from duplex.config.params import DatasetParams, EncoderParams
     from duplex.library.requirements import supported_methods
 

@@ -1,4 +1,4 @@
-"""Edit the data sets in params.yaml and in dvc.lock: every other line, comment and line end stays as it is.
+"""Edit data sets and methods in params.yaml, without changing any other line or comment, and stages in dvc.lock.
 
 ruamel.yaml's round trip would reformat lines that nobody changed and attach a comment to the entry above it. Its parser
 gives the positions of all keys and values instead, and the text is edited there. An edit is written only if parsing
@@ -65,7 +65,7 @@ def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = 
 
 
 def set_for_dataset(method: str, dataset: str, record: Mapping[str, Any], path: Path = PARAMS) -> None:
-    """Write `methods.METHOD.per_dataset.DATASET` to params.yaml, replacing an entry that is there."""
+    """Write `record` to params.yaml as `methods.METHOD.per_dataset.DATASET`, in place of an existing entry."""
     text = path.read_text(encoding="utf-8")
     intended = _parse(text)
     entry = intended["methods"][method]
@@ -101,7 +101,7 @@ def remove_dataset(name: str, path: Path = PARAMS) -> None:
 def set_method(
     name: str, dataset: str, options: Mapping[str, Any], training: Mapping[str, Any], path: Path = PARAMS
 ) -> None:
-    """Write options and training options of a method, or an ablation, on one data set: `per_dataset.DATASET`."""
+    """Write options and training options of a method or ablation for one data set, to its `per_dataset.DATASET`."""
     text = path.read_text(encoding="utf-8")
     intended = _parse(text)
     section = next((key for key in ("methods", "ablations") if name in (intended.get(key) or {})), "methods")
@@ -187,7 +187,7 @@ def _with_item(text: str, keys: tuple[str, ...], name: str, value: Any = None) -
 
 
 def _without_item(text: str, keys: tuple[str, ...], name: str, *, with_comment: bool = False) -> str:
-    """Return the text without the item `name` of the list or table at `keys`; one without other items becomes `{}`."""
+    """Return the text without the item `name` of the list or table at `keys`, which becomes `{}` if none is left."""
     parent = _collection(text, keys)
     items = _items(parent)
     place = next(place for place, (key, _) in enumerate(items) if key.value == name)

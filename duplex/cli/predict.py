@@ -32,7 +32,7 @@ World = Annotated[
     str | None,
     typer.Option("--world", help="closed or open world; default: closed, or open if calibrated for open alone."),
 ]
-Add = Annotated[list[str] | None, typer.Option(help="An additional candidate, such as 'rusty kettle'.")]
+Add = Annotated[list[str] | None, typer.Option(help="An additional candidate, such as 'rusty kettle'; repeatable.")]
 Compositions = Annotated[Path | None, typer.Option(help="A CSV file of additional candidates: state,object.")]
 NewShare = Annotated[
     float | None,
@@ -43,12 +43,14 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 @app.command()
 def predict(
-    paths: Annotated[list[str], typer.Argument(help="Files, folders, patterns; - reads paths from stdin.")],
+    paths: Annotated[
+        list[str], typer.Argument(help="Image files, folders or glob patterns; - reads paths from stdin.")
+    ],
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", help="A run's folder, an exported one, or hf-hub:OWNER/NAME; default: best run."),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Compositions per image.")] = 3,
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of compositions per image.")] = 3,
     world: World = None,
     new_share: NewShare = None,
     add: Add = None,
@@ -56,7 +58,9 @@ def predict(
     form: Annotated[str, typer.Option("--format", help="table, jsonl or csv.")] = "table",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 64,
-    num_workers: Annotated[int | None, typer.Option(min=0, help="Decoding processes; default: by the cores.")] = None,
+    num_workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that decode images; default: by CPU cores.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Name the state and object in each image. Without --model, use the run with the best validation AUC.
@@ -99,7 +103,8 @@ def load_model(
 ) -> Recognizer:
     """Return the recognizer of a model, by default the best run, with added candidates.
 
-    `hint`: part of an error message, how to name a model.
+    model, world, device, new_share: as the options of `duplex predict`. add: candidates such as "rusty kettle".
+    compositions: CSV file of further candidates. hint: part of an error message, on how to name a model.
     """
     from duplex.labels import WORLDS
     from duplex.recognition.added_words import read_compositions

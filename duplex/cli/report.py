@@ -14,8 +14,10 @@ from duplex.cli.options import AsJson, Dataset, load_params, seed_option
 if TYPE_CHECKING:
     from duplex.report.prototype_retrieval import Hit
 
-Method = Annotated[str | None, typer.Option("--method", "-m", help="A method; default: the featured run's.")]
-Seed = Annotated[int | None, seed_option("Default: the first seed of run.seeds.")]
+Method = Annotated[
+    str | None, typer.Option("--method", "-m", help="Method; default: the last of run.methods with visual prototypes.")
+]
+Seed = Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")]
 
 
 @app.command()
@@ -54,7 +56,7 @@ def retrieve(
     dataset: Dataset,
     method: Method = None,
     seed: Seed = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Images per prototype.")] = 4,
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of images per prototype.")] = 4,
     as_json: AsJson = False,
 ) -> None:
     """Print the test images nearest to a pair's semantic and visual prototypes, side by side."""
@@ -81,7 +83,7 @@ def swap(
     dataset: Dataset,
     method: Method = None,
     seed: Seed = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of test images.")] = 5,
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of test images to print.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Print the test images nearest to the state of one image combined with the object of another."""

@@ -1,4 +1,4 @@
-"""`duplex score`: all metrics of a file with the scores of any model; with two files, a paired comparison."""
+"""`duplex score`: print the metrics of a file of scores, from any model; with two files, also compare them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def score(
         Path,
         typer.Argument(help=".npz or .h5 with scores [N, C], target [N], seen [C]; optional: feasible_mask [C], k."),
     ],
-    other: Annotated[Path | None, typer.Argument(help="Scores of a second method for the same images.")] = None,
-    k: Annotated[list[int] | None, typer.Option("--k", help="k of top-k; repeatable; default: the file's k.")] = None,
+    other: Annotated[Path | None, typer.Argument(help="A second score file for the same images, to compare.")] = None,
+    k: Annotated[list[int] | None, typer.Option("--k", help="k of top-k; repeatable; default: the k in FILE.")] = None,
     protocol: Annotated[
         str, typer.Option(help="Seen-unseen curve: exact, or sampled at about 20 biases, as in published tables.")
     ] = "exact",
@@ -52,7 +52,7 @@ def score(
 
 
 def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: int) -> dict[str, Any]:
-    """Return the metrics of a file of scores at the first k; `top` holds the metrics at further k."""
+    """Return the metrics of a score file for top-k accuracy at the first k; `top` holds those at further k."""
     from duplex.evaluation.sampled import sampled_metrics
     from duplex.evaluation.scores import open_scores
 
@@ -71,7 +71,7 @@ def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: i
 
 def _check_k(scores: ScoreFile, k: int) -> None:
     if k > scores.seen.size:
-        raise UsageError(f"{scores.path}: top-{k} of {scores.seen.size} columns; choose a smaller --k")
+        raise UsageError(f"{scores.path}: k is {k}, with {scores.seen.size} candidates; choose a smaller --k")
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def serve(
 
 
 def _load_same(fingerprint: str, where: str, *options: Any) -> Recognizer:
-    """Load the server's model in a worker process; raise `DuplexError` if its path now holds another model."""
+    """Load the server's model in a worker process; raise `DuplexError` unless it has the given fingerprint."""
     recognizer = load_model(where, *options)
     if recognizer.trained.fingerprint != fingerprint:
         raise DuplexError(f"{where} holds another model than it did when the server started; start the server again")
@@ -92,7 +92,7 @@ def _load_same(fingerprint: str, where: str, *options: Any) -> Recognizer:
 
 
 def _processes(workers: int | None, device: torch.device) -> tuple[int, int]:
-    """Return the number of workers and of torch threads per worker; two workers overlap Python code with encoding."""
+    """Return the numbers of workers and of torch threads per worker. Two workers overlap Python code with encoding."""
     import torch
 
     cores = torch.get_num_threads()

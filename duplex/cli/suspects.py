@@ -26,9 +26,11 @@ def suspects(
             help="Judge labels by class means of a run's features (run), or by labels of the nearest images (knn).",
         ),
     ] = "run",
-    run: Annotated[Path | None, typer.Option(help="Folder of the run; default: the best run of the data set.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of the run for --method run; default: the best run of NAME.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: suspects/NAME.")] = None,
-    images: Annotated[int, typer.Option(min=1, help="Number of images on the page.")] = 200,
+    images: Annotated[int, typer.Option(min=1, help="Number of images in suspects.html.")] = 200,
 ) -> None:
     """Rank a data set's images by how likely their labels are wrong.
 
@@ -67,7 +69,7 @@ def suspects(
 @group.command()
 def relabel(
     name: DatasetName,
-    edited: Annotated[Path, typer.Argument(help="CSV with image, state, object of the corrected images.")],
+    edited: Annotated[Path, typer.Argument(help="A CSV file: image,state,object of the images to correct.")],
     out: Annotated[Path | None, typer.Option(help="File to write; default: NAME-relabelled.csv.")] = None,
 ) -> None:
     """Write a table of a data set's images with corrected labels to a new file. The original stays unchanged."""

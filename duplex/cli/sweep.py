@@ -28,7 +28,7 @@ def sweep(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Worker processes; default: one per GPU, or cores divided by threads per run."),
+        typer.Option(min=1, help="Number of worker processes; default: one per GPU, or CPU cores / threads per run."),
     ] = None,
     ablations: Annotated[
         str | None,
@@ -72,7 +72,7 @@ def sweep(
 
 
 def summary(report: SweepReport) -> str:
-    """Return `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`"""
+    """Return a line such as `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`."""
     trained = f"trained and evaluated in {report.seconds:.0f} s"
     runs = [(report.complete, "complete"), (report.executed, trained), (len(report.failed), "failed")]
     outside = (report.outside_pipeline, "not in params.yaml's `run`, unknown to DVC")
@@ -82,12 +82,12 @@ def summary(report: SweepReport) -> str:
 
 
 def split_names(text: str | None) -> list[str] | None:
-    """Return the names in a comma-separated text."""
+    """Return the names in a comma-separated text; None for None."""
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
-    """Return the seeds in a text such as `0,2,5-9`."""
+    """Return the seeds in a text such as `0,2,5-9`; None for None."""
     seeds: list[int] = []
     for part in split_names(text) or []:
         ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)

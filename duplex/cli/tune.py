@@ -26,17 +26,19 @@ def tune(
         str | None, typer.Option("--dataset", "-d", help="Data set; default: the first of run.datasets.")
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds, comma-separated, or a range such as 100-104; choose others than run.seeds.")
+        str, typer.Option(help="Seeds, comma-separated, or a range such as 100-104; do not reuse run.seeds.")
     ] = "100,101",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; default as for duplex sweep.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Number of worker processes; default: as for `duplex sweep`.")
+    ] = None,
     write: Annotated[bool, typer.Option("--write", help="Write each method's best settings to params.yaml.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train methods with every combination of settings and list their validation AUC. Test images are not scored.
 
-    Settings are training options, such as learning_rate and epochs, and options of the methods' kinds. The best row of
-    a method is marked with *. With --write it goes to `per_dataset` of the method in params.yaml, which is otherwise
-    left as it is. The command exits with 1 if a trial failed.
+    Settings are training options, such as learning_rate and epochs, and options of the methods' kinds. Each method's
+    best row is marked with *; --write saves its settings under `per_dataset` of the method in params.yaml. Exits with 1
+    if a trial failed.
     """
     from duplex.cli.formatting import print_json
     from duplex.config.params import load_params
@@ -62,7 +64,7 @@ def tune(
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Return setting -> values of texts such as `learning_rate=3e-4,1e-3`; values are read as in params.yaml."""
+    """Parse texts such as `learning_rate=3e-4,1e-3` to setting -> values; values are read as in params.yaml."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -105,7 +107,7 @@ def _short(value: Any) -> str:
 
 
 def write_best(dataset: str, best: dict[str, TuningRow]) -> None:
-    """Write the settings of the best rows to `per_dataset` of their methods in params.yaml."""
+    """Write each method's best settings to its `per_dataset.DATASET` in params.yaml; `best`: method -> row."""
     from dataclasses import fields
 
     from duplex.cli.params_file import set_method

@@ -1,4 +1,4 @@
-"""Hash of the code that a stage or a method uses: all modules that its own module imports, found without running it.
+"""Hash the code that a stage or a method uses: all modules that its own module imports, found without running it.
 
 Imports are followed, also inside functions, except under `if TYPE_CHECKING`, into this package and those of the entry
 modules. Syntax trees without docstrings are hashed: comments, docstrings and formatting change no hash.
@@ -37,9 +37,10 @@ IRRELEVANT_FIELDS = {"ctx", "kind", "type_comment", "type_ignores", "type_params
 
 
 def code_hash(*entries: str, ignored: Collection[str] = ()) -> str:
-    """Return the sha256 of all code that modules use; `entries`: names of the modules, such as `duplex.stages.train`.
+    """Return the sha256 of all code that some modules use: their own and that of the modules that they import.
 
-    `ignored`: names of modules and packages that are left out, with the modules that only they import.
+    entries: names of the modules, such as `duplex.stages.train`.
+    ignored: names of modules and packages to leave out, together with modules that only they import.
     """
     digest = hashlib.sha256()
     for name, path in sorted(imported_modules(*entries, ignored=ignored).items()):
@@ -48,7 +49,7 @@ def code_hash(*entries: str, ignored: Collection[str] = ()) -> str:
 
 
 def imported_modules(*entries: str, ignored: Collection[str] = ()) -> dict[str, Path]:
-    """Return name -> file of the entry modules, of all modules that they import, and of their parent packages."""
+    """Return, by name, the files of the modules `entries`, of all modules that they import, and of parent packages."""
     packages = {PACKAGE, *(name.partition(".")[0] for name in entries)}
     left_out = (*IGNORED_MODULES, *ignored)
     modules: dict[str, Path] = {}

@@ -4,7 +4,7 @@
       {extends: duplex, world: open, shown_as: duplex, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
 
 `extends` takes kind, options, `training`, `finetune` and `per_dataset` from another entry. All keys other than
-RESERVED_KEYS are options of the kind.
+`RESERVED_KEYS` are options of the kind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MethodEntry:
     kind: str
     options: Table = field(default_factory=dict)
     world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
-    shown_as: str | None = None  # method under whose name the tables show this one, which is its model of another world
+    shown_as: str | None = None  # method whose name this one, its model of another world, has in tables
     training: Table = field(default_factory=dict)  # overrides training options of the data set
     finetune: Table = field(default_factory=dict)  # options of fine-tuned blocks; empty: no block is fine-tuned
     per_dataset: Mapping[str, Table] = field(default_factory=dict)  # data set -> options, `training` and `finetune`
@@ -51,19 +51,19 @@ class MethodEntry:
         return "open" if self.world == "open" else "closed"
 
     def options_for(self, dataset: str | None) -> dict[str, Any]:
-        """Return the kind's options, unchecked: on one data set; None stands for those not in `per_dataset`."""
+        """Return the kind's options on a data set, unchecked; None: a data set that `per_dataset` does not list."""
         changes = self.per_dataset.get(dataset, {}) if dataset else {}
         return {**self.options, **{key: value for key, value in changes.items() if key not in TABLES}}
 
     def training_for(self, dataset: str) -> dict[str, Any]:
-        """Return the training options that differ from those of the data set."""
+        """Return the method's training options on a data set, which override those of the data set."""
         return {**self.training, **self.per_dataset.get(dataset, {}).get("training", {})}
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
         """Return the options of fine-tuned blocks, unchecked; empty if no block is fine-tuned."""
         changes = self.per_dataset.get(dataset, {}).get("finetune", {}) if dataset else {}
         is_auto = [table.get("blocks") == "auto" for table in (self.finetune, changes)]
-        replaces = "blocks" in changes and is_auto[0] != is_auto[1]  # chosen and given blocks have other options
+        replaces = "blocks" in changes and is_auto[0] != is_auto[1]  # `auto` and a number have different options
         return {**({} if replaces else self.finetune), **changes}
 
 
@@ -83,7 +83,11 @@ def read_entries(methods: Table, ablations: Table, datasets: tuple[str, ...]) ->
 
 
 def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
-    """Return an entry's table merged over that of the entry it extends; `path`: names of entries followed so far."""
+    """Return an entry's table merged over the table of the entry that it extends.
+
+    place: where params.yaml has the entry, such as `methods.duplex`, for messages.
+    path: names of the entries that led to this one by `extends`, to find circles.
+    """
     if "extends" not in _check_keys(place, record):
         return record
     base = record["extends"]
@@ -96,7 +100,7 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
 
 
 def _merge(base: Table, record: Table) -> Table:
-    """Return the table `record` merged over `base`, of which `extends`, `world` and `shown_as` are dropped."""
+    """Return the table `record` merged over the table `base` without its `extends`, `world` and `shown_as`."""
     taken = {key: value for key, value in base.items() if key not in ("extends", "world", "shown_as")}
     merged = {**taken, **{key: value for key, value in record.items() if key != "extends"}}
     for key in (*TABLES, "per_dataset"):
@@ -106,6 +110,7 @@ def _merge(base: Table, record: Table) -> Table:
 
 
 def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
+    """Return the entry in the table `record` at `place` in params.yaml; raise UsageError for a wrong value."""
     kind = record.get("kind", DEFAULT_KIND)
     if not isinstance(kind, str) or not kind:
         raise UsageError(f"{place}.kind is {kind!r}; expected a name that `duplex methods` lists, or module:Class")
@@ -139,7 +144,7 @@ def _with_finetune_table(record: Any) -> Any:
 
 
 def _check_members(place: str, options: Table, per_dataset: Table) -> None:
-    """Raise UsageError for a wrong list `of` of a method that combines runs."""
+    """Raise UsageError if the option `of`, the methods whose runs are combined, is wrong or differs by data set."""
     if "of" not in options:
         return
     for name in options["of"]:
@@ -153,7 +158,7 @@ def _check_members(place: str, options: Table, per_dataset: Table) -> None:
 
 
 def _check_keys(place: str, record: Any) -> Table:
-    """Return `record`; raise UsageError unless it is a table without keys of an earlier version."""
+    """Return `record`; raise UsageError unless it is a table without keys that were renamed since earlier versions."""
     for key, value in check_table(place, record).items():
         is_list = key == "of" and isinstance(value, list)  # an option of methods that combine runs
         if not is_list and (hint := renamed_key(key, RESERVED_KEYS)):

@@ -1,4 +1,4 @@
-"""params.yaml as frozen, typed objects. Unknown keys and wrong types raise an error of one line with the key."""
+"""Read params.yaml as frozen, typed objects. Unknown keys and wrong types raise a one-line error with the key."""
 
 from __future__ import annotations
 
@@ -58,33 +58,33 @@ class ParamsSection(BaseModel):
 
 
 class AblationRunParams(ParamsSection):
-    """`ablation_run:`. Every entry of `ablations:` is trained on these data sets with these seeds."""
+    """Section `ablation_run:`. Every entry of `ablations:` is trained on these data sets with these seeds."""
 
     datasets: tuple[Name, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
 
 
 class RunParams(AblationRunParams):
-    """`run:`. `dvc repro` trains and evaluates every combination of data set, method and seed."""
+    """Section `run:`. `dvc repro` trains and evaluates every combination of data set, method and seed."""
 
-    methods: tuple[Name, ...] = Field(min_length=1)  # once params.yaml is read, those of `products` too
-    products: tuple[Name, ...] = ()  # methods that combine finished runs of the others
+    methods: tuple[Name, ...] = Field(min_length=1)  # entries of `methods:`; once read, those of `products` too
+    products: tuple[Name, ...] = ()  # methods that combine finished runs of `methods`
 
 
 class EncoderParams(ParamsSection):
-    """`encoder:`. The frozen image and text encoder of a data set."""
+    """Section `encoder:`. The frozen image and text encoder of a data set."""
 
-    name: str  # one of `duplex encoders`, a file or a folder
-    weights: str | None = None  # published tag, or a file; random:SEED for a trial of an architecture
+    name: str  # a name that `duplex encoders` lists, hf-hub:OWNER/MODEL, or a file or folder
+    weights: str | None = None  # published tag, or a file; random:SEED for untrained weights
     precision: Precision = "fp32"  # of the image tower
-    block_inputs: Natural | None = None  # keep the inputs of this many last blocks; null: extraction.block_inputs
-    bits: Literal[8, 16] = 16  # per stored value of block inputs
+    block_inputs: Natural | None = None  # number of last blocks whose inputs are cached; null: extraction.block_inputs
+    bits: Literal[8, 16] = 16  # bits per cached value of block inputs
 
 
 class DatasetParams(ParamsSection):
-    """`datasets.NAME:`. The images, encoder and training options of a data set."""
+    """Section `datasets.NAME:`. The images, encoder and training options of a data set."""
 
-    source: SourceOptions
+    source: SourceOptions  # where images and labels are read from
     encoder: EncoderParams
     features: Path | None = None  # .npy or .npz file of features that were computed elsewhere; null: images are encoded
     training: Annotated[
@@ -93,25 +93,25 @@ class DatasetParams(ParamsSection):
 
 
 class ExtractionParams(ParamsSection):
-    """`extraction:`. How feature caches are written."""
+    """Section `extraction:`. How encoders compute features and what caches store."""
 
     batch_size: Count = 64  # images per batch
     num_workers: Workers = "auto"  # processes that decode images; auto: one per core, less one
     max_bad: Share = 0.01  # largest share of unreadable images; more is an error
-    tokens: Literal["none", "patch"] = "none"  # patch: keep patch tokens beside the CLS feature
-    block_inputs: Natural = 0  # keep the inputs of this many last blocks of the image tower, for fine-tuning
+    tokens: Literal["none", "patch"] = "none"  # patch: store patch tokens beside the CLS feature
+    block_inputs: Natural = 0  # number of the image tower's last blocks whose inputs are cached, for fine-tuning
 
 
 class EvaluationParams(ParamsSection):
-    """`evaluation:`. What is measured on the test split."""
+    """Section `evaluation:`. How scores are measured on the test split."""
 
-    worlds: tuple[World, ...] = Field(default=("closed", "open"), min_length=1)
+    worlds: tuple[World, ...] = Field(default=("closed", "open"), min_length=1)  # the choices of candidates
     protocol: Literal["exact", "sampled"] = "exact"  # sampled: the literature's 20 values of the bias
     k: tuple[Count, ...] = Field(default=(1,), min_length=1)  # an image is right if its pair is among the best k
     thresholds: Count = 50  # number of feasibility thresholds tried on validation data
-    feasibility: Literal["auto", "words", "likelihood", "none"] = "auto"  # auto: a threshold only if it pays
+    feasibility: Literal["auto", "words", "likelihood", "none"] = "auto"  # auto: a threshold only if AUC gains by it
     word_vectors: Path | None = None  # file in GloVe's format; null: embeddings of the encoder's text tower
-    bootstrap: Count = 1000  # resamples of the confidence intervals
+    bootstrap: Count = 1000  # number of bootstrap resamples for confidence intervals
     terms: bool = True  # measure each score term alone too, in the closed world (protocol: exact)
 
 
@@ -251,7 +251,7 @@ class Params(ParamsSection):
 
     @contextmanager
     def _located(self, name: str, section: str = "") -> Iterator[None]:
-        """Begin an option error of the block with its place, as in `params.yaml: methods.duplex.momentum: ...`."""
+        """Context manager: prefix option errors with their place, as in `params.yaml: methods.duplex.momentum: ...`."""
         try:
             yield
         except OptionError as error:
@@ -285,18 +285,18 @@ def shipped_project() -> Path:
     for folder in (PACKAGE / "project", PACKAGE.parent):  # in a wheel (setup.py), in a clone
         if (folder / "dvc.yaml").is_file():
             return folder
-    raise DuplexError("this installation of duplex has no pipeline; install it from its wheel")
+    raise DuplexError("this installation of duplex has no dvc.yaml; install duplex from a wheel")
 
 
 def require_method(name: str, known: Mapping[str, MethodEntry], where: str = "") -> str:
-    """Return `name` if it is a known method. Raises UsageError."""
+    """Return `name` if it is among `known`. Raises UsageError, with `where` after the word "method" in its message."""
     if name not in known and (hint := renamed_method(name)):
         raise UsageError(hint)
     return require(name, known, f"method{where}")
 
 
 def _read_entries(key: str, value: Any) -> Mapping[str, Any]:
-    """Return `methods:` or `ablations:`; raise UsageError unless it is a table whose keys can be names of folders."""
+    """Return the table `value` of `methods:` or `ablations:`; raise UsageError if a key cannot name a folder."""
     table = check_table(f"params.yaml: {key}", value)
     for name in table:
         if not re.fullmatch(NAME, name):
@@ -305,7 +305,7 @@ def _read_entries(key: str, value: Any) -> Mapping[str, Any]:
 
 
 def _first_fault(error: ValidationError) -> str:
-    """Return an error as one line: `datasets.shapes.training.epochs: input should be greater than 0 (it is 0)`."""
+    """Return the first fault in one line: `datasets.a.training.epochs: input should be greater than 0 (it is 0)`."""
     unknown = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_property")
     faults = error.errors(include_url=False)
     fault = next((each for each in faults if each["type"] in unknown), faults[0])

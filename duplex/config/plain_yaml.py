@@ -14,16 +14,16 @@ from duplex.system.files import kind_of_path, os_reason
 
 MAX_BYTES = 1 << 20  # of a file
 MAX_CHARACTERS = 4096  # of a text
-MAX_VALUES = 100_000  # in all; an alias counts as all values that it stands for
+MAX_VALUES = 100_000  # of a file; an alias counts as all values that it stands for
 MAX_BITS = 128  # of a whole number
 
 
 class _Refused(Exception):
-    pass
+    """Error: a YAML file has a value beyond the limits."""
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML 1.2 file with one document. Raises UsageError with one line."""
+    """Return the content of a YAML 1.2 file with one document. Raises UsageError for a file that cannot be read."""
     try:
         if (kind := kind_of_path(path)) not in ("a file", "missing"):  # reading a pipe may never end
             raise UsageError(f"{path} is {kind}; expected a file")
@@ -48,7 +48,8 @@ def read_yaml(path: Path) -> Any:
 def _count(value: Any, counts: dict[int, int], outer: set[int]) -> int:
     """Return the number of values in `value`, itself included; raise an error for values beyond the limits.
 
-    `counts`: id -> number, of tables and lists counted before. `outer`: ids of the tables and lists around this one.
+    counts: number of values by id, for the tables and lists counted before.
+    outer: ids of the tables and lists that contain `value`.
     """
     if isinstance(value, str) and (len(value) > MAX_CHARACTERS or value.encode(errors="ignore").decode() != value):
         raise _Refused(f"{value[:20]!r}... is too long or not Unicode; expected at most {MAX_CHARACTERS} characters")
@@ -66,5 +67,5 @@ def _count(value: Any, counts: dict[int, int], outer: set[int]) -> int:
         inner = [*value.keys(), *value.values()] if isinstance(value, Mapping) else [*value]
         counts[id(value)] = 1 + sum(_count(part, counts, outer | {id(value)}) for part in inner)
     if counts[id(value)] > MAX_VALUES:
-        raise _Refused(f"it has more than {MAX_VALUES:,} values, aliases written out")
+        raise _Refused(f"it has more than {MAX_VALUES:,} values, counted with aliases expanded")
     return counts[id(value)]

@@ -23,7 +23,7 @@ CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluati
 
 
 def dataset_records(params: Params, dataset: str) -> dict[str, Record]:
-    """Return stage -> record of what it depends on, for the stages that run once per data set."""
+    """Return, by stage, the record of what the stage depends on, for the stages that run once per data set."""
     entry, settings = params.dataset(dataset), params.extraction
     other_images = () if entry.source.kind == "shapes" else DRAWN
     extraction: Record = {
@@ -50,12 +50,12 @@ def dataset_records(params: Params, dataset: str) -> dict[str, Record]:
 
 
 def report_record(params: Params) -> Record:
-    """Return the record of what the stage `report` depends on."""
+    """Return the record of everything that the stage `report` depends on besides files."""
     return {"code": _methods_code(params, "duplex.stages.report")}
 
 
 def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
-    """Return records of what `train` and `evaluate` of a method depend on for a data set, the same for all seeds.
+    """Return the records of the stages `train` and `evaluate` for a method on a data set; all seeds share them.
 
     A method's options are recorded as params.yaml gives them; their defaults are part of its code.
     """
@@ -71,7 +71,7 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
     train: Record = {
         **common,
         "options": entry.options_for(dataset),
-        "training": {key: value for key, value in training.to_dict().items() if key != "log"},  # decides no result
+        "training": {key: value for key, value in training.to_dict().items() if key != "log"},  # changes no result
         "finetune": None if finetune is None else finetune.to_dict(),
         "calibration": {key: evaluation[key] for key in CALIBRATION},
         "code": _encoder_code(params, dataset, "duplex.stages.train", module, ignored=DRAWN),
@@ -95,11 +95,11 @@ def _digest(features: Path, dataset: str) -> str:
 
 
 def _encoder_code(params: Params, dataset: str, *entries: str, ignored: tuple[str, ...]) -> str:
-    """Return the code hash of the modules `entries` and of the module that loads a data set's encoder."""
+    """Return the hash of the code that the modules `entries` and the module that loads a data set's encoder use."""
     return code_hash(*entries, family_module(params.dataset(dataset).encoder.name), ignored=ignored)
 
 
 def _methods_code(params: Params, entry: str) -> str:
-    """Return the code hash of the module `entry` and of all methods under `run:`."""
+    """Return the hash of the code that the module `entry` and all methods under `run:` use."""
     kinds = sorted({params.entry(name).kind for name in params.run.methods})
     return code_hash(entry, *(module_of(method_source(kind)) for kind in kinds), ignored=DRAWN)

@@ -29,7 +29,7 @@ SHOWN = 5  # examples of an issue in its text
 class DataIssue:
     """Issue found by checking a data set, such as missing files: its description, its count and the items concerned."""
 
-    what: str  # in words, to follow the count
+    what: str  # description, to be printed after the count
     count: int
     examples: tuple[str, ...]  # all of them
     problem: bool  # whether results would be wrong or rows would be lost
@@ -47,8 +47,11 @@ def check_dataset(dataset: LabelledImages, root: Path) -> list[DataIssue]:
 
 
 def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
-    """Check a data set's labels without opening images: pairs without images, states and objects that training lacks,
-    splits that cannot be evaluated. The result includes issues with a count of 0."""
+    """Check a data set's labels without opening images; return all issues, also those with a count of 0.
+
+    The issues are pairs without images, states and objects that training lacks, labels that prompts write alike, and
+    splits that cannot be evaluated.
+    """
     labels, manifest = dataset.labels, dataset.manifest
     issues = [_check_splits(dataset)]
     for split in SPLITS:
@@ -69,13 +72,15 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
 
 
 def alike_labels(dataset: LabelledImages) -> list[str]:
-    """Return one line of text per kind of label, states and objects, some of which read alike: most likely one label
-    in two spellings."""
+    """Return warnings about states and about objects that prompts write alike, most likely one label in two spellings.
+
+    There is one line of text for states and one for objects, each only if some are alike.
+    """
     return [str(issue) for issue in check_labels_of(dataset) if issue.count and issue.what.endswith(ALIKE)]
 
 
 def _check_splits(dataset: LabelledImages) -> DataIssue:
-    """Find the splits without images of seen pairs, or of unseen pairs, for which AUC is undefined."""
+    """Return the issue of val or test splits without images of seen or of unseen pairs, so that AUC is undefined."""
     labels, manifest = dataset.labels, dataset.manifest
     known = labels.seen[labels.index(manifest["state"].tolist(), manifest["object"].tolist())]
     missing = [
@@ -136,8 +141,8 @@ def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:
 def verify_image(path: Path) -> tuple[str, bytes]:
     """Read an image completely and return what is wrong with it ("" for nothing) and the sha256 of its bytes.
 
-    JPEGs are decoded at an eighth of their size, which still parses every byte. Raise MachineFault for errors that are
-    not the file's.
+    JPEGs are decoded at an eighth of their size, which still parses every byte. Raise MachineFault for errors of the
+    machine, such as too little memory.
     """
     try:
         data = path.read_bytes()

@@ -31,7 +31,7 @@ class FileHead:
 
 
 def content_keys(root: Path, images: Sequence[str]) -> list[str]:
-    """Return one key per image below `root`. A file that cannot be read as an image has a key of its own."""
+    """Return one key per image below `root`. A file that cannot be read as an image has a unique key."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         heads = list(track(pool.map(lambda image: _head(root / image), images), "comparing images", len(images)))
         first = {head.digest: root / image for head, image in zip(heads, images, strict=True) if head is not None}
@@ -49,7 +49,7 @@ def content_keys(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def _head(path: Path) -> FileHead | None:
-    """Return what is read without decoding pixels; None for a file that is missing or no image."""
+    """Return the `FileHead` of an image, without decoding its pixels; None for a file that is missing or no image."""
     try:
         data = path.read_bytes()
         with Image.open(io.BytesIO(data)) as image:
@@ -62,7 +62,7 @@ def _head(path: Path) -> FileHead | None:
 
 
 def _pixels(path: Path, draft: bool) -> str:
-    """Return the digest of an image's upright RGB pixels and size; of the path for an image that cannot be decoded.
+    """Return the digest of an image's upright RGB pixels and size; for an unreadable image, a text with its path.
 
     draft: decode a JPEG at an eighth of its size.
     """

@@ -94,13 +94,14 @@ def _text(record: dict[str, Any], key: str, place: str) -> str:
 
 
 def _find(tree: ImageTree, record: dict[str, Any], place: str) -> str:
-    """Return the first of an image's possible paths that exists, else the first possible path."""
+    """Return the path of a record's image: the first possible path that exists, else the first possible path."""
     candidates = _candidates(record, place)
     first = next(candidates)
     return next((path for path in chain([first], candidates) if tree.has(path)), first)
 
 
 def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
+    """Yield the paths below the data root at which the image of a metadata record may be."""
     image = relative_path(_text(record, "image", place), place)
     yield f"images/{image}"
     folder, slash, name = image.rpartition("/")
@@ -118,7 +119,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class PairLists:
-    """The pairs that a benchmark lists for each split."""
+    """The pairs that a benchmark lists per split."""
 
     pairs: dict[str, list[Pair]]  # split -> its pairs without repeats
     repeats: int  # lines that repeat a pair of their own list

@@ -71,7 +71,7 @@ def from_rows(
 
 
 def _split(frame: pd.DataFrame, keys: Sequence[str] | None, options: SplitOptions, place: object) -> SplitResult:
-    """Split rows, by contents if their keys are known."""
+    """Split rows; if `keys` are given, images with equal keys stay together."""
     return make_split(frame, options, place) if keys is None else split_by_content(frame, keys, options, place)
 
 
@@ -84,8 +84,11 @@ def split_name(dataset: str, number: int) -> str:
 
 
 def resplit(data: LabelledImages, number: int) -> LabelledImages:
-    """Return a data set with the same rows and a random split, to measure how much results depend on the choice of
-    unseen pairs. The shares of unseen pairs and of held-out images stay; the same number gives the same split."""
+    """Return a data set with the same rows and another random split.
+
+    Re-splits measure how much results depend on the choice of unseen pairs. The shares of unseen pairs and of held-out
+    images stay the same. `number`: number of the re-split; the same number gives the same split.
+    """
     rows = data.manifest
     result = _split(rows, data.contents, shares(rows, FIRST_SEED + number), "the data set")
     manifest = rows.assign(split=result.split.to_numpy())
@@ -94,7 +97,7 @@ def resplit(data: LabelledImages, number: int) -> LabelledImages:
 
 
 def shares(rows: pd.DataFrame, seed: int) -> SplitOptions:
-    """Return options like a manifest's own split: its shares of unseen pairs and of seen pairs' held-out images."""
+    """Return split options with the shares of unseen pairs and of seen pairs' held-out images in a manifest's split."""
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])
     unseen_pairs, seen_images = [], []

@@ -23,7 +23,7 @@ def is_on_disk(source: SourceOptions) -> bool:
 
 
 def load_source(source: SourceOptions) -> LabelledImages:
-    """Load the manifest and labels of a data set; its images are opened only to make a split that it lacks."""
+    """Load the manifest and labels of a data set; if it has no split, make one, for which images are opened."""
     data = _load_unchanged(source)
     return data if source.resplit is None else resplit(data, source.resplit)
 
@@ -60,7 +60,7 @@ def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
 
 
 def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> SourceOptions:
-    """Return the source at a path: a table, a benchmark's layout ("standard"), or a folder tree.
+    """Return the source options of the data at a path: a table, a benchmark ("standard"), or a folder tree.
 
     root: folder of a table's images, by default the table's own folder.
     """
@@ -96,7 +96,7 @@ def read_folder(root: Path) -> pd.DataFrame:
 
 
 def _pair(folder: str, root: Path) -> list[str]:
-    """Split a folder name such as `sliced apple` or `sliced_apple` into state and object."""
+    """Return the state and the object in a folder name such as `sliced apple` or `sliced_apple`."""
     words = folder.split() if " " in folder else folder.split("_")
     if len(words) != 2 or not all(words):
         raise DuplexError(

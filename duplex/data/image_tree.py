@@ -1,4 +1,4 @@
-"""The files below a data root: each folder is listed once, and links that lead out are refused."""
+"""The files below a data root: each folder is listed once, and links that lead out of the root raise an error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The manifest: the table of a data set with one row per image, to which caches and results are row-aligned; rules for
-its labels and image paths, so that they can be used in tables, prompts and file names."""
+"""The manifest: the table of a data set with one row per image. Caches and results have its rows in the same order.
+
+Labels and image paths are checked, so that they can be used in tables, prompts and file names.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,10 @@ def _pairs(rng: np.random.Generator) -> tuple[list[Pair], list[Pair], list[Pair]
 
 
 def _table(listed: dict[str, list[tuple[Pair, int]]], scale: float) -> pd.DataFrame:
-    """Return sorted manifest rows; a pair's images are numbered through all splits, so that splits are disjoint."""
+    """Return the manifest's rows, sorted; the images of a pair are numbered across splits, so that names are unique.
+
+    listed: split -> (pair, number of images) of each pair.
+    """
     used: dict[Pair, int] = {}
     rows = []
     for split, pairs in listed.items():

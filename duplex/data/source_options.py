@@ -1,4 +1,4 @@
-"""Options of data sets: their kind and place, and how one without a split is divided."""
+"""Options of data sets: their kind and location, and the split to make for data without one."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ class SourceOptions:
     root: Path  # folder that image paths are relative to
     table: Path | None = None  # for kind "table"
     seed: Seed = 7  # of the drawn images of kind "shapes"
-    split: SplitOptions = field(default_factory=SplitOptions)  # used if the data come without a split
+    split: SplitOptions = field(default_factory=SplitOptions)  # the split to make for data without one
     resplit: Count | None = None  # number of a new random split (`duplex data split`); null: the data set's own
     __pydantic_config__ = CHECKED

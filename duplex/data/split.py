@@ -62,9 +62,12 @@ def split_by_content(
 ) -> SplitResult:
     """Split rows like `make_split`, with all images of one content and pair in the same split.
 
-    A content of several pairs joins the held-out pair among them, or else training, if every seen pair keeps a training
-    image and no two pairs are held out for different splits; `duplex data check` reports the others.
-    contents: key of each row's image; without equal ones, the result is that of `make_split`.
+    Images of one content with different pairs are moved to one split, that of the held-out pair or else training. They
+    stay apart if a seen pair would lose its last training image, or if two of the pairs are held out for different
+    splits; `duplex data check` reports such images.
+
+    contents: key of each row's image, equal for images of equal content. If all keys differ, the result is that of
+        `make_split`.
     """
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)
@@ -79,13 +82,13 @@ def split_by_content(
 
 
 def _in_two_splits(rows: pd.DataFrame) -> list[str]:
-    """Return the contents with images in several splits."""
+    """Return the contents (keys) whose images are in several splits."""
     counts = rows.groupby("content")["split"].nunique()
     return list(counts.index[counts > 1])
 
 
 def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:
-    """Move the rows `same`, of one content, to one split where that leaves every seen pair a training image."""
+    """Move the rows `same`, of one content, to one split, unless a seen pair would lose its last training image."""
     pairs = list(zip(rows["state"], rows["object"], strict=True))
     training = Counter(pair for pair, split in zip(pairs, rows["split"], strict=True) if split == "train")
     held_out = {rows["split"][row] for row in same.index if not training[pairs[row]]}
@@ -98,7 +101,7 @@ def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:
 
 
 def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]]:
-    """Return the first pairs, at most `wanted`, whose state and object both remain in a pair not held out."""
+    """Return the pairs to hold out: the first pairs, at most `wanted`, of which other pairs keep state and object."""
     left: dict[tuple[str, str], int] = {}  # (state or object, name) -> pairs that remain
     for state, thing in pairs:
         for key in (("state", state), ("object", thing)):
@@ -114,8 +117,11 @@ def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]
 
 
 def _divide(sizes: list[tuple[tuple[str, str], int]], options: SplitOptions) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return how many images of each seen pair go to val and to test. Fractions of an image are carried to the next
-    pair, so that the shares hold over small pairs, too; each pair keeps one image in training."""
+    """Return (number in val, number in test) of images for each seen pair; each pair keeps one image in training.
+
+    Fractions of an image are carried to the next pair, so that the shares also hold for pairs with few images.
+    sizes: (pair, number of images) of each seen pair.
+    """
     owed = {"val": 1.0, "test": 1.0}  # 1: the first pair with enough images gives one to each
     shares = {"val": options.val_images, "test": options.test_images}
     counts = {}

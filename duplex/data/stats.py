@@ -63,7 +63,7 @@ def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Data
 
 
 def statistics_text(name: str, stats: DatasetStatistics) -> str:
-    """Return the counts as text, in the columns of the paper's table, and the shares of images below them."""
+    """Return statistics as text: counts in the columns of the paper's table, then the shares of images per group."""
     header = ["", "|S|", "|O|", "|S|x|O|", "C_s", "X_s", "val C_s", "C_u", "imgs", "test C_s", "C_u", "imgs"]
     train, val, test = (stats.splits[split] for split in SPLITS)
     counts = [stats.states, stats.objects, stats.states * stats.objects, train.seen, train.images]

@@ -82,7 +82,10 @@ def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Pa
 
 
 def _copy(member: ArchiveMember, target: Path, left: int, archive: Path, limit: int) -> int:
-    """Copy a member and return its size, counted while copying: the sizes that an archive states may be false."""
+    """Copy an archive member to `target` and return its size; raise `DuplexError` beyond `left` bytes.
+
+    Bytes are counted while copying, since the sizes that an archive states may be false. `limit`: for the message.
+    """
     written, source = 0, member.open()
     if source is None:
         raise DuplexError(f"{archive}: {member.name!r} is not a file")
@@ -104,7 +107,7 @@ def _safe(name: str, archive: Path) -> list[str]:
 
 
 def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] | None:
-    """Return where a file of an archive is unpacked below the root, None for an unwanted file."""
+    """Return the path below the root, in parts, to which an archive's file is unpacked; None for an unwanted file."""
     for name, sources in take.items():
         for source in sources:
             depth = source.count("/") + 1
@@ -115,7 +118,7 @@ def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] |
 
 @contextmanager
 def _members(archive: Path) -> Iterator[tuple[Iterator[ArchiveMember], int]]:
-    """Open a zip or tar archive; yields its files and their number, 0 where unknown."""
+    """Open a zip or tar archive; yield an iterator over its members, and their number (0 if unknown)."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as bundle:
             infos = [info for info in bundle.infolist() if not info.is_dir()]

@@ -1,4 +1,4 @@
-"""The text tower of an open_clip model, over prompts of token embeddings (the paper's Eq. 2 and 7).
+"""The text tower of an open_clip model: text features of prompts of token embeddings (the paper's Eq. 2 and 7).
 
 Prompts are encoded as a `PromptTree`: matrix products run once per distinct prefix, attention runs over each prefix's
 ancestors, and the last layer runs for each prompt's end token alone. `docs/text.md` has the derivation and timings.
@@ -102,7 +102,7 @@ class ClipTextTower:
         return output
 
     def _layout(self, tree: PromptTree, device: torch.device) -> TreeLayout:
-        """Return the index tensors for a tree of prompts by prefix, built once per tree and device."""
+        """Return the index tensors of a prompt tree, built once per tree and device."""
         layouts = self._layouts.setdefault(tree, {})
         if device not in layouts:
             layouts[device] = TreeLayout.of(tree, len(self.parts.blocks), self.parts.heads, device)

@@ -74,6 +74,7 @@ def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
 
 
 def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
+    """Raise DuplexError if the content of the JSON file `path` lacks a key."""
     missing = [key for key in keys if not isinstance(config, dict) or key not in config]
     if missing:
         raise DuplexError(f"{path} lacks the key {missing[0]!r}; an encoder cannot be built without it")
@@ -86,6 +87,7 @@ def refuse_other_weights(name: str, weights: str | None, own: str | None = None)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a weights file by name; raise DuplexError for any other file."""
     try:
         state: dict[str, Tensor] = load_state_dict(str(path))
     except Exception as error:  # torch, safetensors, pickle and zip raise almost anything for other files
@@ -120,5 +122,5 @@ def _digest(weights: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _sha256(path: Path, size: int, modified: int) -> str:
-    """Hash a file; its size and time are part of the key so that a replaced file is hashed again."""
+    """Return the sha256 of a file, cached by path, size and time, so that a replaced file is hashed again."""
     return sha256(path)

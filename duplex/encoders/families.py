@@ -82,6 +82,7 @@ def family_module(encoder: str) -> str:
 
 
 def find_family(encoder: str) -> EncoderFamily:
+    """Return the family of the encoder with this name."""
     return _load(_entry_point(encoder))
 
 

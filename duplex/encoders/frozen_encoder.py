@@ -18,8 +18,10 @@ MAX_ASPECT = 50  # longer images are cropped before they are resized; only their
 
 
 class ImageTransform:
-    """Function from an RGB image to pixels [3, R, R]: open_clip's resize and crop. Pixels stay uint8, so that worker
-    processes pass on a quarter of float32's bytes; `FrozenEncoder.normalise` normalises them later."""
+    """Function from an RGB image to pixels [3, R, R] uint8, with open_clip's resize and crop.
+
+    As uint8, pixels take a quarter of float32's bytes between processes; `FrozenEncoder.normalise` normalises them.
+    """
 
     def __init__(self, preprocess: dict[str, Any]) -> None:
         steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms

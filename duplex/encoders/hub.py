@@ -1,4 +1,4 @@
-"""Published weights: their files on this disk, and their download, which fails within seconds without a network."""
+"""Find the files of published weights on this disk, or download them; without a network this fails within seconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def weights_on_disk(published: dict[str, Any]) -> Path | None:
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """Return the first of some files of a hub repository that is on disk; None if none is."""
+    """Return the first of the files `names` of a Hugging Face repository that is on disk; None if none is."""
     for name in names:
         cached = try_to_load_from_cache(owner, name)
         if isinstance(cached, str) and Path(cached).is_file():
@@ -68,7 +68,7 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
 
 
 def download_error(what: str, error: BaseException) -> DuplexError:
-    """Return the error to raise where the weights `what` cannot be downloaded."""
+    """Return the error to raise if the weights named `what` cannot be downloaded."""
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__
     return DuplexError(
@@ -91,7 +91,7 @@ def _fetch_url(published: dict[str, Any], what: str) -> Path:
 
 
 def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return the repository and possible file names of published weights; repository "" if not on the hub."""
+    """Return the Hugging Face repository and the possible file names of published weights; "" if they are elsewhere."""
     owner, _, file = published.get("hf_hub", "").rpartition("/")
     return owner, (file,) if file else WEIGHTS
 

@@ -58,8 +58,10 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
 
 @contextmanager
 def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
-    """Within a `with` statement, append the input of the last `count` blocks to the yielded list whenever the encoder
-    encodes images; the list stays empty for a count of 0."""
+    """Yield a list that collects the input of the last `count` blocks whenever the encoder encodes images.
+
+    Collection ends with the `with` block. For a count of 0, the list stays empty.
+    """
     inputs: list[Tensor] = []
     if count == 0:
         yield inputs
@@ -89,8 +91,10 @@ def _select(encoder: Any, count: int) -> TowerBlocks:
 
 
 def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
-    """Return the module that holds an image tower's blocks, and its layout. Raise UsageError for an unknown
-    architecture, whose blocks may need other steps between them."""
+    """Return the module that holds an image tower's blocks, and its layout.
+
+    Raises UsageError for an unknown architecture, which may run other steps between its blocks.
+    """
     visual = getattr(encoder, "visual", None)
     trunk = getattr(visual, "trunk", visual)
     for name in ("forward", "forward_features"):

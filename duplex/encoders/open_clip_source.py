@@ -1,5 +1,7 @@
-"""Find open_clip's encoders by name: architecture, preprocessing and weights from the hub, a folder or a file. Convert
-weights files to folders that load anywhere: `open_clip_config.json` beside safetensors."""
+"""Find open_clip's encoders by name: architecture, preprocessing and weights from the hub, a folder or a file.
+
+Weights files can be converted to folders that load on any machine, with `open_clip_config.json` beside safetensors.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,11 @@ SUFFIXES = (".safetensors", ".bin", ".pth")
 
 
 def find_source(name: str, weights: str | None = None) -> EncoderSource:
-    """Find an encoder by name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip with
-    `weights` (a tag to download, a file, or `random:SEED`). Raise UsageError or DuplexError if one of them does not
-    exist."""
+    """Return the source of an encoder; raise UsageError or DuplexError if the name or the weights do not exist.
+
+    name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip.
+    weights: for an architecture, a tag to download, a file, or `random:SEED`.
+    """
     if name.startswith((LOCAL, HUB)):
         refuse_other_weights(name, weights)
     if name.startswith(LOCAL):
@@ -130,8 +134,10 @@ def build_model(source: EncoderSource) -> Any:
 
 
 def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
-    """Return the preprocessing that published weights were trained with; raise UsageError if the architecture has
-    another activation than they were trained with."""
+    """Return the preprocessing that published weights were trained with.
+
+    Raises UsageError if they were trained with another activation (GELU or QuickGELU) than the architecture's.
+    """
     published = open_clip.get_pretrained_cfg(name, tag)
     if not published:
         raise UsageError(f"weights {tag!r} are neither a file nor a tag of encoder {name!r} (its tags: {_tags(name)})")
@@ -173,8 +179,11 @@ def _weights_in(folder: Path) -> Path | None:
 
 
 def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
-    """A bare file does not name its preprocessing: it is taken from the architecture's published weights where these
-    all agree, and an error elsewhere, since a guess could give wrong features."""
+    """Return the source of an encoder whose weights are a single file, which does not name its preprocessing.
+
+    If all published weights of the architecture have the same preprocessing, that one is used. Otherwise an error is
+    raised, since a guess could give wrong features.
+    """
     convert = f"`duplex encoders convert {path} FOLDER --encoder {name} --tag TAG` makes a folder that does"
     if is_torchscript(path):
         raise DuplexError(f"{path} is a TorchScript archive; {convert}")

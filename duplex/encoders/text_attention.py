@@ -1,4 +1,4 @@
-"""Attention over a tree of prompts by prefix (`prompt_tree`): of each node over its ancestors and itself.
+"""Attention in a `PromptTree`: each node attends to its ancestors and itself.
 
 With `q_i` a query and `A(i)` its node's ancestors and itself, `o_i = Σ_{j ∈ A(i)} p_ij v_j` and
 `p_i = softmax_j(q_i·k_j / √e)` for every head of width `e`: the result of causal attention for that token in every
@@ -25,8 +25,10 @@ from duplex.encoders.prompt_tree import Ints, PromptTree
 
 
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
-    """Return the attention outputs [Q, width] of the plan's queries. `states` [R, 3 * width]: query, key and value of
-    each token. The softmax runs in float32 or wider."""
+    """Return the attention outputs [Q, width] of the plan's queries; the softmax runs in float32 or wider.
+
+    states: query, key and value of each token side by side, [R, 3 * width].
+    """
     wide = torch.promote_types(states.dtype, torch.float32)
     output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
     return output

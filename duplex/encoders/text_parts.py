@@ -116,7 +116,10 @@ class TextParts:
         return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
 
     def _converted(self) -> TextParts:
-        """Return a copy with norms, positions, projection in float32 (float64 stays), block matrices in `dtype`."""
+        """Return a copy with block matrices in `dtype`, and norms, positions and projection in float32.
+
+        In a float64 tower, these stay in float64.
+        """
         wide = torch.float64 if self.positions.dtype == torch.float64 else torch.float32
         narrow = wide if self.dtype == torch.float32 else self.dtype
         changes: dict[str, Any] = {"dtype": narrow}
@@ -170,7 +173,7 @@ class Vocabulary:
 
     @cached_property
     def frame(self) -> TokenFrame:
-        """The frame, found by tokenizing a text of one word."""
+        """The tokens that the tokenizer adds to a text, found by tokenizing a text of one word."""
         ids = [int(i) for i in self.tokenizer(["a"], context_length=16)[0]]
         word = self._ids("a")
         start = next((i for i in range(len(ids)) if ids[i : i + len(word)] == word), None)

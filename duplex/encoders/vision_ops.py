@@ -26,8 +26,10 @@ _declared: list[torch.library.Library] = []  # a schema lives as long as the lib
 
 
 def ensure_torchvision() -> bool:
-    """Make `import torchvision` work: load torchvision's compiled library, or declare its operators if that fails.
-    Return whether operators had to be declared."""
+    """Make `import torchvision` work: load its compiled library, or declare the library's operators if that fails.
+
+    Return whether operators were declared.
+    """
     if _declared:
         return True
     if _registered() or _load_compiled_library():
@@ -48,7 +50,9 @@ def import_open_clip() -> None:
 
 @contextmanager
 def _compiler_deferred() -> Iterator[None]:
-    """While imports run, replace the two functions that torchvision and timm take from torch's compiler, unless loaded.
+    """During the `with` block, replace the two functions that torchvision and timm import from torch's compiler.
+
+    Nothing is replaced if the compiler is loaded already.
 
     timm uses one to keep a function of its NaFlex models out of compiled code, so do not compile these models with
     `torch.compile` in this process. Nothing in this package compiles.

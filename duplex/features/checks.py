@@ -32,8 +32,10 @@ CHECKED_ROWS = 65_536  # read at a time
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise `DuplexError` if a file at `path` is no feature cache, whole or damaged, of any version, or the `.partial`
-    file beside it is not HDF5: writing a cache would overwrite them."""
+    """Raise `DuplexError` if writing a feature cache to `path` would overwrite another kind of file.
+
+    Feature caches of any version, also damaged ones, may be overwritten, and HDF5 files with the suffix `.partial`.
+    """
     refuse_unwritable(path)
     for file, signature in ((path, layout.FORMATS.encode()), (layout.partial_path(path), HDF5_SIGNATURE)):
         head = b""
@@ -101,7 +103,7 @@ def read_identity(file: Any) -> Identity:
 
 
 def read_span(file: Any) -> layout.Span:
-    """Return which of the data set's rows an open cache holds. Raises `InvalidHDF5` if they are no valid range."""
+    """Return the range of manifest rows that an open cache holds. Raises `InvalidHDF5` if the range is not valid."""
     numbers = [read_attribute(file, key) for key in ("start", "stop", "total")]
     if not all(isinstance(number, int | np.integer) for number in numbers):
         raise InvalidHDF5("its start, stop or total is not a whole number")
@@ -123,8 +125,12 @@ def check_values(file: Any, path: Path) -> None:
 
 
 def check_layout(file: Any, path: Path, *, virtual: bool, unfinished: bool = False) -> None:
-    """Raise `InvalidHDF5` unless an open file has a feature cache's HDF5 data sets, of fitting types and shapes, and
-    only known statuses. `virtual` allows a view of shard files; an `unfinished` file may be sparse."""
+    """Raise `InvalidHDF5` unless an open file has the HDF5 data sets of a feature cache, in valid types and shapes, and
+    valid row statuses.
+
+    virtual: allow a cache joined from shards, whose values are in the shard files.
+    unfinished: allow a sparse file, as extraction creates it.
+    """
     with hdf5_errors_as_invalid():
         if not unfinished:
             refuse_sparse_file(path)
@@ -161,8 +167,7 @@ def _check_block_inputs(file: Any) -> None:
 
 
 def _check_shards(file: Any, path: Path, names: list[str]) -> None:
-    """Check that the shards of a joined cache lie beside it and still have its identity and rows: one may have been
-    extracted again."""
+    """Raise an error if a shard of a joined cache is missing, or was extracted again with other settings or rows."""
     if not all(file[name].is_virtual for name in names):
         raise InvalidHDF5("only some of its data sets are views of shards; expected all or none")
     for name in names:

@@ -32,7 +32,7 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
     """Torch data set of the images of a cache's rows: an item is pixels [3, R, R] uint8 and a status.
 
     An image that cannot be read becomes black, with the reason as its status, so that the encoder always gets the same
-    batch; `RETRY` marks an image that the machine, not the file, failed to return.
+    batch. The status `RETRY` marks an image that could not be read because of the machine, such as too little memory.
     """
 
     images: Sequence[str]
@@ -85,8 +85,9 @@ def decode_batches(
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield first row, pixels [B, 3, R, R] and statuses [B] of each range, decoded ahead by `num_workers` processes.
 
-    Without a GPU (`pinned` false) the workers give way to the encoder, which shares their cores: one preempted thread
-    of a matrix product delays all of them. At the lowest priority other users' jobs would starve the workers.
+    pinned: whether the pixels go to a GPU, for which their memory is pinned. Without a GPU, the workers run at a lower
+        priority than the encoder, which uses the same cores: one preempted thread of a matrix product delays all of
+        them. At the lowest priority, other users' jobs would starve the workers.
     """
     loader: DataLoader[tuple[Tensor, int]] = DataLoader(
         images,
@@ -104,8 +105,11 @@ def decode_batches(
 
 @contextmanager
 def report_worker_deaths(kept: str = "finished rows are kept: ") -> Iterator[None]:
-    """Raise `DuplexError` if a decoding worker dies in the `with` block, which must hold all code that uses the
-    batches: torch reports a death from a signal handler, wherever the main process is at that moment."""
+    """Raise `DuplexError` if a decoding worker dies during the `with` block.
+
+    The block must hold all code that uses the batches: torch reports a death from a signal handler, wherever the main
+    process is at that moment. `kept`: what remains of the work, for the message.
+    """
     try:
         yield
     except RuntimeError as error:

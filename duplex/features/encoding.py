@@ -1,4 +1,4 @@
-"""Encoding of batches of pixels. On a GPU one batch is encoded while the one before is written."""
+"""Encode batches of pixels; on a GPU, the next batch is encoded while the caller writes the current one."""
 
 from __future__ import annotations
 
@@ -97,8 +97,10 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 def encode_batches(
     encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
 ) -> Iterator[tuple[int, Statuses, Values]]:
-    """Yield first row, statuses [B] and encoder outputs [B, ...] of each batch, in order; on CUDA the next batch is
-    launched before a result is awaited."""
+    """Yield first row, statuses [B] and encoder outputs [B, ...] of each batch, in order.
+
+    On CUDA, the next batch is started before the result of the current one is awaited.
+    """
     in_flight = int(encoder.device.type == "cuda")
     pending: list[PendingBatch] = []
     for batch in batches:

@@ -56,7 +56,7 @@ def join(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.nda
 
 
 def _select(inputs: Arrays, rows: Ints) -> dict[str, Any]:
-    """Return some rows of each input: CLS features in float32, tokens as cached (large, maybe on the disk)."""
+    """Return the rows `rows` of each input: CLS features in float32, tokens as cached (in memory or on the disk)."""
     selected: dict[str, Any] = {
         name: values.at(rows) if isinstance(values, DiskTokens) else torch.from_numpy(values[rows])
         for name, values in inputs.items()

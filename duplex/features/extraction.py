@@ -110,13 +110,17 @@ def extract(
     A finished cache of the same identity is left as it is; an unfinished one is resumed. Images that cannot be read
     keep their row, with the reason as its status.
 
-    images: paths relative to `root`.
+    images: paths relative to `root`, in the order of the manifest.
+    manifest_sha256: sha256 of the manifest file.
+    batch_size: number of images that are encoded at once.
+    num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
     tokens: "patch" also keeps patch tokens.
     block_inputs: also keep the input of this many last blocks of the image tower, in 16 or 8 `bits` per number.
     shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
     max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
     fresh: start again instead of resuming.
     limit: encode only this many first images.
+    progress: show a progress bar on a terminal.
     """
     require(tokens, TOKENS, "tokens")
     require(str(bits), BITS, "bits")
@@ -165,8 +169,10 @@ def _extract_file(job: ExtractionJob) -> ExtractionReport:
 
 
 def finished_statuses(path: Path, identity: Identity, span: Span) -> Statuses | None:
-    """Return the row statuses of the cache at `path` if it is finished, sound and of exactly this identity and these
-    rows; else None, with the reason on stderr if there is a file."""
+    """Return the row statuses of the cache at `path` if it is finished and undamaged and has this identity and span.
+
+    Otherwise return None; if there is a file, the reason is printed on stderr.
+    """
     if not path.exists():
         return None
     try:
@@ -202,7 +208,7 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
 
 
 def _can_improve(statuses: Statuses, job: ExtractionJob) -> bool:
-    """Return whether an unreadable image of a finished cache can be read now; False for one joined from shards."""
+    """Return whether an unreadable image of a finished cache can be read now; False for a cache joined from shards."""
     if next(_newly_readable(statuses, job), None) is None:
         return False
     with open_cache(job.path) as file:
@@ -216,7 +222,7 @@ def _newly_readable(statuses: Statuses, job: ExtractionJob) -> Iterator[int]:
 
 
 def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
-    """Encode every batch that has a row not yet encoded, including its finished rows."""
+    """Encode every batch that has pending rows, including its finished rows, so that the batch stays the same."""
     total = len(job.rows.images)
     pending = [rows for rows in split_rows(total, job.batch_size) if (cache.statuses[slice(*rows)] == PENDING).any()]
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"

@@ -78,7 +78,7 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Return the mask of those `rows` that are not finite. Raises UsageError for values above float16's range."""
+        """Return the mask of those `rows` with NaN or infinity. Raises UsageError for values above float16's range."""
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             block = np.asarray(self.values[rows[start : start + CHUNK]])

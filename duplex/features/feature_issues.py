@@ -48,7 +48,7 @@ def check_features(
 
 
 def _encoder_width(name: str, weights: str | None) -> int | None:
-    """Return the width of an encoder's features without a download; None if only its weights would tell."""
+    """Return the width of an encoder's features without a download; None if it cannot be known without the weights."""
     for entry in find_family(name).catalog():
         if entry.name == name:
             return entry.dim

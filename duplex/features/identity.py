@@ -1,4 +1,4 @@
-"""Identity of a cache (encoder, manifest, options), and its comparison with the expected one."""
+"""Identity of a feature cache (encoder, manifest and options that it was made from) and comparison of identities."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
 
 
 def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
-    """Raise `DuplexError`, naming the first difference and the command to run, unless a cache's identity is as
-    expected.
+    """Raise `DuplexError` unless a cache's identity is as expected; name the first difference and the command to run.
 
     A key expected as None must be absent; library versions may differ. Of imported features only the manifest and the
     width are compared: the rest is unknown.
@@ -52,7 +51,7 @@ def cache_identity(
     block_inputs: int = 0,
     bits: int = 16,
 ) -> Identity:
-    """Return a cache's identity: all that its bytes depend on; options at their defaults have no key."""
+    """Return the identity of a cache: all settings that its bytes depend on. Options at their defaults have no key."""
     options = {
         "tokens": tokens if tokens != "none" else None,
         "limit": limit,
@@ -63,8 +62,10 @@ def cache_identity(
 
 
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
-    """Return the display name of the first key in which two identities differ, library versions included; None if they
-    are equal."""
+    """Return the first key in which two identities differ, as messages name it; None if they are equal.
+
+    Library versions count.
+    """
     for key in [*DISPLAY_NAMES, *sorted({*stored, *expect} - set(DISPLAY_NAMES))]:
         if stored.get(key) != expect.get(key):
             return DISPLAY_NAMES.get(key, f"{key} version" if key in LIBRARIES else key)

@@ -1,4 +1,4 @@
-"""Reading of image files as RGB; a file that is no readable image raises an error with the reason.
+"""Read image files as RGB; a file that is no readable image raises an error with the reason.
 
 Pixels are read as viewers show them: turned as the file's EXIF orientation says, the first frame of an animation, alpha
 ignored. The size is read from the header: a decompression bomb is never decoded.
@@ -24,7 +24,6 @@ READABLE = tuple(name for name in FORMATS if name in Image.OPEN)  # formats that
 MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow's own limit, an error here instead of a warning
 
 ORIENTATION_TAG = 0x0112
-BITS_TAG = 0x0102  # of TIFF: bits per sample
 TURNS = {  # by EXIF orientation; 1 is upright
     **{2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE},
     **{6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90},
@@ -56,7 +55,8 @@ def read_image(path: Path) -> Image.Image:
 
 
 def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return the first frame of an image, in memory or a file, as 8-bit RGB, without checking the kind of file."""
+    """Return the first frame of an image file or of image bytes as 8-bit RGB; unlike `read_image`, do not check that
+    `path` is a regular file. Raises `BadImageFile` or `MachineFault`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, and sizes that the next check refuses
@@ -79,14 +79,14 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
     Pillow clips 16-bit grey at 255 when converting to RGB, which makes nearly all of it white; it is scaled first.
     """
-    if image.mode == "F" or 32 in getattr(image, "tag_v2", {}).get(BITS_TAG, ()):
-        raise BadImageFile("pixel type")
     if image.mode.startswith("I;16") or image.mode == "I":
         values = np.asarray(image)
         if values.size and (values.min() < 0 or values.max() > 65535):
             raise BadImageFile("pixel type")
         grey = Image.fromarray((values.astype(np.float32) / 257 + 0.5).astype(np.uint8))
         return _upright(grey.convert("RGB"), image)
+    if image.mode == "F":
+        raise BadImageFile("pixel type")
     return _upright(image.convert("RGB"), image)
 
 

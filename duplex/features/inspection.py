@@ -1,4 +1,4 @@
-"""Inspection of a cache: its contents in numbers, and a random sample of its rows encoded again."""
+"""Inspect a feature cache: count its rows, and compare a random sample of its rows with images encoded again."""
 
 from __future__ import annotations
 

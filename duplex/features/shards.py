@@ -22,7 +22,9 @@ RowTypes = dict[str, np.dtype[Any]]  # by data set: type of a whole row, such as
 
 
 def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
-    """Return which of `total` rows the `k`-th of `n` shards holds (`shard` None: all), and the path of its file.
+    """Return the rows that a shard (k, n), the k-th of n, holds of `total` rows, and the path of its file.
+
+    With `shard` None these are all rows, and `out`.
 
     Shards begin where batches of the whole data set do, so that their features are those of an unsharded extraction.
     Raises `UsageError` for a shard that does not exist and for more shards than batches.
@@ -64,8 +66,11 @@ def find_shards(out: Path) -> list[Path]:
 
 
 def join_shards(out: Path, *, copy: bool = False) -> int:
-    """Join all shards of the cache `out` to one file and return its number of rows. The file is a view that reads the
-    shards, or with `copy` a plain cache, byte for byte that of an extraction in one piece."""
+    """Join all shards of the cache `out` to one file and return its number of rows.
+
+    The file refers to the shard files, which must stay beside it. With `copy` it holds all values itself, and equals
+    the file of an unsharded extraction byte for byte.
+    """
     refuse_unwritable(out)
     paths = find_shards(out)
     identity, spans, types = _read_headers(paths)
@@ -102,7 +107,7 @@ def row_types(file: Any) -> RowTypes:
 
 
 def _link_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, types: RowTypes) -> None:
-    """Write a view of the shards, named without their folder: HDF5 looks beside the view, so the folder may move."""
+    """Write a cache whose HDF5 data sets refer to the shards by file name alone, so that the folder may be moved."""
     total = spans[-1].total
     with replace_file(out) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
         write_header(file, identity, Span(0, total, total))

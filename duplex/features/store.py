@@ -113,8 +113,13 @@ class PartialCache:
         dim: int,
         token_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> PartialCache:
-        """Create the unfinished file of the cache at `path`, with no row encoded yet. `token_shapes`: the HDF5 data
-        sets besides `cls` and `status`, each with its shape per image."""
+        """Create the unfinished file of the cache at `path`, with no row encoded yet.
+
+        identity: settings that the cache's bytes depend on.
+        span: rows of the manifest that the file holds.
+        dim: width of the features.
+        token_shapes: the HDF5 data sets besides `cls` and `status`, each with its shape per image.
+        """
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         row_shapes = {"cls": (dim,), "status": (), **(token_shapes or {})}

@@ -86,7 +86,7 @@ class CacheFile:
         return block
 
     def expect(self, row: int, count: int) -> None:
-        """Announce to the system, where it accepts that, that `count` rows from `row` on will be read soon."""
+        """Announce to the operating system, if it supports that, that `count` rows from `row` on will be read soon."""
         if not hasattr(os, "posix_fadvise"):
             return
         for row_type, begin in self.arrays.values():
@@ -125,7 +125,9 @@ class CacheFiles:
 
     def runs(self, wanted: Ints) -> Iterator[tuple[CacheFile, int, Ints]]:
         """Group the cache rows `wanted` into runs of consecutive rows within one file, in the order of the files.
-        Yields (file, first row of the run, positions in `wanted` of its rows)."""
+
+        Yields (file, first row of the run, positions in `wanted` of the run's rows).
+        """
         order = np.argsort(wanted, kind="stable")
         rows = wanted[order]
         homes = np.searchsorted(self._firsts, rows, side="right") - 1
@@ -157,14 +159,14 @@ class DiskTokens:
         return (len(self.rows), *self.files.row)
 
     def at(self, places: Ints) -> DiskTokens:
-        """Return the tokens at these positions only, still on the disk."""
+        """Return the tokens at the positions `places` as `DiskTokens`, without reading them."""
         return replace(self, rows=self.rows[places])
 
     def to(self, device: torch.device) -> DiskTokens:
         return replace(self, device=device)
 
     def expect(self, places: Tensor) -> None:
-        """Announce to the system that the tokens at these positions will be read soon."""
+        """Announce to the operating system that the tokens at the positions `places` will be read soon."""
         for file, first, targets in self.files.runs(self.rows[places.cpu().numpy()]):
             file.expect(first, len(targets))
 
@@ -177,8 +179,11 @@ class DiskTokens:
         return out.to(self.device, non_blocking=pinned)
 
     def shuffled_rows(self, generator: torch.Generator) -> Tensor:
-        """Return all row numbers [n] in a random order that a disk reads fast: blocks of neighbours, mixed within a
-        window of `WINDOW` blocks. Only `generator` decides the order."""
+        """Return all row numbers [n] in a random order that a disk reads fast.
+
+        Blocks of neighbouring rows are drawn at random, and rows are mixed within every `WINDOW` blocks. The order
+        depends on `generator` alone.
+        """
         size = max(1, BLOCK // (int(np.prod(self.files.row)) * 2))
         blocks = torch.arange(len(self)).split(size)
         drawn = torch.randperm(len(blocks), generator=generator).tolist()

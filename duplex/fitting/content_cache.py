@@ -3,9 +3,9 @@
     MODEL.cache/features-KEY/LIST/contents.txt    sha256 of each image file, one per line: the rows of features.h5
     MODEL.cache/features-KEY/LIST/features.h5
 
-`KEY` identifies the encoder and its outputs, `LIST` the contents. A renamed file or a corrected label encodes nothing
-again; with further images, the rows that exist are copied to the start of a larger cache, only the others are encoded,
-and the smaller cache is removed.
+`KEY` identifies the encoder and its outputs, `LIST` the list of image contents. After renaming a file or correcting a
+label, no image is encoded again. With further images, the existing rows are copied to the start of a larger cache, only
+the new images are encoded, and the smaller cache is removed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def content_digests(root: Path, images: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class ContentCache:
-    """The features of some image contents, from one encoder, on disk."""
+    """Feature cache of one encoder on disk, in which images are found by the content of their files."""
 
     folder: Path
     encoder: EncoderParams
@@ -76,10 +76,10 @@ class ContentCache:
         )
 
     def fill(self, root: Path, images: Mapping[str, str], max_bad: float = 0.01) -> ContentFeatures:
-        """Encode the contents that are not in the cache and return the features of all.
+        """Encode the images that are not in the cache and return the features of all images.
 
         root: folder of the image files.
-        images: sha256 of a content -> path below `root` of a file with it.
+        images: sha256 of an image file -> path below `root` of a file with that content.
         max_bad: share of unreadable images above which `DuplexError` is raised.
         """
         caches = {}
@@ -98,7 +98,11 @@ class ContentCache:
     def _extend(
         self, root: Path, images: Mapping[str, str], known: Path | None, contents: list[str], max_bad: float
     ) -> ContentFeatures:
-        """Write a cache of the contents of the cache `known` that are still wanted, then the others; remove `known`."""
+        """Write a new cache of all `images` and remove the cache `known`, whose rows of these images are copied.
+
+        known: folder of a finished cache that holds some of the images; None: there is none.
+        contents: sha256 of the image of each row of `known`.
+        """
         kept = {digest: row for row, digest in enumerate(contents) if digest in images}
         wanted = [*kept, *sorted(images.keys() - kept.keys())]
         text = "\n".join(wanted) + "\n"
@@ -126,7 +130,10 @@ class ContentCache:
         return ContentFeatures(file, {digest: row for row, digest in enumerate(wanted)})
 
     def _copy(self, source: Path, rows: Ints, out: Path, total: int, digest: str) -> None:
-        """Begin the cache `out` of `total` rows with some rows of `source`, which extraction will not encode again."""
+        """Create the unfinished cache `out` of `total` rows, beginning with copies of the rows `rows` of `source`.
+
+        Extraction then encodes the other rows. `digest`: sha256 of the list of contents of `out`.
+        """
         encoder = self.tower.identity.to_dict()
         identity = cache_identity(encoder, digest, "none", None, self.block_inputs, self.encoder.bits)
         with open_cache(source) as file, claim_cache(out):
@@ -146,7 +153,7 @@ class ContentCache:
 
 
 def _read_contents(cache: Path) -> list[str] | None:
-    """Return the contents of a cache in the order of its rows; None if they are not those that it was made of."""
+    """Return the sha256 of the image of each row of a cache; None if the list is missing or damaged."""
     try:
         text = (cache / CONTENTS).read_text(encoding="utf-8")
         with open_cache(cache / FEATURES) as file:
@@ -162,7 +169,7 @@ class ContentFeatures:
 
     path: Path
     rows: Mapping[str, int]  # sha256 of an image file -> row
-    later_inputs: dict[int, np.ndarray] = field(default_factory=dict)  # number of blocks -> their inputs, of all rows
+    later_inputs: dict[int, np.ndarray] = field(default_factory=dict)  # number of last blocks -> block inputs [N, ...]
 
     @cached_property
     def stored(self) -> Features:
@@ -170,13 +177,13 @@ class ContentFeatures:
         return open_features(self.path)
 
     def at(self, digests: Sequence[str]) -> Ints:
-        """Return the cache rows of some contents."""
+        """Return the cache row of each image, given the sha256 of its file."""
         return np.array([self.rows[digest] for digest in digests], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class ContentInputs:
-    """A data set from which runs read inputs: a manifest, whose images are found in a cache by their contents."""
+    """A data set from which runs read inputs: a manifest and the features of its images, found by file content."""
 
     manifest: pd.DataFrame
     labels: LabelSpace
@@ -187,7 +194,7 @@ class ContentInputs:
     word_vectors: Path | None = None
 
     def with_manifest(self, manifest: pd.DataFrame, labels: LabelSpace) -> ContentInputs:
-        """Return the same images with other splits and labels, row for row."""
+        """Return a data set of the same images with another manifest and other labels; rows must correspond."""
         if len(manifest) != len(self.manifest):
             raise DuplexError(f"the manifest has {len(manifest)} rows; expected {len(self.manifest)}")
         return replace(self, manifest=manifest, labels=labels)
@@ -218,8 +225,11 @@ class ContentInputs:
         )
 
     def _block_inputs(self, request: InputRequest, blocks: int) -> tuple[np.ndarray | DiskTokens, int]:
-        """Return block inputs of all rows, and of how many blocks: of `blocks` if they fit into memory, so that no
-        epoch runs frozen blocks again; else as the cache holds them. The last such inputs are kept in memory."""
+        """Return the block inputs of all manifest rows, and the number of last blocks that they belong to.
+
+        If they fit into memory, these are the inputs of the last `blocks` blocks, computed once from the cached ones,
+        so that no epoch runs frozen blocks; the latest result stays in memory. Otherwise they are those of the cache.
+        """
         path, stored, later = self.features.path, self.block_inputs, self.features.later_inputs
         if blocks in later:
             return later[blocks][self.rows], blocks
@@ -234,7 +244,10 @@ class ContentInputs:
         return tokens[self.rows], blocks
 
     def _advance(self, values: np.ndarray, blocks: int) -> np.ndarray:
-        """Return the outputs, in float16, of the first `blocks` cached blocks for their inputs [N, ...]."""
+        """Run the first `blocks` of the blocks whose inputs the cache holds; return their outputs in float16.
+
+        values: inputs of the first of these blocks [N, ...], from the cache.
+        """
         entry, stored = self.encoder, self.block_inputs
         tower = load_encoder(entry.name, entry.weights, towers="image", device=resolve_device(self.device))
         first = last_blocks(tower, stored).blocks[:blocks]

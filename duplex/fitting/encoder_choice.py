@@ -1,4 +1,4 @@
-"""Choose the encoder of a model: by the device, the weights on disk or within reach, and the number of images."""
+"""Choose the encoder of a model by the device, the weights on disk or downloadable, and the number of images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 1800.0  # seconds that encoding may take on a CPU
 
 @dataclass(frozen=True)
 class Offer:
-    """An encoder that can be chosen without being named."""
+    """An encoder that `choose_encoder` can choose."""
 
     name: str
     weights: str
@@ -39,10 +39,14 @@ class EncoderChoice:
 
 
 def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> EncoderChoice:
-    """Return the most accurate encoder whose weights are on disk, else within reach, and that encodes the images in
-    half an hour at most; the packaged one where it knows all words and there is no other.
+    """Return the most accurate encoder that encodes the images in half an hour at most.
 
-    Raises `UsageError` with what to do if there is none.
+    An encoder with weights on disk comes first, then the packaged one if it knows all words of the labels, then one
+    whose weights can be downloaded. Raises `UsageError` if there is none.
+
+    images: number of images.
+    gpu: whether a GPU encodes them, for which no time limit holds.
+    cores: number of CPU cores.
     """
     in_time = [offer for offer in OFFERS if gpu or offer.seconds * images / cores <= LONGEST] or [OFFERS[-1]]
     why = f"{'a GPU' if gpu else f'{cores} cores and no GPU'}, {images:,} images"
@@ -59,8 +63,9 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
             size = f"{(missing.size or 0) / 1e9:.1f} GB to download"
             return EncoderChoice(EncoderParams(name=offer.name, weights=offer.weights), f"{why}, {size}")
     raise UsageError(
-        f"no encoder is on disk or within reach; fetch {in_time[-1].name} with the weights {in_time[-1].weights} where "
-        "there is a network, or name a folder that holds an open_clip model: --encoder local-dir:FOLDER"
+        f"no encoder's weights are on disk, and none can be downloaded; download the weights {in_time[-1].weights} of "
+        f"{in_time[-1].name} where there is a network, or name a folder that holds an open_clip model: "
+        "--encoder local-dir:FOLDER"
     )
 
 
@@ -77,7 +82,7 @@ def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encoder
 
 
 def check_words(name: str, texts: Sequence[str]) -> None:
-    """Raise `UsageError` if an encoder's text tower has no embedding for a word of some texts."""
+    """Raise `UsageError` if an encoder's text tower has no embedding for a word in `texts`."""
     if unknown := unknown_words(name, texts):
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; choose another --encoder")
 

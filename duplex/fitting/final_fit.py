@@ -1,4 +1,4 @@
-"""Fit a chosen recipe once more, on all labelled images, with what validation chose before."""
+"""Train the chosen training recipe again, on all labelled images, with the epochs and bias that validation chose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ from duplex.training.resume import saved_epoch
 
 @dataclass
 class EveryEpochBetter:
-    """Validation stand-in where no image is left out: the last epoch counts as the best. `auc` is only shown."""
+    """Replacement for validation when no image is left for it: every epoch counts as better than the one before.
+
+    auc: validation AUC of an earlier run, to be displayed.
+    epoch: number of the last finished epoch.
+    """
 
     auc: float
     epoch: int
@@ -42,9 +46,9 @@ def fit_all_images(
     device: torch.device,
     resume: ResumePoint,
 ) -> Run:
-    """Train the recipe `spec` on inputs whose images are all training images, for as many epochs as validation chose.
+    """Train the recipe `spec` on `inputs`, all training images, for the number of epochs that validation chose.
 
-    chosen: record of the run that validation chose, of which epochs, calibration and thresholds are taken.
+    chosen: record of the run that validation chose; its number of epochs, bias and thresholds are used.
     tuned: `Method.tuned_options` of that run.
     """
     options = replace(spec.options, **tuned)
@@ -70,5 +74,5 @@ def fit_all_images(
 
 
 def _known_images(images: Examples, inputs: RunInputs, chosen: KnownImages) -> KnownImages:
-    """Return means and covariance of all images, with the threshold that validation images gave."""
+    """Return the known images of the final fit: means and covariance of all images, the threshold of `chosen`."""
     return replace(KnownImages.fit(images, images, inputs.labels), threshold=chosen.threshold)

@@ -1,9 +1,9 @@
 """The command `duplex fit`: train a model on a folder of labelled images, and write it as a model folder.
 
-    SOURCE -> check, split -> features (by content) -> climb by validation -> final fit on all images -> MODEL
+    SOURCE -> check, split -> features -> choice of a training recipe by validation -> final fit on all images -> MODEL
 
-Beside MODEL, `MODEL.cache` holds the features, each rung that was trained, and unfinished training. A killed fit
-continues from there and ends in the same bytes; a second fit of the same data trains nothing again.
+Beside MODEL, `MODEL.cache` holds the features, each training recipe tried (a rung) and unfinished training. A killed
+fit continues from there and ends in the same bytes; a second fit of the same data trains nothing again.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def fit_folder(
     source: a folder `state/object/*.jpg`, a table with the columns image, state, object and optionally split, or a
         benchmark's folder.
     images: folder that a table's image paths start from; by default the table's own.
-    encoder: name of the frozen encoder; None: chosen by what is there.
+    encoder: name of the frozen encoder; None: see `choose_encoder`.
     weights: the encoder's weights, a published tag or a file.
-    minutes: time for training, after the images are encoded; which rungs fit into it is planned from timed steps.
-    say: receives one line at a time.
+    minutes: time limit of training, after the images are encoded; timed steps decide which training recipes are tried.
+    say: function that receives lines about the progress.
     """
     if not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; expected more than 0")
@@ -128,12 +128,12 @@ def fit_folder(
 
 
 def cache_folder(out: Path) -> Path:
-    """Return the folder beside a model that holds its features and rungs."""
+    """Return the folder beside a model's folder that holds cached features and the training recipes tried."""
     return out.with_name(f"{out.name}.cache")
 
 
 def page_file(out: Path) -> Path:
-    """Return the path of the data set's page, beside a model."""
+    """Return the path of the HTML page about the data set, beside the model's folder."""
     return out.with_name(f"{out.name}-page.html")
 
 
@@ -148,7 +148,7 @@ class FolderFit:
     say: Say
 
     def run(self) -> Path:
-        """Climb, fit all images, and write the model folder; return it."""
+        """Choose a training recipe by validation, fit it to all images, write the model folder and return it."""
         self.inputs  # noqa: B018 encodes what is missing, before the time for training begins
         began = time.monotonic()
         choice = climb(self.levels(began), self.attempt, self.say)
@@ -160,7 +160,10 @@ class FolderFit:
         for other in self.cache.glob("rungs-*"):
             if other != self.work:  # of other labels
                 shutil.rmtree(other, ignore_errors=True)
-        self.say(f"{self.write_page(choice, answers)} shows where it is right and wrong, and which images would help")
+        self.say(
+            f"{self.write_page(choice, answers)} shows where the model is right and wrong, "
+            "and which further images would help"
+        )
         return self.out
 
     @cached_property
@@ -186,7 +189,7 @@ class FolderFit:
 
     @property
     def world(self) -> World:
-        """The world of answers: all pairs of states and objects, or the labelled ones alone where those are many."""
+        """The world of the model: open (all pairs) with up to 32,768 pairs of states and objects, closed with more."""
         return "open" if self.data.labels.size <= LARGEST_OPEN else "closed"
 
     @cached_property
@@ -207,7 +210,7 @@ class FolderFit:
 
     @cached_property
     def work(self) -> Path:
-        """The folder of this data set's rungs: labels, split, features and code decide its name."""
+        """The folder of the training recipes tried, named by a digest of labels, split, features and code."""
         key = {
             "contents": self.data.digests,
             "rows": self.data.manifest[["state", "object", "split"]].to_numpy().tolist(),
@@ -223,7 +226,7 @@ class FolderFit:
     # -- rungs ----------------------------------------------------------------------------------------------------
 
     def levels(self, began: float) -> Iterator[list[Rung]]:
-        """Yield levels of rungs: nothing trained, prompts, then the fine-tuned blocks that fit into the time.
+        """Yield lists of training recipes of equal cost: nothing trained, prompts, fine-tuned blocks as time allows.
 
         began: `time.monotonic()` at which the time for training began.
         """
@@ -240,7 +243,7 @@ class FolderFit:
         yield from finetuned_rungs(replace(beside_blocks.spec, training=training), planned.depths, planned.rates)
 
     def _kinds(self) -> list[str]:
-        """Return the kinds of methods that the rungs train."""
+        """Return the kinds of the methods that the training recipes use."""
         methods = load_params(shipped_project() / "params.yaml").methods
         return [methods[name].kind for name in (NOTHING_TRAINED, PROMPTS)]
 
@@ -258,7 +261,7 @@ class FolderFit:
         return MethodSpec(name, entry.kind, parse_options(entry.kind, options), training, ("closed",), "closed")
 
     def attempt(self, rung: Rung) -> Attempt:
-        """Train and validate a rung, or read its result if that was done before."""
+        """Train and validate a rung, or read the result if the rung was tried before."""
         files = self.files(rung)
         result, margins = files.root / "attempt.json", files.root / "margins.npz"
         if not result.is_file():
@@ -267,7 +270,7 @@ class FolderFit:
             return Attempt(rung.name, load_margins(margins), **json.loads(result.read_text(encoding="utf-8")))
 
     def files(self, rung: Rung) -> RunPaths:
-        """Return the places of a rung's files."""
+        """Return the paths of a rung's files."""
         spec = rung.spec
         tuned = None if spec.finetune is None else spec.finetune.to_dict()
         key = [spec.kind, spec.options.to_dict(), spec.training.to_dict(), tuned]
@@ -292,7 +295,11 @@ class FolderFit:
         files.unfinished_training.unlink(missing_ok=True)
 
     def plan(self, prompts: Rung, began: float) -> Plan:
-        """Return the plan of fine-tuned rungs; made once per number of minutes, from timed steps."""
+        """Return the plan of fine-tuned rungs that fit into the time; made once per time limit from timed steps.
+
+        prompts: the rung without fine-tuned blocks, whose epochs are timed.
+        began: `time.monotonic()` at which the time for training began.
+        """
         place = self.work / f"plan-{self.minutes:g}.json"
         if not place.is_file():
             counts = self.data.manifest["split"].value_counts()
@@ -306,15 +313,15 @@ class FolderFit:
             return Plan.from_dict(json.loads(place.read_text(encoding="utf-8")))
 
     def _block_cost(self, blocks: int) -> BlockCost:
-        """Time the last blocks on their own inputs, which are computed once from those of the cache."""
+        """Return the seconds per image of the last `blocks` blocks, and of computing their inputs from cached ones."""
         cost, cached = (block_cost(self.tower, blocks, of) for of in (blocks, self.inputs.block_inputs))
         return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
 
     # -- the chosen rung ------------------------------------------------------------------------------------------
 
     def measured(self, rung: Rung) -> tuple[dict[str, Any], AnsweredImages]:
-        """Return the numbers and answers of the chosen rung, trained on the training split, for test images, which
-        chose nothing."""
+        """Return metrics and answers on the test images, of a rung trained on the training split; test images had no
+        part in any choice."""
         files, inputs = self.files(rung), self.inputs.read(rung.spec.request)
         with report_damage(files.root):
             record = read_checkpoint(files.checkpoint).record
@@ -339,7 +346,7 @@ class FolderFit:
         return numbers, answers
 
     def final_run(self, rung: Rung) -> Run:
-        """Return the recipe of a rung, trained on all labelled images."""
+        """Train the recipe of a rung on all labelled images; return the run."""
         files = self.files(rung)
         final = RunPaths(files.root / "all")
         inputs = self.inputs.read(rung.spec.request)
@@ -373,7 +380,7 @@ class FolderFit:
         export(trained, self.world, self.out, facts, add_files)
 
     def write_page(self, choice: Choice, answers: AnsweredImages) -> Path:
-        """Write the page of the data set beside the model folder, and return its path."""
+        """Write the HTML page about the data set beside the model folder, and return its path."""
         facts = [("encoder", self.choice.entry.name), ("recipe", choice.rung.name)]
         inputs, page = self.inputs.read(InputRequest()), page_file(self.out)
         data, name = self.data, self.out.name
@@ -381,7 +388,7 @@ class FolderFit:
         return write_page(own, page)
 
     def record(self, choice: Choice, measured: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of fit.json, in which nothing depends on time."""
+        """Return the content of fit.json, without times, so that equal fits have equal files."""
         counts = self.data.manifest["split"].value_counts()
         return {
             "encoder": self.choice.entry.model_dump(exclude_defaults=True),
@@ -398,10 +405,10 @@ REMARK = "The numbers were measured before the model was fitted once more, on al
 
 
 def _summary(measured: dict[str, Any]) -> str:
-    """Return the numbers of the chosen rung on test images as one line."""
+    """Return the test metrics that `FolderFit.measured` returned as one line of text."""
     share = 100 * measured["new_share"]
     return (
-        f"on {measured['images']:,} test images, which chose nothing: accuracy {measured['accuracy']:.1f} % "
+        f"on {measured['images']:,} test images, which had no part in training: accuracy {measured['accuracy']:.1f} % "
         f"({measured['accuracy_seen']:.1f} % of pairs with training images, {measured['accuracy_unseen']:.1f} % of new "
         f"pairs, {share:g} % new expected), calibration error {measured['calibration_error']:.1f} %, "
         f"AUC {measured['metrics']['closed']['auc']:.1f}"

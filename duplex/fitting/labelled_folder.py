@@ -36,8 +36,8 @@ class LabelledFolder:
 def read_labelled_folder(source: Path, images: Path | None = None, seed: int = SplitOptions.seed) -> LabelledFolder:
     """Read the labelled images of a folder `state/object/*.jpg`, a table, or a benchmark's folder, and split them.
 
-    Files with the same content and label are used once, a few contents with two labels not at all. Raises `UsageError`
-    for more of these, and for data that no compositional split exists of.
+    Copies of an image with the same label are used once; images with two labels are left out. Raises `UsageError` if
+    more than one image in a hundred has two labels, and for data that have no compositional split.
     """
     description = detect_source(source, SplitOptions(seed=seed), images)
     if images is not None and description.kind != "table":
@@ -71,9 +71,9 @@ def labelled_rows(source: SourceOptions) -> pd.DataFrame:
 
 
 def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.DataFrame, list[str], list[str]]:
-    """Return the rows with a file of their own content, its sha256, and notes on the rows left out.
+    """Return one row per image content, the sha256 of each row's file, and notes on the rows left out.
 
-    All copies of a content with two labels are left out; `UsageError` is raised if they are more than a hundredth.
+    Images whose copies have another label are all left out; more than one in a hundred raise `UsageError`.
     """
     digests = pd.Series(content_digests(root, frame["image"].tolist()), index=frame.index, dtype=object)
     missing = digests == ""

@@ -1,7 +1,7 @@
 """Add labelled images to a fitted model without training: `duplex update`.
 
 The closed form follows from counts and sums of the features by pair and from their second moment, which the model's
-folder keeps. Those of further images are added, also of new words, and the closed form is fitted again: the result is
+folder keeps. Those of further images, also of new words, are added, and the closed form is fitted again: the result is
 that of a closed-form fit to all images. Trained prompts and fine-tuned blocks stay as they are; prompts of new words
 come from the text tower.
 """
@@ -59,7 +59,7 @@ class NewImages:
     rows: pd.DataFrame  # image, state, object
     digests: list[str]  # sha256 of each file
     inputs: Inputs  # as the encoder computes them: `cls` [B, d], and block inputs for fine-tuned blocks
-    features: Tensor  # of the fine-tuned blocks, else `cls` [B, d]
+    features: Tensor  # [B, d] outputs of the fine-tuned blocks; without such blocks, `cls`
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,12 @@ def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
 def updated_model(
     trained: ExportedModel, stored: Mapping[str, Tensor], fitted: FittedStatistics, new: NewImages
 ) -> UpdatedModel:
-    """Return a model with further images: statistics, closed form, candidates and masks."""
+    """Return the labels, tensors and statistics of a model after adding images.
+
+    stored: the model's exported tensors.
+    fitted: its feature statistics.
+    new: the images to add.
+    """
     labels, rows = trained.labels, new.rows
     world = next(iter(trained.calibration))
     states, objects = list(labels.states), list(labels.objects)
@@ -192,7 +197,10 @@ def closed_form_tensors(
     candidates: np.ndarray,
     tensors: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return the exported tensors of the closed form, fitted to statistics, for some candidates."""
+    """Fit the closed form to feature statistics and return its exported tensors for `candidates` (compositions).
+
+    tensors: the model's exported tensors, which show whether it has posteriors of states and objects.
+    """
     words = None
     if fitted.settings.interactions != 0:
         vectors = word_vectors(labels, trained.backbone.tower("text").text)
@@ -259,7 +267,7 @@ def changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[s
 
 
 def _right(recognizer: Recognizer, new: NewImages) -> int:
-    """Return how many of the images to add get their own label as the most probable answer."""
+    """Return for how many of the images to add the most probable answer is the image's label."""
     answers = recognizer.candidates().answers(new.inputs, 1)
     pairs = zip(new.rows["state"], new.rows["object"], strict=True)
     return sum((answer.best.state, answer.best.object) == pair for answer, pair in zip(answers, pairs, strict=True))

@@ -1,11 +1,11 @@
-"""The codebook `H`: one visual prototype per composition, `M * N` in all (Eq. 10), few of which are stored.
+"""The codebook `H`: a visual prototype per composition of M states and N objects (Eq. 10), few of which are stored.
 
-A prototype that was never refined follows from `M + N + 1` mean features,
+A prototype that training never refined is computed from `M + N + 1` mean features,
 
     h_mn = normalise(mean_s + mean_o - mean_all),
 
-or, with `unseen="random"`, from a seed and its index. Stored are the prototypes of compositions with training images
-and those that were refined. Logits over many candidates need no prototypes of the others either:
+or, with `unseen="random"`, from a seed and its index. Only the prototypes of compositions with training images and
+those that were refined are stored. Logits over many candidates need no other prototypes in memory:
 
     z . h_mn = (z . a_m + z . b_n) / |a_m + b_n|,   a_m = mean_s - mean_all,   b_n = mean_o.
 """
@@ -36,10 +36,10 @@ LEAST = 1e-12  # shortest vector that is normalised
 
 
 class Codebook(nn.Module):
-    """Visual prototypes `H`, changed by momentum write-back alone. They are random until `start`.
+    """Table of visual prototypes `H`: random at first, computed by `start`, refined by `write_back`.
 
-    The state dict holds the stored prototypes by rising composition, `known [K]` and `rows [K, d]`; `growing` names
-    these two, whose length differs from run to run. In memory they lie in `_stored`, in the order in which they came.
+    The state dict holds the K stored prototypes, sorted by composition: `known [K]` and `rows [K, d]`; `growing` names
+    these two, whose length differs between runs. `_stored` holds the prototypes in the order in which they were added.
     """
 
     growing = ("known", "rows")
@@ -53,7 +53,13 @@ class Codebook(nn.Module):
     def __init__(
         self, labels: LabelSpace, dim: int, *, unseen: Unseen, random_seen: bool, anchored: bool = False
     ) -> None:
-        """`random_seen` draws the prototypes of training compositions; `anchored` keeps a copy of the initial ones."""
+        """Create the codebook with random values.
+
+        dim: width of a prototype.
+        unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
+        random_seen: store random prototypes of the training compositions, as paired with `start(seen=False)`.
+        anchored: keep a copy of the initial prototypes (`began`), with which refinement blends messages.
+        """
         super().__init__()
         self.labels, self.dim, self.unseen = labels, dim, unseen
         if labels.size * dim <= DENSE:  # leaves torch's generator where drawing all M * N prototypes would leave it
@@ -74,8 +80,11 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
-        """Compute the means from unit features `z [n, d]` of training images and their `compositions [n]`. With `seen`,
-        compositions with images start at the direction of their mean feature, and no others stay stored."""
+        """Compute the means from unit features `z [n, d]` of training images and their `compositions [n]`.
+
+        seen: set the prototype of each composition with images to its normalised mean feature, and discard all other
+        stored prototypes.
+        """
         if self.unseen == "compose":
             n = len(self.labels.objects)
             self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))
@@ -91,11 +100,11 @@ class Codebook(nn.Module):
 
     @property
     def stored_count(self) -> int:
-        """Number of stored prototypes K."""
+        """Number K of stored prototypes."""
         return len(self._known)
 
     def prototypes(self, compositions: Ints) -> Tensor:
-        """Return visual prototypes of some compositions [C, d]."""
+        """Return the visual prototypes of `compositions` [C, d]."""
         pairs = self.labels.state_of(compositions), self.labels.object_of(compositions)
         states, objects, place, slot = copy_to_device(self._stored.device, *pairs, *self._find_stored(compositions))
         rows = self._unrefined(states, objects)
@@ -108,7 +117,7 @@ class Codebook(nn.Module):
         return normalize(mean_s + mean_o - self.mean_all, dim=-1)
 
     def _find_stored(self, compositions: Ints) -> tuple[Ints, Ints]:
-        """Return positions in `compositions` of the stored ones, and their row indices in `_stored`."""
+        """Return the positions of those `compositions` whose prototypes are stored, and the rows of `_stored` with them."""
         if not self.stored_count:
             return self._slots[:0], self._slots[:0]
         place = np.searchsorted(self._known, compositions).clip(max=self.stored_count - 1)
@@ -139,7 +148,10 @@ class Codebook(nn.Module):
         self._known, self._slots, self._stored = known, np.arange(len(known)), rows
 
     def logits_over(self, candidates: Ints | None) -> Logits:
-        """Return a function from features [B, d] to `z . h / tau` over candidates (None: all compositions)."""
+        """Return a function from features [B, d] and `1 / tau` to logits `z . h / tau` [B, C].
+
+        candidates: sorted compositions [C]; None: all compositions.
+        """
         count = self.labels.size if candidates is None else len(candidates)
         if count > ROWS and self.unseen == "compose":
             return self._logits_by_sums(candidates)
@@ -162,7 +174,10 @@ class Codebook(nn.Module):
         return logits
 
     def _logits_by_sums(self, candidates: Ints | None) -> Logits:
-        """Return a function for logits by outer sums over states and objects; stored prototypes override."""
+        """Return a function `(features, scale) -> logits` that adds a state's and an object's product with the features.
+
+        No prototypes are computed; logits of stored prototypes replace the sums.
+        """
         if candidates is None:  # stored prototypes in the order of memory, so that they are not copied
             order = np.argsort(self._slots)
             (place,) = copy_to_device(self._stored.device, self._known[order])
@@ -186,8 +201,10 @@ class Codebook(nn.Module):
         return logits
 
     def logits_by_states(self, z: Tensor, scale: float, step: int) -> Iterator[Tensor]:
-        """Yield `z . h / tau` over all compositions in blocks of `step` states [B, step * N], without anything of the
-        size `M * N`."""
+        """Yield the logits `z . h / tau` over all compositions in blocks [B, step * N], to save memory.
+
+        z: features [B, d]. scale: 1 / tau. step: number of states per block.
+        """
         states, n = len(self.labels.states), len(self.labels.objects)
         by_s, by_o = self._sums(scale * z) if self.unseen == "compose" else (z, z)
         for m in range(0, states, step):
@@ -203,12 +220,12 @@ class Codebook(nn.Module):
             yield block.index_copy_(1, place, scale * z @ self._stored.index_select(0, slots).T)
 
     def _sums(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features' products with state and object means, `z . a_m` [B, M] and `z . b_n` [B, N]."""
+        """Return the features' products with the state and object means, `z . a_m` [B, M] and `z . b_n` [B, N]."""
         return z @ (self.mean_s - self.mean_all).T, z @ self.mean_o.T
 
     @torch.no_grad()
     def inverse_lengths(self, states: slice = slice(None)) -> Tensor:
-        """Return `1 / |a_m + b_n|` of some states [m, N]; stored where there are few enough compositions."""
+        """Return `1 / |a_m + b_n|` [m, N] for a slice of the states; cached unless there are too many compositions."""
         if self.labels.size > CELLS:
             return self._reciprocal(states)
         if self._inverse is None:
@@ -216,13 +233,13 @@ class Codebook(nn.Module):
         return self._inverse[states]
 
     def _reciprocal(self, states: slice) -> Tensor:
-        """Return `1 / |a_m + b_n|` of states and all objects, in double precision because terms may cancel."""
+        """Compute `1 / |a_m + b_n|` [m, N] for a slice of the states, in double precision because terms may cancel."""
         a, b = (self.mean_s[states] - self.mean_all).double(), self.mean_o.double()
         squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)
         return squares.clamp_(min=LEAST**2).rsqrt_().to(self.mean_s.dtype)
 
     def _lengths(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return norms `|a_m + b_n|` of some pairs [C], in blocks."""
+        """Return the norms `|a_m + b_n|` [C] of pairs with the indices `states` [C] and `objects` [C], in blocks."""
         blocks = zip(states.split(BLOCK), objects.split(BLOCK), strict=True)
         lengths = [(self.mean_s[m] + self.mean_o[n] - self.mean_all).norm(dim=1) for m, n in blocks]
         return torch.cat(lengths).clamp(min=LEAST)
@@ -255,7 +272,10 @@ class Codebook(nn.Module):
 
 
 def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return the mean of `z` over each group `[count, d]`; a group without images gets the mean of all."""
+    """Return the mean of features `z` [n, d] over each group [count, d]; a group without images gets the mean of all.
+
+    groups: number of each feature's group [n], below `count`.
+    """
     sums = torch.zeros(count, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, groups, z)
     sizes = groups.bincount(minlength=count)[:, None]
     return torch.where(sizes > 0, sums / sizes.clamp(min=1), z.mean(0))

@@ -1,5 +1,5 @@
 """Graph convolutions over primitives and compositions (Naeem et al., "Learning Graph Embeddings for Compositional
-Zero-shot Learning", CVPR 2021), without a matrix over the nodes.
+Zero-shot Learning", CVPR 2021), computed without an adjacency matrix.
 
 Nodes are states, objects and the graph's compositions. Each composition `c = (s, o)` adds the edges s-o, s-c and o-c;
 with self-loops a layer is `H' = D^-1 (A + I) H W`. Every composition has two neighbours, so its row is a mean of three;
@@ -23,7 +23,7 @@ from duplex.layers.composition_index import CompositionIndex
 
 
 class NodeFeatures(NamedTuple):
-    """Node features: states, objects, compositions."""
+    """Feature vectors of a graph's nodes: states, objects and compositions."""
 
     states: Tensor  # [M, w]
     objects: Tensor  # [N, w]
@@ -31,8 +31,11 @@ class NodeFeatures(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Means over each node's graph neighbours. `weights` [C] scale the messages from compositions to their states and
-    objects (Co-CGE), not those in the other direction."""
+    """Graph of states, objects and compositions that averages features over each node's neighbours.
+
+    `weights` [C] scale the messages from compositions to their states and objects (Co-CGE), not those in the other
+    direction.
+    """
 
     weights: Tensor
 
@@ -43,7 +46,7 @@ class CompositionGraph(nn.Module):
         self.register_buffer("weights", torch.ones(len(compositions)))
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
-        """Return means of each node and its neighbours, `D^-1 (A + I) X`."""
+        """Return, for each node, the mean feature of the node and its neighbours, `D^-1 (A + I) X`."""
         m, n, w = self.columns.states, self.columns.objects, self.weights[:, None]
         states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.pairs), self.sizes[0])
         objects = self._primitive_means(x.objects, n, w * (x.states.index_select(0, m) + x.pairs), self.sizes[1])
@@ -56,13 +59,18 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Return, per composition, the mean of its feature, its state's and its object's [C, w]."""
+        """Return, for each composition, the mean of its own feature (its row of `rows`), its state's and its object's [C, w]."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
 
 class GraphNetwork(nn.Module):
-    """`layers` graph convolutions with relu between them and dropout before each."""
+    """Graph convolutions with relu between them and dropout before each.
+
+    inside, width, out: channels before, between and after the layers.
+    layers: number of graph convolutions.
+    rate: share of the channels that dropout removes.
+    """
 
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()
@@ -72,7 +80,7 @@ class GraphNetwork(nn.Module):
         self.out = sizes[-1]
 
     def forward(self, states: Tensor, objects: Tensor) -> list[NodeFeatures]:
-        """Return node features before the first layer and after each."""
+        """Return the features of all nodes before the first layer and after each, from those of states and objects."""
         features = [NodeFeatures(states, objects, mean_pairs(states, objects, self.graph.columns))]
         for depth in range(len(self.weights)):
             means = self.graph.means(NodeFeatures(*(dropout(rows, self.rate, self.training) for rows in features[-1])))
@@ -80,7 +88,7 @@ class GraphNetwork(nn.Module):
         return features
 
     def pairs(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
-        """Return embeddings of any compositions [C, out], given the `features` that `forward` returned."""
+        """Return embeddings of any compositions [C, out], in the graph or not; `features` is the result of `forward`."""
         listed = self.graph.columns.compositions
         place = self.graph.columns.places(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
@@ -97,5 +105,5 @@ class GraphNetwork(nn.Module):
 
 
 def mean_pairs(states: Tensor, objects: Tensor, columns: CompositionIndex) -> Tensor:
-    """Return means of the state and the object of each composition [C, w]."""
+    """Return the mean of the state's and the object's feature of each composition [C, w]."""
     return (states.index_select(0, columns.states) + objects.index_select(0, columns.objects)) / 2

@@ -1,15 +1,15 @@
-"""Choice of the covariance's shrinkage by how well held-out pairs are predicted from the other pairs' images.
+"""Choose the variance to add to the closed form's covariance: the one that best predicts held-out pairs from others.
 
 The closed form composes prototypes of pairs without images, so its metric should suit those. Seen pairs are held out in
-folds; prototypes `h_c` of a fold's pairs are composed from all others. Images of a pair `c` are taken as normally
-distributed about their mean `x_c` with the sample covariance `S`, in the coordinates `x = z W` of the metric tried. A
-rival `c'` of the same fold scores higher than `c` on a share of them,
+folds; prototypes `h_c` of a fold's pairs are composed from all others. Images of a pair `c` are assumed to be normally
+distributed about their mean `x_c` with the sample covariance `S`, in the coordinates `x = z W` of the metric tried.
+Another pair `c'` of the same fold, a rival, scores higher than `c` on a share of these images,
 
     e_cc' = Phi(-m / s),   m = x_c . (h_c - h_c') - (|h_c|^2 - |h_c'|^2) / 2,
     s^2 = (h_c - h_c')^T W^T S W (h_c - h_c'),
 
-and the metric with the fewest such rivals, `sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)`, is chosen. All of it
-follows from the statistics; no image is read.
+and the metric with the fewest expected rivals, `sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)`, is chosen. All
+numbers follow from counts, means and the covariance; no image is read.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ Fit = Callable[[PairMeans], Compose]  # means of some pairs -> the function that
 def choose_added_variance(statistics: ClassStatistics, settle: Callable[[PairMeans], Fit]) -> float:
     """Return the share of the mean variance to add to the covariance; 0 if no pair can be held out.
 
-    `settle`: function from the means of all pairs to the fit that is repeated for each fold. What it chooses from all
-    pairs, such as variances by likelihood, is chosen once per share tried.
+    settle: function from the means of all pairs to the fitting function that is called for each fold; it chooses
+    settings that all folds use, such as variances by likelihood, and is called once per share tried.
     """
     rivals = [expected_rivals(statistics, added, settle) for added in ADDED]
     return ADDED[min(range(len(ADDED)), key=rivals.__getitem__)]
 
 
 def expected_rivals(statistics: ClassStatistics, added: float, settle: Callable[[PairMeans], Fit]) -> float:
-    """Return the expected number of held-out pairs that score higher than an image's own; 0 if none can be held out."""
+    """Return the expected number of held-out pairs that score higher than an image's own pair; 0 without held-out pairs.
+
+    added: share of the mean variance that is added to the covariance.
+    settle: as in `choose_added_variance`.
+    """
     groups = statistics.by_pair()
     whitening = shared_whitening(groups, added)
     spread = whitening.T @ within_group_covariance(groups)[0] @ whitening  # W^T S W [d, d]
@@ -57,7 +61,10 @@ def expected_rivals(statistics: ClassStatistics, added: float, settle: Callable[
 
 
 def folds(statistics: ClassStatistics) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield positions of held-out pairs, whose state and object occur in other pairs, and of the pairs left."""
+    """Yield, per fold, the positions of the held-out pairs and of the pairs to fit.
+
+    The states and objects of all held-out pairs occur among the pairs to fit.
+    """
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(statistics.pairs))).to(statistics.pairs.device)
     states, objects = statistics.state_of, statistics.object_of
     for first in range(FOLDS):
@@ -69,7 +76,10 @@ def folds(statistics: ClassStatistics) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _errors(means: Tensor, prototypes: Tensor, spread: Tensor) -> Tensor:
-    """Return `e_cc'` [K, K] of pairs with these means and composed prototypes [K, d]; 0 on the diagonal."""
+    """Return `e_cc'` [K, K], the share of a pair's images on which another pair scores higher; 0 on the diagonal.
+
+    means, prototypes: of the K pairs, composed without their images [K, d]. spread: `W^T S W` [d, d].
+    """
     scores = means @ prototypes.T - 0.5 * (prototypes * prototypes).sum(1)  # x_c . h_c' - |h_c'|^2 / 2
     inner = prototypes @ spread @ prototypes.T
     variance = inner.diagonal()[:, None] + inner.diagonal() - 2 * inner

@@ -1,4 +1,4 @@
-"""The three paths from a cached feature to posteriors over compositions, states and objects (Eq. 1-9, 21).
+"""The three paths from a cached feature to posteriors over compositions, states and objects (paper: Eq. 1-9, 21).
 
 `z^c` is the (adapted) feature, `z^s` and `z^o` are its factors; each is compared with the semantic prototypes of its
 prompts. The losses `L_c^t`, `L_s`, `L_o` and the score terms `p(c^t|x)`, `p(s|x) p(o|x)` follow.
@@ -25,27 +25,32 @@ from duplex.options import Count, Options, Rate, Template
 
 @dataclass(frozen=True)
 class PathOptions(Options):
-    """Options of prompts, adapter and disentanglers, shared by the methods that use `Paths`."""
+    """Options of the methods that use `Paths`: prompts, feature adapter, and the disentanglers, two networks that extract
+    the state factor and the object factor of a feature."""
 
     # prompts (Eq. 1-2, 6-7)
-    context: Literal["learned", "fixed"] = "learned"
-    vocabulary: Literal["learned", "fixed"] = "learned"
+    context: Literal["learned", "fixed"] = "learned"  # vectors before the names in a prompt
+    vocabulary: Literal["learned", "fixed"] = "learned"  # vectors of the names of states and objects
     paths: Literal["composition", "three"] = "three"  # prompts of compositions alone, or of states and objects as well
     template: Template = TEMPLATE  # the K context tokens, or their initial values
 
     # visual factors (Eq. 3-5, 8-9)
-    adapter: Literal["none", "feature"] = "feature"
-    adapter_width: Count = 64
+    adapter: Literal["none", "feature"] = "feature"  # feature: a residual bottleneck after the cached feature
+    adapter_width: Count = 64  # hidden units of the bottleneck
     adapter_dropout: Rate = 0.1
-    adapter_scale: float = 0.1
-    disentangler: Literal["plain", "residual"] = "plain"
+    adapter_scale: float = 0.1  # factor of the bottleneck's output
+    disentangler: Literal["plain", "residual"] = "plain"  # residual: a disentangler adds its input to its output
     width: Count = 768  # hidden units of each disentangler
 
-    # L_c^t is over the training compositions, or over all candidates
+    # the classes of the semantic loss L_c^t: the training compositions, or all candidates
     semantic_negatives: Literal["seen", "target"] = "seen"
 
     def path_rules(self, losses: Sequence[str], inference: Sequence[str]) -> Iterable[tuple[object, str]]:
-        """Yield rules, with messages, for these options and a method's losses and score terms."""
+        """Yield (condition, error message) pairs; each condition must hold for a method's losses and score terms.
+
+        losses: names of the method's loss terms.
+        inference: names of its score terms.
+        """
         three = self.paths == "three"
         yield three or not {"state", "object"} & set(losses), "losses state and object need paths: three"
         yield three or "factors" not in inference, "inference factors needs paths: three"
@@ -56,7 +61,7 @@ class PathOptions(Options):
         yield not losses or self.trained_losses() & set(losses), message
 
     def trained_losses(self) -> set[str]:
-        """Names of the losses that have trained parameters with these options."""
+        """Return the names of the losses that have trained parameters with these options."""
         learned = self.context == "learned" or self.vocabulary == "learned"
         names = {"state", "object"} if self.paths == "three" else set[str]()
         return names | ({"semantic"} if learned or self.adapted else set())
@@ -67,7 +72,7 @@ class PathOptions(Options):
 
 
 class FactorPosteriors(NamedTuple):
-    """The factors of a batch and their log-posteriors over states and objects."""
+    """State and object factors of a batch's features, and the log-posteriors over states and over objects."""
 
     z_s: Tensor  # [B, d]
     z_o: Tensor  # [B, d]
@@ -76,12 +81,12 @@ class FactorPosteriors(NamedTuple):
 
 
 class Paths(nn.Module):
-    """Prompts, adapter and disentanglers, with the temperature `tau = exp(-logit_scale)` of CLIP."""
+    """Module of prompts, feature adapter and disentanglers, with CLIP's temperature `tau = exp(-logit_scale)`."""
 
     negatives: Tensor
 
     def __init__(self, labels: LabelSpace, tower: TextTower, options: PathOptions, world: World) -> None:
-        """Build the modules; `world` decides the candidates of `L_c^t` for `semantic_negatives: target`."""
+        """Build the modules. `world`: the world whose candidates are the classes of `semantic_negatives: target`."""
         super().__init__()
         self.scale = math.exp(tower.logit_scale)  # 1 / tau
         self.objects = len(labels.objects)
@@ -102,22 +107,25 @@ class Paths(nn.Module):
         self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
 
     def adapt(self, z: Tensor) -> Tensor:
-        """Return `z^c`: the cached feature, adapted, of unit length [B, d]."""
+        """Return the composition features `z^c` [B, d]: cached features `z` after the adapter, if any, with unit length."""
         z = unit(z)
         return unit(self.adapter(z)) if self.adapter is not None else z
 
     def prototypes(self, losses: Collection[str], checkpointing: bool) -> Prototypes:
-        """Return the semantic prototypes that `losses` need: encoded once per optimiser step, for all its batches."""
+        """Return the semantic prototypes that the named losses need, encoded once per optimiser step for all its batches.
+
+        checkpointing: recompute activations in the backward pass to save memory.
+        """
         encoded = self._negatives if "semantic" in losses else self._negatives[:0]
         prototypes: Prototypes = self.prompts(encoded, checkpointing)
         return prototypes
 
     def logits(self, z: Tensor, prototypes: Tensor) -> Tensor:
-        """Return logits of features and prototypes, `z . t / tau` [B, C]."""
+        """Return the logits `z . t / tau` [B, C] of features [B, d] and prototypes [C, d]."""
         return self.scale * (z @ prototypes.T)
 
     def factor_posteriors(self, z: Tensor, t: Prototypes) -> FactorPosteriors:
-        """Return the factors of `z^c` [B, d] and their log-posteriors."""
+        """Return the state and object factors of composition features `z^c` [B, d], and their log-posteriors."""
         assert self.factors is not None
         z_s, z_o = self.factors(z)
         log_s = self.logits(z_s, t.states).log_softmax(-1)
@@ -127,8 +135,13 @@ class Paths(nn.Module):
     def losses(
         self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
-        """Return the named losses of a batch: `semantic` is L_c^t, `state` L_s, `object` L_o. The second value holds
-        the factors, if a loss needs them or `with_factors` is set."""
+        """Return the losses of a batch by name, and the factors of its features.
+
+        z: composition features z^c [B, d].
+        compositions: labels [B].
+        names: losses to compute: `semantic` (the paper's L_c^t), `state` (L_s), `object` (L_o).
+        with_factors: return the factors even if no loss needs them; otherwise they are None.
+        """
         losses: dict[str, Tensor] = {}
         if "semantic" in names:
             positions = torch.searchsorted(self.negatives, compositions)
@@ -145,8 +158,11 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named terms among `semantic`, p(c^t|x), and `factors`, p(s|x) p(o|x), over candidates with these
-        `states` and `objects` [B, C]."""
+        """Yield the name and the values [B, C] of the score terms in `names`: `semantic` is p(c^t|x), `factors` is
+        p(s|x) p(o|x).
+
+        states, objects: state and object index of each candidate [C].
+        """
         if "semantic" in names:
             yield "semantic", self.logits(z, t.compositions).softmax(-1)
         if "factors" in names and self.factors is not None:
@@ -154,16 +170,16 @@ class Paths(nn.Module):
             yield "factors", p_s[:, states] * p_o[:, objects]
 
     def primitive_posteriors(self, z: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
-        """Return posteriors of states [B, M] and objects [B, N]."""
+        """Return the posteriors over states [B, M] and over objects [B, N] of composition features `z` [B, d]."""
         assert self.factors is not None
         z_s, z_o = self.factors(z)
         return self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
 
     def encode(self, columns: Ints, names: Collection[str]) -> Prototypes:
-        """Return the semantic prototypes that score terms of these candidates need, without gradients."""
+        """Return, without gradients, the semantic prototypes that the named score terms need for candidates `columns` [C]."""
         return self.prompts.encode(columns if "semantic" in names else columns[:0])
 
     @torch.no_grad()
     def semantic(self, compositions: Ints) -> Tensor:
-        """Return semantic prototypes of some compositions [C, d]."""
+        """Return the semantic prototypes of `compositions` [C, d]."""
         return self.prompts.encode(np.asarray(compositions)).compositions

@@ -1,16 +1,16 @@
-"""A trained score as named tensors: the contents of an export. `score_formula.py` computes scores from them.
+"""Named tensors of an exported model, from which `score_formula.py` computes its scores.
 
 scale                                       1 / tau
 adapter.{down,up}.{weight,bias}, adapter.scale          the adapter, if there is one
 {state,object}.{first,second}.{weight,bias}             the disentanglers, if there are factors
 residual                                    1 where a disentangler adds its input, else 0
-visual, semantic [C, d]                     prototypes of the candidates, those that the score needs
+visual, semantic [C, d]                     prototypes of the candidates, if the score needs them
 states [M, d], objects [N, d]               semantic prototypes of states and objects
 state_of, object_of [C]                     the state and the object of each candidate
-context.{composition,state,object} [K, width], words.{states,objects}    learned prompts, for words without training
-mean.{states,objects,all}                   means of the seen pairs' visual prototypes, likewise
+context.{composition,state,object} [K, width], words.{states,objects}    learned prompts, for words added later
+mean.{states,objects,all}                   means of the seen pairs' visual prototypes, for words added later
 
-Of the closed form (gaussian_prototypes.py), beside or instead of the above:
+Tensors of the closed form (gaussian_prototypes.py), in addition to the above or alone:
 
 likelihood.{whitening [d, d], rows [C, d], offset [C]}  g_c(z) = (z W - mu) . h_c + offset_c
 primitives.{states,objects}.{weight,offset}             p_g(s|x), p_g(o|x), if the score needs them
@@ -41,7 +41,7 @@ KINDS = ("states", "objects")
 
 
 def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> dict[str, Tensor]:
-    """Return the tensors of prompts, adapter and disentanglers for the score terms with these names."""
+    """Return, by name, the tensors of prompts, adapter and disentanglers that the score terms in `names` need."""
     prototypes, device = paths.encode(candidates, names), paths.negatives.device
     tensors = candidate_primitives(paths.prompts.labels, candidates, device)
     tensors["scale"] = torch.tensor(paths.scale, device=device)
@@ -58,7 +58,7 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
 
 
 def _prompt_tensors(paths: Paths) -> dict[str, Tensor]:
-    """Return contexts and learned vectors of words, from which prompts of further words are composed."""
+    """Return, by name, the context vectors and the learned vectors of words, for prompts of words added later."""
     prompts, lexicon = paths.prompts, paths.prompts.lexicon()
     tensors = {f"context.{path}": lexicon[rows] for path, rows in prompts.context_rows.items()}
     if prompts.vocabulary == "learned":  # one lexicon row per name
@@ -69,7 +69,7 @@ def _prompt_tensors(paths: Paths) -> dict[str, Tensor]:
 
 
 def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.device) -> dict[str, Tensor]:
-    """Return the state and the object of each candidate [C]."""
+    """Return the tensors `state_of` and `object_of`: the state and the object index of each candidate [C]."""
     numbers = {"state_of": labels.state_of(candidates), "object_of": labels.object_of(candidates)}
     return {name: torch.as_tensor(values, device=device) for name, values in numbers.items()}
 
@@ -77,7 +77,7 @@ def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.dev
 def portable_closed_form(
     model: ClosedForm, candidates: Tensor, primitives: tuple[GroupPosterior, GroupPosterior] | None
 ) -> dict[str, Tensor]:
-    """Return the tensors of the closed form, with the posteriors of states and objects if they are given."""
+    """Return the closed form's tensors by name; `primitives`: the posteriors of states and of objects, if used."""
     rows, offset = model.linear(candidates)
     tensors = {"likelihood.whitening": model.whitening, "likelihood.rows": rows, "likelihood.offset": offset}
     effects, interactions = model.additive, model.interactions
@@ -90,8 +90,10 @@ def portable_closed_form(
 
 
 def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
-    """Return the means of visual prototypes `rows [C, d]` by state, by object and of all; a state or object without
-    prototypes gets the mean of all."""
+    """Return, by name, the means of visual prototypes over each state, over each object and over all compositions.
+
+    rows: the prototypes [C, d] of `compositions` [C]. A state or object without prototypes gets the mean of all.
+    """
     means = {"mean.all": rows.mean(0)}
     for name, groups, count in (
         ("states", labels.state_of(compositions), len(labels.states)),
@@ -102,7 +104,10 @@ def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dic
 
 
 def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
-    """Return `h_c` of compositions without training images [C, d]; -1 is an unknown state or object, without effect."""
+    """Return the closed form's prototypes [C, d] of compositions without training images.
+
+    states, objects: indices [C]; -1 for a state or object that the model does not know, whose effect is 0.
+    """
     a, b = (torch.cat([t[f"effects.{name}"], torch.zeros_like(t["effects.mean"])[None]]) for name in KINDS)
     rows = a[states] + b[objects]
     if "interactions.core" in t:
@@ -113,13 +118,19 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
 
 
 def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the score's terms [B, C] of cached features [B, d]: weighted probabilities or, in a product, logarithms."""
+    """Yield each score term's name and values [B, C] from cached features [B, d].
+
+    The values are weighted probabilities or, if terms multiply, weighted logarithms.
+    """
     x = unit(features)
     yield from score_formula.score_terms(t, x, torch, x.float())
 
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of a product of models with the same candidates: `weights` [K] times log probabilities."""
+    """Return the tensors of a product of K models with the same candidates: the weighted sum of log probabilities.
+
+    members: the tensors of each model. weights: weight of each model's log probabilities [K].
+    """
     shared = {name: members[0][name] for name in ("state_of", "object_of")}
     own = {
         f"members.{place}.{name}": value
@@ -131,11 +142,11 @@ def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
 
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:
-    """Return `p(c|x)` among candidates from their scores [B, C], -inf where a candidate is infeasible."""
+    """Return the candidates' probabilities [B, C] from a model's scores [B, C]; an infeasible candidate has score -inf."""
     return scores.softmax(-1) if "product" in t else normalised_mixture(scores)
 
 
 def normalised_mixture(scores: Tensor) -> Tensor:
-    """Return a sum of posteriors [B, C] divided by its total, so that it sums to 1 over any candidates."""
+    """Return probabilities [B, C] from scores that are sums of posteriors: each row is divided by its total."""
     weight = scores.clamp(min=0)
     return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)

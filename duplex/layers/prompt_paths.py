@@ -1,4 +1,4 @@
-"""Prompts, and the semantic prototypes into which a frozen text tower encodes them (Eq. 1-2, 6-7)."""
+"""Prompts, and the semantic prototypes into which a frozen text tower encodes them (the paper's Eq. 1-2, 6-7)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEMPLATE = "a photo of"
 
 
 class Prototypes(NamedTuple):
-    """Semantic prototypes: text features or embedded words of some compositions, of all states and of all objects."""
+    """Semantic prototypes (text features or embedded words) of listed compositions, of all states and of all objects."""
 
     compositions: Tensor  # t^c [C, d]
     states: Tensor  # t^s [M, d]; empty without the state path
@@ -28,11 +28,17 @@ class Prototypes(NamedTuple):
 
 
 class Prompts(nn.Module):
-    """Prompts: `P^c = [v^c_1..v^c_K, s_m, o_n]`, `P^s = [v^s.., s_m]`, `P^o = [v^o.., o_n]`.
+    """Text prompts of compositions, states and objects, and their encoding by the frozen text tower.
 
-    Every prompt is a sequence of rows of one lexicon `[V, width]`, which holds the start and end token, the context
-    vectors of each path, and the names of states and objects: one vector per name if the vocabulary is learned
-    (initialised with the mean of its token embeddings, shared by the three paths), its token embeddings if fixed.
+    A prompt is K context vectors followed by names, `P^c = [v^c_1..v^c_K, s_m, o_n]`, `P^s = [v^s.., s_m]`,
+    `P^o = [v^o.., o_n]`: a sequence of rows of one lexicon `[V, width]`, which holds the start and end token, the
+    context vectors of each path, and the names of states and objects.
+
+    context: "learned" trains context vectors of each path, initialised with the template; "fixed" uses the template.
+    vocabulary: "learned" trains one vector per name, initialised with the mean of its token embeddings and shared by
+    the paths; "fixed" uses the name's token embeddings.
+    paths: "composition" (prompts of compositions only) or "three" (prompts of states and of objects as well).
+    template: the words before the names.
     """
 
     frozen_rows: Tensor
@@ -87,15 +93,16 @@ class Prompts(nn.Module):
         self._encoded: Tensor | None = None  # features of the tree's prompts, if none of them is learned
 
     def lexicon(self) -> Tensor:
-        """Return all token vectors of prompts [V, width]."""
+        """Return the lexicon [V, width]: the fixed and learned token vectors of which prompts consist."""
         if self.learned_rows is None:
             return self.frozen_rows
         return torch.cat([self.frozen_rows, self.learned_rows])
 
     def sequences(self, path: str, names: Sequence[Ints]) -> Ints:
-        """Return the lexicon rows of a path's prompts `[P, L]`, padded with -1: start, context, names, end.
+        """Return the lexicon rows of P prompts `[P, L]`, padded with -1: start, context, names, end.
 
-        `names` has one array [P] of name numbers per word of the prompt.
+        path: "composition", "state" or "object".
+        names: one array [P] per name in a prompt, of indices into the list of all states followed by all objects.
         """
         count = len(names[0])
         head = np.tile(np.array([0, *self.context_rows[path]], dtype=np.int64), (count, 1))
@@ -104,7 +111,7 @@ class Prompts(nn.Module):
         return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
 
     def all_sequences(self, compositions: Ints) -> Ints:
-        """Return the prompts of some compositions, then of all states and objects if those paths exist."""
+        """Return the lexicon rows of the prompts of `compositions`, then of all states and objects if their paths exist."""
         m, n, states = self.labels.state_of(compositions), self.labels.object_of(compositions), len(self.labels.states)
         blocks = [self.sequences("composition", [m, n + states])]
         if "state" in self.paths:
@@ -114,9 +121,10 @@ class Prompts(nn.Module):
         return np.concatenate([np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks])
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
-        """Return semantic prototypes with gradients to learned vectors; features of fixed prompts are cached.
+        """Return semantic prototypes with gradients to the learned vectors; features of fixed prompts are cached.
 
-        `checkpointing` recomputes activations in the backward pass to save memory.
+        compositions: the compositions to encode [C], besides all states and objects.
+        checkpointing: recompute activations in the backward pass to save memory.
         """
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
@@ -132,14 +140,14 @@ class Prompts(nn.Module):
 
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:
-        """Return semantic prototypes without gradients, encoded in blocks, for any number of compositions."""
+        """Return semantic prototypes of `compositions` [C] without gradients, encoded in blocks to save memory."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         encoded = self.tower.encode_blocks(self.all_sequences(compositions), self.lexicon())
         return self._split(unit(encoded), len(compositions))
 
     def _split(self, encoded: Tensor, count: int) -> Prototypes:
-        """Split features into those of compositions, states and objects; the last two may be empty."""
+        """Split text features by rows into those of `count` compositions, of states and of objects; the last two may be empty."""
         states = count + len(self.labels.states)
         return Prototypes(encoded[:count], encoded[count:states], encoded[states:])
 

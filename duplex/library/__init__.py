@@ -1,1 +1,1 @@
-"""The library: data sets, training, evaluation and results as objects, for Python and for the stages."""
+"""Python interface to data sets, training, evaluation and results; the pipeline's stages use it as well."""

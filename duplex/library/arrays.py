@@ -66,10 +66,10 @@ def checked_features(features: Any) -> Floats:
 
 
 def _tensor_values(features: torch.Tensor) -> NDArray[Any]:
-    """Return a tensor as an array; numpy has no bfloat16."""
+    """Return a tensor as a NumPy array, floats in float32: NumPy has no bfloat16."""
     if features.layout != torch.strided or features.is_meta:
         raise UsageError(
-            f"features is a tensor of {features.layout} on {features.device}; expected one with its numbers"
+            f"features is a tensor of {features.layout} on {features.device}; expected a dense tensor with values"
         )
     values = features.detach().cpu()
     array: NDArray[Any] = (values.float() if values.is_floating_point() else values).numpy()

@@ -1,4 +1,4 @@
-"""Train a run with `finetune: auto`: validation chooses how many blocks to fine-tune, and at which rate."""
+"""Train a run with `finetune: auto`: validation chooses the number of fine-tuned blocks and their learning rate."""
 
 from __future__ import annotations
 
@@ -42,20 +42,23 @@ from duplex.training.scoring import validation_margins
 
 @dataclass(frozen=True)
 class ChosenBlocks:
-    """The climb of one run; its rungs are kept in the folder `work` until the run is finished."""
+    """Training of one run with `finetune: auto`: the training recipes (rungs) tried, and the choice among them.
+
+    The files of finished rungs are kept in the folder `work` until the run is finished.
+    """
 
     spec: MethodSpec  # without fine-tuned blocks
     options: AutoFinetune
-    read: Callable[[InputRequest], RunInputs]
+    read: Callable[[InputRequest], RunInputs]  # returns the data set's inputs for a request
     seed: int
     device: torch.device
     settings: EvaluationParams
     resume: ResumePoint  # of the run; `key` is part of that of each rung
     work: Path
-    say: Callable[[str], None]
+    say: Callable[[str], None]  # receives lines about the progress
 
     def train(self) -> Run:
-        """Climb and return the run of the chosen rung, whose record has the table of all rungs."""
+        """Try the rungs and return the run of the chosen one; its record has the table of all rungs."""
         choice = climb(self._levels(), self._attempt, lambda line: self.say(f"{self.resume.label}: {line}"))
         self.say(f"{self.resume.label}: chosen: {choice.rung.name}")
         run = self._load(choice.rung)
@@ -81,7 +84,7 @@ class ChosenBlocks:
         return [[first], *finetuned_rungs(self.spec, planned.depths, planned.rates)]
 
     def _plan(self, first: Rung) -> Plan:
-        """Return the plan, made once from timed steps and kept beside the rungs."""
+        """Return the plan of rungs that fit into the time limit, made once from timed steps and stored in `work`."""
         place = self.work / f"plan-{self.options.minutes:g}.json"
         if not place.is_file():
             depth = int(self._inputs.identity.get("block_inputs", 0))

@@ -83,7 +83,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Choice:
-    """The adopted rung and the table of all attempts."""
+    """The chosen rung, its validation result, and the table of all rungs tried."""
 
     rung: Rung
     attempt: Attempt
@@ -93,10 +93,10 @@ class Choice:
 def climb(
     levels: Iterable[Sequence[Rung]], attempt: Callable[[Rung], Attempt], report: Callable[[str], None] = lambda _: None
 ) -> Choice:
-    """Try levels of rungs, the cheapest first, and return the adopted rung.
+    """Try training recipes (rungs), the cheapest first, and return the chosen one.
 
-    levels: rungs that cost the same, such as two learning rates, per level, of which the first is kept unless another
-        pays; the first level is adopted anyway.
+    levels: lists of rungs of equal cost, such as two learning rates. Within a list, the first rung counts unless
+        another one pays; the best rung of a later list replaces the choice so far if it pays.
     attempt: trains and validates a rung.
     report: called with one line per rung.
     """
@@ -131,14 +131,15 @@ def climb(
 
 
 def pays(dearer: Attempt, cheaper: Attempt) -> bool:
-    """Return whether a dearer rung's validation AUC is better by more than a standard error of the difference."""
+    """Return whether the validation AUC of a costlier rung is higher by more than the difference's standard error."""
     difference = dearer.components.minus(cheaper.components)
     gain, error = difference.auc, difference.standard_error
     return gain is not None and gain > (error or 0.0)
 
 
 def row_of(rung: Rung, result: Attempt, best: Attempt | None) -> dict[str, Any]:
-    """Return a row of the table: AUC in percent, its standard error, the gain over the best cheaper rung."""
+    """Return a rung's row of the table of rungs: AUC in percent, its standard error, and the gain over `best`, the best
+    cheaper rung."""
     own = result.components
     row: dict[str, Any] = {"rung": rung.name, "blocks": rung.blocks}
     row |= {"rate": _rate(rung)} if rung.blocks else {}
@@ -150,7 +151,7 @@ def row_of(rung: Rung, result: Attempt, best: Attempt | None) -> dict[str, Any]:
 
 
 def describe(row: Mapping[str, Any], result: Attempt) -> str:
-    """Return one line about a rung: validation AUC, accuracy, gain over the best cheaper one, and cost."""
+    """Return one line about a rung: validation AUC, accuracy, gain over the best cheaper rung, and seconds."""
     parts = [f"{row['rung']:<24} validation AUC {row['auc']:5.1f}"]
     if row["accuracy"] is not None:
         parts.append(f"accuracy {row['accuracy']:5.1f} %")
@@ -190,13 +191,17 @@ class BlockRoom:
     """Room for block inputs: how many of an encoder's last blocks can be fine-tuned, and why not more."""
 
     depth: int  # the largest number of blocks of `DEPTHS`; 0: none
-    image_bytes: int  # per image, with the inputs of so many blocks
+    image_bytes: int  # size of one image's cache row with the inputs of `depth` blocks
     reason: str
 
 
 def block_room(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
-    """Return how many of the image tower's last blocks can be fine-tuned: it must be possible to cut the tower there,
-    and the inputs of the blocks must fit into half of the free space on the disk of `folder`."""
+    """Return how many of the image tower's last blocks can be fine-tuned.
+
+    The tower must be one that can be cut before these blocks, and the blocks' inputs for all `images` must fit into
+    half of the free space on the disk of `folder`, which need not exist. `depths`: numbers of blocks to consider, the
+    smallest first.
+    """
     free = shutil.disk_usage(_existing(folder)).free
     room = BlockRoom(0, 0, "")
     for depth in depths:
@@ -226,13 +231,14 @@ class BlockCost:
 
     train: float  # forward and backward
     forward: float
-    inputs: float = 0.0  # once, before the first epoch: the blocks' inputs from those of more blocks, which are cached
+    inputs: float = 0.0  # to compute the blocks' inputs from cached inputs of more blocks, once before the first epoch
 
 
 def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
-    """Time the last `blocks` blocks, from the inputs of the last `cached` ones, and return the fastest of three passes.
+    """Return the seconds per image of fine-tuning an encoder's last `blocks` blocks, the fastest of three timed passes.
 
-    Inputs are random numbers.
+    cached: number of last blocks whose inputs the cache holds, so that each pass runs that many blocks.
+    images: number of images per pass, all random numbers.
     """
     cut = last_blocks(encoder, cached)
     x = torch.randn(images, *block_input_shape(encoder, cached), device=encoder.device)
@@ -259,12 +265,12 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
 @dataclass(frozen=True)
 class Plan:
-    """The rungs of fine-tuned blocks that fit into the time, with the prediction they follow from."""
+    """The training recipes with fine-tuned blocks (rungs) that fit into the time limit."""
 
-    depths: tuple[int, ...]
-    rates: tuple[float, ...]
-    seconds: float  # predicted, if all are tried and the last is chosen
-    reason: str
+    depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
+    rates: tuple[float, ...]  # learning rates to try at the first depth
+    seconds: float  # predicted time, if all rungs are tried and the last is chosen
+    reason: str  # for the user
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -276,7 +282,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of images that a climb's time follows from."""
+    """Numbers of images, from which the time of a climb is predicted."""
 
     train: int
     val: int
@@ -291,14 +297,16 @@ def plan(
     epoch_seconds: float,
     rates: Sequence[float] = RATES,
 ) -> Plan:
-    """Choose the rungs whose climb, with the final fit of the last, fits into `budget` seconds.
+    """Return the plan of the rungs that can all be tried, with a final fit of the last one, in `budget` seconds.
 
-    The deepest affordable climb is taken; at equal depth, one with all rates before one with the first only, and one
-    through all depths before one that goes straight to the last.
+    The plan reaches the largest number of blocks that the time allows. Among such plans, one that tries all smaller
+    numbers of blocks is preferred to one that skips some, and then one with all rates to one with the first rate only.
 
     depth: the largest possible number of blocks.
-    cost: times the last blocks of the image tower.
-    epoch_seconds: of an epoch without fine-tuned blocks.
+    cost: returns the time of a number of last blocks of the image tower.
+    sizes: numbers of images.
+    epoch_seconds: duration of an epoch without fine-tuned blocks.
+    rates: learning rates to try at the smallest number of blocks.
     """
     costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}
 
@@ -324,7 +332,10 @@ def plan(
 
 
 def _climbs(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return climbs to the last of some depths, the most thorough first: depths, and number of rates at the first."""
+    """Return the possible climbs to the last of `depths`, the most thorough first.
+
+    A climb is (numbers of blocks to try, number of learning rates to try at the first of them).
+    """
     climbs = [(depths, rates), (depths, 1)]
     if len(depths) > 2:
         climbs += [((depths[0], depths[-1]), rates), ((depths[0], depths[-1]), 1)]
@@ -333,7 +344,7 @@ def _climbs(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], 
 
 @contextmanager
 def report_damage(folder: Path) -> Iterator[None]:
-    """Raise `DuplexError` for any error of reading, in the `with` block, files of finished rungs in `folder`."""
+    """Raise a `DuplexError` that names `folder` if the `with` block cannot read the files of finished rungs in it."""
     try:
         yield
     except (DuplexError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, BadZipFile

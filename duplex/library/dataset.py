@@ -1,4 +1,4 @@
-"""Data sets for `duplex.fit`: of params.yaml, of a folder or a table of images, or of arrays of features."""
+"""Data sets for `duplex.fit`: from params.yaml, from a folder or a table of images, or from arrays of features."""
 
 from __future__ import annotations
 
@@ -46,7 +46,12 @@ class Dataset:
         patches: bool = False,
         project: Params | None = None,
     ) -> None:
-        """Make a data set of its parts; `patches`: whether it has patch tokens; `project`: its params.yaml, if any."""
+        """Make a data set from its parts.
+
+        source: reads the inputs of runs.
+        patches: whether the data set has patch tokens.
+        project: the content of its params.yaml, with the methods that `fit` finds by name; None: the package's own.
+        """
         self.name, self.manifest, self.labels = name, manifest, labels
         self.in_project = project is not None
         self.params = project or _shipped_params()

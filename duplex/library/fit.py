@@ -54,15 +54,15 @@ def fit(
     """Train a method on the training images, choose its best epoch and its bias on validation images; return the run.
 
     data: data set from `load_dataset` or `Dataset.from_arrays`.
-    method: name of a method of params.yaml (outside of a project, of the one that ships with the package); else of an
-        installed kind (`duplex methods`) or `module:Class`, with default options; or a subclass of `Method`.
+    method: name of a method in params.yaml (outside of a project, in the params.yaml that ships with the package); or,
+        with default options, an installed kind (`duplex methods`), `module:Class` or a subclass of `Method`.
     seed: seed of the initial parameters and of the order of images.
     world: closed or open, the world that the run is trained and calibrated for. None: as the method's entry says;
         a kind is trained for the closed world and calibrated for both.
     select: validation metric that chooses the epoch: auc, hm, or a function of a dict with seen, unseen, hm and auc
         (fractions, closed world) that returns the number to maximise.
     optimiser: adam, adamw, sgd, or a function of parameter groups that returns an optimiser, such as
-        `torch.optim.NAdam`. A group without a rate of its own has `learning_rate`.
+        `torch.optim.NAdam`. Groups without a learning rate are trained with the option `learning_rate`.
     schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of the learning rates.
     on_step: function that is called with a `StepReport` after each optimiser step.
     on_epoch: function that is called with an `EpochReport` after each validation, first before training (epoch 0).
@@ -102,7 +102,7 @@ def _check_functions(**functions: Any) -> None:
 
 
 def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -> None:
-    """Raise `UsageError` if the data set lacks an input of the method, or the precision would change nothing."""
+    """Raise `UsageError` if the data set lacks an input of the method, or for a precision without a text tower."""
     needs = find_method(spec.kind).needs(spec.options)
     for need in sorted(needs):
         if need in MISSING and need not in data.offers:

@@ -1,4 +1,4 @@
-"""Load what training and evaluation read of a data set: labels, cached features, text tower, word vectors."""
+"""Load the inputs of training and evaluation: labels, cached features, text tower, word vectors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class InputRequest:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Inputs of a run: labels, features, text tower. Made once per request, shared by runs with the same request."""
+    """Inputs of a run: labels, features, text tower. Runs with equal requests share one object."""
 
     manifest: pd.DataFrame
     labels: LabelSpace
@@ -176,7 +176,7 @@ def encoder_record(
     request: InputRequest,
     word_vectors: Path | None,
 ) -> dict[str, str]:
-    """Return what a checkpoint keeps of the encoder: its identity, its name and the file of word vectors.
+    """Return the record of the encoder for a checkpoint: identity, name, precisions, digest of the word-vector file.
 
     `cache`: identity of the feature cache, for imported features, whose encoder is unknown.
     """
@@ -200,7 +200,7 @@ def load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[
 
 
 def _read_arrays(features: Features, request: InputRequest) -> Arrays:
-    """Read the arrays that a run needs from a feature cache; missing patch tokens are left to the method to report."""
+    """Read the arrays that a run needs from a feature cache; if patch tokens are missing, the method reports it."""
     limit = int(request.memory * 2**30)
     arrays: dict[str, Any] = {"cls": features.cls}
     patches = read_tokens(features.path, "patch", limit) if "patch" in request.needs else None

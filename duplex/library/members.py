@@ -22,20 +22,25 @@ class Members:
 
     @property
     def fingerprints(self) -> list[str]:
-        """Return a digest of each run, which changes with its tensors and with its metadata."""
+        """Return one digest per run, which changes with the run's tensors and metadata."""
         return [header.fingerprint for header in self.headers]
 
     def load(self, inputs: RunInputs) -> RunInputs:
-        """Return inputs with the trained methods; raise `DuplexError` if a run has other labels or another encoder."""
+        """Return the inputs with the loaded runs as `members`; raise `DuplexError` if a run has other labels or another
+        encoder."""
         return replace(inputs, members=tuple(_load(header, inputs) for header in self.headers))
 
 
 def find_members(
     spec: MethodSpec, dataset: str, seed: int, seeds: Sequence[int], paths: ArtifactPaths
 ) -> tuple[MethodSpec, Members]:
-    """Return the specification with its members' options filled in, and the members; other methods have none.
+    """Return the specification and the members of a method, the finished runs that it combines.
 
-    `seeds`: those of `seeds: all`. Raises `DuplexError` for a missing run, `UsageError` for one that does not fit.
+    The specification is completed with the options of these runs. A method that combines no runs is returned unchanged,
+    without members. Raises `DuplexError` for a missing run, `UsageError` for a run that does not fit.
+
+    seed: seed of the members, unless the method has `seeds: all`.
+    seeds: seeds of the members of a method with `seeds: all`.
     """
     options = spec.options
     if not isinstance(options, CombinedOptions):

@@ -26,7 +26,7 @@ SHARED_COLUMNS = ["image", "label", "seen"]  # of predictions; must agree betwee
 class Result:
     """Metrics in percent of one run in one world on one split; `duplex.evaluate` returns it."""
 
-    name: str  # method and seed
+    name: str  # of the run: method and seed
     dataset: str
     world: World
     split: str

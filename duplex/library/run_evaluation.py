@@ -36,8 +36,8 @@ class WorldResult:
     margins: Margins
     curve: pd.DataFrame
     predictions: pd.DataFrame
-    right: Bools  # [test images] at bias 0
-    right_at_ends: Bools  # [test images] at the end of the curve that excludes the other kind, seen or unseen
+    right: Bools  # [test images] whether the best candidate is the label, at bias 0
+    right_at_ends: Bools  # [test images] the same with only seen candidates for seen images, only unseen for unseen
 
 
 def calibration_for(record: Record, world: World, place: object) -> Calibration:
@@ -108,14 +108,17 @@ def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
 def _excluded(
     task: ScoringTask, method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> list[Bools]:
-    """Return masks [C] of excluded candidates: none of them, then those of each alternative calibration."""
+    """Return masks [C] of excluded candidates: one that excludes none, then one per alternative calibration."""
     masks = [feasible_compositions(method, words, other) for other in calibration.alternatives]
     nothing = np.zeros(len(task.candidates), dtype=bool)
     return [nothing, *(nothing if mask is None else ~mask for mask in masks)]
 
 
 def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings: EvaluationParams) -> dict[str, float]:
-    """Return AUC in percent with every composition a candidate, by the protocol in use; exact ones have an interval."""
+    """Return the AUC in percent with every composition a candidate, by the protocol in `settings`.
+
+    The exact protocol adds a 95 % interval, `auc_all_low` and `auc_all_high`.
+    """
     if settings.protocol == "sampled":
         metrics = _sampled(task, test, result, None, settings)
     else:
@@ -124,7 +127,7 @@ def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings:
 
 
 def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
-    """Return open-world metrics by source, at the feasibility thresholds that the run does not use."""
+    """Return the open-world metrics for each source of feasibility, words or likelihood, that the run does not use."""
     records: dict[str, Any] = {}
     for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
         metrics = flatten(measure(accumulator.competitors(1), rounds=0))
@@ -152,7 +155,7 @@ def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
 def _metrics(
     result: ScoringResult, competitors: TopCompetitors, labels: LabelSpace, settings: EvaluationParams
 ) -> dict[str, Any]:
-    """Return S, U, HM, AUC with intervals, and the accuracies of states and objects, for every k."""
+    """Return S, U, HM, AUC with intervals, and the accuracies of states and objects, as top-1 and top-k accuracy."""
     compositions = result.candidates.compositions
     states, objects = labels.state_of(compositions), labels.object_of(compositions)
     measured = partial(measure, competitors, states=states, objects=objects, rounds=settings.bootstrap)
@@ -168,7 +171,8 @@ def _sampled(
 
 
 def _for_every_k(settings: EvaluationParams, measured: Callable[[int], Metrics]) -> dict[str, Any]:
-    """Return the metrics by top-1 accuracy, and those by top-k accuracy for further k under `top_k`."""
+    """Return `measured(1)`, the metrics as top-1 accuracy, and those as top-k accuracy under `top_k`, for each k in
+    `settings.k`."""
     further = {f"top_{k}": flatten(measured(k)) for k in dict.fromkeys(settings.k) if k != 1}
     return {**flatten(measured(1)), **further}
 
@@ -201,7 +205,7 @@ def group_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[s
 
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Return the closed-world metrics of a method's single score terms and of their sums."""
+    """Return the closed-world metrics of each score term of a method alone, and of sums of its terms."""
     labels = inputs.labels
     sums = assess_sums(method, labels.candidates("closed", "test"), inputs.examples["test"], labels)
     records = {}

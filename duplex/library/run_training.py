@@ -35,7 +35,7 @@ from duplex.training.selection import ChooseBy, Validation, metric_name
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method with everything that decides how it is trained on one data set."""
+    """A method with its options, training options and worlds, for training on one data set."""
 
     name: str  # for messages
     kind: str

@@ -200,7 +200,7 @@ class Method(nn.Module, Generic[OptionsT]):
     Options: ClassVar[type[Options]] = Options  # by default the class in brackets: `class MyMethod(Method[MyOptions])`
     required_inputs: ClassVar[tuple[str, ...]] = ("cls",)  # names that `needs` returns, unless they depend on options
     growing: tuple[str, ...] = ()  # names of buffers whose length depends on data; set by `grow`
-    combines_runs: ClassVar[bool] = False  # whether it combines finished runs; its options extend CombinedOptions
+    combines_runs: ClassVar[bool] = False  # whether the class combines finished runs, by CombinedOptions
     checkpointing = False  # whether to recompute activations in the backward pass; set by training
 
     def __init_subclass__(cls, **arguments: Any) -> None:

@@ -35,7 +35,7 @@ CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
 
 
 class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
-    """Base class: a perceptron embeds images and a graph network embeds compositions."""
+    """Base class of CGE and its variants: a perceptron embeds images, and a graph network embeds compositions."""
 
     def __init__(self, task: TaskContext, options: CgeOptionsT) -> None:
         super().__init__(task, options, trained_words=False)

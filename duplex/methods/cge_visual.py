@@ -4,8 +4,8 @@
 CGE (`duplex.methods.cge`) keeps its loss and its posterior p(c^t|x). Added are Duplex's codebook of visual prototypes
 and its local graph (Eq. 10-18). As there are no prompts, posteriors of states and objects come from disentangled
 factors and embedded words: `p(s|x) ~ exp(cos(z^s, V_s w_s) / T)`, and `L = L_CGE + L_s + L_o + L_c^h`. The score is
-`p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)`. `graph: false` leaves the prototypes at mean features of training images and drops
-L_c^h.
+`p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)`. `graph: false` leaves the prototypes at mean features of training images, and
+drops L_c^h.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         self.codebook.start(unit(train.cls), train.compositions, seen=True)
 
     def posteriors(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return state and object factors [B, d], log p(s|x) [B, M] and log p(o|x) [B, N] of unit features `z` [B, d]."""
+        """Return state and object factors [B, d], log p(s|x) [B, M] and log p(o|x) [B, N] of unit features [B, d]."""
         z_s, z_o = self.factors(z)
         t_s, t_o = unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects))
         log_s, log_o = ((self.options.scale * f @ t.T).log_softmax(-1) for f, t in ((z_s, t_s), (z_o, t_o)))

@@ -46,10 +46,10 @@ class ClosedFormOptions(PathOptions):
     fusion: Literal["product", "sum"] = "product"  # of the score terms: powers multiplied, or weighted terms added
     weights: tuple[NonNegative, ...] | None = None  # one per term of `inference`, in order; null: validation chooses
     ridge: Positive = 0.1  # number of images at which the effect of a state is shrunk by half
-    shrinkage: Positive | None = None  # images at which a pair's mean is shrunk by half; null: by likelihood
-    interactions: NonNegative | None = 0.0  # variance that pairs of similar words share; null: by likelihood
+    shrinkage: Positive | None = None  # number of images at which a pair's mean is shrunk by half; null: by likelihood
+    interactions: NonNegative | None = 0.0  # variance that pairs of similar words share; 0: none; null: by likelihood
     prior: bool = True  # whether pairs with more training images get higher scores
-    added_variance: NonNegative | None = 0.0  # on the covariance, per mean variance; null: by held-out pairs
+    added_variance: NonNegative | None = 0.0  # added to the covariance, per mean variance; null: by held-out pairs
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()

@@ -33,14 +33,14 @@ class DuplexOptions(PathOptions):
     # codebook (Eq. 10-11)
     seen_rows: Literal["data", "random"] = "data"  # initial prototypes of training pairs: mean features, or random
     unseen_rows: Literal["compose", "random"] = "compose"  # of other pairs: composed of means, or random
-    rows: Literal["initial", "recomputed"] = "initial"  # recomputed: again after each epoch, for trained features
+    rows: Literal["initial", "recomputed"] = "initial"  # recomputed: computed again after each epoch
 
     # local graph and write-back (Eq. 12-19)
     graph: bool = True  # whether the local graph refines prototypes in training
     messages: tuple[Message, ...] = ("state", "object", "counterfactual")  # sources of messages
-    fusion: Literal["learned", "linear", "additive"] = "learned"  # of factors: Eq. 11, without relu, or a sum
+    fusion: Literal["learned", "linear", "additive"] = "learned"  # counterfactuals: Eq. 11, without relu, or added
     momentum: Share = 0.9  # lambda, the weight of a prototype's old value per refinement
-    blend: Literal["recursive", "anchored"] = "recursive"  # the old value: current, or initial
+    blend: Literal["recursive", "anchored"] = "recursive"  # whether the old value is the current or the initial one
     renormalise: bool = True  # whether refined prototypes get unit length
     refine_over: Literal["world", "closed", "open"] = "world"  # whose candidates training refines; world: the method's
 

@@ -157,7 +157,7 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
         return torch.as_tensor(rho, dtype=torch.float32)
 
     def initial_margins(self) -> Tensor:
-        """Return margins [M * N]: 0 for seen compositions, for others above any logit, so that the loss excludes them."""
+        """Return margins [M * N]: 0 for seen compositions, for others above any logit, so the loss ignores them."""
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:

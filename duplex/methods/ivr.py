@@ -52,8 +52,8 @@ class PrimitiveHead(nn.Module):
         self.discard = options.discard
 
     def channel_mask(self, labels: Tensor) -> Tensor:
-        """Return a mask [B, e] for images with `labels` [B]: 0 in the channels where the label's weights in V and V' differ
-        most, else 1."""
+        """Return a mask [B, e] for images with `labels` [B]: 0 in the channels where V and V' differ most in the
+        weights of the image's label, else 1."""
         difference = (self.classify.weight - self.classify_partner.weight).detach().abs()  # [M, e]
         worst = difference.topk(int(self.discard * difference.shape[1]), dim=1).indices
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)

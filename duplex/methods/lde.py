@@ -105,7 +105,7 @@ def exp_map(mu: Tensor, v: Tensor) -> Tensor:
 
 
 def intrinsic_mean(u: Tensor, weights: Tensor | None = None, rounds: int = 20) -> Tensor:
-    """Return the intrinsic mean of unit vectors `u` [C, d]: the unit vector [d] at which their tangent vectors sum to zero.
+    """Return the intrinsic mean of unit vectors `u` [C, d]: the unit vector [d] at which tangent vectors sum to zero.
 
     weights: weight of each vector [C]; None: all equal.
     rounds: number of iterations.

@@ -35,8 +35,8 @@ from duplex.methods.base import (
 class PromptOptions(PathOptions):
     """Options of `kind: prompts`; the defaults are three trained paths."""
 
-    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # terms of the loss
-    inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # terms of the score
+    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
+    inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -44,8 +44,8 @@ class PromptOptions(PathOptions):
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose score is a sum of posteriors, some of them computed by `paths`, which a subclass sets.
-    The method's options have the fields `losses` and `inference`."""
+    """Base class of methods whose score is a sum of posteriors, some computed by `paths`, which a subclass sets. The
+    method's options have the fields `losses` and `inference`."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
     options: Any

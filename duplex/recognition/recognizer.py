@@ -190,7 +190,7 @@ class Recognizer:
             outputs = self.trained.outputs
             if outputs.patches or outputs.block_inputs:
                 more = "patch tokens" if outputs.patches else "block inputs of the image tower"
-                raise UsageError(f"{self.trained.where} reads {more} too; give it images")
+                raise UsageError(f"{self.trained.where} also reads {more}; give images instead of features")
             for start in range(0, len(rows), batch_size):
                 yield as_inputs({"cls": rows[start : start + batch_size]}, self.device)
             return

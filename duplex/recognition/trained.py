@@ -118,7 +118,7 @@ class TrainedModel(ABC):
         """Return a world's calibration; raise `UsageError` if the model was not trained for that world."""
         if world not in self.calibration:
             known = ", ".join(self.calibration) or "none"
-            raise UsageError(f"{self.where} was not trained for the {world} world; it answers for: {known}")
+            raise UsageError(f"{self.where} was not trained for the {world} world; its worlds: {known}")
         return self.calibration[world]
 
 
@@ -133,7 +133,7 @@ class TrainedRun(TrainedModel):
         checkpoint = read_checkpoint(path)
         record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:
-            raise UsageError(f"{path} was trained on imported features: no encoder can make them from images")
+            raise UsageError(f"{path} was trained on imported features of an unknown encoder, so it cannot take images")
         self.record, self.fingerprint = record, checkpoint.fingerprint
         self.where, self.kind, self.labels = str(path.parent), record.kind, record.labels
         self.calibration, self.confidence = record.calibration or {}, record.confidence

@@ -80,7 +80,7 @@ def headlines(table: Aggregate) -> Aggregate:
 
 
 def _validation(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return mean and standard error over seeds of the validation AUC, of the closed world and over all pairs."""
+    """Return mean and standard error over seeds of the validation AUC: in the closed world, and among all pairs."""
     summary: dict[str, float] = {}
     for name, key in VALIDATION.items():
         centre = _mean_of(records, key) if records else None
@@ -119,7 +119,7 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_threshold(record: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """Return a run's open-world metrics with a threshold by one source of feasibility; empty without one."""
+    """Return a run's open-world metrics with the feasibility threshold by `source`, words or likelihood; or empty."""
     other: Mapping[str, Any] = record.get(source, {})
     return record if used_source(record) == source else other
 
@@ -181,7 +181,8 @@ def _check(record: object, names: int, place: str) -> None:
 def metrics_table(table: Aggregate) -> list[list[str]]:
     """Return aggregated metrics as rows of text: a header, then one row per data set, world and method.
 
-    `all pairs` is the open world's AUC with every pair a candidate, `by words` that of the published protocol.
+    Columns of the open world: `all pairs` is the AUC with every pair as a candidate, `by words` the AUC with the
+    feasibility threshold by word vectors, as in the published protocol.
     """
     extra = {"all pairs": "auc_all", "by words": "auc_by_words"}
     rows = [["data set", "world", "method", "S", "U", "HM", "AUC", "AUC 95 %", *extra]]

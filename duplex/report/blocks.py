@@ -88,10 +88,10 @@ class Line:
 class Thumb:
     """Thumbnail with its label and lines of text; `uri` is None if the image is not on this machine."""
 
-    uri: str | None
-    name: str
-    alt: str
-    right: bool | None = None
+    uri: str | None  # data URI
+    name: str  # label
+    alt: str  # text for screen readers
+    right: bool | None = None  # whether the answer for the image is right; None: no mark
     lines: Sequence[Line] = ()
 
 

@@ -56,7 +56,7 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """Return the best unseen accuracy [G] of a curve for each minimum of seen accuracy in `grid` [G]; 0 if none has it.
+    """Return a curve's best unseen accuracy [G] for each minimum of seen accuracy in `grid` [G]; 0 if not reached.
 
     seen, unseen: accuracies of the curve's points, seen accuracy falling.
     """

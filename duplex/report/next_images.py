@@ -43,7 +43,7 @@ class NextImages:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> NextImages:
-        """Rank the labelled pairs by the images of all splits, and by validation errors of a fit to training images."""
+        """Rank the labelled pairs by image counts of all splits and errors of a closed form on validation images."""
         answers = ClosedFormAnswers.of(examples, labels, np.arange(len(examples["train"])), "val")
         shape, k, ridge = answers.model.shape, answers.model.shrinkage, answers.model.settings.ridge
         counts = pair_counts(examples, labels, ("train", "val", "test"))
@@ -98,7 +98,10 @@ def _quadratic(inverse: Tensor, states: int) -> Tensor:
 
 
 def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
-    """Return the gain [P] of one more image of each pair, from its variance, wrong and all validation images."""
+    """Return the gain [P] of one more image of each pair.
+
+    variance: of the pair's mean [P]. wrong, validated: numbers of wrong and of all validation images of the pair [P].
+    """
     overall = wrong.sum() / max(1, validated.sum())
     errors = (wrong + overall) / (validated + 1)
     gain: Floats = errors * variance / (1 + variance)
@@ -106,8 +109,10 @@ def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
 
 
 def _errors_by_variance(variance: Floats, right: Bools) -> tuple[float, float] | None:
-    """Return the percentages of wrong images with a variance above the median and of the others; None if a group is
-    empty."""
+    """Return the percentage of wrong answers on images with a variance above the median, and on the others.
+
+    None if a group is empty. variance: of the mean of each image's pair [N]. right: whether the answer is right [N].
+    """
     larger = variance > np.median(variance)
     if larger.all() or not larger.any():
         return None

@@ -93,7 +93,7 @@ def _results(results: Results, data: DatasetResults) -> list[Block]:
 
 
 def _ablations(results: Results, data: DatasetResults) -> list[Block]:
-    """Return tables of ablations and of score terms, a note on ablations without runs, and figures over lambda."""
+    """Return tables of ablations and of score terms, a note on ablations without runs, and plots over lambda."""
     entries, spec = tables.ablation_tables(results, data), tables.data_file("tables.yaml")
     finished = [block for _, block in entries if not isinstance(block, Note)]
     missing = [title for title, block in entries if isinstance(block, Note)]

@@ -156,7 +156,7 @@ def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dic
 def hits_of(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:
     """Return a `Hit` per retrieved image.
 
-    rows: indices of test images. wanted: the composition that an image is right for; -1 if there is none.
+    rows: indices of test images. wanted: the composition whose images count as right; -1 if none does.
     """
     labels = context.compositions
     return [

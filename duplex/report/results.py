@@ -20,7 +20,7 @@ from duplex.system.files import os_reason, require_file
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Contents of one run's files (data set, method, seed); `files`: the path of each, as the report cites it."""
+    """Contents of the files of one run (data set, method, seed); `files`: name of a field -> path to cite."""
 
     metrics: Tree
     history: pd.DataFrame | None = None

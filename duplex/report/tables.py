@@ -171,7 +171,7 @@ TERMS_NOTE = (
 
 
 def term_tables(results: Results, data: DatasetResults) -> list[Block]:
-    """Return a note and, per method with such metrics, a table of metrics by single score terms and by their sums."""
+    """Return a note, and a table per method of its metrics by single score terms and their sums; or empty."""
     tables: list[Block] = []
     for method, summary in data.summary.items():
         sums = {name.removeprefix(TERMS).replace("+", " + "): name for name in summary if name.startswith(TERMS)}
@@ -197,7 +197,7 @@ COUNTS = {
 
 
 def group_table(data: DatasetResults) -> Table | Note:
-    """Return a table of every method's accuracy by frequency group, without bias."""
+    """Return a table of every method's accuracy by frequency group, at bias 0."""
     methods = {m: runs for m, runs in data.runs.items() if runs and all(r.metrics.get("groups") for r in runs.values())}
     if not methods:
         metrics = [run.metrics for runs in data.runs.values() for run in runs.values()]

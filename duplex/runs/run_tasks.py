@@ -38,7 +38,10 @@ class RunId:
         return f"{self.dataset} {self.method} {self.seed}"
 
     def stage(self, name: str) -> str:
-        """Return the name in dvc.yaml of this run's stage "train" or "evaluate"; a run that combines others has one."""
+        """Return the name in dvc.yaml of this run's stage `name`, "train" or "evaluate".
+
+        A run that combines others has a single stage, `product`, in place of both.
+        """
         return f"{'product' if self.combines else name}@{self.dataset}-{self.method}-{self.seed}"
 
 

@@ -99,7 +99,10 @@ def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
 def sweep(
     params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths = ArtifactPaths()
 ) -> SweepReport:
-    """Execute all runs that are missing, in `jobs` processes, and commit them to DVC."""
+    """Execute all missing runs, commit them to DVC, and return how many were executed and which failed.
+
+    jobs: number of processes; None: one per GPU, or CPU cores divided by threads per run.
+    """
     start, report = time.perf_counter(), SweepReport(len(runs))
     repo = DvcRepo.at(paths.root.parent)
     in_pipeline = set(grid(params, None, None, None))
@@ -117,9 +120,7 @@ def sweep(
     failed = {task.run for task in missing} - succeeded
     to_commit = [task for task in tasks if to_repro.get(task.run) and task.run not in failed]
     if repo and to_commit:
-        stages = [task.run.stage(stage) for stage in STAGES for task in to_commit]
-        others = {name for name in changed if name.partition("@")[0] in STAGES} - set(stages)
-        repo.commit(["plan", *(stages if others else STAGES)])  # whole groups: DVC then writes dvc.lock only once
+        repo.commit(commit_targets(to_commit, changed))
         for task in to_commit:
             RunPaths(task.out).sweep_mark.unlink(missing_ok=True)
         report.committed = len(to_commit)
@@ -171,8 +172,8 @@ def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> s
 def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[str]:
     """Return the stages to commit to DVC after `tasks`: `plan`, and the stages of each run or of all runs together.
 
-    The names `train` and `evaluate` replace those of single runs (`train@DATASET-METHOD-SEED`) if no other run has
-    changed: DVC then writes dvc.lock once instead of once per stage.
+    The names `train`, `evaluate` and `product` replace those of single runs (`train@DATASET-METHOD-SEED`) if no other
+    run has changed: DVC then writes dvc.lock once instead of once per stage.
     """
     stages = list(dict.fromkeys(task.run.stage(stage) for stage in STAGES for task in tasks))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))

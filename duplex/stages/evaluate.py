@@ -12,6 +12,7 @@ import torch
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.encoders import resolve_device
+from duplex.errors import DuplexError
 from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_deterministic
 from duplex.library.run_evaluation import calibration_for, evaluate_world, group_accuracies, term_metrics
 from duplex.methods.registry import find_method, report_exits

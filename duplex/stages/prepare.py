@@ -13,7 +13,7 @@ from duplex.system.files import write_json
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write `manifest.csv`, `labels.json` and `statistics.json`; print the counts of left-out rows and lacking pairs."""
+    """Write `manifest.csv`, `labels.json` and `statistics.json`; print notes on rows that were left out."""
     source = params.dataset(dataset).source
     data = load_source(source)
     for note, count in data.notes.items():

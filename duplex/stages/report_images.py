@@ -30,7 +30,7 @@ class ImageParts:
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> ImageParts:
-    """Build the report parts on examples, errors, retrieval, swaps and maps of `inventory.featured_run`."""
+    """Build the report parts on examples, errors, retrieval, swaps and maps, for the featured run of a data set."""
     chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root

@@ -67,7 +67,7 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
 
 
 def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
-    """Return unit features [n, d] for the labels composition, state and object: from the cache, or from a run."""
+    """Return unit features [n, d] to check compositions, states and objects by, from the cache or from a run."""
     cls = cache.cls[rows]
     plain = cls / np.maximum(np.linalg.norm(cls, axis=1, keepdims=True), 1e-12)
     if way == "knn":

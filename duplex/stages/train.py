@@ -37,7 +37,7 @@ def run(
     out: RunPaths | None = None,
     load: LoadInputs = load_inputs,
 ) -> TrainingResult:
-    """Train one run, choose the best epoch by validation AUC, calibrate on validation data, and save.
+    """Train one run, choose the best epoch by validation AUC, calibrate on validation data, save; return the result.
 
     Interrupted training continues after its last whole epoch.
 

@@ -64,7 +64,10 @@ def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | N
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
-    """Return the facts of a run for its model card: metrics and the data set's counts, if their files exist."""
+    """Return the facts of a run for its model card: metrics and the data set's counts, if their files exist.
+
+    name: title of the card. repository: OWNER/NAME on the Hugging Face hub.
+    """
     folder = run.resolve()
     folder = folder.parent if folder.is_file() else folder
     files = RunPaths(folder).metrics, folder.parent.parent / "statistics.json"

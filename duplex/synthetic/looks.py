@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from duplex.synthetic.outlines import Outline, Points
 
 Plane = NDArray[np.floating[Any]]  # [H, W] in 0..1
-Range = tuple[float, float]
+Range = tuple[float, float]  # limits of a random number
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,17 @@ class Look:
     hue: float | None = None  # degrees; None: any colour
     saturation: Range = (0.6, 1.0)
     value: Range = (0.55, 1.0)
-    pattern: str | None = None  # striped, dotted or checkered: a second ink in the object's own frame
-    bend: str | None = None  # melted or wavy: moves the contour
-    scale: float = 1.0  # of the object's size
-    stretch: float = 1.0  # along the object's own first axis
-    hollow: bool = False  # only the rim is inked
-    furry: bool = False  # the rim bristles
+    pattern: str | None = None  # striped, dotted or checkered: drawn in a second colour
+    bend: str | None = None  # melted or wavy: bends the contour
+    scale: float = 1.0  # factor of the object's size
+    stretch: float = 1.0  # factor along the object's first axis
+    hollow: bool = False  # only the rim is drawn
+    furry: bool = False  # hairs along the rim
     broken: bool = False  # two halves, moved apart along a jagged cut
     glossy: bool = False  # shaded, with a highlight
     blur: Range = (0.0, 0.0)  # radius in pixels, over the whole image
     light: Range = (1.0, 1.0)  # factor of the whole image
-    fade: Range = (0.0, 0.0)  # how far the ink sinks into the background
+    fade: Range = (0.0, 0.0)  # how transparent the object is
 
 
 LOOKS: dict[str, Look] = {
@@ -72,7 +72,12 @@ LOOKS: dict[str, Look] = {
 
 
 def bend_contour(points: Points, kind: str, phase: float) -> Points:
-    """Bend an object's rotated contour (y points down): `kind` is "melted" or "wavy"."""
+    """Return an object's contour [P, 2], bent.
+
+    points: the contour after rotation; y points down.
+    kind: melted or wavy.
+    phase: shift of the drips or ripples along the contour, in radians.
+    """
     x, y = points[:, 0], points[:, 1]
     if kind == "melted":  # low parts run down in drips, the rest sags
         drip = 0.5 + 0.5 * np.sin(7.0 * x + phase)
@@ -86,7 +91,10 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
 def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
     """Return the share [H, W] of a pattern's second colour at each pixel.
 
-    frame: the pixels' coordinates (u, v) in the object's frame; pitch: width of a stripe, phase: of the pattern's wave.
+    kind: striped, dotted or checkered.
+    frame: the pixels' coordinates (u, v) [H, W] in the object's frame.
+    pitch: width of a stripe, as a fraction of the object's radius.
+    phase: shift of the pattern, in radians.
     """
     across, along = frame
     if outline.round:  # around the centre: wedges and rings instead of bands and rows

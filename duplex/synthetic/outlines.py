@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Points = NDArray[np.float64]  # [P, 2]
-SPACING = 0.08  # between neighbouring points of a contour
+SPACING = 0.08  # distance between neighbouring points of a contour
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Outline:
     contour: Points
     holes: tuple[Points, ...] = ()  # contours cut out of it
     round: bool = False  # whether patterns run around its centre instead of across it
-    shine: tuple[float, float] = (-0.35, -0.35)  # place of the highlight if glossy
+    shine: tuple[float, float] = (-0.35, -0.35)  # position of the highlight on a glossy object
 
 
 def _closed(corners: object) -> Points:
@@ -35,7 +35,7 @@ def _closed(corners: object) -> Points:
 
 
 def _polar(radius: object, count: int = 80) -> Points:
-    """Return a contour from its radius at `count` evenly spaced angles, from the right, clockwise in the image."""
+    """Return a contour [count, 2] from its radius at evenly spaced angles, from the right, clockwise in the image."""
     angle = np.arange(count) * (2 * np.pi / count)
     points: Points = (
         np.stack([np.cos(angle), np.sin(angle)], axis=1) * np.broadcast_to(np.asarray(radius), count)[:, None]
@@ -44,7 +44,7 @@ def _polar(radius: object, count: int = 80) -> Points:
 
 
 def _regular(corners: int, inner: float | None = None, turn: float = -0.5 * np.pi) -> Points:
-    """Return a regular polygon, or a star if `inner` is the radius between its tips."""
+    """Return a regular polygon, or a star if `inner` is the radius between its tips; `turn`: first corner's angle."""
     count = corners if inner is None else 2 * corners
     radius = np.where(np.arange(count) % 2 == 0, 1.0, 1.0 if inner is None else inner)
     angle = turn + np.arange(count) * (2 * np.pi / count)
@@ -77,7 +77,7 @@ def _drop() -> Points:
 
 
 def _lobes(centres: object) -> Points:
-    """Return the outer rim of overlapping discs (x, y, radius), as seen from the centre."""
+    """Return the outer rim of overlapping discs (x, y, radius): the farthest edge on each ray from the centre."""
     angle = np.arange(96) * (2 * np.pi / 96)
     ray = np.stack([np.cos(angle), np.sin(angle)], axis=1)  # [A, 2]
     discs = np.asarray(centres, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Drawing of one image: a background, an object in a look on it, light, blur and noise.
+"""Draw one image: a background, an object with a state's look, light, blur and noise.
 
 All randomness comes from the generator argument; with `random_stream` an image is a pure function of a seed and a name.
 """
@@ -17,22 +17,22 @@ from duplex.synthetic.looks import Look, Plane, Range, bend_contour, pattern_pla
 from duplex.synthetic.outlines import OUTLINES, Outline, Points
 
 SIDE = 64  # width and height of an image in pixels
-FINE = 2  # masks are drawn this much larger, then averaged down
+FINE = 2  # factor by which masks are drawn larger, then averaged down
 Canvas = NDArray[np.floating[Any]]  # [H, W, 3] in 0..1
 _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
 
 
 @dataclass(frozen=True)
 class Style:
-    """How difficult drawn images are: limits of variation. Lengths are fractions of the image's side."""
+    """Limits of random variation, which make images easy or difficult. Lengths are fractions of the image's side."""
 
     radius: Range  # of the object
     shift: float  # of its centre, at most
     turn: float  # degrees, at most, to either side of `lean`
     squeeze: float  # relative shortening of one axis, at most
-    textured: float  # share of backgrounds that carry a texture
-    clutter: int  # most strokes and discs behind and in front of the object
-    contrast: float  # least distance between ink and background, in RGB
+    textured: float  # share of backgrounds with a texture
+    clutter: int  # largest number of strokes and discs behind and in front of the object
+    contrast: float  # least distance in RGB between the colours of object and background
     noise: Range  # standard deviation of the camera's noise
     wash: float  # strength of uneven, tinted light, at most
     tint: float  # degrees by which an object's kind shifts a colour's hue, at most
@@ -56,7 +56,12 @@ def random_stream(seed: int, name: str) -> np.random.Generator:
 
 
 def draw_image(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
-    """Draw a `SIDE` x `SIDE` RGB image of an object (a key of `OUTLINES`) with a state's look."""
+    """Return a random `SIDE` x `SIDE` RGB image of an object with a state's look.
+
+    kind: the object, a key of `OUTLINES`.
+    style: limits of the variation, such as `MILD` or `HARSH`.
+    rng: source of all randomness.
+    """
     ground = _background(style, rng)
     place = _Place.drawn(look, style, rng)
     outline = OUTLINES[kind]
@@ -88,7 +93,7 @@ class _Place:
         return cls(centre, np.array([[cos, -sin], [sin, cos]]) * np.array(axes), radius)
 
     def pixels_of(self, points: Points, look: Look, phase: float) -> Points:
-        """Convert a contour [P, 2] from the object's frame to pixels of the image, bent if the look says so."""
+        """Return a contour [P, 2] of the object's frame in pixels of the image, bent if the look has a `bend`."""
         turned = points @ (self.matrix / self.pixels).T
         bent = turned if look.bend is None else bend_contour(turned, look.bend, phase)
         return bent * self.pixels + self.centre
@@ -101,10 +106,12 @@ class _Place:
 
 
 def _within(limits: Range, rng: np.random.Generator) -> float:
+    """Return a uniform random number between two limits."""
     return limits[0] + (limits[1] - limits[0]) * float(rng.random())
 
 
 def _spread(limit: float, rng: np.random.Generator) -> float:
+    """Return a uniform random number between `-limit` and `limit`."""
     return limit * (2.0 * float(rng.random()) - 1.0)
 
 
@@ -177,8 +184,10 @@ def _any_colour(rng: np.random.Generator) -> NDArray[np.float32]:
 def _colour(
     kind: str, look: Look, style: Style, away: NDArray[np.float32], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Return a colour [3] for the object: the look's hue shifted by the kind's tint, or any hue; if possible as far
-    from the colour `away` as the style's contrast."""
+    """Return a random colour [3] for an object: the look's hue, shifted by the tint of the object's kind, or any hue.
+
+    The colour is at least the style's contrast away from the colour `away`, if 12 trials give such a colour.
+    """
     tint = style.tint * (2.0 * float(random_stream(0, f"tint of {kind}").random()) - 1.0)
     ink = away
     for _ in range(12):

@@ -1,4 +1,4 @@
-"""Keeping freed memory in the process (glibc only): convolutional encoders on a CPU get up to three times faster.
+"""Keep freed memory in the process (glibc only), which makes convolutional encoders on a CPU up to three times faster.
 
 By default glibc returns large freed blocks to the kernel, which clears their pages again for the next layer's output.
 """

@@ -85,7 +85,7 @@ def _describe(error: OSError) -> str:
 
 
 def _discard_output() -> None:
-    """Send what is left in stdout's buffer to /dev/null: Python would try again at exit, and report the failure."""
+    """Send the rest of stdout's buffer to /dev/null: Python would try to write it at exit, and report the failure."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

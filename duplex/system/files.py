@@ -152,8 +152,10 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def kind_of_path(path: Path) -> str:
-    """Return what lies at `path`, links followed: "a file", "a folder", "a device or a pipe", "missing", "a broken
-    link" or "a link to itself"."""
+    """Return the kind of the file at `path`, following links.
+
+    One of "a file", "a folder", "a device or a pipe", "missing", "a broken link" or "a link to itself".
+    """
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -44,15 +44,18 @@ def describe_error(error: Exception) -> str:
 
 
 def refuse_sparse_file(path: Path) -> None:
-    """Raise `InvalidHDF5` for a large file of which the disk holds less than an eighth."""
+    """Raise `InvalidHDF5` for a large sparse file: one of which less than an eighth is stored on the disk."""
     info = os.stat(path)
     if info.st_size > SPARSE_LIMIT and info.st_blocks * 512 * 8 < info.st_size:
         raise InvalidHDF5(f"it claims {info.st_size:,} bytes, of which the disk holds {info.st_blocks * 512:,}")
 
 
 def find_dataset(file: Any, name: str, *, virtual: bool = False) -> Any:
-    """Return the data set `name` of an open file, unread. Raises `InvalidHDF5` unless the file itself holds all of it,
-    in types of fixed size; `virtual` also allows a view of other files."""
+    """Return the HDF5 data set `name` of an open file, without reading its values.
+
+    Raises `InvalidHDF5` unless the file itself holds all values, in types of fixed size. `virtual` also allows an HDF5
+    virtual data set, whose values are in other files.
+    """
     with hdf5_errors_as_invalid(f"{name!r} cannot be read: "):
         link = file.get(name, getlink=True)
         if link is None:

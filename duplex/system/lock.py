@@ -18,8 +18,11 @@ from duplex.system.files import refuse_unwritable, report_write_errors
 
 @contextmanager
 def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
-    """Hold the lock for writing the file at `path`; raise `DuplexError` if another process holds it. For the message,
-    `work` is what writers do, such as "extraction", and `instead` what the user can do instead of waiting."""
+    """Hold the lock for writing the file at `path` during the `with` block; raise `DuplexError` if it is taken.
+
+    work: what writers of the file do, such as "extraction", for the message.
+    instead: what the user can do instead of waiting, for the message.
+    """
     refuse_unwritable(path)
     lock = path.with_name(path.name + ".lock.partial")
     with report_write_errors(path):  # no permission, a file where a folder should be, a file system without locks

@@ -11,7 +11,10 @@ from duplex.errors import DuplexError
 
 
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
-    """Return a group's entry points by name, sorted. Of equal names, the built-in one counts, else the first target."""
+    """Return a group's entry points by name, sorted.
+
+    If a name is used twice, the built-in entry point wins, else the one whose target comes first in the alphabet.
+    """
     points = sorted(entry_points(group=group), key=lambda point: (not point.value.startswith("duplex."), point.value))
     return dict(sorted({point.name: point for point in reversed(points)}.items()))
 
@@ -22,7 +25,7 @@ def module_of(point: EntryPoint) -> str:
 
 
 def provider(point: EntryPoint) -> str:
-    """Return the distribution and version that an entry point belongs to, or else its module's name."""
+    """Return name and version of the distribution that an entry point belongs to; if unknown, its module's name."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else module_of(point)
 
 

@@ -77,8 +77,10 @@ class WorkerProcess:
 
 
 class _Process(SpawnProcess):
+    """A spawned process that ignores Ctrl-C even while it starts."""
+
     def start(self) -> None:
-        """Start the process with Ctrl-C ignored in it from the beginning, while it still imports modules."""
+        """Start the process with Ctrl-C ignored while it imports modules, which only the main thread can arrange."""
         if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
             super().start()
             return
@@ -90,7 +92,7 @@ class _Process(SpawnProcess):
 
 
 class _RecordingContext(SpawnContext):
-    """A multiprocessing spawn context that keeps the process it made."""
+    """A multiprocessing spawn context whose attribute `process` is the process that it started."""
 
     process: _Process | None = None
 

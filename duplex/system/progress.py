@@ -14,7 +14,11 @@ Item = TypeVar("Item")
 
 
 class ProgressBar:
-    """Usage: `with ProgressBar("training", epochs) as bar: bar.show(3, {"loss": 0.2})`. A total of 0 hides the bar."""
+    """A progress bar with values behind it: `with ProgressBar("epochs", 9) as bar: bar.show(3, {"loss": 0.2})`.
+
+    label: text before the bar.
+    total: number of steps; 0 hides the bar.
+    """
 
     def __init__(self, label: str, total: int) -> None:
         columns = (

@@ -56,7 +56,7 @@ def renamed_key(key: str, known: Iterable[str]) -> str | None:
 
 
 def renamed_value(value: object, allowed: Collection[object]) -> str | None:
-    """Return the present name of an option's old value; None if it has none among those allowed."""
+    """Return the present name of an old value of an option; None if no allowed value replaces it."""
     name = VALUES.get(value) if isinstance(value, str) else None
     return name if name in allowed else None
 

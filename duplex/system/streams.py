@@ -13,10 +13,10 @@ STREAMS = (  # name, mode, flags with which /dev/null takes the place of a close
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null in place of each closed standard stream, from which Python makes None.
+    """Open /dev/null in place of each closed standard stream, for which Python's `sys` has None.
 
     Without it, the next file that is opened gets the stream's number, and messages of C libraries are written into it.
-    An empty stdin and a silent stderr harm nobody; to write to the substitute of stdout is an error.
+    The substitutes of stdin and stderr are an empty and a silent file; writing to that of stdout raises an error.
     """
     for name, mode, flags in STREAMS:
         if getattr(sys, name) is None:

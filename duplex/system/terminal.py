@@ -1,4 +1,4 @@
-"""Text of users, such as names of files, on a terminal."""
+"""Make text of users, such as file names, safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import unicodedata
 
 
 def visible(text: str) -> str:
-    """Return `text` with escapes for control characters, which steer terminals, and for bytes that are not text."""
+    """Return `text` with escapes such as `\\x1b` for control characters and for bytes that are not text."""
     return "".join(repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)

@@ -48,7 +48,7 @@ def test_every_rung_is_a_line_with_its_auc_accuracy_and_cost(fitted):
         assert "accuracy" in line
         assert line.endswith(" s")
     assert "chosen: " in printed
-    assert "test images, which chose nothing" in printed
+    assert "test images, which had no part in training" in printed
 
 
 def test_the_model_answers_with_every_labelled_pair_and_with_new_ones(fitted, drawn):

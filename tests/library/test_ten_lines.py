@@ -206,8 +206,8 @@ def only_seen(split: str) -> dict[str, Any]:
         ({"table": {"state": ["red"], "object": ["star", "ring"]}}, "not one row per image"),
         ({"table": {"state": ["red"] * 33}}, "no column 'object'"),
         ({"features": np.ma.masked_array(np.ones((33, 8)), np.arange(264).reshape(33, 8) == 9)}, "masked numbers"),
-        ({"features": torch.zeros(33, 8).to_sparse()}, "expected one with its numbers"),
-        ({"features": torch.empty(33, 8, device="meta")}, "expected one with its numbers"),
+        ({"features": torch.zeros(33, 8).to_sparse()}, "expected a dense tensor with values"),
+        ({"features": torch.empty(33, 8, device="meta")}, "expected a dense tensor with values"),
         (
             {"table": pd.DataFrame(arrays()["table"]).pipe(lambda t: pd.concat([t, t[["state"]]], axis=1))},
             "two columns",

@@ -139,7 +139,7 @@ def test_the_open_world_excludes_infeasible_compositions(trained):
     assert 0 < candidates.feasible.sum() <= len(candidates)
     answer = model(trained.images()[0], top=10_000)[0]
     assert len(answer.top) == candidates.feasible.sum()
-    with pytest.raises(UsageError, match="not trained for the closed world; it answers for: open"):
+    with pytest.raises(UsageError, match="not trained for the closed world; its worlds: open"):
         model(trained.images()[0], world="closed")
 
 

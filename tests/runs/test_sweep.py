@@ -22,7 +22,7 @@ from duplex.config.params import Params, load_params
 from duplex.library.inputs import load_inputs
 from duplex.runs.dvc_repo import DvcRepo
 from duplex.runs.run_tasks import RunExecutor, RunId, RunResult, RunTask, missing_stages
-from duplex.runs.sweep import grid, missing_tasks, run_in_processes, sweep
+from duplex.runs.sweep import commit_targets, grid, missing_tasks, run_in_processes, sweep
 from duplex.stages import evaluate, train
 from tests.subprocesses import ENVIRONMENT, ROOT, duplex
 
@@ -254,6 +254,19 @@ def finished_report(*words: str) -> dict[str, int]:
     out, err = process.communicate()
     assert process.returncode == 0, err
     return json.loads(out)
+
+
+def test_what_is_committed_covers_single_runs_groups_and_products(tmp_path):
+    def task(method: str, combines: bool = False) -> RunTask:
+        return RunTask(RunId("own", method, 0, combines), tmp_path, {})
+
+    csp, both = task("csp"), task("both", combines=True)
+    of_csp = {"train@own-csp-0", "evaluate@own-csp-0"}
+    assert commit_targets([csp], of_csp) == ["plan", "train", "evaluate"]
+    assert set(commit_targets([csp], {*of_csp, "train@own-cso-1"})) == {"plan", *of_csp}
+    assert commit_targets([csp], {*of_csp, "product@own-both-0"}) == ["plan", "train", "evaluate"]
+    assert commit_targets([csp, both], {*of_csp, "product@own-both-0"}) == ["plan", "train", "product", "evaluate"]
+    assert commit_targets([both], {"product@own-both-0", "product@own-both-1"}) == ["plan", "product@own-both-0"]
 
 
 @pytest.mark.long
