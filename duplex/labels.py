@@ -152,7 +152,7 @@ class LabelSpace:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> LabelSpace:
-        """Return the label space of a dictionary that `to_dict` returned; raise TypeError for values of wrong type."""
+        """Return the label space of `record`, a result of `to_dict`; raise TypeError for values of wrong type."""
         for kind in ("states", "objects"):
             if not (isinstance(record[kind], list) and all(isinstance(name, str) for name in record[kind])):
                 raise TypeError(f"{kind} is not a list of names")
@@ -163,12 +163,12 @@ class LabelSpace:
         return cls(tuple(record["states"]), tuple(record["objects"]), pairs)
 
     def save(self, path: Path) -> None:
-        """Write the label space to a JSON file."""
+        """Write the label space to the JSON file `path`."""
         write_text(path, json.dumps(self.to_dict(), ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> LabelSpace:
-        """Return the label space in a JSON file that `save` wrote; raise DuplexError for a missing or wrong file."""
+        """Return the label space in the JSON file `path`, from `save`; raise DuplexError if it is missing or wrong."""
         command = f"duplex prepare --dataset {path.parent.name}"
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))

@@ -148,7 +148,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if self.closed_form_ is None:
             try:
                 self.closed_form_ = ClosedForm.fit(self.statistics_, self.settings_)
-            except torch.linalg.LinAlgError:
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 raise OptionError(f"it is {self.ridge}, too small for these features; raise it", "ridge") from None
         return self.closed_form_
 

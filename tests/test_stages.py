@@ -126,6 +126,15 @@ def test_the_same_seed_gives_the_same_bytes(params, paths):
     assert found[0] == found[1]
 
 
+def test_a_checkpoint_of_another_kind_of_method_is_not_evaluated_under_this_name(params, paths):
+    train.run(params, "own", "clip", 3, paths)
+    other = paths.run("own", "duplex", 4).checkpoint
+    other.parent.mkdir(parents=True, exist_ok=True)
+    other.write_bytes(paths.run("own", "clip", 3).checkpoint.read_bytes())
+    with pytest.raises(DuplexError, match="is of a method of kind 'prompts', and duplex is of kind 'duplex'"):
+        evaluate.run(params, "own", "duplex", 4, paths)
+
+
 @pytest.mark.slow
 def test_killed_and_resumed_training_ends_with_the_same_bytes(folder, paths):
     """SIGKILL at random moments of `duplex train`, then the same command again."""

@@ -122,6 +122,8 @@ def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Pa
 
 def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
     """Return a run's predictions in one world, one line per image in the order of the feature cache."""
+    import pandas as pd
+
     from duplex.report.results import read_table
 
     table = read_table(file)
@@ -136,13 +138,10 @@ def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
             f"{file} has no images of the {world} world; "
             f"add {world} to evaluation.worlds in params.yaml and run `duplex evaluate {run}`"
         )
-    try:
-        numbers = images.astype({"margin": float, "row": "int64"})
-    except (ValueError, TypeError) as error:
-        raise DuplexError(
-            f"{file} has cells that are no numbers ({error}); `duplex evaluate {run}` writes it again"
-        ) from error
-    return numbers.sort_values("row", kind="stable").reset_index(drop=True)
+    margin, row = (pd.to_numeric(images[name], errors="coerce") for name in ("margin", "row"))
+    if (margin.isna() & images["margin"].notna()).any() or row.isna().any():
+        raise DuplexError(f"{file} has cells that are no numbers; `duplex evaluate {run}` writes it again")
+    return images.assign(margin=margin, row=row).sort_values("row", kind="stable").reset_index(drop=True)
 
 
 def _text(report: dict[str, Any]) -> str:

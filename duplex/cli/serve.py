@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -79,6 +80,8 @@ def serve(
         )
         address = f"[{host}]" if ":" in host else host
         print(f"http://{address}:{bound.getsockname()[1]}/", file=sys.stderr, flush=True)  # the socket listens
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` sets it
+            signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
         uvicorn.Server(config).run(sockets=[bound])  # finishes requests before it raises KeyboardInterrupt
     typer.echo("stopped", err=True)
 

@@ -53,7 +53,7 @@ def load_czsl(root: Path) -> LabelledImages:
         else:
             rows.append((_find(tree, record, place), state, thing, split))
     if not rows:
-        raise DuplexError(f"{root / METADATA}: no row has a pair that the lists name; is it another data set's?")
+        raise DuplexError(f"{root / METADATA}: no row has a pair of the pair lists; take both from one data set")
     notes = {
         "rows whose state, object or split is NA": absent,
         "rows whose pair is in no list": unlisted,

@@ -47,7 +47,7 @@ def read_manifest(path: Path) -> pd.DataFrame:
         if row[3] not in SPLITS:
             raise DuplexError(f"{place}: split {row[3]!r} is not one of {', '.join(SPLITS)}")
         if relative_path(row[0], place) != row[0]:
-            raise DuplexError(f"{place}: the image path {row[0]!r} is not written in full; `duplex prepare` does it")
+            raise DuplexError(f"{place}: the image path {row[0]!r} has `.` or empty parts; {command} without them")
     frame = pd.DataFrame(cells, columns=COLUMNS, dtype=str)
     for kind in ("state", "object"):
         check_labels(frame[kind], kind, path)

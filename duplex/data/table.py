@@ -92,15 +92,15 @@ def _csv(path: Path) -> tuple[list[str], Iterable[Row]]:
 
 def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException, BufferReader, parquet
     except ImportError as error:
         raise UsageError(f"{path} needs the extra: {install_command('parquet')}; or save it as .csv") from error
 
-    source = io.BytesIO(read_bytes(path))
+    source = BufferReader(read_bytes(path))  # of a Python file, Arrow's threads abort the program at its exit
     try:
         file = parquet.ParquetFile(source)
         columns = _columns(file.schema_arrow.names, path)
-        table = file.read(columns=columns, use_threads=False)  # Arrow's threads may abort the program at its exit
+        table = file.read(columns=columns, use_threads=False)
         cells = [table.column(name).to_pylist() for name in columns]
     except (ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120]

@@ -116,7 +116,7 @@ class PromptTree:
 
 
 def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
-    """Yield indices and prefix tree of at most `size` prompts at a time; sorted, prompts of a tree share prefixes."""
+    """Yield indices and prefix tree of at most `size` prompts at a time, sorted, so that they share prefixes."""
     rows = pad_prompts(sequences)
     order = np.lexsort(rows.T[::-1])
     for start in range(0, len(order), size):

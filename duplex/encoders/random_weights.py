@@ -32,7 +32,7 @@ def random_seed(weights: str | None) -> int | None:
 
 
 def is_random(weights: str | None) -> bool:
-    """Return whether weights are written as random ones."""
+    """Return whether `weights` is `random` or `random:SEED`."""
     return random_seed(weights) is not None
 
 

@@ -1,7 +1,7 @@
 """Score statistics: the few numbers per image that every metric needs, accumulated over blocks of scores.
 
-A bias moves all unseen columns (compositions) together, so of an image's scores only its label's and the best of each
-group of columns matter. A block may hold any images and columns; memory is `images x groups`, for any column count.
+A bias changes the scores of all unseen columns (compositions) equally, so of an image's scores only the label's and the
+best of each group of columns matter. A block may hold any images and columns; memory is `images x groups`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ScoreAccumulator:
         return self
 
     def _plan(self, first: int, width: int) -> ColumnPlan:
-        """Return the search plan of a range of columns, cached because blocks of other images have the same range."""
+        """Return the `ColumnPlan` of a range of columns, cached because blocks of other images have the same range."""
         if (first, width) not in self._plans:
             if sum(cached for _, cached in self._plans) + width > CACHED_COLUMNS:
                 self._plans.clear()
@@ -114,13 +114,13 @@ class ScoreAccumulator:
     def competitors(self, upto: int | None = None) -> TopCompetitors:
         """Return the score statistics of all images.
 
-        upto: number of unseen buckets that are feasible, the others count as -inf; None: all of them.
+        upto: number of unseen buckets that are feasible, from the first on; columns of others score -inf. None: all.
         """
         *_, last = islice(self.cumulative(), None if upto is None else upto + 1)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield the score statistics with 0, 1, 2 ... unseen buckets feasible, up to all of them; others score -inf."""
+        """Yield the score statistics with 0, 1, 2 ... all unseen buckets feasible; other columns score -inf."""
         feasible = int((self.groups != INFEASIBLE).sum())
         wrong = np.flatnonzero(self._read != feasible)
         if wrong.size:

@@ -29,39 +29,39 @@ class AnsweredImages:
 
     @property
     def right(self) -> Bools:
-        """Whether each answer is the label [N]."""
+        """Mask of the images whose answer is their label [N]."""
         right: Bools = self.answer == self.target
         return right
 
     @property
     def is_seen(self) -> Bools:
-        """Whether training showed each image's pair [N]."""
+        """Mask of the images whose pair has training images [N]."""
         return self.labels.is_seen(self.target)
 
     @property
     def accuracy(self) -> float:
-        """Accuracy in percent where images have the expected share of unseen pairs."""
+        """Accuracy in percent, with images weighted to the expected share of unseen pairs (`new_share`)."""
         return 100 * float(image_weights(self.is_seen, self.new_share) @ self.right)
 
     @property
     def seen_accuracy(self) -> float:
-        """Accuracy in percent on images of pairs that training showed; 0 without any."""
+        """Accuracy in percent on images of pairs with training images; 0 without such images."""
         return 100 * float(self.right[self.is_seen].mean()) if self.is_seen.any() else 0.0
 
     @property
     def unseen_accuracy(self) -> float:
-        """Accuracy in percent on images of pairs that training never showed; 0 without any."""
+        """Accuracy in percent on images of pairs without training images; 0 without such images."""
         return 100 * float(self.right[~self.is_seen].mean()) if not self.is_seen.all() else 0.0
 
     @property
     def reliability(self) -> Reliability:
-        """Accuracy against probability, where images have the expected share of unseen pairs."""
+        """Accuracy against probability, with images weighted to the expected share of unseen pairs (`new_share`)."""
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def accuracies(self, part: Callable[[Ints], Ints]) -> list[LabelAccuracy]:
-        """Return the accuracy by label, labels in rising order.
+        """Return the accuracy of each state, object or pair that occurs among the labels, in ascending order.
 
-        part: function from compositions to what is counted: `labels.state_of`, `labels.object_of`, or the identity.
+        part: function from compositions to labels: `labels.state_of`, `labels.object_of`, or the identity.
         """
         target, answer = part(self.target), part(self.answer)
         groups = []
@@ -75,7 +75,10 @@ class AnsweredImages:
         return groups
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Return the confusion matrix [size, size]: number of images by label (row) and answer (column)."""
+        """Return the confusion matrix [size, size]: number of images by label (row) and answer (column).
+
+        part: function from compositions to labels, as in `accuracies`. size: number of such labels.
+        """
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)
 
@@ -98,7 +101,7 @@ class AnsweredImages:
 
 @dataclass(frozen=True)
 class LabelAccuracy:
-    """Right answers among the images of one state, object or pair; of seen pairs first, then of unseen ones."""
+    """Numbers of images and of right answers of one state, object or pair: (of seen pairs, of unseen pairs)."""
 
     label: int
     images: tuple[int, int]

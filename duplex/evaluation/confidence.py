@@ -40,9 +40,9 @@ STEPS, HALVINGS = 200, 40
 class Confidence:
     """Temperature and prior that turn a method's scores into probabilities of answers."""
 
-    temperature: float = 1.0  # T
-    preference: float = 0.0  # k
-    new_share: float = NEW_SHARE  # r
+    temperature: float = 1.0  # T, by which log probabilities are divided
+    preference: float = 0.0  # k, log-odds added to unseen pairs
+    new_share: float = NEW_SHARE  # r, expected share of images of unseen pairs
 
     def __post_init__(self) -> None:
         within = 1e-6 <= self.temperature <= 1e6 and abs(self.preference) <= 1e3 and 0 < self.new_share < 1
@@ -69,7 +69,10 @@ NEUTRAL = Confidence()  # where nothing was fitted
 
 
 def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """Return log probabilities [B, C] of candidates in float64 from scores [B, C]; score -inf excludes a candidate."""
+    """Return the candidates' log probabilities [B, C] in float64; a score of -inf excludes a candidate.
+
+    probabilities: the method's function from scores [B, C] to probabilities.
+    """
     return probabilities(scores.double()).clamp(min=LEAST).log()
 
 
@@ -115,8 +118,10 @@ def fit_to(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE
 
 
 def _weights(unseen: Tensor, new_share: float) -> tuple[Tensor, bool]:
-    """Return the weight of each image in the loss [N], in which images of unseen pairs together have `new_share`; and
-    whether there are images of seen pairs and of unseen ones. With one kind only, all weights are equal."""
+    """Return the weight of each image in the loss [N], and whether there are images of both seen and unseen pairs.
+
+    The weights of images of unseen pairs sum to `new_share`. Without seen or without unseen pairs all are equal.
+    """
     count = float(unseen.sum())
     if count in (0, len(unseen)):
         return torch.full_like(unseen, 1 / max(1, len(unseen))), False

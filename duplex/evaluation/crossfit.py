@@ -1,9 +1,9 @@
 """Cross-fitted gain of a feasibility threshold: measured on unseen pairs that had no part in choosing the threshold.
 
-A threshold is chosen by the AUC over validation images, so its gain on the same images is optimistic: its cost is paid
-by unseen pairs that validation does not know. Here one half of the unseen pairs chooses the threshold and the other
-half measures it, both ways and for many random halves. Leaving out one pair at a time would hide the cost, which shows
-only if the least feasible pair alone lies below the threshold of all others.
+A threshold is chosen by the AUC over validation images, so its gain on the same images is optimistic: they do
+not show its cost, the unseen pairs outside of validation that it excludes. Here one half of the unseen pairs chooses
+the threshold and the other half measures it, both ways and for many random halves. Leaving out one pair at a time would
+hide the cost, which would show only for the least feasible pair, if the others choose a threshold above it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HALVINGS = 100  # number of random halves
 
 @dataclass(frozen=True)
 class CrossFitGain:
-    """Gain in AUC (a fraction) of choosing a threshold, against no threshold, on pairs left out of the choice."""
+    """Gain in AUC (a fraction) of a feasibility threshold, against none, on pairs that had no part in its choice."""
 
     value: float  # mean over images of unseen pairs, as AUC is
     standard_error: float | None  # over unseen pairs; None for fewer than two
@@ -40,22 +40,23 @@ def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
 
     AUC compares each image of an unseen pair with each image of a seen pair: a win counts 2 points, a tie 1. All points
     are whole numbers, hence exact, and `AUC = points.sum() / (2 N_s N_u)`.
-    `pair` [N_u]: index of each unseen image's pair, below `pairs`.
+    `pair` [N_u]: index of each unseen image's pair. `pairs`: number of unseen pairs P.
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
 
 
 def halves(pairs: int, count: int = HALVINGS) -> Bools:
-    """Return random halves [count, pairs] of the pairs as masks, the same at every call."""
+    """Return masks [count, pairs] of random halves of the pairs; the same at every call."""
     rng = np.random.default_rng(0)
     ranks = np.array([rng.permutation(pairs) for _ in range(count)])
     return ranks < pairs // 2
 
 
 def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bools | None = None) -> CrossFitGain:
-    """Return the gain on each pair at the thresholds that halves without it choose, averaged over images.
+    """Return the gain in AUC of choosing a feasibility threshold, measured on pairs that had no part in the choice.
 
+    Each unseen pair is measured at the thresholds that the halves without it choose; the mean is over images.
     `wins` [T, P]: `wins_by_pair` at each threshold, ascending; the first excludes nothing. `images` [P]: unseen images
     of each pair. `seen_images`: N_s. Of equally good thresholds the lowest is chosen, as over all pairs. With `t_h` the
     best threshold of a half `h`, and `H_p` the halves without the pair `p`,
@@ -78,6 +79,6 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bo
 
 
 def largest_gain(gains: Sequence[CrossFitGain]) -> int | None:
-    """Return the place of the largest gain among those that exceed their standard errors; None if none does."""
+    """Return the index of the largest gain that exceeds its standard error; None if no gain does."""
     paying = [place for place, gain in enumerate(gains) if gain.pays]
     return max(paying, key=lambda place: gains[place].value, default=None)

@@ -35,7 +35,7 @@ class Margins:
 
     @classmethod
     def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
-        """Return the margins of score statistics for top-`k` accuracy; `k` may not exceed the score accumulator's."""
+        """Compute the margins for top-`k` accuracy from score statistics; `k`: at most that of the accumulator."""
         if not 1 <= k <= competitors.seen.shape[1]:
             raise UsageError(f"k is {k}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator")
         is_seen = competitors.is_seen
@@ -70,7 +70,7 @@ class Curve:
 
     @classmethod
     def of(cls, margins: Margins) -> Curve:
-        """Return the exact curve of the margins of images."""
+        """Compute the exact curve from the margins of images."""
         both = np.concatenate([margins.seen, margins.unseen])
         breakpoints = np.unique(both[np.isfinite(both)])
         seen_until = np.searchsorted(breakpoints, margins.seen, side="left")
@@ -81,7 +81,10 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Return the curve's seen and unseen accuracy, [P + 1] each, over listed images; repetitions count."""
+        """Return the seen and the unseen accuracy [P + 1] over the images with the indices `seen` and `unseen`.
+
+        Repeated indices count repeatedly.
+        """
         points = self.breakpoints.size
         return falling(self.seen_until[seen], points), rising(self.unseen_from[unseen], points)
 
@@ -129,13 +132,13 @@ class Curve:
 
 
 def falling(until: Ints, breakpoints: int) -> Floats:
-    """Return the share of right images at each point [P + 1]; each is right up to point `until` (-1: never)."""
+    """Return the share of right images at each point [P + 1]; image i is right up to `until[i]` (-1: never)."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def rising(since: Ints, breakpoints: int) -> Floats:
-    """Return the share of images that are right at each point [P + 1]; each is right from `since` (P + 1: never)."""
+    """Return the share of right images at each point [P + 1]; image i is right from `since[i]` on (P + 1: never)."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 

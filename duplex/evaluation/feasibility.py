@@ -1,7 +1,8 @@
 """Feasibility thresholds of unseen compositions in the open world (Mancini et al., 2021; Open-World CZSL).
 
-Unseen compositions with a feasibility below the threshold score -inf. All thresholds are evaluated in one pass over
-the scores: lowering the threshold by one step adds one bucket of compositions.
+Feasibility is a number per composition, larger for more plausible ones. Unseen compositions with a feasibility below
+the threshold score -inf. All thresholds are evaluated in one pass over the scores: lowering the threshold by one step
+adds one bucket of compositions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BucketNumbers = NDArray[Any]  # [C] in the narrowest integer type that holds the
 
 
 class FeasibilityBlocks(Protocol):
-    """Compositions' feasibility, computed in blocks for label spaces too large for memory."""
+    """Feasibility of all compositions, computed in blocks for label spaces too large for memory."""
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
         """Yield each block's first composition and its feasibility values."""
@@ -34,7 +35,7 @@ FeasibilityValues = Floats | FeasibilityBlocks  # [C], +inf for seen columns
 
 
 def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Floats:
-    """Return `count` equally spaced points from the smallest to the largest unseen feasibility, ascending."""
+    """Return `count` equally spaced thresholds from the smallest to the largest feasibility of unseen compositions."""
     parts = (values[~seen[first : first + len(values)]] for first, values in _blocks(feasible))
     ends = [(part.min(), part.max()) for part in parts if part.size]
     if not ends:
@@ -43,7 +44,10 @@ def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Flo
 
 
 def buckets(feasible: FeasibilityValues, steps: Floats) -> BucketNumbers:
-    """Return compositions' buckets [C] for `ScoreAccumulator`: `i` reaches all but the `i` highest thresholds."""
+    """Return each composition's bucket [C] for `ScoreAccumulator`: the number of thresholds above its feasibility.
+
+    steps: thresholds, ascending.
+    """
     kind = np.min_scalar_type(-steps.size - 1)
     below = (np.searchsorted(steps, values, side="right").astype(kind) for _, values in _blocks(feasible))
     return np.concatenate([kind.type(steps.size) - part for part in below])
@@ -63,18 +67,18 @@ class Threshold:
     """The chosen feasibility threshold, all thresholds tried, the AUC of each, and the cross-fitted gain."""
 
     value: float
-    candidates: Floats  # ascending
+    candidates: Floats  # all thresholds tried, ascending
     auc: Floats  # of each candidate, fractions
     gain: CrossFitGain
 
     @property
     def passing_buckets(self) -> int:
-        """Number of buckets (`buckets`) that reach the chosen threshold."""
+        """Number of buckets whose compositions reach the chosen threshold."""
         return int(self.candidates.size - np.searchsorted(self.candidates, self.value))
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
-    """Return the feasibility threshold in `steps` with the best AUC; of equal ones the lowest, which excludes least.
+    """Return the feasibility threshold in `steps` with the best AUC; of equally good ones the lowest.
 
     `accumulator` holds **validation** scores and was built with `bucket=buckets(feasible, steps)`.
     """

@@ -19,7 +19,7 @@ LISTED = 10  # names in an error message
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Word vectors of states or objects, one per name, read from a file; and the words that the file lacks."""
+    """Word vectors of states or objects, one per name, and the words without a vector in the file."""
 
     vectors: Floats  # [names, w]
     missing: tuple[str, ...]

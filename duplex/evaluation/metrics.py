@@ -28,8 +28,8 @@ class Metrics:
     k: int
     images_seen: int
     images_unseen: int
-    seen: float | None  # S: seen accuracy at b = -inf
-    unseen: float | None  # U: unseen accuracy at b = +inf
+    seen: float | None  # S: seen accuracy at bias -inf
+    unseen: float | None  # U: unseen accuracy at bias +inf
     hm: float | None  # best harmonic mean on the curve
     auc: float | None
     seen_interval: Interval | None = None  # 95 %
@@ -37,7 +37,7 @@ class Metrics:
     hm_interval: Interval | None = None
     auc_interval: Interval | None = None
     bias: float | None = None  # at which HM is reached, in units of the scores
-    state_accuracy: float | None = None  # of the prediction at b = 0
+    state_accuracy: float | None = None  # of the prediction at bias 0
     object_accuracy: float | None = None
     tied: float | None = None  # share of images that are wrong only because the label ties with the best of its group
 
@@ -61,9 +61,9 @@ def measure(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Metrics:
-    """Return all metrics of score statistics.
+    """Compute S, U, HM, AUC and the accuracies of states and objects from score statistics.
 
-    competitors: what `ScoreAccumulator.competitors` returns.
+    competitors: score statistics, the result of `ScoreAccumulator.competitors`.
     k: an image is right if its pair is among the best k.
     states: state of each column [C], for the accuracy of states.
     objects: object of each column [C], for the accuracy of objects.

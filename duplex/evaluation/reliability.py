@@ -23,7 +23,11 @@ class Reliability:
 
     @classmethod
     def of(cls, probability: Floats, right: Bools, weight: Floats, bins: int = BINS) -> Reliability:
-        """Group N answers by probability in [0, 1]; `weight` [N] of the images, of any sum."""
+        """Group answers into bins by their probability.
+
+        probability: of each answer [N], from 0 to 1. right: mask of right answers [N].
+        weight: weights of the images [N], of any sum.
+        """
         place = np.minimum((probability * bins).astype(int), bins - 1)
         share = weight / weight.sum()
         mass = np.bincount(place, share, bins).astype(np.float64)
@@ -39,8 +43,10 @@ class Reliability:
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Return weights [N] under which images of unseen pairs have the share `new_share`; equal ones if only images of
-    seen or only of unseen pairs exist."""
+    """Return weights [N] of images that sum to `new_share` over images of unseen pairs, and to 1 over all images.
+
+    Without images of seen or of unseen pairs, all weights are equal.
+    """
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))

@@ -30,7 +30,9 @@ POINTS = 20
 def sampled_metrics(
     blocks: BlockSource, target: ArrayLike, seen: ArrayLike, feasible_mask: ArrayLike | None = None, k: int = 1
 ) -> Metrics:
-    """Return the metrics of published tables, from sampled biases; `blocks` is called once per pass, twice in all.
+    """Return the metrics as published tables compute them, from sampled biases.
+
+    `blocks`: function that returns all blocks `(slice of images, scores [b, C])`; it is called twice.
 
     `target` [N]: column of each label; `seen`, `feasible_mask` [C] (default: all feasible); `k`: top-k.
     """
@@ -81,7 +83,10 @@ def _tensor(scores: Any, rows: slice) -> torch.Tensor:
 
 
 def _summarise(hits: Ints, seen_images: int, unseen_images: int, biases: list[Any], k: int) -> Metrics:
-    """Return the metrics from `hits` [biases, 2], the right seen and unseen images per bias, the last b = 1000."""
+    """Return the metrics from `hits` [biases, 2]: numbers of seen and of unseen images that are right at each bias.
+
+    The last bias is 1000.
+    """
     images = np.array([seen_images, unseen_images])
     accuracy = np.divide(hits, images, out=np.full(hits.shape, np.nan), where=images > 0)
     best, both = accuracy.max(axis=0), bool(images.all())

@@ -50,7 +50,7 @@ class ScoreFile:
 
     @property
     def steps(self) -> range:
-        """First row of each block that is read at a time."""
+        """Range of the first rows of the blocks in which scores are read."""
         return range(0, self.target.size, max(1, BLOCK // self.seen.size))
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[Any]]]:
@@ -109,7 +109,7 @@ class _Entries:
     store: Any
 
     def find(self, name: str) -> Any:
-        """Return an array, that of an `.h5` file unread; None if the file lacks it."""
+        """Return the array `name` (of an `.h5` file the data set, not read yet); None if the file lacks it."""
         try:
             if name not in self.store:
                 return None

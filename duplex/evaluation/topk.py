@@ -1,7 +1,8 @@
-"""Best scores of each group of columns: seen compositions, and one or more buckets of unseen ones.
+"""Find the best scores in each group of columns: seen compositions, and unseen ones in one or more buckets.
 
-Buckets of unseen columns let all feasibility thresholds be tried in one pass. There are two searches because torch's
-`argmax` is many times slower than NumPy's on a CPU, and importing torch takes longer than evaluating a score file.
+A bucket holds the unseen columns between two feasibility thresholds, so that all thresholds are tried in one pass over
+the scores. There are two implementations, in NumPy and in torch, because torch's `argmax` is many times slower than
+NumPy's on a CPU, and importing torch takes longer than evaluating a score file.
 """
 
 from __future__ import annotations
@@ -63,15 +64,16 @@ class ColumnPlan:
 
 
 def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
-    """Return the group of each column [C], in the narrowest integer type that holds the buckets.
+    """Return the group number of each column [C]: 0 for seen, 1 + bucket for unseen, -1 for infeasible columns.
 
-    `seen` [C]; `bucket` [C], from 0, of unseen columns (default: one bucket); `feasible_mask` [C] (default: all).
+    The type is the narrowest that holds the numbers. `seen` [C]; `bucket` [C]: numbers from 0 on of unseen columns
+    (default: one bucket); `feasible_mask` [C] (default: all).
     """
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
     feasible = None if feasible_mask is None else np.asarray(feasible_mask, dtype=bool)
     if buckets.shape != seen.shape or (feasible is not None and feasible.shape != seen.shape) or buckets.min() < 0:
         raise UsageError(
-            f"feasible_mask and bucket must have one value for each of the {seen.size} columns, buckets from 0"
+            f"feasible_mask and bucket must have one value for each of the {seen.size} columns, and no bucket below 0"
         )
     kind = np.min_scalar_type(-int(buckets.max()) - 2)
     groups = buckets.astype(kind)
@@ -83,7 +85,7 @@ def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Return label scores [b], the best `k` other scores in each run of columns [R, b, k], and the best's place [R, b].
+    """Return label scores [b], the best `k` other scores per run of columns [R, b, k] and the place of the best [R, b].
 
     `block` [b, w] is not changed. `label_position` [b] is the position of each label in the ordered block, -1 (label
     score -inf) if it is not a feasible column of it. Scores fall along `k`, filled up with -inf; a place counts from
@@ -109,7 +111,7 @@ def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, 
 
 
 def _search(scores: NDArray[Any], best: NDArray[np.float64]) -> Ints:
-    """Write each row's best scores into `best` [b, k] and return the best's columns; overwrites `scores` [b, w]."""
+    """Write each row's best scores into `best` [b, k] and return the best column [b]; overwrites `scores` [b, w]."""
     rows, depth = np.arange(len(scores)), min(best.shape[1], scores.shape[1])
     places = []
     for j in range(depth):
@@ -131,7 +133,7 @@ def _ordered(block: NDArray[Any], plan: ColumnPlan) -> Iterator[tuple[int, NDArr
 
 
 def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
-    """Yield slices of `rows` rows, each of at most `scores` scores but at least one row."""
+    """Yield slices of `rows` rows of `width` scores; a slice has at most `scores` scores but at least one row."""
     step = max(1, scores // max(width, 1))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))

@@ -75,13 +75,16 @@ class Components:
 
 
 def _rank(among: Floats, values: Floats) -> Floats:
-    """Return how many of `among` (sorted) lie below each value, equal ones counting one half."""
+    """Return, for each of `values`, how many of `among` (sorted) are smaller; equal ones count one half."""
     rank: Floats = (np.searchsorted(among, values, "left") + np.searchsorted(among, values, "right")) / 2
     return rank
 
 
 def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
-    """Return S, U and best HM [methods, rounds, 3] over resampled images, in each round the same for all methods."""
+    """Return S, U and best HM of each method in each bootstrap round [methods, rounds, 3].
+
+    methods: margins of each method on the same images. A round draws the same images for all methods.
+    """
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
     seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
@@ -113,7 +116,10 @@ class Difference:
 
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """Return two methods' differences (second minus first) in `seen, unseen, hm, auc`; undefined ones are left out."""
+    """Return the differences of two methods, `second - first`, in `seen, unseen, hm, auc`, by name.
+
+    Metrics that the images leave undefined are left out. rounds, seed: of the bootstrap over images.
+    """
     curves = [Curve.of(margins) for margins in (first, second)]
     ends = np.array([(c.seen_accuracy[0], c.unseen_accuracy[-1], c.harmonic.max()) for c in curves])  # [2, 3]
     draws = bootstrap([first, second], rounds, seed)
@@ -127,7 +133,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """Return the two-sided p-value of bootstrapped differences: twice the smaller share of rounds beyond 0."""
+    """Return the two-sided p-value of bootstrapped differences [rounds]: twice the smaller share on one side of 0."""
     if not change.size:
         return None
     tail = min((change <= 0).sum(), (change >= 0).sum())
@@ -148,9 +154,10 @@ NAMES = ("seen", "unseen", "hm", "auc")
 def compare_seeds(
     first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
 ) -> dict[str, Difference]:
-    """Return `second - first`, averaged over seeds, for `seen, unseen, hm, auc`; undefined metrics are left out.
+    """Return the differences of two methods, `second - first`, in `seen, unseen, hm, auc`, averaged over seeds.
 
-    Each method has one `Margins` per seed. With one seed only images are resampled, and AUC is compared by DeLong.
+    Metrics that the images leave undefined are left out. Each method has one `Margins` per seed. With one seed only
+    images are resampled, and AUC is compared by DeLong.
     """
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
@@ -163,9 +170,10 @@ def compare_seeds(
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Return differences of the first D metrics of NAMES by their `values` [D] and bootstrap `draws` [rounds, D].
+    """Return the `Difference` (value, interval and p-value) of each metric by name.
 
-    A metric whose value is NaN is left out.
+    values: differences of the first D metrics of NAMES [D]; a metric whose value is NaN is left out.
+    draws: the same differences in each bootstrap round [rounds, D].
     """
     return {
         name: Difference(float(value), percentiles(change), bootstrap_p(change))
@@ -175,7 +183,7 @@ def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
 
 
 def everything(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """Return the indices of all runs, of all seen images and of all unseen images, as `mean_change` takes them."""
+    """Return the indices of all runs, of all seen images and of all unseen images: arguments of `mean_change`."""
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 
@@ -186,7 +194,11 @@ def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, I
 
 
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """Return two methods' mean difference in S, U, HM, AUC [4] over listed runs and images, repetitions counted."""
+    """Return the mean difference of two methods in S, U, HM and AUC [4] over listed runs and images.
+
+    curves: one list of curves, one per run, for each of the two methods.
+    runs, seen, unseen: indices of runs, seen images and unseen images; repeated indices count repeatedly.
+    """
     drawn, times = np.unique(runs, return_counts=True)
     change = [summary_of(curves[1][run], seen, unseen) - summary_of(curves[0][run], seen, unseen) for run in drawn]
     mean: Floats = np.average(change, axis=0, weights=times)
@@ -194,7 +206,7 @@ def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unsee
 
 
 def summary_of(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
-    """Return S, U, best HM and AUC [4] of a calibration curve over listed images."""
+    """Return S, U, best HM and AUC [4] of a curve over the seen and unseen images with the given indices."""
     s, u = curve.resampled(seen, unseen)
     return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area(s, u)])
 
@@ -211,14 +223,18 @@ class SplitComparison:
     """Differences of two methods in `seen, unseen, hm, auc` over several splits; undefined ones are left out."""
 
     difference: dict[str, Difference]  # mean over splits
-    by_split: list[dict[str, float]]
+    by_split: list[dict[str, float]]  # difference of each metric on each split
     deviation: dict[str, float]  # standard deviation between the splits' differences
 
 
 def compare_splits(
     first: Sequence[Sequence[Margins]], second: Sequence[Sequence[Margins]], rounds: int = ROUNDS, seed: int = 0
 ) -> SplitComparison:
-    """Compare two methods over re-splits, given one list of runs per split; runs are paired by seed and image."""
+    """Compare two methods over re-splits of a data set.
+
+    first, second: the methods' margins: per split, one `Margins` per seed, with the same seeds and images in both.
+    rounds, seed: of the bootstrap over splits, seeds and images.
+    """
     splits = len(first), len(second)
     if splits[0] != splits[1] or splits[0] < 2:
         raise UsageError(f"the methods have {splits[0]} and {splits[1]} splits; compare the same two or more of both")

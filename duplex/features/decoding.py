@@ -1,4 +1,4 @@
-"""Image files to batches of pixels: decoded in worker processes, in order, a bounded number ahead of the encoder."""
+"""Decode image files to batches of pixels in worker processes, in order, at most a few batches ahead of the encoder."""
 
 from __future__ import annotations
 

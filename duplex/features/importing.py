@@ -1,4 +1,4 @@
-"""Import of features that the user already has into a cache."""
+"""Import features that were computed elsewhere into a feature cache."""
 
 from __future__ import annotations
 

@@ -138,7 +138,10 @@ class PartialCache:
         return cls(path)
 
     def write(self, row: int, statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write images from cache row `row` on; `values`: HDF5 data set -> rows. `commit` makes them final."""
+        """Write the rows of consecutive images, from cache row `row` on; `commit` makes them final.
+
+        values: HDF5 data set -> values [B, ...] of these images.
+        """
         for name, block in values.items():
             data = np.ascontiguousarray(block, DATASETS[name][1]).tobytes()
             self._put(data, self._offset[name] + row * row_bytes(name, self._shape[name]))

@@ -1,10 +1,10 @@
-"""The two-way layout: the effects of a state and of an object on the mean image, by weighted least squares.
+"""Effects of states and of objects on mean features, fitted by weighted least squares (a two-way layout).
 
 The mean feature of a pair is observed with noise, in coordinates where images spread by 1 about their pair's mean:
 
     x_c = mu + a_m + b_n + gamma_c + noise,   Var(noise) = 1 / n_c,   Var(gamma_c) = v    (in every direction)
 
-`gamma` is the interaction of the two. Least squares over pairs then weights a pair by
+`gamma` is the interaction of state and object. Least squares over pairs then weights a pair by
 
     w_c = 1 / (v + 1 / n_c)
 
@@ -33,7 +33,7 @@ class PairMeans:
 
 @dataclass(frozen=True)
 class AdditiveEffects:
-    """Mean, state and object effects: `mu_mn = mu + a_m + b_n`, stored as `M + N + 1` vectors."""
+    """Overall mean, effects of M states and effects of N objects, which compose `mu_mn = mu + a_m + b_n`."""
 
     mean: Tensor  # mu [d]
     state: Tensor  # a [M, d]
@@ -41,11 +41,11 @@ class AdditiveEffects:
 
     @classmethod
     def of(cls, beta: Tensor, states: int) -> AdditiveEffects:
-        """Split coefficients `beta = (mu, a, b)` [1 + M + N, d], with M = `states`."""
+        """Build the effects from stacked coefficients `beta = (mu, a, b)` [1 + M + N, d]; `states`: M."""
         return cls(beta[0], beta[1 : 1 + states], beta[1 + states :])
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return mean plus effects, `mu_mn`, of some pairs [C, d]."""
+        """Return the composed means `mu_mn` [C, d] of pairs with the indices `states` [C] and `objects` [C]."""
         return self.mean + self.state[states] + self.object[objects]
 
 
@@ -55,6 +55,8 @@ class NormalEquations:
     With `w` the pairs' weights as an `M x N` table,
 
         H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]
+
+    seen: means of the pairs with images. v: interaction variance, from which the weights are computed.
     """
 
     def __init__(self, seen: PairMeans, v: float, ridge: float) -> None:
@@ -65,7 +67,7 @@ class NormalEquations:
         self.w_o = self.w.new_zeros(n).index_add_(0, seen.objects, self.w)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return `X^T rows`: `rows [P, d]` of pairs summed over all, by state and by object [1 + M + N, d]."""
+        """Return `X^T rows` [1 + M + N, d]: sums of the pairs' `rows` [P, d] over all pairs, by state and by object."""
         m, n = self.seen.shape
         zeros = rows.new_zeros
         by_s = zeros(m, rows.shape[1]).index_add_(0, self.seen.states, rows)
@@ -89,15 +91,20 @@ class NormalEquations:
 
 
 def fit_additive(seen: PairMeans, v: float, ridge: float) -> AdditiveEffects:
-    """Fit mean and effects by least squares; the effect of a state or object without images is 0."""
+    """Fit mean and effects by least squares; the effect of a state or object without images is 0.
+
+    v: interaction variance. ridge: number of images at which an effect is shrunk by half.
+    """
     normal = NormalEquations(seen, v, ridge)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix()))
     return AdditiveEffects.of(inverse @ normal.right, seen.shape[0])
 
 
 def log_likelihood(seen: PairMeans, v: float, ridge: float) -> float:
-    """Return the marginal log-likelihood of the pairs' means, up to a constant: `mu`, `a` and `b` are integrated out,
-    with `1/ridge` as prior variance of the effects."""
+    """Return the log-likelihood of the pairs' means for the interaction variance `v`, up to a constant.
+
+    The coefficients `mu`, `a` and `b` are integrated out, with the prior variance `1/ridge` for effects.
+    """
     normal = NormalEquations(seen, v, ridge)
     return marginal_log_likelihood(normal, normal.matrix(), normal.right)
 
@@ -118,7 +125,7 @@ def marginal_log_likelihood(normal: NormalEquations, matrix: Tensor, right: Tens
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """Return the interaction variance `v` of highest marginal likelihood, among powers `10^(k/8)`.
+    """Return the interaction variance `v` of highest marginal likelihood, among `10^(k/8)` for whole k.
 
     A seen pair's prototype is a weighted mean of the pair's mean feature and the prediction `mu + a_m + b_n`; both
     weigh the same for a pair with `1 / v` images.

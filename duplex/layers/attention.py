@@ -1,4 +1,4 @@
-"""Cross-attention of prototypes and patch tokens, written out so that queries without a batch are projected once."""
+"""Cross-attention of prototypes to patch tokens; queries that all images share are projected once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ CHUNK = 2**24  # numbers in memory at once in inference
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of queries x to keys and values y; `zero_output`: the output map starts at zero."""
+    """Multi-head attention of queries `x` to keys and values `y`.
+
+    dim: channels of queries and outputs. inside: channels of `y`. zero_output: initialise the output map with zeros.
+    """
 
     def __init__(self, dim: int, inside: int, heads: int, *, zero_output: bool) -> None:
         super().__init__()
@@ -41,7 +44,10 @@ class CrossAttention(nn.Module):
 
 
 class CrossBlock(nn.Module):
-    """`B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`, with a feed-forward F; initially `B(x, y) = x`."""
+    """Cross-attention A and a feed-forward network F, both residual; the identity in `x` before training.
+
+    `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`.
+    """
 
     def __init__(self, dim: int, inside: int, heads: int) -> None:
         super().__init__()
@@ -58,6 +64,12 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """Apply `score` to chunks of images; `width` is how many numbers `score` holds in memory per image."""
+    """Return the scores of all images, computed in chunks of images that fit into memory.
+
+    score: function from features and tokens to scores [b, C].
+    z: features [B, d].
+    tokens: patch tokens [B, T, w].
+    width: count of numbers per image that `score` holds in memory.
+    """
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])

@@ -1,4 +1,4 @@
-"""Sufficient statistics of labelled features, from which the closed form is fitted, and their shared covariance."""
+"""Feature counts, sums and covariance by composition: all that the closed form, a linear classifier, is fitted from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from duplex.errors import DuplexError
 
 @dataclass(frozen=True)
 class Groups:
-    """Feature counts and sums by group: composition, state or object."""
+    """Number and sum of the features in each group: a composition, a state or an object."""
 
     counts: Tensor  # n_g [G]
     sums: Tensor  # sum of z over each group [G, d]
@@ -20,13 +20,13 @@ class Groups:
 
     @property
     def means(self) -> Tensor:
-        """Means of the groups [G, d]; zero for a group without images."""
+        """Mean feature of each group [G, d]; zero for a group without images."""
         return self.sums / self.counts.clamp(min=1)[:, None]
 
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """Feature counts and sums by composition, in float64 on the device of the features."""
+    """Number and sum of the features of each composition, in float64 on the device of the features."""
 
     states: int  # M
     objects: int  # N
@@ -58,7 +58,7 @@ class ClassStatistics:
     def relabelled(self, states: Tensor, objects: Tensor, shape: tuple[int, int]) -> ClassStatistics:
         """Return the same statistics in a larger label space of `shape` (M, N).
 
-        states, objects: the new, rising numbers of the states and objects of this space.
+        states, objects: indices in the larger space of the present states and objects, ascending.
         """
         pairs = states[self.state_of] * shape[1] + objects[self.object_of]
         return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
@@ -98,8 +98,10 @@ class ClassStatistics:
 
 
 def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
-    """Return the sample covariance of `z - mean of its group` [d, d] and its degrees of freedom; if no group has two
-    images, the covariance about the mean of all images."""
+    """Return the sample covariance [d, d] of features about the mean of their group, and its degrees of freedom.
+
+    If no group has two images, the covariance is about the mean of all images.
+    """
     counts, means = groups.counts, groups.means
     free = float(counts.sum() - (counts > 0).sum())
     if free < 1:
@@ -125,11 +127,13 @@ def oas_shrinkage(covariance: Tensor, free: float) -> float:
 
 
 def shared_whitening(groups: Groups, added: float = 0.0) -> Tensor:
-    """Return `W` [d, d] with `W W^T = Sigma^-1`, so that the within-group covariance of `z W` is the identity;
-    `Sigma = (1 - rho) S + rho tr(S)/d I` is finite and positive definite for any number of images.
+    """Return the whitening map `W` [d, d], `W W^T = Sigma^-1`, which makes the within-group covariance the identity.
 
-    `rho` is OAS (Chen, Wiesel, Eldar and Hero 2010, Eq. 23), which follows from S and the number of images; Ledoit and
-    Wolf's would need a second pass over the images. `added`: share of the mean variance tr(S)/d to add as well.
+    The shrunk covariance `Sigma = (1 - rho) S + rho tr(S)/d I` is positive definite for any number of images. `rho`
+    is computed by OAS (Chen, Wiesel, Eldar and Hero 2010, Eq. 23) from S and the number of images; the shrinkage of
+    Ledoit and Wolf would need a second pass over the images.
+
+    added: share of the mean variance tr(S)/d to add to the diagonal as well.
     """
     sample, free = within_group_covariance(groups)
     d = len(sample)

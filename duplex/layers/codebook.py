@@ -57,7 +57,7 @@ class Codebook(nn.Module):
 
         dim: width of a prototype.
         unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
-        random_seen: store random prototypes of the training compositions, as paired with `start(seen=False)`.
+        random_seen: store random prototypes of the training compositions.
         anchored: keep a copy of the initial prototypes (`began`), with which refinement blends messages.
         """
         super().__init__()
@@ -117,7 +117,7 @@ class Codebook(nn.Module):
         return normalize(mean_s + mean_o - self.mean_all, dim=-1)
 
     def _find_stored(self, compositions: Ints) -> tuple[Ints, Ints]:
-        """Return the positions of those `compositions` whose prototypes are stored, and the rows of `_stored` with them."""
+        """Return the positions of those `compositions` whose prototypes are stored, and their rows in `_stored`."""
         if not self.stored_count:
             return self._slots[:0], self._slots[:0]
         place = np.searchsorted(self._known, compositions).clip(max=self.stored_count - 1)
@@ -150,7 +150,7 @@ class Codebook(nn.Module):
     def logits_over(self, candidates: Ints | None) -> Logits:
         """Return a function from features [B, d] and `1 / tau` to logits `z . h / tau` [B, C].
 
-        candidates: sorted compositions [C]; None: all compositions.
+        candidates: compositions [C]; None: all compositions.
         """
         count = self.labels.size if candidates is None else len(candidates)
         if count > ROWS and self.unseen == "compose":
@@ -174,9 +174,9 @@ class Codebook(nn.Module):
         return logits
 
     def _logits_by_sums(self, candidates: Ints | None) -> Logits:
-        """Return a function `(features, scale) -> logits` that adds a state's and an object's product with the features.
+        """Return a function `(features, scale) -> logits` that adds products of features with state and object means.
 
-        No prototypes are computed; logits of stored prototypes replace the sums.
+        It computes no prototypes; logits of stored prototypes replace the sums.
         """
         if candidates is None:  # stored prototypes in the order of memory, so that they are not copied
             order = np.argsort(self._slots)

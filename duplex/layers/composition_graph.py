@@ -59,7 +59,7 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Return, for each composition, the mean of its own feature (its row of `rows`), its state's and its object's [C, w]."""
+        """Return the mean of three features per composition [C, w]: its own in `rows`, its state's, its object's."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
@@ -88,7 +88,7 @@ class GraphNetwork(nn.Module):
         return features
 
     def pairs(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
-        """Return embeddings of any compositions [C, out], in the graph or not; `features` is the result of `forward`."""
+        """Return embeddings of any compositions [C, out], in the graph or not; `features`: the result of `forward`."""
         listed = self.graph.columns.compositions
         place = self.graph.columns.places(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):

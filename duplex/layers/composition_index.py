@@ -1,4 +1,4 @@
-"""Compositions on a device: copies of index arrays, and lists with their states and objects."""
+"""Index arrays on a device: copies, and lists of compositions with their states and objects."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ class CompositionIndex(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def places(self, compositions: Tensor) -> Tensor:
-        """Return positions in the list of `compositions`, valid for those in it."""
+        """Return the position of each of `compositions` in the list; undefined for compositions that are not in it."""
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Return means of `rows` [C, ...] by state and by object; zero if without compositions."""
+        """Return the means of `rows` [C, ...] by state and by object; zero for a state or object without compositions.
+
+        states, objects: number of states and of objects.
+        """
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 
 def mean_over(rows: Tensor, group: Tensor, count: int) -> Tensor:
-    """Return means of `rows` over each group [count, ...]; zero for an empty group."""
+    """Return the mean of `rows` over each group [count, ...]; zero for an empty group."""
     sums = rows.new_zeros(count, *rows.shape[1:]).index_add(0, group, rows)
     sizes = rows.new_zeros(count).index_add(0, group, rows.new_ones(len(rows))).clamp(min=1)
     return sums / sizes.view(-1, *[1] * (rows.ndim - 1))

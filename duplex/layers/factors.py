@@ -17,8 +17,11 @@ def zero_initialised(layer: nn.Linear) -> nn.Linear:
 
 
 class Bottleneck(nn.Module):
-    """`Up(dropout(relu(Down(y))))` over the channels of features [B, d], of tokens [B, T, w] or of a feature map
-    [B, w, H, W]; zero at first."""
+    """Two-layer network `Up(dropout(relu(Down(y))))` over the channels of features [B, d], tokens [B, T, w] or feature
+    maps [B, w, H, W]. Its output is zero before training.
+
+    width: channels between the layers. rate: dropout.
+    """
 
     def __init__(self, channels: int, width: int, rate: float) -> None:
         super().__init__()
@@ -32,7 +35,7 @@ class Bottleneck(nn.Module):
 
 
 class Adapter(Bottleneck):
-    """Residual bottleneck `z <- z + a Up(dropout(relu(Down(z))))`; the identity at first."""
+    """Residual bottleneck `z <- z + scale * Up(dropout(relu(Down(z))))`; the identity before training."""
 
     def __init__(self, dim: int, width: int, rate: float, scale: float) -> None:
         super().__init__(dim, width, rate)
@@ -43,7 +46,7 @@ class Adapter(Bottleneck):
 
 
 class Mlp(nn.Sequential):
-    """`layers` times (linear, layer norm, relu, dropout), then a linear map.
+    """Perceptron: `layers` times (linear, layer norm, relu, dropout), then a linear map.
 
     Layer norm replaces the batch norm of some papers, so that features do not depend on the batch.
     """
@@ -57,7 +60,7 @@ class Mlp(nn.Sequential):
 
 
 class Disentangler(nn.Module):
-    """Two-layer MLP from a feature to its unit state or object factor; `residual` adds its input."""
+    """Two-layer MLP from a feature to its state factor or object factor, of unit length; `residual` adds its input."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
@@ -70,9 +73,10 @@ class Disentangler(nn.Module):
 
 
 class Fusion(nn.Module):
-    """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11), without the relu unless `rectified`.
+    """Learned fusion of a state factor and an object factor, which may be those of different images (Eq. 11).
 
-    The two projections are applied to each image once; a counterfactual is a sum of two projected factors.
+    `phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))`, without the relu unless `rectified`. The two
+    projections are applied to each image once; a counterfactual is a sum of two projected factors.
     """
 
     def __init__(self, dim: int, *, rectified: bool = True) -> None:
@@ -92,7 +96,7 @@ class Fusion(nn.Module):
 
 
 class Factors(nn.Module):
-    """Both disentanglers: `z^s = D^s(z)`, `z^o = D^o(z)` [B, d]."""
+    """The two disentanglers, from features to state factors `z^s = D^s(z)` and object factors `z^o = D^o(z)` [B, d]."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()

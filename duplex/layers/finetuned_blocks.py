@@ -31,7 +31,7 @@ IMAGES = 256  # computed at once without gradients
 def finetuned_blocks_factory(
     encoder: Mapping[str, str], options: FinetuneOptions, device: str
 ) -> Callable[[], FinetunedBlocks]:
-    """Return a function that builds fresh blocks of the image tower in a checkpoint's `encoder` record.
+    """Return a function that builds untrained blocks for the image tower that a checkpoint's `encoder` record names.
 
     Weights are float32; activations are bf16 if the cache was written in bf16.
     """
@@ -42,7 +42,11 @@ def finetuned_blocks_factory(
 
 
 class LowRank(nn.Module):
-    """Low-rank update `W + B A`, `A [r, in]` random, `B [out, r]` zero at first; `in` includes a kernel's cells."""
+    """Parametrization that adds a low-rank update to a weight: `W + B A`.
+
+    `A [r, in]` is random and `B [out, r]` zero before training. For a convolution, `in` is
+    the number of channels times the size of the kernel.
+    """
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
@@ -55,15 +59,19 @@ class LowRank(nn.Module):
 
 
 class FinetunedBlocks(nn.Module):
-    """Map cached block inputs to features [B, d]. Its state holds trained parameters alone; frozen blocks are copies on
-    the tower's device, in no checkpoint."""
+    """Last blocks of an image tower, which map cached block inputs to features [B, d].
+
+    The state dict holds only trained parameters. Frozen weights are copies on the tower's device, in no checkpoint.
+    """
 
     def __init__(
         self, cut: LastBlocks, options: FinetuneOptions, shape: tuple[int, ...], precision: str = "fp32"
     ) -> None:
         """Copy the tower's last blocks.
 
-        cut: at least `options.blocks` blocks. shape: of one image's block input. precision: of the cached block inputs.
+        cut: the tower's last blocks, at least `options.blocks` of them.
+        shape: shape of one image's block input.
+        precision: precision in which the encoder computed the cached block inputs.
         """
         super().__init__()
         self.options, self.checkpointing, self._precision = options, False, precision
@@ -82,7 +90,7 @@ class FinetunedBlocks(nn.Module):
             self.trained = nn.ModuleList(block.requires_grad_() for block in tuned)
 
     def _add_bottlenecks(self, tuned: Any, branches: tuple[str, ...], shape: tuple[int, ...]) -> nn.ModuleList:
-        """Add a bottleneck to the output of the modules named `branches` of each block, or of the block itself."""
+        """Add a bottleneck to the output of each block's modules `branches`, or of the block if there are none."""
         modules = [getattr(block[-1], name) for block in tuned for name in branches] or [block[-1] for block in tuned]
         widths, options = self._output_channels(modules, shape), self.options
         adapters = nn.ModuleList(Bottleneck(width, options.inner_width, options.dropout) for width in widths)
@@ -91,7 +99,7 @@ class FinetunedBlocks(nn.Module):
         return adapters
 
     def _output_channels(self, modules: list[nn.Module], shape: tuple[int, ...]) -> list[int]:
-        """Return widths of the modules' outputs, measured on a blank image."""
+        """Return the number of output channels of each module, measured on a blank image."""
         widths: dict[nn.Module, int] = {}
         hooks = [
             module.register_forward_hook(
@@ -117,7 +125,7 @@ class FinetunedBlocks(nn.Module):
         return updates
 
     def train(self, mode: bool = True) -> FinetunedBlocks:
-        """Switch the mode of bottlenecks; the tower's blocks stay in evaluation mode."""
+        """Set training or evaluation mode for bottlenecks; the tower's blocks stay in evaluation mode."""
         super().train(mode)
         for block in self._blocks:
             block.eval()
@@ -135,8 +143,10 @@ class FinetunedBlocks(nn.Module):
         return torch.cat([self.features(block_inputs[start : start + IMAGES]) for start in starts])
 
     def features(self, block_inputs: Tensor) -> Tensor:
-        """Return features [B, d] of all images at once. Without gradients, float arithmetic is that of the cache; in
-        training, that of the epoch."""
+        """Return features [B, d] of all block inputs in one pass.
+
+        Without gradients, TF32 is used if the cache was written with it; with gradients, the caller's setting applies.
+        """
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
             x = block_inputs.to(self._device).float()
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):

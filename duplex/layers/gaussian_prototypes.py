@@ -39,17 +39,17 @@ LEAST = 1e-300  # smallest support
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Constants of the closed form's fit; where None, the likelihood chooses."""
+    """Options of the closed form's fit; None: chosen from the training images."""
 
-    ridge: float = 0.1  # in images: with so many, the effect of a state is shrunk by half
-    shrinkage: float | None = None  # k, in images
-    interactions: float | None = None  # tau; 0: none
+    ridge: float = 0.1  # number of images at which the effect of a state or object is shrunk by half
+    shrinkage: float | None = None  # k: number of images at which h_c is halfway from mu_mn to x_c; None: by likelihood
+    interactions: float | None = None  # tau, variance of the interactions; 0: no interactions; None: by likelihood
     prior: bool = True  # whether g_c includes log n_c of seen pairs
-    added_variance: float | None = 0.0  # added to the covariance, in its mean variance; None: by held-out pairs
+    added_variance: float | None = 0.0  # share of the mean variance added to the covariance; None: by held-out pairs
 
 
 class TensorRecord:
-    """Base of dataclasses whose fields are tensors or such dataclasses."""
+    """Base of dataclasses of tensors, which may be nested."""
 
     def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
         """Return a copy with floating-point tensors in `dtype` and all tensors on `device`."""
@@ -90,7 +90,11 @@ class ClosedForm(TensorRecord):
         settings: FitSettings = FitSettings(),
         words: WordEmbeddings | None = None,
     ) -> ClosedForm:
-        """Fit the model in float64; interactions need `words`. Raises DuplexError if there are no images."""
+        """Fit the model in float64. Raises DuplexError if there are no images.
+
+        statistics: feature statistics of the training images.
+        words: text embeddings of states and objects, for interactions; None: no interactions.
+        """
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; the closed form needs at least one")
         groups = statistics.by_pair()
@@ -111,11 +115,11 @@ class ClosedForm(TensorRecord):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of states and of objects."""
+        """Number of states and number of objects, (M, N)."""
         return len(self.additive.state), len(self.additive.object)
 
     def prototypes(self, compositions: Tensor) -> Tensor:
-        """Return visual prototypes of some compositions, in whitened coordinates [C, d]."""
+        """Return the visual prototypes of `compositions` in whitened coordinates [C, d]."""
         n = self.shape[1]
         rows = self.additive.at(compositions // n, compositions % n)
         if self.interactions is not None:
@@ -125,14 +129,14 @@ class ClosedForm(TensorRecord):
         return rows
 
     def _find_seen(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return positions in `compositions` of the seen ones, and their positions in `pairs`."""
+        """Return the positions of seen compositions in `compositions`, and their positions in `pairs`."""
         place = torch.searchsorted(self.pairs, compositions).clamp(max=len(self.pairs) - 1)
         positions = (self.pairs[place] == compositions).nonzero()[:, 0]
         return positions, place[positions]
 
     def log_support(self) -> Tensor:
-        """Return the log-likelihood of each composition to exist, judged by the training images [M, N]: the log of the
-        share of images whose state resembles `m` and whose object resembles `n`,
+        """Return how plausible each composition is [M, N]: the log of the share of training images whose state
+        resembles the composition's state `m` and whose object resembles its object `n`,
 
             log sum_c' pi_c' k(a_m, a_m') k(b_n, b_n'),   pi_c' = n_c' / n,   k(a, a') = exp(-|a - a'|^2 / 4),
 
@@ -146,7 +150,10 @@ class ClosedForm(TensorRecord):
         return (k_s @ share @ k_o).clamp(min=LEAST).log()
 
     def linear(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `h_c - mu` [C, d] and `offset_c` [C] of `g_c(z) = (x - mu) . (h_c - mu) + offset_c`."""
+        """Return the linear scores' weights `h_c - mu` [C, d] and `offset_c` [C].
+
+        The score of whitened features x is `g_c(z) = (x - mu) . (h_c - mu) + offset_c`.
+        """
         h = self.prototypes(candidates) - self.additive.mean
         return h, self._log_prior(candidates) - 0.5 * (h * h).sum(1)
 
@@ -158,8 +165,11 @@ class ClosedForm(TensorRecord):
         return prior
 
     def scorer(self, candidates: Tensor, rows: int = ROWS) -> FeatureScorer:
-        """Return a function from features `z [B, d]` to `g_c(z) [B, C]`; more candidates than `rows` are scored by
-        outer sums, without their prototypes."""
+        """Return a function from features `z [B, d]` to scores `g_c(z) [B, C]`.
+
+        rows: number of candidates up to which prototypes are computed; more candidates are scored without them, by
+        outer sums over states and objects.
+        """
         if len(candidates) > rows:
             return self._outer_sum_scorer(candidates)
         h, offset = self.linear(candidates)
@@ -170,7 +180,10 @@ class ClosedForm(TensorRecord):
         return z.to(self.whitening) @ self.whitening - self.additive.mean
 
     def _outer_sum_scorer(self, candidates: Tensor) -> FeatureScorer:
-        """Return a scorer by outer sums, `x . a_m + x . b_n + x . gamma_mn`, with seen pairs corrected afterwards."""
+        """Return a scorer that computes `x . a_m + x . b_n + x . gamma_mn` for all states and objects at once.
+
+        The scores of seen pairs are replaced by those of their prototypes.
+        """
         m, n = self.shape
         a, b, interactions = self.additive.state, self.additive.object, self.interactions
         positions, place = self._find_seen(candidates)
@@ -200,7 +213,7 @@ class ClosedForm(TensorRecord):
         return scores
 
     def _squares(self) -> Tensor:
-        """Return `|mu_mn - mu|^2` of all pairs [M, N]; with interactions, one state at a time."""
+        """Return `|mu_mn - mu|^2` of all compositions [M, N]; with interactions, computed one state at a time."""
         a, b = self.additive.state, self.additive.object
         if self.interactions is None:
             return (a * a).sum(1)[:, None] + (b * b).sum(1) + 2 * a @ b.T
@@ -212,7 +225,7 @@ class ClosedForm(TensorRecord):
 
 
 def _settled_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None) -> Fit:
-    """Return the fit of means of some pairs with the variances that all `seen` pairs choose."""
+    """Return a function that fits the means of a subset of the `seen` pairs, with variances chosen on all of them."""
     *_, v, tau = _fit_means(seen, settings, words)
     fixed = replace(settings, shrinkage=1 / v, interactions=tau)
 
@@ -228,7 +241,7 @@ def _settled_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings |
 def _fit_means(
     seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None
 ) -> tuple[AdditiveEffects, Interactions | None, float, float]:
-    """Return fitted effects, interactions, and variances `v`, `tau`."""
+    """Fit effects and interactions to the pairs' means; return them with the variances `v` and `tau`."""
     v = None if settings.shrinkage is None else 1 / settings.shrinkage
     if words is None or settings.interactions == 0:
         v = interaction_variance(seen, settings.ridge) if v is None else v
@@ -243,7 +256,7 @@ def _fit_means(
 
 @dataclass(frozen=True)
 class FittedStatistics:
-    """All that a closed form follows from, so that further images can be added to it without the first ones."""
+    """Statistics and settings that a closed form was fitted from; images can be added without the earlier ones."""
 
     statistics: ClassStatistics
     settings: FitSettings
@@ -251,14 +264,14 @@ class FittedStatistics:
 
 @dataclass(frozen=True)
 class GroupPosterior(TensorRecord):
-    """`log p(group | z)` of linear discriminant analysis over states or over objects, with a covariance of its own."""
+    """Posterior over all states, or over all objects, by linear discriminant analysis with its own covariance."""
 
-    weight: Tensor  # Sigma^-1 e [d, G], of the means' distances e from the mean of all images
+    weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images
     offset: Tensor  # [G]; -inf for a group without images
 
     @classmethod
     def fit(cls, groups: Groups) -> GroupPosterior:
-        """Fit discriminants to statistics grouped by state or by object."""
+        """Fit the posterior to feature statistics grouped by state or by object."""
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()

@@ -1,7 +1,8 @@
-"""One step of the local graph: from a batch's factors to refined visual prototypes (Eq. 12-18, Algorithm 1).
+"""Refinement: one step of messages from a batch's factors into visual prototypes (paper: Eq. 12-18, Algorithm 1).
 
-The graph is bipartite: messages go only into the prototypes of the batch's candidate compositions, from each image's
-state factor, each image's object factor and each counterfactual. Their sums factor by state, by object and by cell of
+The local graph is bipartite: messages go only into the prototypes of the batch's candidate compositions, from each
+image's state factor, each image's object factor and each counterfactual (an image's state factor fused with another
+image's object factor). Their sums factor by state, by object and by cell of
 the (state x object) grid, so no matrix over the graph's nodes is ever built.
 """
 
@@ -26,8 +27,10 @@ EPSILON = 1e-12
 
 
 class CellSums(torch.autograd.Function):
-    """`out_c = sum of w_p z^cf_p` over the pairs p = (i, j) in cell c of the label grid (Eq. 11, 15-16), with
-    `z^cf = normalise(relu(a_i + b_j))`, `a = M_s z^s`, `b = M_o z^o`; without the relu if not `rectified`.
+    """Weighted sums of counterfactual features by cell of the (state x object) grid, with gradients (Eq. 11, 15-16).
+
+    `out_c = sum of w_p z^cf_p` over the image pairs p = (i, j) in cell c, with `z^cf = normalise(relu(a_i + b_j))`,
+    `a = M_s z^s`, `b = M_o z^o`; without the relu if not `rectified`.
 
     The up to `B^2` counterfactuals are not stored but computed in blocks that fit the processor's cache, and again in
     the backward pass; memory grows with the number of cells. Differentiable once in `a`, `b` and `w`.
@@ -37,7 +40,10 @@ class CellSums(torch.autograd.Function):
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """Return sums [cells, d] for `a`, `b` [B, d] and the pairs' `i`, `j`, `cell`, `w` [P]."""
+        """Return the sums [cells, d] from projected factors `a`, `b` [B, d].
+
+        i, j, cell, w: images, cell and weight of each image pair [P].
+        """
         out = a.new_zeros(cells, a.shape[1])
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
@@ -48,7 +54,11 @@ class CellSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients for the cell's `g`, `u = r / |r|`: `dw = g.u`, `dr = w (g - u (g.u)) / |r|` where `r > 0`."""
+        """Return the gradients of `a`, `b` and `w`.
+
+        With `g` the gradient of a pair's cell and `u = r / |r|`, `dw = g.u` and `dr = w (g - u (g.u)) / |r|` where
+        `r > 0`.
+        """
         a, b, w, i, j, cell = ctx.saved_tensors
         rectified: bool = ctx.rectified
         da, db, dw = torch.zeros_like(a), torch.zeros_like(b), torch.empty_like(w)
@@ -66,7 +76,7 @@ class CellSums(torch.autograd.Function):
 
 
 def _counterfactuals(a: Tensor, b: Tensor, i: Tensor, j: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
-    """Return counterfactuals `r = relu(a_i + b_j)` [p, d] and `1 / |r|` [p]."""
+    """Return the counterfactuals `r = relu(a_i + b_j)` [p, d], not normalised, and `1 / |r|` [p]."""
     r = a.index_select(0, i).add_(b.index_select(0, j))
     if rectified:
         r.relu_()
@@ -97,8 +107,11 @@ class FactorNodes:
 
 @dataclass(frozen=True)
 class LocalCandidates:
-    """`C_cand = (S(B) x O(B)) & C_tgt` as cells of a small grid (Eq. 12-13), and the pairs of images `(i, j)` whose
-    counterfactual has such a label. Computed from labels on the host, without waiting for the device."""
+    """Candidates that combine a state and an object of the batch, `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13).
+
+    They are cells of a small grid. Each pair of images `(i, j)` whose counterfactual has such a label belongs to a
+    cell. Labels on the host suffice, so that nothing waits for the device.
+    """
 
     compositions: Ints  # the candidates as m * N + n, rising [C]
     states: Tensor  # S(B), rising [S]
@@ -115,7 +128,10 @@ class LocalCandidates:
     def of(
         cls, states: Ints, objects: Ints, target: CandidateSet, n_objects: int, device: torch.device
     ) -> LocalCandidates:
-        """Build the candidates of a batch from the `states` and `objects` of its images [B]."""
+        """Build the candidates of a batch from its images' `states` and `objects` [B].
+
+        target: all candidates of the world. n_objects: number of objects N in the label space.
+        """
         distinct_s, state_of = np.unique(states, return_inverse=True)
         distinct_o, object_of = np.unique(objects, return_inverse=True)
         grid = distinct_s[:, None] * n_objects + distinct_o[None]  # [S, O]
@@ -139,8 +155,11 @@ LEAST_WEIGHT = 1e-20  # of all messages to a candidate; below it posteriors have
 def aggregate(
     nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, messages: tuple[Message, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Return `h_hat = sum(weight * message) / sum(weight)` of every candidate [C, d] (Eq. 15-16), and the mask of
-    candidates that any message reached [C]: weights of very confident posteriors underflow to zero."""
+    """Return the weighted mean of the messages into each candidate, `h_hat` [C, d] (Eq. 15-16), and the mask of
+    candidates that a message reached [C]: with very confident posteriors all weights may underflow to zero.
+
+    messages: kinds of messages to use.
+    """
     (total, weight), *others = [_sums(kind, nodes, candidates, fusion) for kind in messages]
     for more, more_weight in others:
         total, weight = total + more, weight + more_weight
@@ -164,10 +183,11 @@ def _sums(
 def _counterfactual_sums(
     nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Counterfactuals of image pairs `(i, j)` summed by candidate, weighted by `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`.
+    """Return weighted sums of the counterfactuals into each candidate [C, d], and of their weights [C, 1].
 
-    Without a learned fusion `z^cf = normalise(z^c_i + z^c_j - mean z^c)`: the difference of each image from the
-    average, added in the space in which prototypes are compared with images.
+    The weight of an image pair `(i, j)` is `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`. Without a learned fusion a
+    counterfactual is `z^cf = normalise(z^c_i + z^c_j - mean z^c)`: the difference of each image from the average, added
+    in the space in which prototypes are compared with images.
     """
     i, j, cell, count = candidates.i, candidates.j, candidates.cell, len(candidates)
     label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
@@ -180,7 +200,10 @@ def _counterfactual_sums(
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """Return refined prototypes `normalise(lambda h + (1 - lambda) h_hat)` (Eq. 17-18); `rows` for lambda = 1."""
+    """Return the refined prototypes `normalise(lambda h + (1 - lambda) h_hat)` [C, d] (Eq. 17-18).
+
+    rows: prototypes `h`. aggregated: means of messages `h_hat`. momentum: lambda; 1 returns `rows` unchanged.
+    """
     if momentum == 1.0:
         return rows
     mixed = momentum * rows + (1.0 - momentum) * aggregated
@@ -204,8 +227,16 @@ def refine(
     momentum: float,
     renormalise: bool = True,
 ) -> RefinedPrototypes:
-    """Build the local graph of a batch with these compositions [B], aggregate its messages and blend them with the
-    codebook's prototypes, or with the initial ones of an anchored codebook (Algorithm 1)."""
+    """Return the refined prototypes of a batch's candidates: messages of its local graph, blended with old prototypes.
+
+    The old prototypes are the codebook's current ones, or the initial ones of an anchored codebook (Algorithm 1).
+
+    compositions: labels of the batch [B].
+    target: all candidates of the world.
+    fusion: learned fusion of factors; None: counterfactuals are sums of features.
+    messages: kinds of messages to use.
+    momentum: weight of the old prototypes, lambda.
+    """
     n = len(codebook.labels.objects)
     candidates = LocalCandidates.of(compositions // n, compositions % n, target, n, nodes.z.device)
     aggregated, reached = aggregate(nodes, candidates, fusion, messages)

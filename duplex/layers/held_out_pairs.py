@@ -40,7 +40,7 @@ def choose_added_variance(statistics: ClassStatistics, settle: Callable[[PairMea
 
 
 def expected_rivals(statistics: ClassStatistics, added: float, settle: Callable[[PairMeans], Fit]) -> float:
-    """Return the expected number of held-out pairs that score higher than an image's own pair; 0 without held-out pairs.
+    """Return the expected number of held-out pairs that score higher than an image's pair; 0 if none is held out.
 
     added: share of the mean variance that is added to the covariance.
     settle: as in `choose_added_variance`.

@@ -1,6 +1,7 @@
 """Interactions of states and objects, shared between pairs whose words are alike.
 
-A wet dog and a wet cat depart from `mu + a_m + b_n` in similar ways. As a Gaussian process over pairs,
+The mean features of a wet dog and a wet cat depart from `mu + a_m + b_n` in similar ways. The departures `gamma_mn` are
+modelled as a Gaussian process over pairs,
 
     Cov(gamma_mn, gamma_m'n') = tau K_s(m, m') K_o(n, n'),   K(t, t') = exp(-|t - t'|^2 / (2 l median |t - t'|^2)),
 
@@ -32,7 +33,7 @@ Guess = tuple[float, float]  # log10 v, log10 tau
 
 @dataclass(frozen=True)
 class Kernels:
-    """Low-rank factors of the kernels: `K_s = U U^T`, `K_o = V V^T`."""
+    """Low-rank factors of the similarity kernels of states, `K_s = U U^T`, and of objects, `K_o = V V^T`."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
@@ -43,13 +44,13 @@ class Kernels:
         return cls(factor(states), factor(objects))
 
     def features(self, seen: PairMeans) -> Tensor:
-        """Return products of kernel factors, `phi`, of pairs [P, r s]."""
+        """Return the products `phi` of the pairs' kernel factors [P, r s]."""
         u, v = self.states[seen.states], self.objects[seen.objects]
         return (u[:, :, None] * v[:, None]).flatten(1)
 
 
 def factor(words: Tensor, rank: int = RANK) -> Tensor:
-    """Return the leading columns `U [M, r]` of a kernel of word embeddings `[M, w]`."""
+    """Return the factor `U` [M, r] of the kernel `K = U U^T`, of low rank, of the word embeddings `words` [M, w]."""
     unit = normalize(words.double(), dim=-1)
     squares = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     different = squares[squares > 1e-12]
@@ -68,7 +69,7 @@ class Interactions:
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return interactions `gamma_mn` of some pairs [C, d]."""
+        """Return the interactions `gamma_mn` [C, d] of pairs with the indices `states` [C] and `objects` [C]."""
         phi = (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
         return phi @ self.core.flatten(0, 1)
 
@@ -78,7 +79,7 @@ class Interactions:
 
 
 class JointEquations:
-    """The normal equations of effects and interactions together."""
+    """The normal equations of effects and interactions together, for the variances `v` and `tau`."""
 
     def __init__(self, seen: PairMeans, kernels: Kernels, v: float, tau: float, ridge: float) -> None:
         self.normal, phi = NormalEquations(seen, v, ridge), kernels.features(seen)
@@ -99,7 +100,10 @@ class JointEquations:
 def fit_with_interactions(
     seen: PairMeans, kernels: Kernels, v: float, tau: float, ridge: float
 ) -> tuple[AdditiveEffects, Interactions]:
-    """Fit effects and interactions, by one solve of size `1 + M + N + r s`."""
+    """Fit effects and interactions to the pairs' means, by one solve of size `1 + M + N + r s`.
+
+    v: variance of what neither effects nor `kernels` explain. tau: variance of the interactions.
+    """
     m, n = seen.shape
     joint = JointEquations(seen, kernels, v, tau, ridge)
     beta = torch.cholesky_inverse(torch.linalg.cholesky(joint.matrix)) @ joint.right
@@ -108,8 +112,10 @@ def fit_with_interactions(
 
 
 def choose_variances(seen: PairMeans, kernels: Kernels, ridge: float) -> tuple[float, float]:
-    """Find variances `v`, `tau` of highest marginal likelihood, to an eighth of a decade, by a compass search over the
-    most frequent pairs."""
+    """Return the variances `v` and `tau` with the highest marginal likelihood, to a factor of `10^(1/8)`.
+
+    They are found by a compass search on the most frequent pairs.
+    """
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 
@@ -121,7 +127,10 @@ def choose_variances(seen: PairMeans, kernels: Kernels, ridge: float) -> tuple[f
 
 
 def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) -> Guess:
-    """Return the argmax (in log10) within four decades of 0.01, by steps that are halved when none leads upwards."""
+    """Return the (log10 v, log10 tau) that maximises `height`, both from -6 to 2, by compass search.
+
+    The step is halved when no move leads upwards.
+    """
     heights = {start: height(start)}
     best = start
     while step > 0.1:

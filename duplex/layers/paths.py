@@ -25,8 +25,8 @@ from duplex.options import Count, Options, Rate, Template
 
 @dataclass(frozen=True)
 class PathOptions(Options):
-    """Options of the methods that use `Paths`: prompts, feature adapter, and the disentanglers, two networks that extract
-    the state factor and the object factor of a feature."""
+    """Options of the methods that use `Paths`: of prompts, of the feature adapter, and of the disentanglers (the two
+    networks that extract the state factor and the object factor of a feature)."""
 
     # prompts (Eq. 1-2, 6-7)
     context: Literal["learned", "fixed"] = "learned"  # vectors before the names in a prompt
@@ -107,12 +107,12 @@ class Paths(nn.Module):
         self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
 
     def adapt(self, z: Tensor) -> Tensor:
-        """Return the composition features `z^c` [B, d]: cached features `z` after the adapter, if any, with unit length."""
+        """Return the composition features `z^c` [B, d]: cached features after the adapter, if any, with unit length."""
         z = unit(z)
         return unit(self.adapter(z)) if self.adapter is not None else z
 
     def prototypes(self, losses: Collection[str], checkpointing: bool) -> Prototypes:
-        """Return the semantic prototypes that the named losses need, encoded once per optimiser step for all its batches.
+        """Return the semantic prototypes that the named losses need, encoded once per optimiser step.
 
         checkpointing: recompute activations in the backward pass to save memory.
         """
@@ -140,7 +140,7 @@ class Paths(nn.Module):
         z: composition features z^c [B, d].
         compositions: labels [B].
         names: losses to compute: `semantic` (the paper's L_c^t), `state` (L_s), `object` (L_o).
-        with_factors: return the factors even if no loss needs them; otherwise they are None.
+        with_factors: return the factors in any case; by default they are None unless a loss needs them.
         """
         losses: dict[str, Tensor] = {}
         if "semantic" in names:
@@ -176,7 +176,7 @@ class Paths(nn.Module):
         return self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
 
     def encode(self, columns: Ints, names: Collection[str]) -> Prototypes:
-        """Return, without gradients, the semantic prototypes that the named score terms need for candidates `columns` [C]."""
+        """Return the semantic prototypes of candidates `columns` that the named score terms need, without gradients."""
         return self.prompts.encode(columns if "semantic" in names else columns[:0])
 
     @torch.no_grad()

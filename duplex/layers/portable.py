@@ -142,7 +142,7 @@ def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
 
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:
-    """Return the candidates' probabilities [B, C] from a model's scores [B, C]; an infeasible candidate has score -inf."""
+    """Return the candidates' probabilities [B, C] from scores [B, C]; infeasible candidates have the score -inf."""
     return scores.softmax(-1) if "product" in t else normalised_mixture(scores)
 
 

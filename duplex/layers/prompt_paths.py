@@ -20,7 +20,7 @@ TEMPLATE = "a photo of"
 
 
 class Prototypes(NamedTuple):
-    """Semantic prototypes (text features or embedded words) of listed compositions, of all states and of all objects."""
+    """Semantic prototypes (text features or embedded words) of listed compositions, all states and all objects."""
 
     compositions: Tensor  # t^c [C, d]
     states: Tensor  # t^s [M, d]; empty without the state path
@@ -111,7 +111,7 @@ class Prompts(nn.Module):
         return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
 
     def all_sequences(self, compositions: Ints) -> Ints:
-        """Return the lexicon rows of the prompts of `compositions`, then of all states and objects if their paths exist."""
+        """Return the lexicon rows of prompts of `compositions`, and of all states and objects if their paths exist."""
         m, n, states = self.labels.state_of(compositions), self.labels.object_of(compositions), len(self.labels.states)
         blocks = [self.sequences("composition", [m, n + states])]
         if "state" in self.paths:
@@ -147,7 +147,7 @@ class Prompts(nn.Module):
         return self._split(unit(encoded), len(compositions))
 
     def _split(self, encoded: Tensor, count: int) -> Prototypes:
-        """Split text features by rows into those of `count` compositions, of states and of objects; the last two may be empty."""
+        """Split text features into those of `count` compositions, of states and of objects (both may be empty)."""
         states = count + len(self.labels.states)
         return Prototypes(encoded[:count], encoded[count:states], encoded[states:])
 

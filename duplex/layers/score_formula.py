@@ -27,7 +27,10 @@ def two_layers(t: Mapping[str, Any], first: str, second: str, x: Any, xp: Any) -
 
 
 def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and logarithms of p(c^h|x), p(c^t|x) and p(s|x) p(o|x) [B, C] (Eq. 21) that the model has."""
+    """Yield the name and log probabilities [B, C] of each term that the model has (the paper's Eq. 21).
+
+    The terms are `visual`, p(c^h|x), `semantic`, p(c^t|x), and `factors`, p(s|x) p(o|x).
+    """
     z, floor = x, FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
         z = unit(z + t["adapter.scale"] * two_layers(t, "adapter.down", "adapter.up", z, xp), xp)
@@ -43,7 +46,10 @@ def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any
 
 
 def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and logarithms of p_g(c|x) and p_g(s|x) p_g(o|x) [B, C] that the model has."""
+    """Yield the name and log probabilities [B, C] of each term of the closed form that the model has.
+
+    The terms are `gaussian`, p_g(c|x), and `gaussian_factors`, p_g(s|x) p_g(o|x).
+    """
     if "likelihood.rows" in t:
         whitened = x @ t["likelihood.whitening"] - t["effects.mean"]
         yield "gaussian", log_softmax(whitened @ t["likelihood.rows"].T + t["likelihood.offset"], xp)
@@ -56,13 +62,16 @@ def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str,
 
 
 def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any) -> Any:
-    """Return the logarithms of the probabilities of answers [B, C], up to a constant, from float64 scores."""
+    """Return the log probabilities [B, C] of the candidates, up to a constant per image, from float64 scores.
+
+    temperature: fitted on validation images; it divides the scores' logarithms before the log prior is added.
+    """
     log_p = log_softmax(scores, xp) if "product" in t else xp.log(xp.clip(scores, LEAST, None))
     return log_p / temperature + t["log_prior"]
 
 
 def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
-    """Return a score term times its weight: a probability, or a logarithm if terms multiply."""
+    """Return the weighted probabilities of the score term `name`, or weighted log probabilities if terms multiply."""
     term = log_p if "product" in t else xp.exp(log_p)
     return t[f"weights.{name}"] * term if f"weights.{name}" in t else term
 
@@ -76,7 +85,7 @@ def members(t: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the weighted logarithm of the probabilities [B, C] of each member of a product."""
+    """Yield the name and the weighted log probabilities [B, C] of each member of a product."""
     for place, member in enumerate(members(t)):
         scores = sum(term for _, term in score_terms(member, x, xp, single))
         if "product" in member:
@@ -88,7 +97,7 @@ def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator
 
 
 def score_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values [B, C] of the terms whose sum is the score of unit features `x` [B, d].
+    """Yield the name and values [B, C] of each term, whose sum is the score, for unit features `x` [B, d].
 
     `single`: the same features in float32, for the closed form, if `x` has another precision.
     """

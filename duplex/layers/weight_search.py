@@ -15,9 +15,12 @@ Weights = tuple[float, ...]
 
 
 def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weights:
-    """Return the best weights found from `first` on: each in turn is tried larger and smaller, by ever smaller factors.
+    """Return the weights with the best AUC that a coordinate search from `first` finds.
 
-    The last weight is fixed, because a common factor of all weights changes nothing.
+    Each weight in turn is multiplied and divided by factors that become smaller. The last weight is fixed, because a
+    common factor of all weights changes nothing.
+
+    auc_with: function from weights to the AUC.
     """
     best, best_auc = first, auc_with(first)
     for step in STEPS:
@@ -34,10 +37,11 @@ def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weig
 def tuned_weights(
     first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
 ) -> Tensor:
-    """Return the weights [K] found from `first` on for which the sum of the weighted score terms has the best AUC.
+    """Return the weights [K] of K score terms for which the AUC of their weighted sum is best.
 
-    weighted: returns the K weighted terms [B, C].
-    auc: of scores [B, C].
+    first: weights from which the search starts [K].
+    weighted: function from weights to the K weighted terms [B, C].
+    auc: function from scores [B, C] to their AUC.
     """
     return torch.tensor(
         search_weights(tuple(first.tolist()), lambda weights: auc(torch.stack([*weighted(weights)]).sum(0)))

@@ -53,7 +53,7 @@ class Feasibility:
 
 
 class Cosines:
-    """Cosines between the word vectors of one kind: a stored table if there are few, else computed on request."""
+    """Cosines between the word vectors of all states, or of all objects; stored as a table if there are few."""
 
     def __init__(self, vectors: ArrayLike, count: int, kind: str) -> None:
         rows = np.asarray(vectors, dtype=np.float64)
@@ -64,16 +64,18 @@ class Cosines:
         self._table: Floats | None = self._rows @ self._rows.T if count <= TABLE else None
 
     def of(self, some: slice) -> Floats:
-        """Return cosines of `some` words with all [S, count]."""
+        """Return the cosines of a slice of the words with all words [S, count]."""
         return self._rows[some] @ self._rows.T if self._table is None else self._table[some]
 
     def to(self, some: Ints) -> Floats:
-        """Return cosines of all words with `some` [count, S]."""
+        """Return the cosines of all words with the words at the indices `some` [count, S]."""
         return self._rows @ self._rows[some].T if self._table is None else self._table[:, some]
 
 
 def _nearest(cosines: Floats, partners: Ints, others: int) -> Floats:
-    """Return the largest cosine of each state and any seen with each object, or vice versa [A, B]; -1 for none.
+    """Return, per state and object, the largest cosine of the state with the states seen with that object [A, B].
+
+    The value is -1 for an object without such states. States and objects may be exchanged.
 
     `cosines` [A, K] are cosines with the states (or objects) of the K seen compositions, whose other parts are
     `partners` [K], rising.

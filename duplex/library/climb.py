@@ -191,7 +191,7 @@ class BlockRoom:
     """Room for block inputs: how many of an encoder's last blocks can be fine-tuned, and why not more."""
 
     depth: int  # the largest number of blocks of `DEPTHS`; 0: none
-    image_bytes: int  # size of one image's cache row with the inputs of `depth` blocks
+    image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
     reason: str
 
 

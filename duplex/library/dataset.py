@@ -148,7 +148,7 @@ def load_dataset(
     if encoder is None:
         given = {"weights": weights, "images": images, "word_vectors": word_vectors, "cache": cache}
         if names := [name for name, value in given.items() if value is not None]:
-            raise UsageError(f"{', '.join(names)}: only for image files, which need `encoder=`")
+            raise UsageError(f"{', '.join(names)}: only for image files; give their `encoder=` or leave this out")
         return _project_dataset(str(source), device)
     if not 0 <= split_seed <= LARGEST_SEED:
         raise UsageError(f"split_seed is {split_seed}; expected a whole number from 0 to {LARGEST_SEED}")

@@ -98,7 +98,7 @@ def _check_functions(**functions: Any) -> None:
     """Raise `UsageError` for an argument that is neither a function nor None."""
     for name, function in functions.items():
         if function is not None and not callable(function):
-            raise UsageError(f"{name} is {function!r:.80}; expected a function or, where there are some, a name")
+            raise UsageError(f"{name} is {function!r:.80}; expected a function, or a name if it takes names")
 
 
 def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, set
     dataset = data.name if data.in_project else ""
     finetune = finetune_options(entry.finetune_for(dataset))
     if isinstance(finetune, AutoFinetune):
-        raise UsageError(f"{name} has `finetune: auto`, which `duplex train` and `duplex fit` choose; give its blocks")
+        raise UsageError(f"{name} has `finetune: auto`, which only `duplex train` supports; set the number of blocks")
     return MethodSpec(
         name,
         entry.kind,

@@ -47,7 +47,7 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """Return the specification of a method of params.yaml on a data set; without blocks for `finetune: auto`."""
+        """Return the specification of a method of params.yaml on a data set; `finetune: auto` leaves out the blocks."""
         entry: MethodEntry = params.entry(method)
         finetune = params.finetune(method, dataset)
         return cls(

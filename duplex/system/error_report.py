@@ -37,7 +37,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def run_command(work: Callable[[], object]) -> None:
-    """Call `work()`; for an error that a user can fix, print one line and exit with its code."""
+    """Call `work()`; for an error that a user can fix, print one line and exit with the error's exit code."""
     open_closed_streams()
     keep_freed_memory()
     with report_errors():

@@ -71,8 +71,9 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process, whatever it is doing."""
-        if self._context.process is not None:
-            self._context.process.kill()
+        process = self._context.process
+        if process is not None and process.pid:
+            process.kill()
         self._executor.shutdown()
 
 

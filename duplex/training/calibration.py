@@ -3,7 +3,7 @@ feasibility threshold. Both are stored in the checkpoint; test data has no part 
 
 Feasibility comes from word vectors (`duplex.layers.word_feasibility`) or from the likelihood of a method that has one.
 By default a threshold is used only if it raises the AUC on unseen validation pairs that had no part in choosing it
-(`duplex.evaluation.crossfit`). The choices that a run does not use are kept as `alternatives`.
+(`duplex.evaluation.crossfit`). Calibrations that a run does not use are stored as `alternatives`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Calibration:
     val_auc_all_feasible: float | None = None  # percent, without a threshold
     val_auc_at_threshold: float | None = None  # percent
     val_auc_gain: float | None = None  # percent, at thresholds chosen without the pairs that they are measured on
-    val_auc_gain_se: float | None = None  # its standard error over unseen pairs
+    val_auc_gain_se: float | None = None  # standard error of the gain over unseen pairs
     feasibility_source: FeasibilitySource = "words"
     alternatives: tuple[Calibration, ...] = ()  # choices by other sources, or those that `auto` did not adopt
 
@@ -90,9 +90,11 @@ def calibrate(
 ) -> Calibration:
     """Choose bias and feasibility threshold in one pass over validation images.
 
-    `points`: number of thresholds tried. `rule`: words or likelihood (words for methods without one) use the threshold
-    with the best validation AUC; auto uses it only if its cross-fitted gain exceeds its standard error, of two sources
-    the one with the larger gain; none uses no threshold.
+    words: word vectors, from which feasibility is computed.
+    points: number of thresholds tried.
+    rule: source of feasibility whose threshold is used: "words" or "likelihood" (words for methods without one) use the
+    threshold with the best validation AUC; "auto" uses a threshold only if its cross-fitted gain exceeds the gain's
+    standard error, of two sources the one with the larger gain; "none" uses no threshold.
     """
     task = ScoringTask.of(method, CandidateSet.of(labels, world, "val"))
     sources: dict[FeasibilitySource, FeasibilityValues] = {}
@@ -179,7 +181,7 @@ def best_bias(margins: Margins) -> float:
 def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Confidence:
     """Fit the temperature and the preference for seen pairs on validation images and closed-world candidates.
 
-    Evenly spaced images are used, no more than fit into one block of scores: enough for two numbers.
+    Evenly spaced images are used, no more than fit into one block of scores, which is enough to fit two numbers.
     """
     candidates = labels.candidates("closed", "val")
     images = len(val.rows)

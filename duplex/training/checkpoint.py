@@ -97,18 +97,18 @@ class Record:
 def _of(kind: type[Value], value: Any) -> Value:
     value = float(value) if kind is float and type(value) is int else value
     if type(value) is not kind:
-        raise ValueError(f"{str(value)[:40]!r} is no {kind.__name__}")
+        raise ValueError(f"{str(value)[:40]!r} is not of type {kind.__name__}")
     return value
 
 
 def _one_of(allowed: tuple[Value, ...], value: Any) -> Value:
     if value not in allowed:
-        raise ValueError(f"{str(value)[:40]!r} is none of {', '.join(map(str, allowed))}")
+        raise ValueError(f"{str(value)[:40]!r} is not one of {', '.join(map(str, allowed))}")
     return cast(Value, value)
 
 
 def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
-    """Write a checkpoint atomically; equal runs give equal bytes."""
+    """Write a method's checkpoint atomically; equal runs give equal bytes."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
     tensors |= {} if record.known_images is None else record.known_images.tensors()
     meta = seal({"format": FORMAT, "tensors": digest(tensors), **record.to_dict()})
@@ -126,7 +126,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def seal(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON record with its `checksum`: the sha256 of all other fields."""
+    """Return a copy of a JSON record with the field `checksum`, the sha256 of all other fields."""
     fields = {key: value for key, value in record.items() if key != "checksum"}
     return {**fields, "checksum": hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()}
 
@@ -183,7 +183,10 @@ def read_record(path: Path) -> Record:
 
 
 def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
-    """Raise `DuplexError` unless labels and encoder are those that a run was trained with; `place` names the run."""
+    """Raise `DuplexError` unless labels and encoder are those that a run was trained with.
+
+    place: name of the run for the message. record: metadata of the run. encoder: identity of the encoder in use.
+    """
     for key in COMPARED:
         trained_on, here = record.encoder.get(key), encoder.get(key)
         if trained_on != here:
@@ -225,7 +228,10 @@ def load_checkpoint(checkpoint: Path | CheckpointHeader, task: TaskContext, enco
 
 
 def _check_fit(path: Path, tensors: Mapping[str, Tensor], method: Method[Any]) -> None:
-    """Raise `DuplexError` unless tensors fit the method in name, type and shape; growing ones may differ in length."""
+    """Raise `DuplexError` unless tensors fit the method in name, type and shape.
+
+    Tensors that the method names in `growing` may differ in length.
+    """
     advice = "another version of the method wrote it; train again"
     expected = method.state_dict()
     parts = dict(method.named_modules())

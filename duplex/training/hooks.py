@@ -1,4 +1,4 @@
-"""Functions and objects that a caller gives to training: called per step and epoch, or used in place of a choice."""
+"""Functions and objects that a caller passes to training: called per step and epoch, or used in place of options."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TrainingLog(Protocol):
 
 @dataclass(frozen=True)
 class TrainingHooks:
-    """Functions and objects that a caller gives to training; None stands for what the training options say."""
+    """Functions and objects that a caller passes to training; None: no call, or the training options apply."""
 
     on_step: Callable[[StepReport], object] | None = None
     on_epoch: Callable[[EpochReport], object] | None = None
@@ -65,18 +65,18 @@ class TrainingHooks:
 
     @property
     def reads_steps(self) -> bool:
-        """Whether the losses of each step are wanted, which makes the host wait for the device once per step."""
+        """Whether a hook or log reads the losses of each step; the host then waits for the device once per step."""
         return self.on_step is not None or self.log is not None
 
     def step(self, report: StepReport) -> None:
-        """Pass on an optimiser step."""
+        """Call `on_step` and the log with the report of an optimiser step."""
         if self.on_step is not None:
             self.on_step(report)
         if self.log is not None:
             self.log.step(report)
 
     def epoch(self, report: EpochReport) -> None:
-        """Pass on an epoch."""
+        """Call `on_epoch` and the log with the report of an epoch."""
         if self.on_epoch is not None:
             self.on_epoch(report)
         if self.log is not None:

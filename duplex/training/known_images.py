@@ -1,10 +1,10 @@
-"""Known images: whether an image resembles training images, by its distance to the nearest pair.
+"""Detect images unlike the training images, by the distance to the mean feature of the nearest pair.
 
     D(z) = min_c |z W - m_c|,    m_c = mean of z W over the training images of pair c,    W W^T = Sigma^-1
 
 is the Mahalanobis distance under the shared within-pair covariance of the closed form, of unit features `z`. Images of
-unseen pairs lie farther than those of seen ones, and images of something else farther still: the threshold is the
-distance that a stated share of the validation images, which show both, do not exceed.
+unseen pairs lie farther than those of seen ones, and images of something else farther still. Validation images, which
+show seen and unseen pairs, set the threshold: a given share of their distances does not exceed it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIELDS = ("whitening", "means", "threshold")
 
 @dataclass(frozen=True)
 class KnownImages:
-    """Distance of an image to the training images of the nearest pair; up to `threshold`, it counts as known."""
+    """Detector of images unlike the training images: up to the distance `threshold` to a pair's mean they are known."""
 
     whitening: Tensor  # W [d, d]
     means: Tensor  # m_c [P, d]
@@ -35,7 +35,10 @@ class KnownImages:
 
     @classmethod
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> KnownImages:
-        """Compute pair means and covariance from training images, the distance threshold from validation images."""
+        """Compute pair means and covariance from training images, the distance threshold from validation images.
+
+        passing: share of the validation images that count as known.
+        """
         sizes = len(labels.states), len(labels.objects)
         groups = ClassStatistics.of(unit(train.cls.double()), train.compositions, *sizes).by_pair()
         whitening = shared_whitening(groups)
@@ -45,7 +48,7 @@ class KnownImages:
         return cls(model.whitening, model.means, torch.quantile(distances, passing, interpolation="higher"))
 
     def distances(self, cls: Tensor) -> Tensor:
-        """Return the distances [B] of image features [B, d] to the nearest pair."""
+        """Return the distance of each image feature [B, d] to the mean of the nearest pair [B]."""
         whitened = unit(cls.float()) @ self.whitening
         return torch.cdist(whitened, self.means, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
 

@@ -1,7 +1,7 @@
 """Training logs by name: DVCLive, TensorBoard, and those that other packages register.
 
 A package registers a log with an entry point of the group `duplex.training_logs`, a function from a folder to a
-`TrainingLog`. Built-in logs import their packages when they are made.
+`TrainingLog`. Built-in logs import their packages when they are opened.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ BUILT_IN: dict[str, Callable[[Path], TrainingLog]] = {"dvclive": DvcliveLog, "te
 def open_log(name: str, folder: Path) -> TrainingLog | None:
     """Return a new training log that writes into a folder; None for the name `none`.
 
-    Raise `UsageError` for an unknown name, and `DuplexError` with the install command for a package that is missing.
+    name: `dvclive`, `tensorboard`, `none` or the name of an entry point.
+
+    Raises `UsageError` for an unknown name, and `DuplexError` with the install command for a package that is missing.
     """
     registered = {point.name: point for point in entry_points(group=GROUP)}
     require(name, dict.fromkeys([*BUILT_IN, *registered, NONE]), "training.log")

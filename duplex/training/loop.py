@@ -1,4 +1,4 @@
-"""The training loop of all methods: one optimiser; the epoch with the best validation result is kept."""
+"""The training loop of all methods, which keeps the tensors of the epoch with the best validation metric."""
 
 from __future__ import annotations
 
@@ -65,8 +65,14 @@ def train(
 ) -> TrainingResult:
     """Train a method in place and load the tensors of its best epoch.
 
-    `validate` returns the validation AUC (fraction), or metrics by name of which the last one chooses the epoch (see
-    `duplex.training.selection`). Epoch 0 is the untrained method; a method without parameters to train stays at it.
+    Epoch 0 is the untrained method, and the only epoch of a method without parameters to train.
+
+    examples: training images.
+    settings: training options.
+    validate: function that returns a method's validation AUC (fraction), or metrics by name of which the last one
+    chooses the epoch (see `duplex.training.selection`).
+    resume: file in which the training state is saved after each epoch, and from which a killed run continues.
+    hooks: the caller's functions, called during training.
     """
     if not len(examples):
         raise DuplexError("no training image is readable")
@@ -78,7 +84,7 @@ def train(
 
 
 def check_labels(method: AnyMethod, examples: Examples) -> None:
-    """Raise `UsageError` for a training image whose composition is none of the method's labels."""
+    """Raise `UsageError` for a training image whose composition is not in the method's label space."""
     wrong = (examples.compositions < 0) | (examples.compositions >= method.labels.size)
     if bool(wrong.any()):
         place = int(wrong.nonzero()[0])
@@ -89,7 +95,7 @@ def check_labels(method: AnyMethod, examples: Examples) -> None:
 
 
 def check_precision(method: AnyMethod, settings: TrainingOptions) -> None:
-    """Raise `UsageError` if a method's text tower runs in another precision than its training options say."""
+    """Raise `UsageError` if a method's text tower runs in another precision than the training options set."""
     present = getattr(method.task.text, "precision", settings.precision)
     if present != settings.precision:
         raise UsageError(
@@ -175,7 +181,7 @@ def _begin(
 
 
 def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions, label: str) -> None:
-    """Let torch use the number of threads of the options, of the interrupted run, or the faster one by timing."""
+    """Set torch's number of CPU threads: that of the interrupted run, that of the options or, for `auto`, by timing."""
     if not state.threads:
         state.threads = torch.get_num_threads()
         seconds: dict[int, float] = {}
@@ -194,7 +200,7 @@ def _epoch(
     show: Callable[[int, dict[str, float]], None],
     hooks: TrainingHooks = TrainingHooks(),
 ) -> dict[str, float]:
-    """Train one epoch and return the mean of every loss term; `show` is called with the step and the means."""
+    """Train one epoch and return the mean of each loss term; `show` is called with the step and the means so far."""
     state.method.train()
     size = settings.batch_size * settings.accumulate
     losses = Losses(state.epoch + 1, settings)
@@ -226,7 +232,7 @@ class Losses:
         self._waiting: list[tuple[int, int, tuple[str, ...], Tensor]] = []  # step, images, names, values
 
     def add(self, step: int, images: int, terms: dict[str, Tensor]) -> None:
-        """Queue the loss terms of a step, means over `images` images."""
+        """Queue the loss terms of a step, each a mean over `images` images, until `read` is called."""
         self._waiting.append((step, images, tuple(terms), torch.stack(list(terms.values()))))
 
     def read(self) -> None:
@@ -302,7 +308,7 @@ def _as_metrics(result: float | Mapping[str, float]) -> dict[str, float]:
 
 
 def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str, float], hooks: TrainingHooks) -> None:
-    """Add an epoch to the history, report it, and keep its tensors if its last metric is the best so far."""
+    """Add the finished epoch to the history, report it, and copy the tensors if its last metric is the best so far."""
     row = {"epoch": state.epoch, **losses, **{f"val_{name}": value for name, value in metrics.items()}}
     state.history.append(row)
     value = metrics[_selecting(row)]
@@ -315,7 +321,7 @@ def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str
 
 
 def _selecting(row: Mapping[str, float]) -> str:
-    """Return the name of the metric that chooses the epoch: the last column of the history."""
+    """Return the name of the metric that chooses the epoch, the last column of a `row` of the history."""
     return list(row)[-1].removeprefix("val_")
 
 

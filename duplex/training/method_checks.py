@@ -19,7 +19,10 @@ Value = TypeVar("Value")
 
 
 def checked(place: str, value: Any, kind: type[Value]) -> Value:
-    """Return `value` if its type is `kind`, else raise `DuplexError`. `place`: its source, such as `Knn.groups()`."""
+    """Return `value` if it is an instance of `kind`, else raise `DuplexError`.
+
+    place: source of the value for the message, such as `Knn.groups()`.
+    """
     if not isinstance(value, kind):
         raise DuplexError(f"{place} returned {_describe(value)}; expected a {kind.__name__}")
     return value
@@ -36,7 +39,7 @@ def checked_losses(place: str, losses: Any) -> Tensor:
     values = torch.stack(list(losses.values())) if losses else torch.zeros(0)
     if not values.requires_grad:
         problem = "depends on no parameter" if losses else "is an empty dict"
-        raise DuplexError(f"the result of {place} {problem}; expected loss terms by name, or an empty list of groups()")
+        raise DuplexError(f"the result of {place} {problem}; return loss terms by name, or an empty list in groups()")
     return values
 
 
@@ -51,7 +54,10 @@ def checked_scores(place: str, scores: Any, images: int, columns: int | None = N
 
 
 def check_shapes(place: str, built_for: Mapping[str, tuple[int, ...]], inputs: Inputs) -> None:
-    """Raise `UsageError` if images have inputs of other shapes than a method was built for. `place`: the method."""
+    """Raise `UsageError` if images have inputs of other shapes than a method was built for.
+
+    place: name of the method for the message. built_for: shapes of one image's inputs, by name.
+    """
     for name in built_for.keys() & inputs.keys():
         expected, present = list(built_for[name]), list(inputs[name].shape[1:])
         if present != expected:

@@ -18,7 +18,10 @@ from duplex.training.method_checks import checked
 def make_optimiser(
     method: Method[Any], settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.Optimizer:
-    """Build the optimiser of the method's parameter groups; without groups, of one unused parameter."""
+    """Return the optimiser of the method's parameter groups; for a method without groups, of one unused parameter.
+
+    hooks: `hooks.optimiser`, if given, builds the optimiser in place of the options.
+    """
     groups = checked(f"{method.class_name}.groups()", method.groups(), list)
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     if hooks.optimiser is not None:
@@ -35,7 +38,7 @@ def make_optimiser(
 def make_schedule(
     optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Build the schedule that multiplies every group's learning rate by `rate_share(epoch)`, or by the caller's own."""
+    """Return the schedule that multiplies the learning rates by `rate_share(epoch)`, or by `hooks.schedule(epoch)`."""
     share = hooks.schedule or (lambda epoch: rate_share(epoch, settings))
     return torch.optim.lr_scheduler.LambdaLR(optimiser, share)
 

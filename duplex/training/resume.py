@@ -23,7 +23,7 @@ SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "history")
 
 @dataclass
 class TrainingState:
-    """State of training: all that the next epoch depends on. `key` is a hash of options, data and seed."""
+    """State of training: everything that the next epoch depends on. `key` is a hash of options, data and seed."""
 
     key: str
     method: Method[Any]

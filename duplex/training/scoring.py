@@ -37,7 +37,7 @@ BLOCK_COLUMNS = 2**17  # columns of a block where one image has more than BLOCK_
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """Candidates and the function that scores them, built once and used in every pass over a split."""
+    """Candidates and the function that scores them, built once and used in every pass over the images of a split."""
 
     candidates: CandidateSet
     scorer: Scorer
@@ -70,7 +70,7 @@ class ScoringTask:
             yield rows, checked_scores(place, scores, rows.stop - rows.start, len(self.candidates))
 
     def column_blocks(self, inputs: Inputs) -> Iterator[tuple[slice, int, Tensor]]:
-        """Yield blocks `(slice of images, first candidate, float32 scores [b, w])` of some images and candidates."""
+        """Yield all scores in blocks `(slice of images, index of the first candidate, float32 scores [b, w])`."""
         if self.score_blocks is None:
             yield from ((rows, 0, scores) for rows, scores in self.blocks(inputs))
             return
@@ -82,7 +82,7 @@ class ScoringTask:
 
 
 def _score_once(method: Method[Any], compositions: Ints, inputs: Inputs) -> Tensor:
-    """Return scores [B, C] by a scorer that is built for these inputs alone."""
+    """Return a method's scores [B, C] of `inputs`, by a scorer that is built for this call only."""
     return method.scorer(compositions)(inputs)
 
 
@@ -94,7 +94,7 @@ class TopCandidates:
         self._scores = torch.full((images, top), -torch.inf, device=device)
 
     def add(self, scores: Tensor, rows: slice, first: int) -> None:
-        """Merge a block of scores [b, w]: of the images `rows` and the candidates from `first` on."""
+        """Merge a block of scores [b, w] of the images `rows` and of w candidates from the index `first` on."""
         top, width = self.columns.shape[1], scores.shape[1]
         if first == 0 and width >= top:
             self._scores[rows], self.columns[rows] = scores.topk(top, dim=1)
@@ -109,7 +109,7 @@ class TopCandidates:
 
 
 def _cut(inputs: Inputs, limit: int) -> Iterator[tuple[slice, Inputs]]:
-    """Yield the inputs of at most `limit` images at a time, fewer if inputs on disk take much memory."""
+    """Yield `(slice of images, their inputs)`, at most `limit` images at a time, fewer if inputs on disk are large."""
     images = len(next(iter(inputs.values())))
     on_disk = [math.prod(values.shape[1:]) for values in inputs.values() if not isinstance(values, Tensor)]
     step = max(1, min(limit, BLOCK_SCORES // sum(on_disk) if on_disk else BLOCK_SCORES))
@@ -125,7 +125,7 @@ class ScoringResult:
     candidates: CandidateSet
     accumulator: ScoreAccumulator
     top: Ints  # [N, T] best compositions of each image, best first
-    further: tuple[ScoreAccumulator, ...] = ()  # of the same scores, with other buckets
+    further: tuple[ScoreAccumulator, ...] = ()  # statistics of the same scores with other buckets
 
 
 def assess(
@@ -170,7 +170,7 @@ def assess(
 
 
 def _score_shifts(seen: Bools, feasible_mask: Bools | None, bias: float, span: slice) -> NDArray[np.float32]:
-    """Return what is added to a span of candidates' scores [w]: `bias` to unseen ones, -inf to infeasible ones."""
+    """Return the numbers [w] to add to the scores of a span of candidates: `bias` if unseen, -inf if infeasible."""
     shifts = np.where(seen[span], 0.0, bias).astype(np.float32)
     if feasible_mask is not None:
         shifts[~feasible_mask[span]] = -np.inf
@@ -191,8 +191,10 @@ def choose_feasible(
 ) -> list[FeasibilityChoice]:
     """Choose the open world's feasibility threshold by AUC on **validation** images, for each source of feasibility.
 
-    All thresholds of all sources are tried in one pass over the scores. `sources`: feasibility [M*N], +inf for seen
-    compositions.
+    All thresholds of all sources are tried in one pass over the scores.
+
+    sources: feasibility [M*N] by words or by likelihood, +inf for seen compositions.
+    points: number of thresholds tried per source.
     """
     steps = [thresholds(feasible, labels.seen, points) for feasible in sources]
     first, *more = (buckets(feasible, tried) for feasible, tried in zip(sources, steps, strict=True))
@@ -208,7 +210,7 @@ def choose_feasible(
 def assess_sums(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
-    """Return score statistics of each score term alone, and of each sum of some terms, by the terms' names.
+    """Return the score statistics of each score term alone and of each partial sum of terms, by the terms' names.
 
     `candidates` are sorted compositions; weights are those of the whole score. Empty if the score is not a sum.
     """
@@ -248,18 +250,18 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
 
 
 def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:
-    """Return the validation AUC (fraction) in a world; that of the closed one chooses the epoch."""
+    """Return a method's AUC (fraction) on validation images, over the candidates of a world."""
     return defined_auc(validation_margins(method, examples, labels, world))
 
 
 def validation_margins(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> Margins:
-    """Return the margins of the validation images among the candidates of a world."""
+    """Return the `Margins` of the validation images, scored over the candidates of a world."""
     result = assess(ScoringTask.of(method, labels.candidates(world, "val")), examples, labels)
     return Margins.of(result.accumulator.competitors())
 
 
 def defined_auc(margins: Margins) -> float:
-    """Return the AUC (fraction) of validation images; raise `DuplexError` without seen or without unseen pairs."""
+    """Return the AUC (fraction) of validation margins; raise `DuplexError` without seen or without unseen pairs."""
     auc = Components.of(margins).auc
     if auc is None:
         raise DuplexError("the validation AUC is undefined; its split needs images of both seen and unseen pairs")

@@ -1,4 +1,4 @@
-"""Validation of each epoch, and the metric among its results that chooses the epoch."""
+"""Validation after each epoch, and the metric that chooses the epoch whose tensors are kept."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ ChooseBy = Callable[[Mapping[str, float]], float]  # seen, unseen, hm and auc as
 
 @dataclass(frozen=True)
 class Validation:
-    """Callable that returns the closed-world validation metrics of a method which its history keeps.
+    """Callable that validates a method in the closed world and returns metrics by name; the last chooses the epoch.
 
-    `name` is that of the metric that chooses the epoch; `choose_by` computes it where it is the caller's own.
+    examples: validation images.
+    name: name of the metric that chooses the epoch, such as "auc" or "hm".
+    choose_by: the caller's function that computes this metric from S, U, HM and AUC; None: it is one of these.
     """
 
     examples: Examples
@@ -49,6 +51,6 @@ class Validation:
 
 
 def metric_name(choose_by: ChooseBy) -> str:
-    """Return the name under which a history keeps the results of a caller's own metric."""
+    """Return the name of a caller's metric in the training history: its function's name, or 'selection'."""
     name = getattr(choose_by, "__name__", "")
     return name if name.isidentifier() and name not in ("auc", "hm") else "selection"

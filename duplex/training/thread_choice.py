@@ -1,7 +1,7 @@
-"""`training.threads: auto`: a few steps are timed with one thread and with all, and the faster number is taken.
+"""Choose the number of CPU threads for `training.threads: auto`, by timing a few steps with one thread and with all.
 
-Steps of a small encoder's features are so short that threads spend more time waiting for each other than working,
-above all beside other programs.
+Steps on a small encoder's features are so short that threads spend more time waiting for each other than working,
+above all while other programs run.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
 
 
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
-    """Return the median seconds of a step for each number of threads; the numbers alternate, so that a neighbour's load
-    meets all of them."""
+    """Return the median seconds of a step for each number of threads in `counts`.
+
+    The numbers take turns, so that the load of other programs affects all of them equally.
+    """
     taken: dict[int, list[float]] = {count: [] for count in counts}
     step()  # the first one allocates
     for _ in range(rounds):
@@ -62,7 +64,9 @@ def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int 
 
 
 def faster(seconds: dict[int, float]) -> int:
-    """Return the smallest number of threads that no larger one beats clearly.
+    """Return the smallest number of threads that no larger number beats by 10 % of the time.
+
+    seconds: time of a step, by number of threads.
 
     >>> faster({1: 1.0, 8: 0.95}), faster({1: 1.0, 8: 0.5})
     (1, 8)

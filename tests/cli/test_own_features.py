@@ -131,8 +131,8 @@ def test_files_that_do_not_fit_are_one_line(project: Path, command: Command, tab
             "features of 512",
         ),
         (["table.csv", "--features", "absent.npy"], "absent.npy does not exist"),
-        (["table.csv", "--encoder", "none"], "--encoder none is for --features"),
-        (["table.csv", "--features", "X.npy", "--encoder", "none", "--weights", "openai"], "without --weights"),
+        (["table.csv", "--encoder", "none"], "--encoder none needs --features"),
+        (["table.csv", "--features", "X.npy", "--encoder", "none", "--weights", "openai"], "and no --weights"),
         (["pictures", "--features", "X.npy"], "images of a folder have no fixed order"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from duplex.data.stats import statistics
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
 from tests.data.makers import make_folder, make_table, rows
+from tests.subprocesses import ENVIRONMENT
 
 ANY_FILE = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 GOOD = "image,state,object,split\na b.jpg,red,car,train\nü-1.2.jpg,Faux.Fur,Boots.Mid-Calf,val\nc.jpg,red,car,test\n"
@@ -38,6 +40,24 @@ def test_tables_load_with_and_without_a_split(tmp_path: Path, suffix: str, split
         assert list(dataset.manifest["split"]) == [where for *_, where in rows()]
     assert set(dataset.manifest["split"]) == {"train", "val", "test"}
     assert dataset.notes == {}
+
+
+READING = """
+import sys
+import torch
+from pathlib import Path
+from duplex.data.table import read_table
+read_table(Path(sys.argv[1]))
+"""
+
+
+def test_a_process_that_read_parquet_beside_torch_ends_well(tmp_path: Path) -> None:
+    """Arrow's threads, given a Python file, abort every second process at its exit on a single core."""
+    path = make_table(tmp_path, ".parquet", split=True)
+    core = "import os; hasattr(os, 'sched_setaffinity') and os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
+    command = [sys.executable, "-c", core + READING, str(path)]
+    for _ in range(4):
+        assert subprocess.run(command, env=ENVIRONMENT, check=False).returncode == 0
 
 
 def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_malicious_params_are_refused(project: Path, command: Command, name: str
         ("../secret.jpg,red,star,train", "leaves the data root"),
         ("/etc/passwd,red,star,train", "is absolute"),
         ("a/../../b.jpg,red,star,train", "leaves the data root"),
-        ("./a.jpg,red,star,train", "not written in full"),
+        ("./a.jpg,red,star,train", "has `.` or empty parts"),
         ("a.jpg,red,star", "has 3 cells"),
         ("a.jpg,red,star,train,more", "has 5 cells"),
         ("a.jpg,red,star,holdout", "is not one of train, val, test"),

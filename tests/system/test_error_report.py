@@ -156,6 +156,19 @@ def test_output_to_a_closed_stdout_is_an_error_of_one_line(tmp_path: Path) -> No
     )
 
 
+def test_a_deleted_current_folder_is_refused(tmp_path: Path) -> None:
+    """MKL would end the program with a message about one of its own files."""
+    (tmp_path / "gone").mkdir()
+    program = (
+        "import os, sys; from duplex.cli import main; os.rmdir(os.getcwd()); sys.argv = ['duplex', 'methods']; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=ENVIRONMENT, cwd=tmp_path / "gone", capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"duplex: the current folder has been deleted; change to another one\n"
+
+
 @pytest.mark.parametrize(
     "words", [["init", ""], ["predict", ""], ["data", "add", "own", ""], ["extract", "-d", "shapes", "--out", ""]]
 )
