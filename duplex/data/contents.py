@@ -31,7 +31,7 @@ class FileHead:
 
 
 def content_keys(root: Path, images: Sequence[str]) -> list[str]:
-    """Return one key per image below `root`. A file that cannot be read as an image has a unique key."""
+    """Return one key per image below `root`: equal for images of equal content, unique for unreadable files."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         heads = list(track(pool.map(lambda image: _head(root / image), images), "comparing images", len(images)))
         first = {head.digest: root / image for head, image in zip(heads, images, strict=True) if head is not None}

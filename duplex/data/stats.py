@@ -82,7 +82,7 @@ def _aligned(table: list[list[str]]) -> list[str]:
 
 
 def _published(states: int, objects: int, **splits: tuple[int, int, int]) -> DatasetStatistics:
-    """Return published statistics, given the numbers of seen pairs, unseen pairs and images per split."""
+    """Make the statistics of a published data set; `splits`: numbers of seen pairs, unseen pairs and images."""
     counts = {split: SplitCounts(*numbers) for split, numbers in splits.items()}
     return DatasetStatistics(states, objects, counts, None)
 

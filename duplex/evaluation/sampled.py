@@ -83,9 +83,9 @@ def _tensor(scores: Any, rows: slice) -> torch.Tensor:
 
 
 def _summarise(hits: Ints, seen_images: int, unseen_images: int, biases: list[Any], k: int) -> Metrics:
-    """Return the metrics from `hits` [biases, 2]: numbers of seen and of unseen images that are right at each bias.
+    """Return the metrics from `hits` [biases, 2]: the numbers of correct seen and unseen images at each bias.
 
-    The last bias is 1000.
+    A bias is added to the scores of unseen pairs; the last one, 1000, stands for infinity.
     """
     images = np.array([seen_images, unseen_images])
     accuracy = np.divide(hits, images, out=np.full(hits.shape, np.nan), where=images > 0)

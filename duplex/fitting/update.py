@@ -267,7 +267,7 @@ def changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[s
 
 
 def _right(recognizer: Recognizer, new: NewImages) -> int:
-    """Return for how many of the images to add the most probable answer is the image's label."""
+    """Return the number of new images whose most probable answer is their label."""
     answers = recognizer.candidates().answers(new.inputs, 1)
     pairs = zip(new.rows["state"], new.rows["object"], strict=True)
     return sum((answer.best.state, answer.best.object) == pair for answer, pair in zip(answers, pairs, strict=True))

@@ -79,7 +79,10 @@ class Interactions:
 
 
 class JointEquations:
-    """The normal equations of effects and interactions together, for the variances `v` and `tau`."""
+    """The normal equations of a joint least-squares fit of the effects of states and objects and of their interactions.
+
+    tau: variance of the interactions. v: variance of the pairs' means that neither part of the fit explains.
+    """
 
     def __init__(self, seen: PairMeans, kernels: Kernels, v: float, tau: float, ridge: float) -> None:
         self.normal, phi = NormalEquations(seen, v, ridge), kernels.features(seen)

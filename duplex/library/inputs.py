@@ -136,7 +136,7 @@ class DatasetFiles:
 
     @classmethod
     def of(cls, params: Params, dataset: str, paths: ArtifactPaths) -> DatasetFiles:
-        """Return the files of a data set of params.yaml."""
+        """Return the paths of a data set of params.yaml (manifest, labels, features, ...), its encoder and device."""
         return cls(
             paths.manifest(dataset),
             paths.labels(dataset),

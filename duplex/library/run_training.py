@@ -47,7 +47,10 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """Return the specification of a method of params.yaml on a data set; `finetune: auto` leaves out the blocks."""
+        """Return the specification of a method of params.yaml on a data set.
+
+        With `finetune: auto`, its `finetune` is None: training chooses the number of fine-tuned blocks.
+        """
         entry: MethodEntry = params.entry(method)
         finetune = params.finetune(method, dataset)
         return cls(

@@ -44,7 +44,10 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return self.paths.prototypes(LOSSES, self.checkpointing)
 
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
-        """Return adapted features [B, d], factors with posteriors, and the three losses; `t`: semantic prototypes."""
+        """Return adapted features [B, d], factors with posteriors, and the losses of pair, state and object by name.
+
+        t: semantic prototypes.
+        """
         z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None

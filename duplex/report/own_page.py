@@ -87,7 +87,7 @@ def _thumbnails(data: OwnData) -> Thumbnails | None:
 
 
 def _facts(data: OwnData) -> list[tuple[str, str]]:
-    """Return the names and values in the head of the page."""
+    """Return the numbers at the top of the page as (name, text): counts of the data set, accuracy of the model."""
     counts = data.manifest["split"].value_counts()
     pairs = len(data.manifest[["state", "object"]].drop_duplicates())
     facts = [

@@ -74,7 +74,10 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
 
 
 def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow]:
-    """Return table rows of published results, each with `further` empty cells; empty unless a benchmark matches."""
+    """Return table rows of published results on a data set, each with `further` empty cells at the end.
+
+    Empty unless name and counts of the data set are those of a published benchmark.
+    """
     table, benchmark = data_file("quoted.yaml"), benchmark_of(data)
     if benchmark is None:
         return []
@@ -155,7 +158,10 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
 
 
 def _ablation(results: Results, data: DatasetResults, names: str | list[str]) -> tuple[Tree, Sequence[str]]:
-    """Return closed-world metrics of the first method of `names` with runs, and their file and keys; empty without."""
+    """Return the closed-world metrics of the first method of `names` that has some; two empty results if none has.
+
+    The second result is the place of the metrics: their file, and the keys that lead to them in it.
+    """
     for name in [names] if isinstance(names, str) else names:
         for table, file in ((data.ablations, results.ablations_file), (data.summary, results.metrics_file)):
             if "closed" in table.get(name, {}):
@@ -197,7 +203,10 @@ COUNTS = {
 
 
 def group_table(data: DatasetResults) -> Table | Note:
-    """Return a table of every method's accuracy by frequency group, at bias 0."""
+    """Return a table of each method's accuracy by the pairs' frequency in training, without a bias on unseen pairs.
+
+    If no method has these metrics, return a note on what is missing.
+    """
     methods = {m: runs for m, runs in data.runs.items() if runs and all(r.metrics.get("groups") for r in runs.values())}
     if not methods:
         metrics = [run.metrics for runs in data.runs.values() for run in runs.values()]
