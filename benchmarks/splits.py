@@ -33,6 +33,7 @@ from duplex.config.params import Params, load_params
 from duplex.data.dataset import split_name
 from duplex.evaluation.uncertainty import compare_splits
 from duplex.labels import WORLDS
+from duplex.report.aggregate import at_threshold
 
 METHODS = "clip,cso,static,duplex,duplex_open,closed_form,dual"
 BY_RULE = {"auc_all": "all pairs", "auc_by_words": "by words"}  # further open-world metrics and their columns
@@ -77,7 +78,7 @@ def reached(run: RunPaths) -> str:
 
 def measured(runs: Runs, world: str) -> dict[str, Any]:
     """Return means over seeds and re-splits, and the standard deviation of the AUC between re-splits."""
-    parts = [[json.loads(run.metrics.read_text())[world] for run in split] for split in runs]
+    parts = [[_world_metrics(run, world) for run in split] for split in runs]
     by_split = [fmean([part["auc"] for part in split]) for split in parts]
     middle = fmean(by_split)
     spread = (sum((auc - middle) ** 2 for auc in by_split) / (len(by_split) - 1)) ** 0.5
@@ -86,6 +87,13 @@ def measured(runs: Runs, world: str) -> dict[str, Any]:
         if all(key in part for split in parts for part in split):
             said[key] = fmean([fmean([part[key] for part in split]) for split in parts])
     return {**said, "auc_deviation": spread, "auc_by_split": by_split}
+
+
+def _world_metrics(run: RunPaths, world: str) -> dict[str, Any]:
+    """Return a run's metrics in a world; with its AUC at the threshold by words, if it has one."""
+    metrics: dict[str, Any] = json.loads(run.metrics.read_text())[world]
+    by_words = at_threshold(metrics, "words")
+    return {**metrics, **({"auc_by_words": by_words["auc"]} if by_words else {})}
 
 
 def difference(first: Runs, second: Runs, world: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import splits
 from benchmarks.methods import Bench, margins
-from benchmarks.splits import difference, measured, run_all, table
+from benchmarks.splits import difference, measured, run_all, table, with_blocks
 from duplex.artifacts import RunPaths
 from duplex.config.params import load_params
 from duplex.evaluation.uncertainty import compare_splits
@@ -93,3 +93,26 @@ def test_differences_equal_those_of_the_margins_in_common_worlds(done, params, t
 
 def test_the_default_methods_exist(params):
     assert all(params.entry(name) for name in splits.METHODS.split(","))
+
+
+def test_a_method_with_blocks_is_an_entry_of_its_own(params):
+    more = with_blocks(params, ["cso", "cso@4"], 3e-4, 6)
+    assert more.entry("cso@4").finetune == {"blocks": 4, "adapter": "full", "learning_rate": 3e-4}
+    assert more.training("shapes", "cso@4").epochs == 6
+    assert more.training("shapes", "cso@4").schedule == "cosine"
+    assert more.entry("cso") == params.entry("cso")
+    assert with_blocks(params, ["cso@2"], 1e-3, None).training("shapes", "cso@2") == params.training("shapes", "cso")
+
+
+def test_the_open_world_has_its_numbers_by_rule(done, params, tmp_path):
+    runs = run_all(params, DATASETS, ["clip", "dual"], [0], tmp_path)
+    for number, split in enumerate(runs["dual"]):
+        found = json.loads(split[0].metrics.read_text())
+        found["open"] |= {"auc_all": 8.0 + number, "words": {"auc": 6.0 + number}}
+        split[0].metrics.write_text(json.dumps(found))
+    rows = table(params, runs, "dual")["open"]
+    assert (rows["dual"]["auc_all"], rows["dual"]["auc_by_words"]) == (8.5, 6.5)
+    assert "auc_all" not in rows["clip"]
+    lines = splits.markdown({"closed": {}, "open": rows}, "dual").splitlines()
+    assert lines[0].endswith("| open AUC all pairs | open AUC by words |")
+    assert lines[2].endswith("| – | – |") and lines[3].endswith("| 8.5 | 6.5 |")
