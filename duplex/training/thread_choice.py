@@ -17,6 +17,7 @@ import torch
 from duplex.methods.base import Batch, Method
 
 ROUNDS = 5  # timed steps per number of threads, taken in turn; their median counts
+FAR_SLOWER = 4.0  # a number of threads that needs this many times the fastest's time is not tried again
 MARGIN = 0.9  # all threads are taken where they need at most this share of one thread's time
 
 
@@ -50,16 +51,22 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
     """Return the median seconds of a step for each number of threads in `counts`.
 
-    The numbers take turns, so that the load of other programs affects all of them equally.
+    The numbers take turns, so that the load of other programs affects all of them equally. One whose fastest step takes
+    `FAR_SLOWER` times the fastest of all is left out of further rounds: beside a busy core a step of all threads can
+    take forty times as long as one of a single thread.
     """
     taken: dict[int, list[float]] = {count: [] for count in counts}
+    torch.set_num_threads(min(counts))
     step()  # the first one allocates
+    remaining = list(counts)
     for _ in range(rounds):
-        for count in counts:
+        for count in remaining:
             torch.set_num_threads(count)
             start = time.perf_counter()
             step()
             taken[count].append(time.perf_counter() - start)
+        fastest = min(min(values) for values in taken.values())
+        remaining = [count for count in remaining if min(taken[count]) <= FAR_SLOWER * fastest]
     return {count: statistics.median(values) for count, values in taken.items()}
 
 

@@ -48,6 +48,17 @@ def test_a_step_that_threads_speed_up_gets_all():
     assert faster(time_threads(step, (1, 2), rounds=3)) == 2
 
 
+def test_threads_that_are_far_slower_are_tried_once():
+    calls = []
+
+    def step():
+        calls.append(torch.get_num_threads())
+        time.sleep(0.001 if torch.get_num_threads() == 1 else 0.1)
+
+    assert faster(time_threads(step, (1, 2), rounds=4)) == 1
+    assert calls.count(2) == 1 and calls.count(1) == 1 + 4
+
+
 def test_timing_leaves_method_random_numbers_and_threads_as_they_were():
     method = small_method(DUPLEX)
     before, random = {k: v.clone() for k, v in method.state_dict().items()}, torch.get_rng_state()
