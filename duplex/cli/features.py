@@ -62,11 +62,7 @@ def extract(
     """
     from duplex.stages import extract as stage
 
-    require(engine, ENGINES, "engine")
-    if engine == "ray" and shard is not None:
-        raise UsageError("--shard makes one shard locally; with --engine ray use --shards N, which makes all of them")
-    if engine != "ray" and shards != 1:
-        raise UsageError("--shards needs --engine ray; locally --shard k/N makes one shard at a time")
+    _check_shards(engine, shard, shards)
     if limit is not None and out is None:
         raise UsageError("--limit writes a cache of the first rows only; name another file with --out")
     tag = weights if encoder is None or weights else ""
@@ -235,6 +231,15 @@ def _check_precision(params: Params, dataset: str) -> None:
     errors = {"fp16": "fp16 on a CPU is far slower than fp32", "tf32": "tf32 needs a GPU"}
     if precision in errors and resolve_device(params.device) == "cpu":
         raise UsageError(f"{errors[precision]}; choose --precision bf16 or fp32, or --device cuda")
+
+
+def _check_shards(engine: str, shard: str | None, shards: int) -> None:
+    """Raise `UsageError` for an unknown engine, or for an option of shards that is for the other engine."""
+    require(engine, ENGINES, "engine")
+    if engine == "ray" and shard is not None:
+        raise UsageError("--shard makes one shard locally; with --engine ray use --shards N, which makes all of them")
+    if engine != "ray" and shards != 1:
+        raise UsageError("--shards needs --engine ray; locally --shard k/N makes one shard at a time")
 
 
 def _parse_workers(text: str) -> int | str:

@@ -101,9 +101,14 @@ def add(
     if depth:
         _set_finetune(name)
     if unsupported:
-        message = f"{name} is not in run.datasets: run.methods has {', '.join(unsupported)}, which need {NEED}"
-        other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
-        typer.echo(message + other, err=True)
+        _report_unsupported(name, unsupported, supported)
+
+
+def _report_unsupported(name: str, unsupported: list[str], supported: list[str]) -> None:
+    """Print why a data set is not in `run.datasets`, and how to train a method that supports it."""
+    message = f"{name} is not in run.datasets: run.methods has {', '.join(unsupported)}, which need {NEED}"
+    other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
+    typer.echo(message + other, err=True)
 
 
 def _load(path: Path, images: Path | None, split: SplitOptions) -> tuple[SourceOptions, LabelledImages]:

@@ -97,7 +97,10 @@ def resplit(data: LabelledImages, number: int) -> LabelledImages:
 
 
 def shares(rows: pd.DataFrame, seed: int) -> SplitOptions:
-    """Return split options with the shares of unseen pairs and of seen pairs' held-out images in a manifest's split."""
+    """Return the split options that describe an existing split: shares of unseen pairs and of held-out images.
+
+    rows: manifest with the columns state, object and split. seed: of the returned options.
+    """
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])
     unseen_pairs, seen_images = [], []

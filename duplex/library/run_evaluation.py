@@ -108,7 +108,10 @@ def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
 def _excluded(
     task: ScoringTask, method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> list[Bools]:
-    """Return masks [C] of excluded candidates: one that excludes none, then one per alternative calibration."""
+    """Return a list of masks [C] that are True for candidates left out of the scoring.
+
+    The first leaves none out; then follows one mask per threshold of feasibility in `calibration.alternatives`.
+    """
     masks = [feasible_compositions(method, words, other) for other in calibration.alternatives]
     nothing = np.zeros(len(task.candidates), dtype=bool)
     return [nothing, *(nothing if mask is None else ~mask for mask in masks)]

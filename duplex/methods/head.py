@@ -32,7 +32,10 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
         """Return values that the scores of all images over the candidates use, such as the candidates' embeddings."""
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
-        """Return the images' scores [B, C] over the candidates; `prepared` is the result of `prepare`."""
+        """Return the scores [B, C] of B images for the candidates.
+
+        prepared: what `self.prepare` returned for these candidates, such as their text features.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define score()")
 
     def cross_entropies(self, names: Iterable[str], logits: Iterable[Tensor], own: Tensor) -> dict[str, Tensor]:

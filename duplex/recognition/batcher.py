@@ -49,7 +49,7 @@ class Batcher:
 
     @property
     def full(self) -> bool:
-        """Whether so many images wait that further requests should be refused."""
+        """Whether the queue of waiting images has reached its limit, so that further requests are refused."""
         return len(self._queue) >= self._room
 
     async def answer(self, request: ImageRequest) -> Reply:

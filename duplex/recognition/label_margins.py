@@ -67,8 +67,10 @@ def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], 
 
 
 def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Return each class's share [B, K] of the nearest images' votes, weighted by `exp(20 cosine)`; -inf for a class
-    without images."""
+    """Return the share [B, K] of each class in a vote of the nearest images in `features`, for `queries` [B, d].
+
+    An image's vote has the weight `exp(20 cosine)`; a class without images gets -inf.
+    """
     votes = np.zeros((len(queries), count))
     k = min(NEIGHBOURS, len(features))
     for start in range(0, len(queries), 1024):

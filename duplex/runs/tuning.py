@@ -165,7 +165,7 @@ def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
 
 
 def _run(params: Params, trials: Sequence[Trial], jobs: int | None, paths: ArtifactPaths) -> Iterator[TrialResult]:
-    """Check all trials, then train them in worker processes with a progress bar."""
+    """Yield the result of each trial, trained in worker processes with a progress bar; check all trials first."""
     wanted = {trial.spec(params).training.threads for trial in trials}
     count, gpus = places(params.device, jobs, most_threads(wanted))
     executor = TrialExecutor(params, paths, torch.get_num_threads())
