@@ -33,7 +33,7 @@ from duplex.layers.factors import Adapter
 from duplex.layers.finetuned_blocks import FinetunedBlocks
 from duplex.methods.base import Batch
 from duplex.options import FinetuneOptions
-from duplex.training.loop import prefetch
+from duplex.training.epoch import prefetch
 
 DIM, SIZE, PATCH = 768, 224, 14
 

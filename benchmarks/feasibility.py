@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,6 @@ from duplex.labels import LabelSpace
 from duplex.library.inputs import InputRequest, InputsCache
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method
-from duplex.report.aggregate import mean
 from duplex.training.calibration import feasibility_by_likelihood, feasibility_by_words
 from duplex.training.checkpoint import load_checkpoint, read_record
 from duplex.training.scoring import ScoringTask
@@ -133,7 +133,7 @@ def whole(feasible: FeasibilityValues) -> Floats:
 def averages(runs: Iterable[dict[str, float]]) -> dict[str, float]:
     """Return each rule's mean over runs."""
     listed = list(runs)
-    return {name: mean([run[name] for run in listed]) for name in listed[0] if all(name in run for run in listed)}
+    return {name: fmean([run[name] for run in listed]) for name in listed[0] if all(name in run for run in listed)}
 
 
 def line(run: dict[str, float]) -> str:

@@ -21,7 +21,7 @@ from duplex.features.store import PartialCache, open_features
 from duplex.features.tokens import DiskTokens
 from duplex.methods.base import Batch
 from duplex.stages import train
-from duplex.training.loop import prefetch
+from duplex.training.epoch import prefetch
 from tests.projects import inside, make_project
 from tests.subprocesses import ENVIRONMENT, ROOT
 

@@ -25,7 +25,7 @@ from duplex.features.decoding import decoding_workers
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
 from duplex.system.precision import Precision, float32_arithmetic
-from duplex.training.scoring import ScoringTask, assess
+from duplex.training.scoring import ScoringTask, score_split
 
 TIMED: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
 SMALLER = {"layers": 2, "width": 64}  # of a text tower, for a quick trial
@@ -140,9 +140,9 @@ def evaluation(look: Look, _: Path) -> Table:
         own = torch.from_numpy(np.resize(labels.pairs[split], images)).to(look.device)
         examples = Examples(np.arange(images), {"cls": train.cls[torch.arange(images) % len(train)]}, own)
         field = ScoringTask.of(method, labels.candidates(world, split))
-        assess(field, examples, labels, top=3)
+        score_split(field, examples, labels, top=3)
         began = time.perf_counter()
-        assess(field, examples, labels, top=3)  # ends in a copy to the host
+        score_split(field, examples, labels, top=3)  # ends in a copy to the host
         seconds = time.perf_counter() - began
         columns = len(field.candidates)
         found[world] = {"pairs": columns, "images": images, "s": seconds, "scores/s": images * columns / seconds}

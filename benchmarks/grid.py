@@ -27,7 +27,7 @@ from ruamel.yaml import YAML
 
 from benchmarks.measure import emit, say
 from duplex.artifacts import RunPaths
-from duplex.runs.run_tasks import OUTS
+from duplex.runs.run_tasks import OUTPUTS
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = ("clip", "csp", "duplex", "closed_form", "coop", "cso", "duplex_open", "dual")
@@ -94,7 +94,7 @@ def prepared(folder: Path, methods: list[str], seeds: list[int], epochs: int | N
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    names = {getattr(RunPaths(Path()), name).name for group in OUTS.values() for name in group}
+    names = {getattr(RunPaths(Path()), name).name for group in OUTPUTS.values() for name in group}
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in (folder / "artifacts/shapes").rglob("*")

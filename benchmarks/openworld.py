@@ -39,7 +39,7 @@ from duplex.options import TrainingOptions
 from duplex.system.allocator import keep_freed_memory
 from duplex.training.calibration import calibrate
 from duplex.training.checkpoint import Record, save_checkpoint
-from duplex.training.loop import optimiser_step
+from duplex.training.epoch import optimiser_step
 from duplex.training.optimiser import make_optimiser, make_schedule
 from duplex.training.resume import TrainingState
 from duplex.training.scoring import BLOCK_COLUMNS, TopCandidates

@@ -29,7 +29,7 @@ from duplex.methods.base import Batch, TaskContext
 from duplex.methods.dfsp import Dfsp, DfspOptions
 from duplex.options import TrainingOptions
 from duplex.testing import small_labels, small_task
-from duplex.training.loop import optimiser_step, prefetch
+from duplex.training.epoch import optimiser_step, prefetch
 from duplex.training.optimiser import make_optimiser
 
 BATCH = 32

@@ -23,7 +23,7 @@ from duplex.methods.base import Batch, TaskContext
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
 from duplex.system.precision import PRECISIONS, Precision, float32_arithmetic
-from duplex.training.loop import optimiser_step
+from duplex.training.epoch import optimiser_step
 
 IMAGES = {"mit-states": 30338, "ut-zappos": 22998, "cgqa": 26920}
 

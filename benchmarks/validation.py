@@ -2,6 +2,7 @@
 
 python -m benchmarks.validation --study                   # what refinement needs
 python -m benchmarks.validation --methods duplex --terms  # sums of score terms of one model
+python -m benchmarks.validation --methods duplex --prototypes  # its messages and prototypes, before and after training
 
 Learning rates and other settings: `duplex tune`. Seeds differ from those of the reported runs. Needs `dvc repro
 extract`.
@@ -11,31 +12,35 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.measure import emit, say
 from benchmarks.variations import STUDY, Variation
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.encoders import resolve_device
-from duplex.errors import require
+from duplex.errors import UsageError, require
 from duplex.evaluation.metrics import measure
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace, World
+from duplex.layers.graph import LocalCandidates, message_sums
 from duplex.library.inputs import InputRequest, RunInputs, load_inputs, make_deterministic
 from duplex.library.run_training import start_method
 from duplex.methods.base import Batch, Method
-from duplex.methods.duplex import DuplexOptions
+from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.registry import find_method
 from duplex.options import Options, TrainingOptions
 from duplex.report.aggregate import standard_error
 from duplex.training.loop import train
-from duplex.training.scoring import ScoringTask, assess, assess_sums, validation_auc
+from duplex.training.scoring import ScoringTask, score_split, score_term_sums, validation_auc
 
 
 def run(
@@ -46,10 +51,12 @@ def run(
     device: torch.device,
     variation: Variation | None = None,
     terms: bool = False,
+    prototypes: bool = False,
 ) -> dict[str, float]:
     """Train a method; return its best validation AUC, S and U, and its AUC over all compositions.
 
-    `terms` adds the AUC of subsets of its score terms, for the model chosen by all of them.
+    `terms` adds the AUC of subsets of its score terms, for the model chosen by all of them; `prototypes` what
+    `of_prototypes` returns, before training (`untrained_…`) and after it.
     """
     method = (
         start_method(row.kind, row.options, inputs.task(row.world), inputs, seed, device)
@@ -57,10 +64,11 @@ def run(
         else varied(inputs, row, settings, seed, device, variation)
     )
     images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
+    before = of_prototypes(method, images, val) if prototypes else {}
     outcome = train(method, images, settings, seed, lambda trained: validation_auc(trained, val, inputs.labels))
     closed, wide = (
         measure(
-            assess(
+            score_split(
                 ScoringTask.of(method, inputs.labels.candidates(world, "val")), val, inputs.labels
             ).accumulator.competitors(),
             rounds=0,
@@ -69,6 +77,8 @@ def run(
     )
     ends = {name: closed.to_dict()[name] for name in ("seen", "unseen", "hm")}
     parts = of_terms(method, val, inputs.labels) if terms else {}
+    if prototypes:
+        parts |= {f"untrained_{name}": value for name, value in before.items()} | of_prototypes(method, images, val)
     return {
         "auc": 100 * outcome.best_auc,
         "auc_open": wide.to_dict()["auc"],
@@ -80,9 +90,46 @@ def run(
 
 def of_terms(method: Method[Any], val: Examples, labels: LabelSpace) -> dict[str, float]:
     """Return the validation AUC of subsets of the score terms."""
-    sums = assess_sums(method, labels.candidates("closed", "val"), val, labels)
+    sums = score_term_sums(method, labels.candidates("closed", "val"), val, labels)
     found = {"_".join(names): measure(evidence.competitors(), rounds=0).auc for names, evidence in sums.items()}
     return {f"auc_{name}": 100 * auc for name, auc in found.items() if auc is not None}
+
+
+@torch.no_grad()
+def of_prototypes(
+    method: Method[Any], images: Examples, val: Examples, batches: int = 10, size: int = 64
+) -> dict[str, float]:
+    """Return the weights of the graph's messages in random batches of training images, and where prototypes lie.
+
+    `weight_KIND` is a kind's share of the weight of all messages and `mean_weight_KIND` the mean of its shares per
+    prototype. `cosine_refined` and `cosine_others` are mean cosines between validation images and the prototypes that
+    training refines, and all others; `negative_…` are shares of negative coordinates, of images and of prototypes.
+    All but cosines are in percent.
+    """
+    if not isinstance(method, Duplex) or not method.options.graph:
+        raise UsageError(f"--prototypes needs methods with a graph (kind duplex, graph: true), not {method.class_name}")
+    method.eval()
+    n, draw = len(method.labels.objects), torch.Generator().manual_seed(0)
+    shared, totals, shares = method.shared(), defaultdict[str, float](float), defaultdict[str, list[Tensor]](list)
+    for rows in torch.randperm(len(images), generator=draw).split(size)[:batches]:
+        labels, z = images.compositions[rows], method.paths.adapt(images.cls[rows])
+        nodes = method.nodes(z, method.paths.factor_posteriors(z, shared), labels)
+        candidates = LocalCandidates.of(*np.divmod(labels.cpu().numpy(), n), method.target, n, z.device)
+        weights = {kind: message_sums(kind, nodes, candidates, method.fusion)[1] for kind in method.options.messages}
+        for kind, weight in weights.items():  # [C, 1]
+            totals[kind] += float(weight.sum())
+            shares[kind].append(weight / sum(weights.values()))
+    found = {f"weight_{kind}": 100 * weight / sum(totals.values()) for kind, weight in totals.items()}
+    found |= {f"mean_weight_{kind}": 100 * float(torch.cat(share).mean()) for kind, share in shares.items()}
+    z, every = method.paths.adapt(val.cls), np.arange(method.labels.size)
+    found["negative_images"] = 100 * float((z < 0).float().mean())
+    refined = method.target.contains(every)
+    for name, mask in {"refined": refined, "others": ~refined}.items():
+        if mask.any():
+            rows = method.codebook.prototypes(every[mask])
+            found[f"cosine_{name}"] = float((z @ rows.T).mean())
+            found[f"negative_{name}"] = 100 * float((rows < 0).float().mean())
+    return found
 
 
 @dataclass(frozen=True)
@@ -101,7 +148,8 @@ def varied(
     assert isinstance(row.options, DuplexOptions)
     torch.manual_seed(seed)
     method = variation.kind(inputs.task(row.world), replace(row.options, **variation.options)).to(device)
-    method.schedule, method.settings = variation.schedule, settings
+    if variation.schedule is not None:
+        method.follow(variation.schedule, settings)
     images = inputs.examples["train"].to(device)
     method.start(Batch(images.inputs, images.compositions))
     return method
@@ -115,6 +163,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--study", action="store_true", help="the variations of duplex in variations.py")
     parser.add_argument("--terms", action="store_true", help="also score subsets of the score terms")
+    parser.add_argument("--prototypes", action="store_true", help="also measure messages and prototypes of the graph")
     parser.add_argument("--only", default="", help="some variations of the study, separated by ';'")
     parser.add_argument("--out", type=Path, help="also write the JSON to this file, after every method")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -141,7 +190,8 @@ def main() -> None:
         settings = params.training(wanted.dataset, of)
         settings = replace(settings, epochs=wanted.epochs) if wanted.epochs else settings
         runs = [
-            run(inputs, row, settings, int(seed), device, variation, wanted.terms) for seed in wanted.seeds.split(",")
+            run(inputs, row, settings, int(seed), device, variation, wanted.terms, wanted.prototypes)
+            for seed in wanted.seeds.split(",")
         ]
         found[name] = {key: fmean([r[key] for r in runs]) for key in runs[0]}
         found[name]["auc_se"] = standard_error([r["auc"] for r in runs])

@@ -40,35 +40,34 @@ def annealed(epoch: int, options: DuplexOptions, settings: TrainingOptions) -> f
 
 
 class Scheduled(Duplex):
-    """Lambda follows a schedule over epochs."""
+    """Lambda may follow a schedule over epochs."""
 
-    schedule: Schedule | None = None
-    settings: TrainingOptions | None = None
-    epoch = 0
+    schedule: Callable[[int], float] | None = None  # finished epochs -> lambda of the next one
 
-    @property
-    def momentum(self) -> float:
-        if self.schedule is None or self.settings is None:
-            return self.options.momentum
-        return self.schedule(self.epoch, self.options, self.settings)
+    def follow(self, schedule: Schedule, settings: TrainingOptions) -> None:
+        """Follow a schedule, from the first epoch."""
+        options = self.options
+        self.schedule = lambda epoch: schedule(epoch, options, settings)
+        self.after_epoch(0)
 
     def after_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+        if self.schedule is not None:
+            self.options = replace(self.options, momentum=self.schedule(epoch))
 
 
 class Uniform(Scheduled):
     """Messages have the same weight from every image, whatever its posteriors."""
 
-    def nodes(self, z: Tensor, factored: FactorPosteriors, compositions: Tensor) -> FactorNodes:
-        nodes = super().nodes(z, factored, compositions)
+    def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor) -> FactorNodes:
+        nodes = super().nodes(z, factors, compositions)
         return replace(nodes, p_s=torch.ones_like(nodes.p_s), p_o=torch.ones_like(nodes.p_o))
 
 
 class Labelled(Scheduled):
     """Messages follow the labels of the image instead of its posteriors."""
 
-    def nodes(self, z: Tensor, factored: FactorPosteriors, compositions: Tensor) -> FactorNodes:
-        nodes = super().nodes(z, factored, compositions)
+    def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor) -> FactorNodes:
+        nodes = super().nodes(z, factors, compositions)
         p_s = one_hot(nodes.states, len(self.labels.states)).to(nodes.p_s)
         p_o = one_hot(nodes.objects, len(self.labels.objects)).to(nodes.p_o)
         return replace(nodes, p_s=p_s, p_o=p_o)
@@ -77,8 +76,8 @@ class Labelled(Scheduled):
 class Detached(Scheduled):
     """`L_c^h` has no gradient for disentanglers and posteriors: only `L_s` and `L_o` train them."""
 
-    def nodes(self, z: Tensor, factored: FactorPosteriors, compositions: Tensor) -> FactorNodes:
-        nodes = super().nodes(z, factored, compositions)
+    def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor) -> FactorNodes:
+        nodes = super().nodes(z, factors, compositions)
         return replace(nodes, **{name: getattr(nodes, name).detach() for name in ("z_s", "z_o", "p_s", "p_o")})
 
 
@@ -170,5 +169,4 @@ STUDY = {name: Variation(options) for name, options in OPTIONS.items()} | {
     "pulled to images": Variation(kind=PulledToImages),
     "pulled to images, static": Variation({"graph": False}, kind=PulledToImages),
     "additive, uniform weights": Variation(IN_IMAGE_SPACE, kind=Uniform),
-    "additive, label weights": Variation(IN_IMAGE_SPACE, kind=Labelled),
 }

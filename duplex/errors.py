@@ -1,6 +1,7 @@
 """Errors that a user can fix. Commands print them as one line, without a traceback."""
 
 from collections.abc import Iterable
+from numbers import Integral
 
 DISTRIBUTION = "duplex-czsl"  # in package indexes, where the name `duplex` belongs to another project
 
@@ -29,7 +30,31 @@ def install_command(extra: str) -> str:
 def require_type(value: object, kind: type, noun: str) -> None:
     """Raise `UsageError` unless `value` is an instance of `kind`; `noun` names the value in the message."""
     if not isinstance(value, kind):
-        raise UsageError(f"{noun} is {value!r:.80}; expected a {kind.__name__}")
+        raise UsageError(f"{noun} is {shown(value)}; expected a {kind.__name__}")
+
+
+def require_whole(value: object, noun: str, low: int = 1, high: int | None = None) -> int:
+    """Return `value` as an int; raise `UsageError` unless it is a whole number from `low` to `high` (None: no limit).
+
+    `noun` names the value in the message.
+
+    >>> require_whole(3, "top")
+    3
+    """
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if number is None or number < low or (high is not None and number > high):
+        expected = f"a whole number from {low}" + ("" if high is None else f" to {high}")
+        raise UsageError(f"{noun} is {shown(value)}; expected {expected}")
+    return number
+
+
+def shown(value: object) -> str:
+    """Return `repr(value)` on one line, cut after 80 characters, for a message.
+
+    >>> shown("red star")
+    "'red star'"
+    """
+    return f"{' '.join(repr(value).split()):.80}"
 
 
 def require(value: str, allowed: Iterable[object], noun: str) -> str:

@@ -162,13 +162,14 @@ class LabelSpace:
         pairs = {split: np.array(rows, dtype=np.int64) for split, rows in record["pairs"].items()}
         return cls(tuple(record["states"]), tuple(record["objects"]), pairs)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write the label space to the JSON file `path`."""
-        write_text(path, json.dumps(self.to_dict(), ensure_ascii=False) + "\n")
+        write_text(Path(path), json.dumps(self.to_dict(), ensure_ascii=False) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> LabelSpace:
+    def load(cls, path: Path | str) -> LabelSpace:
         """Return the label space in the JSON file `path`, from `save`; raise DuplexError if it is missing or wrong."""
+        path = Path(path)
         command = f"duplex prepare --dataset {path.parent.name}"
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))

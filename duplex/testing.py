@@ -45,7 +45,7 @@ from duplex.recognition.export_folder import export
 from duplex.recognition.sources import open_trained
 from duplex.recognition.trained import TrainedRun
 from duplex.training.checkpoint import load_checkpoint
-from duplex.training.loop import optimiser_step
+from duplex.training.epoch import optimiser_step
 from duplex.training.optimiser import make_optimiser
 
 IMAGES, PATCHES, WIDTH = 40, 4, 8

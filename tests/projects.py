@@ -88,7 +88,7 @@ def make_project(
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     """Raise KeyboardInterrupt at the start of the epoch `number` from now, once; return the list of started epochs."""
-    epoch, begun = loop._epoch, list[int]()
+    epoch, begun = loop.train_epoch, list[int]()
 
     def counted(*given: Any) -> Any:
         begun.append(len(begun) + 1)
@@ -96,5 +96,5 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
             raise KeyboardInterrupt
         return epoch(*given)
 
-    monkeypatch.setattr(loop, "_epoch", counted)
+    monkeypatch.setattr(loop, "train_epoch", counted)
     return begun

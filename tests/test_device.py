@@ -16,7 +16,7 @@ from duplex.features.examples import Examples
 from duplex.methods.duplex import DuplexOptions
 from duplex.options import TrainingOptions
 from duplex.training.loop import train
-from duplex.training.scoring import ScoringTask, assess
+from duplex.training.scoring import ScoringTask, score_split
 from tests.methods.world import features, small_labels, small_method, small_tower
 from tests.pretended import Pretended
 
@@ -39,7 +39,8 @@ def test_losses_are_read_once_every_few_steps(pretended: Pretended) -> None:
     method, waits = method_on(pretended.name), []
 
     def validate(_: object) -> float:
-        waits.append(sum(n for (_, place), n in pretended.synchronisations.items() if "training/loop.py" in place))
+        places = ((place.split(":")[0], n) for (_, place), n in pretended.synchronisations.items())
+        waits.append(sum(n for file, n in places if file in ("training/epoch.py", "training/loop.py")))
         return 0.5
 
     settings = TrainingOptions(learning_rate=0.01, batch_size=4, epochs=2)
@@ -55,7 +56,7 @@ def test_only_score_statistics_leave_the_device(pretended: Pretended, monkeypatc
     field = ScoringTask.of(method, LABELS.candidates("open", "test"))
     pretended.reset()
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 2 * LABELS.size)
-    assess(field, test, LABELS, top=3)
+    score_split(field, test, LABELS, top=3)
     waits = Counter((what, place.split(":")[0]) for what, place in pretended.synchronisations.elements())
     assert waits == {("copy to the CPU", "training/scoring.py"): 2, ("copy to the CPU", "evaluation/topk.py"): 4}
 

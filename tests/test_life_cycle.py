@@ -24,13 +24,13 @@ from duplex.methods.registry import find_method, installed_methods, make_method
 from duplex.options import Options, TrainingOptions
 from duplex.recognition.candidates import Candidates
 from duplex.testing import small_labels
-from duplex.training import loop
 from duplex.training.calibration import Calibration, calibrate, feasible_compositions
 from duplex.training.checkpoint import Record, load_checkpoint, save_checkpoint
+from duplex.training.epoch import train_epoch
 from duplex.training.loop import ResumePoint, train
 from duplex.training.optimiser import make_optimiser, make_schedule
 from duplex.training.resume import TrainingState
-from duplex.training.scoring import ScoringTask, assess, tune, validation_auc
+from duplex.training.scoring import ScoringTask, score_split, tune, validation_auc
 from tests.conftest import AVAILABLE
 from tests.methods.world import DIM, small_tower
 from tests.pretended import Pretended
@@ -106,7 +106,9 @@ class LifeCycle:
         test, columns, chosen = self.examples("test", 10), LABELS.candidates(world, "test"), record.calibration[world]
         live = feasible_compositions(method, self.task.words, chosen)
         live = np.ones(len(columns), dtype=bool) if live is None else live[columns]
-        found = assess(ScoringTask.of(method, columns), test, LABELS, k=2, feasible_mask=live, top=3, bias=chosen.bias)
+        found = score_split(
+            ScoringTask.of(method, columns), test, LABELS, k=2, feasible_mask=live, top=3, bias=chosen.bias
+        )
         scorer, terms = method.scorer(columns), method.score_terms(columns)
         panel = Candidates.of(LABELS, columns, live, Confidence(), scorer, terms, method.probabilities)
         guesses = [guess for answer in panel.answers(test.inputs, 2) for guess in answer.top]
@@ -192,7 +194,7 @@ def test_steps_never_synchronise_and_their_operations_do_not_depend_on_the_batch
     for size in (16, 16, 8) if trained else ():
         waits = list[int]()
         pretended.reset()
-        loop._epoch(state, batch, replace(SETTINGS, batch_size=size), show)
+        train_epoch(state, batch, replace(SETTINGS, batch_size=size), show)
         if len(operations) > 1:  # the first step fills caches
             assert not any(waits)
             assert pretended.synchronisations.total() == 1

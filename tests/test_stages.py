@@ -25,6 +25,7 @@ from duplex.report.aggregate import aggregate as summary
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
+from tests.features.damage import update_checksums
 from tests.projects import draw_project, interrupt
 from tests.subprocesses import duplex, start_duplex
 
@@ -126,13 +127,19 @@ def test_the_same_seed_gives_the_same_bytes(params, paths):
     assert found[0] == found[1]
 
 
-def test_a_checkpoint_of_another_kind_of_method_is_not_evaluated_under_this_name(params, paths):
+@pytest.mark.parametrize(
+    ("method", "seed", "names"),
+    [("duplex", 3, "kind is 'prompts' instead of 'duplex'"),
+     ("csp", 3, "vocabulary is 'fixed' instead of 'learned'"),
+     ("clip", 4, "seed is 3 instead of 4")],
+)  # fmt: skip
+def test_a_checkpoint_of_another_run_is_not_evaluated_under_this_name(params, paths, method, seed, names):
     train.run(params, "own", "clip", 3, paths)
-    other = paths.run("own", "duplex", 4).checkpoint
-    other.parent.mkdir(parents=True, exist_ok=True)
-    other.write_bytes(paths.run("own", "clip", 3).checkpoint.read_bytes())
-    with pytest.raises(DuplexError, match="is of a method of kind 'prompts', and duplex is of kind 'duplex'"):
-        evaluate.run(params, "own", "duplex", 4, paths)
+    copy = paths.run("own", method, seed).checkpoint
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(paths.run("own", "clip", 3).checkpoint.read_bytes())
+    with pytest.raises(DuplexError, match=names):
+        evaluate.run(params, "own", method, seed, paths)
 
 
 @pytest.mark.slow
@@ -183,6 +190,7 @@ def test_training_and_selection_do_not_use_test_images(params, paths):
         poisoned = healthy.copy()
         poisoned[rows] = healthy[rows][::-1] * 3
         file["cls"][...] = poisoned
+        update_checksums(file)
     try:
         train.run(params, "own", "duplex_open", 5, paths)
         assert [run.checkpoint.read_bytes(), run.history.read_bytes()] == clean
@@ -190,6 +198,7 @@ def test_training_and_selection_do_not_use_test_images(params, paths):
     finally:
         with h5py.File(paths.features("own"), "r+") as file:
             file["cls"][...] = healthy
+            update_checksums(file)
 
 
 def with_evaluation(params: Params, **changes) -> Params:

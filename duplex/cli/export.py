@@ -37,10 +37,16 @@ def export(
     """Export a trained run to a folder: prototypes, labels, a model card, and recognize.py, which needs numpy only."""
     from duplex.cli.predict import load_model
     from duplex.recognition import export_folder
+    from duplex.recognition.fitted_files import FIT
     from duplex.stages.trained_runs import model_card_facts
 
     if out is None and push is None:
         raise UsageError("no destination; give a folder, duplex export RUN OUT, or --push OWNER/NAME")
+    if out is not None and ((out / FIT).is_file() or out.resolve() == Path(run).resolve()):
+        raise UsageError(
+            f"{out} holds a model; an export in its place would lack its metrics and what `duplex update` reads; "
+            "choose another folder"
+        )
     if not LICENCE.fullmatch(licence):  # it becomes a line of the card's YAML
         raise UsageError(f"--licence is {licence!r}; expected an identifier of the hub, such as cc-by-4.0")
     recognizer = load_model(run, world, "cpu", [], None)
@@ -53,7 +59,7 @@ def export(
         if out is not None:
             typer.echo(f"{out} holds {run}", err=True)
         if push is not None:
-            typer.echo(f"uploaded to {export_folder.push(folder, push)}", err=True)
+            typer.echo(f"uploaded to {export_folder.upload(folder, push)}", err=True)
 
 
 def _add_onnx(trained: TrainedModel, folder: Path, scores: bool, tower: bool) -> None:

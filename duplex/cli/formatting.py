@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from duplex.system.terminal import visible
+from duplex.system.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from duplex.data.check import DataIssue
@@ -24,7 +24,7 @@ def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], d
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"left out or short: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]
-    return "\n".join(map(visible, lines)) or f"{name}: nothing to report"
+    return "\n".join(map(escape_unprintable, lines)) or f"{name}: nothing to report"
 
 
 def to_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:

@@ -176,8 +176,7 @@ def split(
 
 @group.command()
 def remove(
-    name: DatasetName,
-    results: Annotated[bool, typer.Option("--results", help="Delete artifacts/NAME too.")] = False,
+    name: DatasetName, results: Annotated[bool, typer.Option("--results", help="Delete artifacts/NAME too.")] = False
 ) -> None:
     """Remove a data set from params.yaml, dvc.lock and the report. Images are never deleted."""
     import shutil
@@ -234,7 +233,7 @@ def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], ima
     from duplex.artifacts import ArtifactPaths
     from duplex.encoders import load_encoder, missing_weights
     from duplex.features.identity import IMPORTED
-    from duplex.library.climb import block_room
+    from duplex.library.finetuned_recipes import block_room
 
     require(finetune, ("auto",), "--finetune")
     name, weights = encoder["name"], encoder.get("weights")

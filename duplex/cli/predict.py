@@ -18,7 +18,7 @@ import typer
 from duplex.cli import app
 from duplex.cli.options import load_params
 from duplex.errors import UsageError, require
-from duplex.system.terminal import visible
+from duplex.system.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from duplex.recognition.answers import Answer, UnreadableImage
@@ -179,7 +179,7 @@ def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO,
         if form == "jsonl":
             target.write(json.dumps({"image": image, **record}, ensure_ascii=False) + "\n")
         elif form == "table":
-            target.write(f"{visible(image)}  {_summary(record)}\n")
+            target.write(f"{escape_unprintable(image)}  {_summary(record)}\n")
         elif "error" in record:
             lines.writerow([image, "", "", "", "", "", record["error"]])
         else:

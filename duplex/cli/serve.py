@@ -51,7 +51,7 @@ def serve(
     try:
         import uvicorn
 
-        from duplex.recognition.limits import Limits, protocol
+        from duplex.recognition.limits import Limits, timed_protocol
         from duplex.recognition.server import HEADERS, application
         from duplex.recognition.workers import image_workers
     except ImportError as error:
@@ -69,7 +69,7 @@ def serve(
     with _listen(host, port) as bound, suppress(KeyboardInterrupt), pool as running:
         config = uvicorn.Config(
             application(recognizer, running, limits, neighbours, world),  # type: ignore[arg-type]
-            http=protocol(limits.seconds),
+            http=timed_protocol(limits.seconds),
             ws="none",
             log_level="warning",
             access_log=False,

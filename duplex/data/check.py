@@ -116,7 +116,7 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
     repeated = manifest["image"][manifest["image"].duplicated()]
     known = manifest.assign(content=manifest["image"].map(content))
     same = content[content.duplicated(keep=False)].sort_values(kind="stable")
-    unlisted = [path for path in tree.images() if path not in present]
+    unlisted = [path for path in tree.images(refuse_links=False) if path not in present]
     kinds = describe_skipped({kind: len(names) for kind, names in tree.skipped.items()})
     return [
         _issue("images are missing", (image for image in images if image not in present), True),

@@ -49,26 +49,31 @@ class ImageTree:
             raise self._leaves(path)
         return inside is not None
 
-    def images(self) -> Iterator[str]:
+    def images(self, *, refuse_links: bool = True) -> Iterator[str]:
         """Yield the path of every image below the root, in a fixed order. Hidden names are ignored;
-        all other files but documents, and linked folders, are added to `skipped`."""
-        self.skipped = {}
-        yield from self._walk("")
+        all other files but documents, and linked folders, are added to `skipped`.
 
-    def _walk(self, folder: str) -> Iterator[str]:
+        refuse_links: raise DuplexError for a link that leaves the root; otherwise it is added to `skipped`.
+        """
+        self.skipped = {}
+        yield from self._walk("", refuse_links)
+
+    def _walk(self, folder: str, refuse_links: bool) -> Iterator[str]:
         prefix = f"{folder}/" if folder else ""
         for entry in sorted(self._scan(folder), key=lambda entry: entry.name):
             path, suffix = prefix + entry.name, suffix_of(entry.name)
             if entry.name.startswith((".", "__MACOSX")):
                 continue
             if entry.is_symlink() and not self._inside(entry.path):
-                raise self._leaves(path)
-            if suffix in IMAGE_SUFFIXES and not entry.is_file():
+                if refuse_links:
+                    raise self._leaves(path)
+                self.skipped.setdefault("links out of the folder", []).append(path)
+            elif suffix in IMAGE_SUFFIXES and not entry.is_file():
                 no_folder = "broken links" if entry.is_symlink() else "devices and pipes"
                 kind = "folders named like an image" if entry.is_dir() else no_folder
                 self.skipped.setdefault(kind, []).append(path)
             elif entry.is_dir(follow_symlinks=False):
-                yield from self._walk(path)
+                yield from self._walk(path, refuse_links)
             elif suffix in IMAGE_SUFFIXES:
                 yield path
             elif suffix not in DOCUMENTS:

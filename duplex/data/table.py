@@ -47,8 +47,21 @@ def _columns(header: list[str], path: Path) -> list[str]:
     for name in columns:
         if header.count(name) != 1:
             count = "no column" if name not in header else "two columns"
-            raise DuplexError(f"{path} has {count} {name!r}; it needs {', '.join(NEEDED)} and may have split")
+            raise DuplexError(
+                f"{path} has {count} {name!r}; it needs {', '.join(NEEDED)} and may have split; its columns are "
+                f"{', '.join(header)!r:.100}"
+            )
+    refuse_misspelt(header, str(path))
     return columns
+
+
+def refuse_misspelt(header: Iterable[object], place: str) -> None:
+    """Raise `DuplexError` for a column such as `Split`, which would be ignored. `place` names the table."""
+    names = [str(name) for name in header]
+    for name in names:
+        right = name.strip().lower()
+        if right in (*NEEDED, "split") and right not in names:
+            raise DuplexError(f"{place} has a column {name!r}; write {right!r}")
 
 
 def _checked(columns: list[str], place: str, cells: list[Any]) -> list[str]:
@@ -70,7 +83,8 @@ def _csv(path: Path) -> tuple[list[str], Iterable[Row]]:
     """Read CSV with commas, semicolons or tabs, whichever is most frequent in the header."""
     text = read_text(path)
     first = text.lstrip("\r\n").split("\n", 1)[0]
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
+    delimiter = max(",;\t", key=first.count)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
     rows, number = [], 1  # line where the next row begins: an open quote may make it the last
     try:
         for cells in lines:

@@ -124,7 +124,7 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind, index = torch.device(device).type, torch.device(device).index or 0
+        kind, index = torch.device(str(device)).type, torch.device(str(device)).index or 0
     except RuntimeError:
         kind, index = "meta", 0
     if kind == "meta":  # tensors without values
@@ -133,4 +133,4 @@ def resolve_device(device: str) -> str:
         raise UsageError(f"device is {device}, but torch sees no GPU; set it to auto or cpu")
     if kind == "cuda" and index and index >= (count := torch.cuda.device_count()):
         raise UsageError(f"device is {device}, but torch sees {count} GPUs, numbered from 0; name one of them or auto")
-    return device
+    return str(device)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, require_type
 from duplex.system.plugins import installed_plugins, load_plugin, module_of
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def family_module(encoder: str) -> str:
 
 def find_family(encoder: str) -> EncoderFamily:
     """Return the family of the encoder with this name."""
+    require_type(encoder, str, "encoder")
     return _load(_entry_point(encoder))
 
 

@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.topk import INFEASIBLE, SEEN, ColumnPlan, group_columns, topk_per_group, topk_per_group_torch
+from duplex.errors import DuplexError, UsageError, require_whole
+from duplex.evaluation.topk import (
+    INFEASIBLE,
+    SEEN,
+    ColumnPlan,
+    checked_mask,
+    group_columns,
+    topk_per_group,
+    topk_per_group_torch,
+)
 from duplex.labels import Bools, Ints
 
 Floats = NDArray[np.float64]
@@ -42,9 +51,9 @@ class ScoreAccumulator:
         feasible_mask: ArrayLike | None = None,
         bucket: ArrayLike | None = None,
     ) -> None:
-        self.target: Ints = np.asarray(target, dtype=np.int64)
-        self.seen: Bools = np.asarray(seen, dtype=bool)
-        self.k = k
+        self.target: Ints = checked_columns(target, "target")
+        self.seen: Bools = checked_mask(seen, "seen")
+        self.k = require_whole(k, "k")
         if self.target.ndim != 1 or self.seen.ndim != 1:
             shapes = f"{self.target.shape} and {self.seen.shape}"
             raise UsageError(f"target and seen must have one dimension; their shapes are {shapes}")
@@ -54,8 +63,6 @@ class ScoreAccumulator:
         low, high = self.target.min(), self.target.max()
         if low < 0 or high >= columns:
             raise UsageError(f"target holds {low} to {high}; columns are 0 to {columns - 1}")
-        if k < 1:
-            raise UsageError(f"k is {k}; expected a whole number from 1")
         self.groups = group_columns(self.seen, bucket, feasible_mask)
         images, groups = self.target.size, int(max(self.groups.max(), 1)) + 1
         self._label: Floats = np.full(images, -np.inf)
@@ -67,14 +74,24 @@ class ScoreAccumulator:
     def add(self, scores: Any, rows: slice | Ints | None = None, first_column: int = 0) -> ScoreAccumulator:
         """Add a block of scores [b, w]: the images `rows` (default: all) by `w` columns from `first_column` on.
 
-        `scores` is a NumPy array of any real type or a torch tensor (read as float32) and is not changed. A GPU
-        tensor is reduced on the GPU.
+        `scores` is a NumPy array or a torch tensor of any real type and is not changed. A GPU tensor is reduced on the
+        GPU.
         """
-        on_device = hasattr(scores, "detach") and scores.device.type != "cpu"
+        is_tensor = hasattr(scores, "detach")
+        if np.ma.is_masked(scores) or (is_tensor and (scores.is_meta or scores.is_sparse)):
+            raise DuplexError(f"scores is a {type(scores).__name__} without all values; set -inf or use feasible_mask")
+        on_device = is_tensor and scores.device.type != "cpu"
         if not on_device:
-            scores = np.asarray(scores.detach().float().numpy() if hasattr(scores, "detach") else scores)
+            if is_tensor:
+                scores = scores.detach()
+                scores = scores.float() if scores.is_floating_point() and scores.itemsize < 4 else scores  # bfloat16
+            scores = np.asarray(scores)
             refuse_inexact(scores)
-        images = np.arange(self.target.size)[slice(None) if rows is None else rows]
+        try:
+            first_column = index(first_column)
+            images = np.atleast_1d(np.arange(self.target.size)[slice(None) if rows is None else rows])
+        except (IndexError, TypeError) as error:
+            raise UsageError(f"rows or first_column are no numbers of images or columns: {error}") from None
         fits = scores.ndim == 2 and len(scores) == images.size and first_column + scores.shape[1] <= self.seen.size
         if not fits or first_column < 0 or not (on_device or scores.dtype.kind in "fiub"):
             raise DuplexError(
@@ -100,7 +117,7 @@ class ScoreAccumulator:
             column = np.where(run_best[:, 0] > -np.inf, first_column + run.positions[run_place], -1)
             scores, columns = self._best[run.group], self._column[run.group]
             scores[images], columns[images] = _merged(scores[images], columns[images], run_best, column)
-        self._read[images] += plan.feasible
+        np.add.at(self._read, images, plan.feasible)  # counts an image that `rows` lists twice
         return self
 
     def _plan(self, first: int, width: int) -> ColumnPlan:
@@ -145,6 +162,17 @@ class ScoreAccumulator:
             seen_column=self._column[SEEN],
             unseen_column=column,
         )
+
+
+def checked_columns(values: Any, name: str) -> Ints:
+    """Return column numbers as int64; raise `UsageError` unless they are whole numbers. `name` is for the message."""
+    array = np.asarray(values)
+    kind, limit = array.dtype.kind, 2.0**62
+    if not (kind in "iu" or (kind == "f" and (np.abs(array) < limit).all() and (array == np.trunc(array)).all())):
+        raise UsageError(f"{name} must be whole numbers: the column of each image's label")
+    if kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+        raise UsageError(f"{name} holds {array.max()}, which is no column")
+    return np.asarray(array, dtype=np.int64)
 
 
 def refuse_inexact(scores: NDArray[Any]) -> None:

@@ -6,7 +6,7 @@ With `l_c = log p(c|x)` of the method, an answer's probability among the candida
 
 `n_u` and `n_s` the numbers of candidates and `r` the share of new images to be expected of unseen pairs, so that unseen
 pairs have the odds r / (1 - r) before an image is looked at. Methods are trained on seen pairs alone and prefer them in
-`p(c|x)` itself; `k` (log-odds) undoes the preference. Validation has another share of unseen images than `r`: so each
+`p(c|x)` itself; `k` (log-odds) undoes that preference. Validation has another share of unseen images than `r`: so each
 seen validation image has the weight (1 - r) / N_s, each unseen one r / N_u. With these weights,
 
     min  -sum_i w_i log q(c_i|x_i)    over a = 1 / T and k,
@@ -41,17 +41,17 @@ class Confidence:
     """Temperature and prior that turn a method's scores into probabilities of answers."""
 
     temperature: float = 1.0  # T, by which log probabilities are divided
-    preference: float = 0.0  # k, log-odds added to unseen pairs
+    unseen_log_odds: float = 0.0  # k, log-odds added to unseen pairs
     new_share: float = NEW_SHARE  # r, expected share of images of unseen pairs
 
     def __post_init__(self) -> None:
-        within = 1e-6 <= self.temperature <= 1e6 and abs(self.preference) <= 1e3 and 0 < self.new_share < 1
-        if not within:
-            raise ValueError(f"{self}: expected 1e-6 <= temperature <= 1e6, |preference| <= 1000, 0 < new_share < 1")
+        if not (1e-6 <= self.temperature <= 1e6 and abs(self.unseen_log_odds) <= 1e3 and 0 < self.new_share < 1):
+            limits = "1e-6 <= temperature <= 1e6, |unseen_log_odds| <= 1000, 0 < new_share < 1"
+            raise ValueError(f"{self}: expected {limits}")
 
     def log_prior(self, seen: Bools, feasible: Bools) -> Floats:
         """Return the log prior probabilities [C] of candidates; -inf for infeasible candidates."""
-        prior = np.where(seen, np.log1p(-self.new_share), np.log(self.new_share) + self.preference)
+        prior = np.where(seen, np.log1p(-self.new_share), np.log(self.new_share) + self.unseen_log_odds)
         for group in (seen & feasible, ~seen & feasible):
             prior[group] -= math.log(max(1, group.sum()))
         return np.where(feasible, prior, -np.inf)
@@ -65,7 +65,7 @@ class Confidence:
         return cls(**{name: float(value) for name, value in record.items()})
 
 
-NEUTRAL = Confidence()  # where nothing was fitted
+UNFITTED = Confidence()  # leaves the probabilities of a method as they are, besides the prior
 
 
 def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
@@ -76,16 +76,16 @@ def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor)
     return probabilities(scores.double()).clamp(min=LEAST).log()
 
 
-def fit_to(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
-    """Fit the temperature and `preference`, the log-odds added to unseen pairs, by weighted maximum likelihood.
+def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
+    """Fit the temperature and the log-odds added to unseen pairs, by weighted maximum likelihood.
 
     log_p: log probabilities of the candidates [N, C], in float64.
     target: column of each image's label [N].
     seen: mask of the seen candidates [C].
     new_share: expected share of images of unseen pairs; it sets the prior and the weights of the images.
 
-    The preference is 0 unless there are images of both seen and unseen pairs. Newton's method starts from the best of
-    several temperatures, and its steps are limited in length: the loss of overconfident scores is flat far from its
+    `unseen_log_odds` is 0 unless there are images of both seen and unseen pairs. Newton's method starts from the best
+    of several temperatures, and its steps are limited in length: the loss of overconfident scores is flat far from its
     minimum, where a longer step could end. Steps that would raise the loss are halved.
     """
     start = Confidence(new_share=new_share)

@@ -30,7 +30,7 @@ class CrossFitGain:
     pairs: int  # number of unseen pairs
 
     @property
-    def pays(self) -> bool:
+    def exceeds_error(self) -> bool:
         """Whether the gain exceeds its standard error."""
         return self.standard_error is not None and self.value > self.standard_error
 
@@ -80,5 +80,5 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bo
 
 def largest_gain(gains: Sequence[CrossFitGain]) -> int | None:
     """Return the index of the largest gain that exceeds its standard error; None if no gain does."""
-    paying = [place for place, gain in enumerate(gains) if gain.pays]
+    paying = [place for place, gain in enumerate(gains) if gain.exceeds_error]
     return max(paying, key=lambda place: gains[place].value, default=None)

@@ -86,17 +86,17 @@ class Curve:
         Repeated indices count repeatedly.
         """
         points = self.breakpoints.size
-        return falling(self.seen_until[seen], points), rising(self.unseen_from[unseen], points)
+        return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
 
     @cached_property
     def seen_accuracy(self) -> Floats:
         """Accuracy on seen images [P + 1], falling along the curve; NaN if no image is seen."""
-        return falling(self.seen_until, self.breakpoints.size)
+        return share_right_until(self.seen_until, self.breakpoints.size)
 
     @cached_property
     def unseen_accuracy(self) -> Floats:
         """Accuracy on unseen images [P + 1], rising along the curve; NaN if no image is unseen."""
-        return rising(self.unseen_from, self.breakpoints.size)
+        return share_right_from(self.unseen_from, self.breakpoints.size)
 
     @cached_property
     def harmonic(self) -> Floats:
@@ -131,13 +131,13 @@ class Curve:
         return pd.DataFrame({"bias": [self.bias(int(p)) for p in points], **columns})
 
 
-def falling(until: Ints, breakpoints: int) -> Floats:
+def share_right_until(until: Ints, breakpoints: int) -> Floats:
     """Return the share of right images at each point [P + 1]; image i is right up to `until[i]` (-1: never)."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
-def rising(since: Ints, breakpoints: int) -> Floats:
+def share_right_from(since: Ints, breakpoints: int) -> Floats:
     """Return the share of right images at each point [P + 1]; image i is right from `since[i]` on (P + 1: never)."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 

@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import UsageError
+from duplex.evaluation.accumulator import checked_columns
+from duplex.evaluation.topk import checked_mask
 from duplex.labels import Bools, Ints
 from duplex.system.hdf5 import HDF5_ERRORS, InvalidHDF5, find_dataset, refuse_sparse_file
 
@@ -147,7 +149,7 @@ def _checked(path: Path, entries: _Entries) -> ScoreFile:
     images, columns = scores.shape
     if columns > BLOCK << 3:
         raise UsageError(f"{path}: 'scores' has {columns:,} columns, more than can be evaluated at once")
-    target = _columns(path, "target", entries.read("target", images))
+    target = checked_columns(entries.read("target", images), f"{path}: 'target'")
     if target.min() < 0 or target.max() >= columns:
         raise UsageError(f"{path}: 'target' holds {target.min()} to {target.max()}; columns are 0 to {columns - 1}")
     feasible = entries.read("feasible_mask", columns)
@@ -155,27 +157,12 @@ def _checked(path: Path, entries: _Entries) -> ScoreFile:
         path=path,
         scores=scores,
         target=target,
-        seen=_mask(path, "seen", entries.read("seen", columns)),
-        feasible_mask=None if feasible is None else _mask(path, "feasible_mask", feasible),
+        seen=checked_mask(entries.read("seen", columns), f"{path}: 'seen'"),
+        feasible_mask=None if feasible is None else checked_mask(feasible, f"{path}: 'feasible_mask'"),
         ks=_ks(path, entries.read("k")),
         states=_names(path, "state", entries.read("state", columns)),
         objects=_names(path, "object", entries.read("object", columns)),
     )
-
-
-def _columns(path: Path, name: str, values: Any) -> Ints:
-    kind, limit = values.dtype.kind, 2.0**62
-    if not (kind in "iu" or (kind == "f" and (np.abs(values) < limit).all() and (values == np.trunc(values)).all())):
-        raise UsageError(f"{path}: {name!r} must be whole numbers: the column of each image's label")
-    if kind == "u" and values.max() > np.iinfo(np.int64).max:
-        raise UsageError(f"{path}: {name!r} holds {values.max()}, which is no column")
-    return np.asarray(values, dtype=np.int64)
-
-
-def _mask(path: Path, name: str, values: Any) -> Bools:
-    if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
-        raise UsageError(f"{path}: {name!r} must be true or false for each column")
-    return np.asarray(values, dtype=bool)
 
 
 def _ks(path: Path, values: NDArray[Any] | None) -> tuple[int, ...]:

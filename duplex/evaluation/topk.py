@@ -63,6 +63,15 @@ class ColumnPlan:
         return cls(order, tuple(runs), ordered_position, int((groups != INFEASIBLE).sum()))
 
 
+def checked_mask(values: Any, name: str) -> Bools:
+    """Return a mask as bool; raise `UsageError` unless its values are true or false, or 1 or 0. `name` is for the
+    message."""
+    array = np.asarray(values)
+    if array.dtype != bool and (array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all()):
+        raise UsageError(f"{name} must be true or false for each column")
+    return np.asarray(array, dtype=bool)
+
+
 def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
     """Return the group number of each column [C]: 0 for seen, 1 + bucket for unseen, -1 for infeasible columns.
 
@@ -70,10 +79,12 @@ def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
     (default: one bucket); `feasible_mask` [C] (default: all).
     """
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
-    feasible = None if feasible_mask is None else np.asarray(feasible_mask, dtype=bool)
-    if buckets.shape != seen.shape or (feasible is not None and feasible.shape != seen.shape) or buckets.min() < 0:
+    feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
+    is_whole = buckets.shape == seen.shape and buckets.dtype.kind in "iub" and buckets.min() >= 0
+    if not is_whole or (feasible is not None and feasible.shape != seen.shape):
         raise UsageError(
-            f"feasible_mask and bucket must have one value for each of the {seen.size} columns, and no bucket below 0"
+            f"feasible_mask and bucket must have one value for each of the {seen.size} columns, and no bucket below 0; "
+            "buckets are whole numbers"
         )
     kind = np.min_scalar_type(-int(buckets.max()) - 2)
     groups = buckets.astype(kind)
@@ -140,11 +151,12 @@ def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
 
 
 def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Return the result of `topk_per_group` for a torch tensor [b, w], read as float32 and searched on its device."""
+    """Return the result of `topk_per_group` for a torch tensor [b, w], searched on its device."""
     import torch
 
     device = block.device
-    ordered = block.detach().float()
+    exact = block.dtype in (torch.float64, torch.int64, torch.int32)
+    ordered = block.detach().double() if exact else block.detach().float()
     if plan.order is None:
         ordered = ordered.clone()
     else:

@@ -166,7 +166,7 @@ def compare_seeds(
     curves = [[Curve.of(margins) for margins in runs] for runs in (first, second)]
     rng = np.random.default_rng(seed)
     draws = np.array([mean_change(curves, *resample(first, rng)) for _ in range(rounds)]).reshape(rounds, len(NAMES))
-    return differences(mean_change(curves, *everything(first)), draws)
+    return differences(mean_change(curves, *all_indices(first)), draws)
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
@@ -182,14 +182,14 @@ def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
     }
 
 
-def everything(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
+def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
     """Return the indices of all runs, of all seen images and of all unseen images: arguments of `mean_change`."""
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 
 def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
     """Draw a bootstrap sample: indices of runs, of seen images and of unseen images, each as many as there are."""
-    drawn, seen, unseen = (rng.integers(0, i.size, i.size) if i.size else i for i in everything(runs))
+    drawn, seen, unseen = (rng.integers(0, i.size, i.size) if i.size else i for i in all_indices(runs))
     return drawn, seen, unseen
 
 
@@ -208,10 +208,10 @@ def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unsee
 def summary_of(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
     """Return S, U, best HM and AUC [4] of a curve over the seen and unseen images with the given indices."""
     s, u = curve.resampled(seen, unseen)
-    return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area(s, u)])
+    return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area_under_curve(s, u)])
 
 
-def area(seen: Floats, unseen: Floats) -> float:
+def area_under_curve(seen: Floats, unseen: Floats) -> float:
     """Return the area under the curve through points `(unseen_p, seen_p)`: trapezoids (ties count one half) and, on the
     left, the rectangle of unseen images that are right at every bias."""
     steps = np.diff(unseen) * (seen[1:] + seen[:-1]) / 2
@@ -244,7 +244,7 @@ def compare_splits(
             raise UsageError(f"the methods have {runs[0]} and {runs[1]} runs on a split; compare the same seeds")
     curves = [[[Curve.of(margins) for margins in runs] for runs in pair] for pair in pairs]  # [splits][2][seeds]
     by_split = np.array(
-        [mean_change(pair, *everything(runs)) for pair, runs in zip(curves, first, strict=True)]
+        [mean_change(pair, *all_indices(runs)) for pair, runs in zip(curves, first, strict=True)]
     )  # [splits, 4]
     rng = np.random.default_rng(seed)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from duplex.errors import DuplexError
 from duplex.features import layout
+from duplex.features.checksums import read_blocks
 from duplex.features.identity import Identity, first_difference, repair_hint
 from duplex.system.files import kind_of_path, refuse_unwritable
 from duplex.system.hdf5 import (
@@ -28,7 +29,6 @@ from duplex.system.hdf5 import (
 
 HDF5_SIGNATURE = b"\x89HDF"
 HEAD = 1 << 16  # bytes within which every cache names its format
-CHECKED_ROWS = 65_536  # read at a time
 
 
 def refuse_foreign(path: Path) -> None:
@@ -114,14 +114,16 @@ def read_span(file: Any) -> layout.Span:
 
 
 def check_values(file: Any, path: Path) -> None:
-    """Read all CLS features of an open cache; raise `DuplexError` if one marked as encoded is not finite."""
+    """Read all values of an open cache; raise an error if a row does not match its checksum, or if CLS features that
+    are marked as encoded are not finite."""
     statuses = file["status"][...]
-    for start in range(0, len(statuses), CHECKED_ROWS):
-        values = file["cls"][start : start + CHECKED_ROWS]
-        wrong = (statuses[start : start + CHECKED_ROWS] == layout.ENCODED) & ~np.isfinite(values).all(axis=1)
-        if wrong.any():
-            row = start + int(wrong.argmax())
-            raise DuplexError(f"{path} is damaged: row {row} is not finite; {repair_hint(path)}")
+    for name in layout.value_names(file):
+        for rows, values in read_blocks(file, name):
+            if name == "cls":
+                wrong = (statuses[rows] == layout.ENCODED) & ~np.isfinite(values).all(axis=1)
+                if wrong.any():
+                    row = rows.start + int(wrong.argmax())
+                    raise DuplexError(f"{path} is damaged: row {row} is not finite; {repair_hint(path)}")
 
 
 def check_layout(file: Any, path: Path, *, virtual: bool, unfinished: bool = False) -> None:
@@ -149,6 +151,8 @@ def check_layout(file: Any, path: Path, *, virtual: bool, unfinished: bool = Fal
             if data.id.get_create_plist().get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.VIRTUAL):
                 raise InvalidHDF5(f"{name!r} is stored in chunks, which no cache is")
         _check_block_inputs(file)
+        if file[layout.CHECKSUMS].shape[1] != len(layout.value_names(file)):
+            raise InvalidHDF5(f"{layout.CHECKSUMS!r} does not fit the other data sets")
         width, dim = file["cls"].shape[1], read_identity(file).get("dim")
         if dim != str(width):
             raise InvalidHDF5(f"its rows have {width} numbers, its identity says {dim}")

@@ -19,6 +19,7 @@ from duplex.labels import Ints
 from duplex.system.files import kind_of_path
 
 LARGEST = float(np.finfo(np.float16).max)
+VANISHING = float(np.finfo(np.float16).smallest_subnormal) / 2  # largest value that float16 rounds to 0
 CHUNK = 65_536  # rows checked at once
 
 
@@ -50,7 +51,7 @@ class FeatureFile:
         except FileNotFoundError as error:
             raise UsageError(f"{path} does not exist") from error
         except (ValueError, OSError, EOFError) as error:
-            raise DuplexError(f"{path} is not an array that numpy saved: {error}") from error
+            raise DuplexError(f"{path} is not an array that numpy saved as .npy or .npz, or it is damaged") from error
 
     @property
     def width(self) -> int:
@@ -78,12 +79,13 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Return the mask of those `rows` with NaN or infinity. Raises UsageError for values above float16's range."""
+        """Return the mask of those `rows` with NaN or infinity, or with zeros alone as float16. Raises UsageError for
+        values above float16's range."""
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             block = np.asarray(self.values[rows[start : start + CHUNK]])
             finite = np.isfinite(block).all(axis=1)
-            bad[start : start + CHUNK] = ~finite
+            bad[start : start + CHUNK] = ~finite | (np.abs(block) <= VANISHING).all(axis=1)
             if np.abs(block[finite]).max(initial=0) > LARGEST:
                 raise UsageError(
                     f"{self.path} has values above {LARGEST:g}, which float16 cannot hold; scale them down"

@@ -19,12 +19,12 @@ from duplex.features.identity import IMPORTED
 def check_features(
     path: Path, data: LabelledImages, is_table: bool, encoder: str, weights: str | None, max_bad: float
 ) -> Iterator[DataIssue]:
-    """Yield an issue if rows are not finite. Raises UsageError if the file does not fit the data set or the encoder.
+    """Yield an issue if rows are zero or not finite. Raises UsageError if the file fits neither data set nor encoder.
 
     path: a .npy or .npz file (`features.feature_file`).
     is_table: whether the data set is a table, whose lines have an order that a file without names can follow.
     encoder: name of the encoder that made the features; IMPORTED if unknown.
-    max_bad: largest share of rows that are not finite; more is fatal.
+    max_bad: largest share of such rows; more is fatal.
     """
     file = FeatureFile.open(path)
     if file.names is None and not is_table:
@@ -44,7 +44,7 @@ def check_features(
     bad = [images[row] for row in np.flatnonzero(file.unusable(rows)).tolist()]
     if bad:
         fatal = len(bad) > max_bad * len(images)
-        yield DataIssue("rows of features are not finite", len(bad), tuple(bad), True, fatal)
+        yield DataIssue("rows of features are zero or not finite", len(bad), tuple(bad), True, fatal)
 
 
 def _encoder_width(name: str, weights: str | None) -> int | None:

@@ -23,8 +23,9 @@ def import_features(
 ) -> Identity:
     """Write the cache `out` from a file of features with one row per manifest row (`features.feature_file`).
 
-    Rows that are not finite count as unreadable images. The encoder is unknown: the returned identity names only the
-    file and the manifest. Raises `UsageError` for another number of rows and for values that float16 cannot hold.
+    Rows that are zero or not finite count as unreadable images. The encoder is unknown: the returned identity names
+    only the file and the manifest. Raises `UsageError` for another number of rows and for values that float16 cannot
+    hold.
 
     images: the manifest's image paths, by which the rows of a file with names are found.
     """

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError, UsageError
-from duplex.features.checks import open_cache, read_identity, read_span
+from duplex.features.checks import check_values, open_cache, read_identity, read_span
+from duplex.features.checksums import read_blocks
 from duplex.features.decoding import ImageRows
 from duplex.features.identity import check_identity, repair_hint
 from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, status_reason
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from duplex.encoders import Encoder
 
-CHUNK = 65_536  # rows in memory at once
 MIN_COSINE = 0.999  # below it a row is of another image or encoder; rounding stays far above
 Vector = NDArray[np.float32]
 
@@ -34,9 +34,7 @@ def inspect(path: Path) -> dict[str, Any]:
         identity, span, statuses = read_identity(file), read_span(file), file["status"][...]
         good = statuses == ENCODED
         norms, hashes, nan = np.empty(len(statuses)), np.empty(len(statuses), np.int64), 0
-        for start in range(0, len(statuses), CHUNK):
-            values = file["cls"][start : start + CHUNK]
-            rows = slice(start, start + len(values))
+        for rows, values in read_blocks(file, "cls"):
             nan += int((np.isnan(values).any(axis=1) & good[rows]).sum())
             norms[rows] = np.linalg.norm(values.astype(np.float32), axis=1)
             hashes[rows] = [hash(row.tobytes()) for row in values]  # two rows collide with chance 2^-64 or so
@@ -69,7 +67,8 @@ def verify(
     sample: int = 32,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Encode a random sample of a cache's rows again and compare: outputs by cosine, bad images by status.
+    """Compare all rows of a cache with their checksums; encode a random sample of its rows again and compare: outputs
+    by cosine, bad images by status.
 
     images: paths relative to `root`, of which the cache has the features.
     Returns the number of rows `checked`, their `worst_cosine` and, for block inputs, the mean relative
@@ -83,6 +82,7 @@ def verify(
         if span.total > len(images):
             raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair_hint(path)}")
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
+        check_values(file, path)
         names = [found for name in ("cls", "block_inputs") if (found := stored_names(file, name))]
         stored = [read_stored(pair, lambda name: file[name][rows]) for pair in names]
     decoder = ImageRows(images[span.start : span.stop], root, encoder.image_transform)

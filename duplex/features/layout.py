@@ -6,6 +6,8 @@ block_inputs        [N, T, w] or [N, C, H, W] float16, optional: inputs of the i
                     in eight bits (`features.tokens`): block_inputs_int8 of that shape and
                     block_inputs_scale [N, T] or [N, H, W] float16
 status              [N] uint8: 0 pending, 1 encoded, 2 + i bad because of REASONS[i]
+checksums           [N, K] uint32: CRC-32 of each row of the K other data sets, in the order of `DATASETS`; the one of
+                    `cls` also covers the row's status
 
 The attributes `start`, `stop` and `total` say which rows of the data set the file holds, the attributes of the group
 `identity` what the rows were made from.
@@ -13,6 +15,7 @@ The attributes `start`, `stop` and `total` say which rows of the data set the fi
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 FORMATS = "duplex-features-"  # every version's name begins so
-FORMAT = FORMATS + "2"
+FORMAT = FORMATS + "3"
 CODES = "block_inputs_int8"
 SCALES = "block_inputs_scale"
+CHECKSUMS = "checksums"
 HALF = np.dtype(np.float16)
 DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed numbers of dimensions, type
     "cls": ((2,), HALF),
@@ -32,8 +36,9 @@ DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed 
     "block_inputs": ((3, 4), HALF),
     CODES: ((3, 4), np.dtype(np.int8)),
     SCALES: ((2, 3), HALF),
+    CHECKSUMS: ((2,), np.dtype(np.uint32)),
 }
-REQUIRED = ("cls", "status")
+REQUIRED = ("cls", "status", CHECKSUMS)
 PENDING, ENCODED, FIRST_BAD = 0, 1, 2
 REASONS = (  # append only: files store their positions
     *("missing", "empty", "unreadable", "not an image", "damaged", "too large", "pixel type", "cannot be resized"),
@@ -68,6 +73,11 @@ def status_reason(status: int) -> str:
 
 def status_of_reason(reason: str) -> int:
     return FIRST_BAD + REASONS.index(reason)
+
+
+def value_names(present: Container[str]) -> list[str]:
+    """Return the data sets `present` in a cache that hold what images were encoded to, in the order of `DATASETS`."""
+    return [name for name in DATASETS if name in present and name not in ("status", CHECKSUMS)]
 
 
 def row_bytes(name: str, row: tuple[int, ...]) -> int:

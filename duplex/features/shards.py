@@ -12,8 +12,9 @@ import numpy as np
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.checks import open_cache, read_identity, read_span
+from duplex.features.checksums import read_rows
 from duplex.features.identity import Identity, extract_command, first_difference
-from duplex.features.layout import PENDING, REQUIRED, Span, partial_path
+from duplex.features.layout import PENDING, REQUIRED, Span, partial_path, value_names
 from duplex.features.store import PartialCache, claim_cache, write_header
 from duplex.system.files import refuse_unwritable, replace_file
 
@@ -35,7 +36,7 @@ def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: 
         return Span(0, total, total), out
     k, n = shard
     if not 0 <= k < n:
-        raise UsageError(f"shard {k}/{n} does not exist; k counts from 0 to {n - 1}")
+        raise UsageError(f"shard {k}/{n} does not exist; expected k/N with k from 0 to N - 1, such as 0/4")
     batches = -(-total // batch_size)
     if n > batches:
         raise UsageError(f"{total} images make {batches} batches, too few for {n} shards; use at most {batches}")
@@ -129,7 +130,7 @@ def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identit
             with open_cache(path) as file:
                 for start in range(0, span.rows, step):
                     rows = slice(start, start + step)
-                    values = {name: file[name][rows] for name in types if name != "status"}
+                    values = {name: read_rows(file, name, rows) for name in value_names(types)}
                     cache.write(span.start + start, file["status"][rows], **values)
         cache.finish()
 

@@ -22,10 +22,22 @@ from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
 from duplex.features.checks import check_layout, open_cache, read_identity, read_span, refuse_foreign
+from duplex.features.checksums import read_rows, row_checksums
 from duplex.features.identity import Identity, check_identity, repair_hint
-from duplex.features.layout import DATASETS, FIRST_BAD, FORMAT, PENDING, Span, Statuses, partial_path, row_bytes
-from duplex.system.files import FULL, os_reason, replace_file, report_write_errors
-from duplex.system.hdf5 import HDF5_ERRORS, InvalidHDF5
+from duplex.features.layout import (
+    CHECKSUMS,
+    DATASETS,
+    FIRST_BAD,
+    FORMAT,
+    PENDING,
+    Span,
+    Statuses,
+    partial_path,
+    row_bytes,
+    value_names,
+)
+from duplex.system.files import FULL, checked_path, os_reason, replace_file, report_write_errors
+from duplex.system.hdf5 import HDF5_ERRORS, InvalidHDF5, hdf5_errors_as_invalid
 from duplex.system.lock import sole_writer
 
 
@@ -49,7 +61,7 @@ def open_features(path: Path | str, expect: Mapping[str, str | None] | None = No
     path: the HDF5 file.
     expect: what the cache's identity must hold, such as the encoder's and {"manifest": sha256}; None: anything.
     """
-    path = Path(path)
+    path = checked_path(path, "the feature cache")
     with open_cache(path) as file:
         identity, span, statuses = read_identity(file), read_span(file), file["status"][...]
         if expect is not None:
@@ -61,7 +73,7 @@ def open_features(path: Path | str, expect: Mapping[str, str | None] | None = No
         pending = int((statuses == PENDING).sum())
         if pending:
             raise DuplexError(f"{path} has {pending} rows that were never encoded; {repair_hint(path)}")
-        return Features(path, identity, file["cls"][...].astype(np.float32), statuses)
+        return Features(path, identity, read_rows(file, "cls").astype(np.float32), statuses)
 
 
 @contextmanager
@@ -89,7 +101,7 @@ class PartialCache:
         """Open the unfinished file of the cache at `path`. Raises `InvalidHDF5` if the file is damaged."""
         self.path = path
         self.partial = partial_path(path)
-        with _open_partial(self.partial) as file:
+        with _open_partial(self.partial) as file, hdf5_errors_as_invalid():
             check_layout(file, self.partial, virtual=False, unfinished=True)
             self.identity = read_identity(file)
             self.span = read_span(file)
@@ -118,11 +130,12 @@ class PartialCache:
         identity: settings that the cache's bytes depend on.
         span: rows of the manifest that the file holds.
         dim: width of the features.
-        token_shapes: the HDF5 data sets besides `cls` and `status`, each with its shape per image.
+        token_shapes: the HDF5 data sets of tokens, each with its shape per image.
         """
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         row_shapes = {"cls": (dim,), "status": (), **(token_shapes or {})}
+        row_shapes[CHECKSUMS] = (len(value_names(row_shapes)),)
         shapes = {name: row_shapes[name] for name in DATASETS if name in row_shapes}
         needed = span.rows * sum(row_bytes(name, row) for name, row in shapes.items()) + (1 << 16)
         free = shutil.disk_usage(path.parent).free
@@ -140,11 +153,12 @@ class PartialCache:
     def write(self, row: int, statuses: Statuses, **values: NDArray[Any]) -> None:
         """Write the rows of consecutive images, from cache row `row` on; `commit` makes them final.
 
-        values: HDF5 data set -> values [B, ...] of these images.
+        values: HDF5 data set -> values [B, ...] of these images, for all data sets but `status` and `checksums`.
         """
-        for name, block in values.items():
-            data = np.ascontiguousarray(block, DATASETS[name][1]).tobytes()
-            self._put(data, self._offset[name] + row * row_bytes(name, self._shape[name]))
+        blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in value_names(self._offset)}
+        sums = [row_checksums(block, statuses if name == "cls" else None) for name, block in blocks.items()]
+        for name, block in {**blocks, CHECKSUMS: np.stack(sums, axis=1)}.items():
+            self._put(block.tobytes(), self._offset[name] + row * row_bytes(name, self._shape[name]))
         self._uncommitted.append((row, statuses))
 
     def commit(self) -> None:

@@ -20,9 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from duplex.errors import DuplexError
 from duplex.features.checks import open_cache
+from duplex.features.checksums import read_rows, refuse_wrong, row_checksums, stored_checksums
+from duplex.features.identity import repair_hint
 from duplex.features.layout import CODES, SCALES, Half
 from duplex.labels import Ints
+from duplex.system.hdf5 import InvalidHDF5
 
 IN_MEMORY = 2**31  # default budget in bytes: more tokens than this stay on the disk, on any machine
 BLOCK = 2**22  # bytes of a block of neighbouring rows; `training.memory` is at least this
@@ -41,7 +45,7 @@ def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half
         if not names:
             return None
         if file[names[0]].size * 2 <= limit:
-            return read_stored(names, lambda stored: file[stored][...])
+            return read_stored(names, partial(read_rows, file))
     return DiskTokens.open(path, name)
 
 
@@ -98,12 +102,17 @@ class CacheFile:
 
 
 class CacheFiles:
-    """The open files (cache or shards) with the HDF5 data sets `names`. They close with this object."""
+    """The open files (cache or shards) with the HDF5 data sets `names`. They close with this object.
+
+    Each row is compared with its checksum when it is read for the first time.
+    """
 
     def __init__(self, path: Path, names: tuple[str, ...]) -> None:
-        self.names = names
+        self.path, self.names = path, names
         with open_cache(path) as file:
             data = file[names[0]]
+            self._checksums = {name: stored_checksums(file, name) for name in names}
+            self._unread = {name: np.ones(len(data), dtype=bool) for name in names}
             self.total = len(data)
             self.row = data.shape[1:]
             sources = data.virtual_sources() if data.is_virtual else ()
@@ -122,6 +131,22 @@ class CacheFiles:
         descriptor = os.open(path, os.O_RDONLY)
         finalize(self, os.close, descriptor)
         return CacheFile(path, descriptor, first, arrays)
+
+    def read(self, name: str, file: CacheFile, row: int, count: int) -> NDArray[Any]:
+        """Return `count` rows of the HDF5 data set `name` from one of these files, as `CacheFile.read` does.
+
+        Raises `DuplexError` for a row that does not match its checksum.
+        """
+        values = file.read(name, row, count)
+        rows = np.arange(row, row + count)
+        new = self._unread[name][rows]
+        if new.any():
+            try:
+                refuse_wrong(name, rows[new], row_checksums(values[new]) != self._checksums[name][rows[new]])
+            except InvalidHDF5 as error:
+                raise DuplexError(f"{self.path} is damaged: {error}; {repair_hint(self.path)}") from error
+            self._unread[name][rows] = False
+        return values
 
     def runs(self, wanted: Ints) -> Iterator[tuple[CacheFile, int, Ints]]:
         """Group the cache rows `wanted` into runs of consecutive rows within one file, in the order of the files.
@@ -175,7 +200,8 @@ class DiskTokens:
         pinned = self.device.type == "cuda"  # so that the host need not wait for the copy
         out = torch.empty(len(rows), *self.files.row, dtype=torch.float16, pin_memory=pinned)
         for file, first, targets in self.files.runs(rows):
-            out.numpy()[targets] = read_stored(self.files.names, partial(file.read, row=first, count=len(targets)))
+            read = partial(self.files.read, file=file, row=first, count=len(targets))
+            out.numpy()[targets] = read_stored(self.files.names, read)
         return out.to(self.device, non_blocking=pinned)
 
     def shuffled_rows(self, generator: torch.Generator) -> Tensor:

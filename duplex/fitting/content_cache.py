@@ -30,10 +30,11 @@ from duplex.encoders import Encoder, load_encoder, resolve_device
 from duplex.encoders.image_blocks import last_blocks
 from duplex.errors import DuplexError
 from duplex.features.checks import open_cache, read_identity
+from duplex.features.checksums import read_rows
 from duplex.features.examples import join
 from duplex.features.extraction import extract
 from duplex.features.identity import cache_identity, first_difference
-from duplex.features.layout import REQUIRED, Span, partial_path
+from duplex.features.layout import REQUIRED, Span, partial_path, value_names
 from duplex.features.shards import CHUNK, row_types
 from duplex.features.store import Features, PartialCache, claim_cache, open_features
 from duplex.features.tokens import DiskTokens, read_tokens
@@ -146,9 +147,9 @@ class ContentCache:
                 for start in range(0, len(rows), step):
                     some = rows[start : start + step]
                     order = np.argsort(some)  # HDF5 reads rising rows
-                    values = {name: file[name][some[order]][np.argsort(order)] for name in types}
-                    statuses = values.pop("status")
-                    cache.write(start, statuses, **values)
+                    back = np.argsort(order)
+                    values = {name: read_rows(file, name, some[order])[back] for name in value_names(types)}
+                    cache.write(start, file["status"][some[order]][back], **values)
                 cache.commit()
 
 

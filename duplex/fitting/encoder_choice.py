@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from duplex.config.params import EncoderParams
 from duplex.encoders import PACKAGED, encoder_identity, missing_weights, unknown_words
 from duplex.encoders.hub import is_reachable
+from duplex.encoders.random_weights import is_random
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace, prompt_name
 
@@ -77,6 +78,8 @@ def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encoder
         encoder_identity(name, weights)
     except DuplexError as error:
         raise UsageError(f"--encoder {name}: {error}") from None
+    if is_random(weights):
+        raise UsageError(f"the weights {weights} are random, for trials of a project; name pretrained ones")
     check_words(name, words(labels))
     return EncoderChoice(EncoderParams(name=name, weights=weights), "named")
 

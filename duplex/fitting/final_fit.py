@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from duplex.features.examples import Examples
+from duplex.fitting.folder_recipes import FolderRecipes
 from duplex.labels import WORLDS
 from duplex.library.inputs import RunInputs
+from duplex.library.recipe_search import Recipe
 from duplex.library.run_training import MethodSpec, Run, start_method
 from duplex.methods.base import Method
 from duplex.methods.registry import method_source
@@ -36,6 +38,17 @@ class EveryEpochBetter:
     def __call__(self, method: Method[Any]) -> dict[str, float]:
         self.epoch += 1
         return {"auc": self.auc, "epoch": float(self.epoch)}
+
+
+def fit_chosen(recipes: FolderRecipes, recipe: Recipe) -> Run:
+    """Train the chosen recipe on all labelled images, save the run among the files of the recipe, and return it."""
+    record, method, _ = recipes.runs.load(recipe)
+    files = recipes.final_files(recipe)
+    resume = ResumePoint("all images", files.unfinished_training, recipes.runs.files(recipe).root.name)
+    inputs = recipes.all_images(recipe)
+    run = fit_all_images(recipe.spec, record, method.tuned_options(), inputs, recipes.device, resume)
+    run.save(files.root)
+    return run
 
 
 def fit_all_images(

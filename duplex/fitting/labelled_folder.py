@@ -78,7 +78,10 @@ def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.D
     digests = pd.Series(content_digests(root, frame["image"].tolist()), index=frame.index, dtype=object)
     missing = digests == ""
     if missing.all():
-        raise UsageError(f"{source}: none of its {len(frame):,} images exists below {root}; give --images FOLDER")
+        raise UsageError(
+            f"{source}: none of its {len(frame):,} images exists below {root}, such as {frame['image'].iloc[0]!r}; "
+            "correct the paths or give --images FOLDER"
+        )
     frame, digests = frame[~missing], digests[~missing]
     contradicted = _contradicted(frame, digests, source)
     frame, digests = frame[~contradicted], digests[~contradicted]

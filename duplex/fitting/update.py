@@ -36,16 +36,24 @@ from duplex.layers.prompt_paths import word_vectors
 from duplex.methods.base import Inputs
 from duplex.methods.with_finetuning import with_finetuned_features
 from duplex.recognition.added_words import find_or_append, with_rows
-from duplex.recognition.card import RunFacts, card
+from duplex.recognition.card import RunFacts, model_card
+from duplex.recognition.export_folder import NAMES as EXPORTED
 from duplex.recognition.export_folder import README, refuse_other_files, replace_export
-from duplex.recognition.fitted_files import read_fit, read_statistics, write_fit, write_statistics
+from duplex.recognition.fitted_files import (
+    contents_of,
+    read_fit,
+    read_statistics,
+    refuse_lost_updates,
+    write_fit,
+    write_statistics,
+)
 from duplex.recognition.image_inputs import encode_files
 from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.sources import CONFIG, TENSORS
 from duplex.recognition.trained import ExportedModel
 from duplex.system.files import save_tensors, with_own_name
 from duplex.system.lock import sole_writer
-from duplex.training.checkpoint import digest, seal
+from duplex.training.checkpoint import digest, with_checksum
 from duplex.training.known_images import KnownImages
 
 BATCH = 64
@@ -60,6 +68,7 @@ class NewImages:
     digests: list[str]  # sha256 of each file
     inputs: Inputs  # as the encoder computes them: `cls` [B, d], and block inputs for fine-tuned blocks
     features: Tensor  # [B, d] outputs of the fine-tuned blocks; without such blocks, `cls`
+    notes: tuple[str, ...] = ()  # what was left out
 
 
 @dataclass(frozen=True)
@@ -97,8 +106,11 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     stored = load_file(model / TENSORS)
     fitted = read_statistics(model, stored)
     new = read_images(recognizer, source, images, record)
+    refuse_lost_updates(out, contents_of(record).union(new.digests))
+    for note in new.notes:
+        say(f"left out: {note}")
     updated = updated_model(trained, stored, fitted, new)
-    for line in changes(trained.labels, updated.labels, new.rows):
+    for line in describe_changes(trained.labels, updated.labels, new.rows):
         say(line)
     before = _right(recognizer, new)
     write_update(model, out, updated, record, new)
@@ -115,14 +127,14 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
     description = detect_source(source, None, images)
     try:
         frame = labelled_rows(description)
-        frame, digests, _ = distinct_images(frame, description.root, source)
+        frame, digests, notes = distinct_images(frame, description.root, source)
         for kind in ("state", "object"):
             check_labels(frame[kind], kind, source)
     except UsageError:
         raise
     except DuplexError as error:
         raise UsageError(str(error)) from None
-    known = {digest for part in (record, *record.get("updates", [])) for digest in part["contents"]}
+    known = contents_of(record)
     if again := [image for image, each in zip(frame["image"], digests, strict=True) if each in known]:
         raise UsageError(
             f"{len(again):,} of the {len(frame):,} images are in the model already, first {again[0]}, and would count "
@@ -132,7 +144,7 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
     inputs = _encoded(recognizer, paths)
     blocks = recognizer.trained.finetuned
     features = inputs["cls"] if blocks is None else with_finetuned_features(lambda each: each["cls"], blocks)(inputs)
-    return NewImages(frame, digests, inputs, features)
+    return NewImages(frame, digests, inputs, features, tuple(notes))
 
 
 def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
@@ -230,7 +242,7 @@ def _known_images(known: KnownImages, before: ClassStatistics, cls: Tensor, comp
 def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[str, Any], new: NewImages) -> None:
     """Write the updated model: its own files, and copies of those that an update does not change."""
     config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
-    config = seal({**config, "labels": updated.labels.to_dict(), "tensors": digest(updated.tensors)})
+    config = with_checksum({**config, "labels": updated.labels.to_dict(), "tensors": digest(updated.tensors)})
     entry = {"images": len(new.rows), "contents": new.digests}
     fit = {**record, "updates": [*record.get("updates", []), entry]}
     metrics = record["measured"]["metrics"]
@@ -240,12 +252,12 @@ def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[
 
     def fill(folder: Path) -> None:
         for path in model.iterdir():
-            if path.is_file() and path.name not in changed:
+            if path.is_file() and path.name in EXPORTED and path.name not in changed:
                 shutil.copyfile(path, folder / path.name)
         save_tensors(folder / TENSORS, updated.tensors)
         (folder / TENSORS).chmod(0o644)
         (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        (folder / README).write_text(card(config, updated.tensors, facts), encoding="utf-8")
+        (folder / README).write_text(model_card(config, updated.tensors, facts), encoding="utf-8")
         write_fit(folder, fit)
         write_statistics(folder, updated.fitted, updated.tensors)
 
@@ -253,7 +265,7 @@ def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[
         fill(folder)
 
 
-def changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
+def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
     """Return what an update changes, as lines of text: images per kind of pair, new pairs and words."""
     known = set(before.names(before.pairs["train"]))
     pairs = [name for name in after.names(after.pairs["train"]) if name not in known]

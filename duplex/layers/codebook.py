@@ -58,12 +58,12 @@ class Codebook(nn.Module):
         dim: width of a prototype.
         unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
         random_seen: store random prototypes of the training compositions.
-        anchored: keep a copy of the initial prototypes (`began`), with which refinement blends messages.
+        anchored: keep a copy of the initial prototypes (`initial`), with which refinement blends messages.
         """
         super().__init__()
         self.labels, self.dim, self.unseen = labels, dim, unseen
         if labels.size * dim <= DENSE:  # leaves torch's generator where drawing all M * N prototypes would leave it
-            pass_over(labels.size * dim)
+            skip_random_numbers(labels.size * dim)
         seen = labels.pairs["train"] if random_seen else labels.pairs["train"][:0]
         self.register_buffer("_stored", normalize(torch.randn(len(seen), dim), dim=-1), persistent=False)
         self.register_buffer("_inverse", None, persistent=False)
@@ -74,9 +74,9 @@ class Codebook(nn.Module):
             self.register_buffer("mean_all", torch.zeros(dim))
         else:
             self.register_buffer("seed", torch.randint(2**62, ()))
-        self.began: Codebook | None = None  # holds the initial prototypes
+        self.initial: Codebook | None = None  # holds the initial prototypes
         if anchored:
-            self.began = copy.deepcopy(self)
+            self.initial = copy.deepcopy(self)
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
@@ -95,8 +95,8 @@ class Codebook(nn.Module):
             present, inverse = compositions.unique(return_inverse=True)
             rows = normalize(group_means(z, inverse, len(present)), dim=-1)
             self._replace_stored(present.cpu().numpy(), rows.to(self._stored))
-        if self.began is not None:
-            self.began.start(z, compositions, seen=seen)
+        if self.initial is not None:
+            self.initial.start(z, compositions, seen=seen)
 
     @property
     def stored_count(self) -> int:
@@ -112,7 +112,8 @@ class Codebook(nn.Module):
 
     def _unrefined(self, states: Tensor, objects: Tensor) -> Tensor:
         if self.unseen == "random":
-            return rows_at(self.seed, states * len(self.labels.objects) + objects, self.dim).to(self._stored.dtype)
+            numbers = states * len(self.labels.objects) + objects
+            return random_directions(self.seed, numbers, self.dim).to(self._stored.dtype)
         mean_s, mean_o = self.mean_s.index_select(0, states), self.mean_o.index_select(0, objects)
         return normalize(mean_s + mean_o - self.mean_all, dim=-1)
 
@@ -286,7 +287,7 @@ MIX = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # odd multipliers of splitmix64 
 GOLDEN = -0x61C8864680B583EB  # its increment
 
 
-def pass_over(count: int) -> None:
+def skip_random_numbers(count: int) -> None:
     """Advance torch's random generator as if drawing `count` normal numbers, with little memory."""
     while count >= 2 * STEP:
         torch.randn(STEP)
@@ -294,7 +295,7 @@ def pass_over(count: int) -> None:
     torch.randn(count)
 
 
-def rows_at(seed: Tensor, numbers: Tensor, dim: int) -> Tensor:
+def random_directions(seed: Tensor, numbers: Tensor, dim: int) -> Tensor:
     """Return random unit vectors [C, d]; each depends only on the scalar `seed` and its entry of `numbers`."""
     cells = numbers[:, None] * dim + torch.arange(dim, device=numbers.device)
     bits = _mixed(seed + GOLDEN * (cells + 1))

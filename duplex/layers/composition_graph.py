@@ -90,7 +90,7 @@ class GraphNetwork(nn.Module):
     def pairs(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
         """Return embeddings of any compositions [C, out], in the graph or not; `features`: the result of `forward`."""
         listed = self.graph.columns.compositions
-        place = self.graph.columns.places(columns.compositions).clamp(max=len(listed) - 1)
+        place = self.graph.columns.positions(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
             return features[-1].pairs.index_select(0, place)
         rows = mean_pairs(features[0].states, features[0].objects, columns)

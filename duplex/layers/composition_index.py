@@ -23,7 +23,7 @@ class CompositionIndex(nn.Module):
         for name, value in (("compositions", rows), ("states", rows // n_objects), ("objects", rows % n_objects)):
             self.register_buffer(name, value, persistent=False)
 
-    def places(self, compositions: Tensor) -> Tensor:
+    def positions(self, compositions: Tensor) -> Tensor:
         """Return the position of each of `compositions` in the list; undefined for compositions that are not in it."""
         return torch.searchsorted(self.compositions, compositions)
 

@@ -85,10 +85,7 @@ class ClosedForm(TensorRecord):
 
     @classmethod
     def fit(
-        cls,
-        statistics: ClassStatistics,
-        settings: FitSettings = FitSettings(),
-        words: WordEmbeddings | None = None,
+        cls, statistics: ClassStatistics, settings: FitSettings = FitSettings(), words: WordEmbeddings | None = None
     ) -> ClosedForm:
         """Fit the model in float64. Raises DuplexError if there are no images.
 
@@ -100,7 +97,7 @@ class ClosedForm(TensorRecord):
         groups = statistics.by_pair()
         added = settings.added_variance
         if added is None:
-            added = choose_added_variance(statistics, lambda seen: _settled_fit(seen, settings, words))
+            added = choose_added_variance(statistics, lambda seen: _prepare_fit(seen, settings, words))
         whitening = shared_whitening(groups, added)
         shape = statistics.states, statistics.objects
         seen = PairMeans(statistics.state_of, statistics.object_of, groups.counts, groups.means @ whitening, shape)
@@ -224,7 +221,7 @@ class ClosedForm(TensorRecord):
         return table
 
 
-def _settled_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None) -> Fit:
+def _prepare_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None) -> Fit:
     """Return a function that fits the means of a subset of the `seen` pairs, with variances chosen on all of them."""
     *_, v, tau = _fit_means(seen, settings, words)
     fixed = replace(settings, shrinkage=1 / v, interactions=tau)

@@ -160,16 +160,19 @@ def aggregate(
 
     messages: kinds of messages to use.
     """
-    (total, weight), *others = [_sums(kind, nodes, candidates, fusion) for kind in messages]
+    (total, weight), *others = [message_sums(kind, nodes, candidates, fusion) for kind in messages]
     for more, more_weight in others:
         total, weight = total + more, weight + more_weight
     return total / weight.clamp(min=LEAST_WEIGHT), weight[:, 0].detach() > LEAST_WEIGHT
 
 
-def _sums(
+def message_sums(
     kind: Message, nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Return sums of weighted messages of one kind into each candidate [C, d], and of their weights [C, 1]."""
+    """Return sums of weighted messages of one kind into each candidate [C, d], and of their weights [C, 1].
+
+    fusion: learned fusion of factors; None: counterfactuals are sums of features.
+    """
     m, n = candidates.row, candidates.column  # place of each candidate in the grid [C]
     if kind == "state":
         p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # p(s_m|x_i) / |O_cand(m)|  [B, S]
@@ -241,6 +244,6 @@ def refine(
     candidates = LocalCandidates.of(compositions // n, compositions % n, target, n, nodes.z.device)
     aggregated, reached = aggregate(nodes, candidates, fusion, messages)
     rows = codebook.prototypes(candidates.compositions)
-    anchor = rows if codebook.began is None else codebook.began.prototypes(candidates.compositions)
+    anchor = rows if codebook.initial is None else codebook.initial.prototypes(candidates.compositions)
     blended = blend(anchor, aggregated, momentum, renormalise)
     return RefinedPrototypes(candidates.compositions, torch.where(reached[:, None], blended, rows))

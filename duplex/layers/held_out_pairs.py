@@ -29,28 +29,28 @@ Compose = Callable[[Tensor, Tensor], Tensor]  # states [K], objects [K] -> proto
 Fit = Callable[[PairMeans], Compose]  # means of some pairs -> the function that composes prototypes
 
 
-def choose_added_variance(statistics: ClassStatistics, settle: Callable[[PairMeans], Fit]) -> float:
+def choose_added_variance(statistics: ClassStatistics, prepare_fit: Callable[[PairMeans], Fit]) -> float:
     """Return the share of the mean variance to add to the covariance; 0 if no pair can be held out.
 
-    settle: function from the means of all pairs to the fitting function that is called for each fold; it chooses
+    prepare_fit: function from the means of all pairs to the fitting function that is called for each fold; it chooses
     settings that all folds use, such as variances by likelihood, and is called once per share tried.
     """
-    rivals = [expected_rivals(statistics, added, settle) for added in ADDED]
+    rivals = [expected_rivals(statistics, added, prepare_fit) for added in ADDED]
     return ADDED[min(range(len(ADDED)), key=rivals.__getitem__)]
 
 
-def expected_rivals(statistics: ClassStatistics, added: float, settle: Callable[[PairMeans], Fit]) -> float:
+def expected_rivals(statistics: ClassStatistics, added: float, prepare_fit: Callable[[PairMeans], Fit]) -> float:
     """Return the expected number of held-out pairs that score higher than an image's pair; 0 if none is held out.
 
     added: share of the mean variance that is added to the covariance.
-    settle: as in `choose_added_variance`.
+    prepare_fit: as in `choose_added_variance`.
     """
     groups = statistics.by_pair()
     whitening = shared_whitening(groups, added)
     spread = whitening.T @ within_group_covariance(groups)[0] @ whitening  # W^T S W [d, d]
     means, shape = groups.means @ whitening, (statistics.states, statistics.objects)
     states, objects, total, weight = statistics.state_of, statistics.object_of, 0.0, 0.0
-    fit = settle(PairMeans(states, objects, groups.counts, means, shape))
+    fit = prepare_fit(PairMeans(states, objects, groups.counts, means, shape))
     for held, rest in folds(statistics):
         compose = fit(PairMeans(states[rest], objects[rest], groups.counts[rest], means[rest], shape))
         errors = _errors(means[held], compose(states[held], objects[held]), spread)  # [K, K]

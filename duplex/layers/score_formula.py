@@ -21,7 +21,7 @@ def log_softmax(x: Any, xp: Any) -> Any:
     return x - xp.log(xp.exp(x).sum(-1))[..., None]
 
 
-def two_layers(t: Mapping[str, Any], first: str, second: str, x: Any, xp: Any) -> Any:
+def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp: Any) -> Any:
     hidden = xp.clip(x @ t[f"{first}.weight"].T + t[f"{first}.bias"], 0, None)
     return hidden @ t[f"{second}.weight"].T + t[f"{second}.bias"]
 
@@ -33,14 +33,14 @@ def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any
     """
     z, floor = x, FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
-        z = unit(z + t["adapter.scale"] * two_layers(t, "adapter.down", "adapter.up", z, xp), xp)
+        z = unit(z + t["adapter.scale"] * two_layer_network(t, "adapter.down", "adapter.up", z, xp), xp)
     for name in ("visual", "semantic"):
         if name in t:
             yield name, xp.clip(log_softmax(t["scale"] * (z @ t[name].T), xp), floor, None)
     if "states" in t:
         logs = []
         for factor, prototypes in (("state", "states"), ("object", "objects")):
-            z_factor = two_layers(t, f"{factor}.first", f"{factor}.second", z, xp) + t["residual"] * z
+            z_factor = two_layer_network(t, f"{factor}.first", f"{factor}.second", z, xp) + t["residual"] * z
             logs.append(log_softmax(t["scale"] * (unit(z_factor, xp) @ t[prototypes].T), xp))
         yield "factors", xp.clip(logs[0][:, t["state_of"]] + logs[1][:, t["object_of"]], floor, None)
 

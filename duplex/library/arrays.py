@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 
 from duplex.config.params import EncoderParams
 from duplex.data.dataset import LabelledImages
 from duplex.data.manifest import COLUMNS
+from duplex.data.table import refuse_misspelt
 from duplex.errors import UsageError
-from duplex.evaluation.accumulator import Floats
 from duplex.features.examples import join
 from duplex.labels import SPLITS
 from duplex.library.inputs import InputRequest, RunInputs, encoder_record, load_text_tower
@@ -29,7 +27,7 @@ class ArrayFeatures:
     """Data set of labels and features in memory, from which runs get inputs."""
 
     data: LabelledImages
-    features: Floats  # [N, d] float32
+    features: NDArray[np.float32]  # [N, d]
     encoder: EncoderParams
     device: str
     word_vectors: Path | None
@@ -44,38 +42,6 @@ class ArrayFeatures:
         return RunInputs(manifest, labels, examples, tower, encoder, cache, 0, self.word_vectors)
 
 
-def checked_features(features: Any) -> Floats:
-    """Return features as float32 [N, d]; raise UsageError unless they are finite numbers of that shape."""
-    try:
-        values = _tensor_values(features) if isinstance(features, torch.Tensor) else np.asarray(features)
-    except ValueError:
-        raise UsageError("features has rows of different lengths; expected floats [images, width]") from None
-    if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
-        raise UsageError(f"features has the shape {values.shape} of {values.dtype}; expected floats [images, width]")
-    if np.ma.is_masked(features):
-        raise UsageError("features is a masked array with masked numbers; leave their images out")
-    with np.errstate(over="ignore"):
-        single: Floats = np.array(values, dtype=np.float32)
-    bad = np.flatnonzero(~np.isfinite(single).all(axis=1))
-    if bad.size:
-        raise UsageError(
-            f"features has NaN or infinity in {bad.size} of {len(single)} rows, first in row {bad[0]}; "
-            "leave these images out"
-        )
-    return single
-
-
-def _tensor_values(features: torch.Tensor) -> NDArray[Any]:
-    """Return a tensor as a NumPy array, floats in float32: NumPy has no bfloat16."""
-    if features.layout != torch.strided or features.is_meta:
-        raise UsageError(
-            f"features is a tensor of {features.layout} on {features.device}; expected a dense tensor with values"
-        )
-    values = features.detach().cpu()
-    array: NDArray[Any] = (values.float() if values.is_floating_point() else values).numpy()
-    return array
-
-
 def checked_table(table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int) -> pd.DataFrame:
     """Check a user's table and return image, state, object and, if present, split; unnamed images get row numbers."""
     try:
@@ -87,6 +53,7 @@ def checked_table(table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int) 
     for column in NEEDED:
         if column not in frame:
             raise UsageError(f"the table has no column {column!r}; expected state, object, split and optionally image")
+    refuse_misspelt(frame.columns, "the table")
     if len(frame) != rows:
         raise UsageError(f"features has {rows} rows and the table {len(frame)}; expected one row per image in both")
     if "image" not in frame:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, EvaluationParams, Params, load_params, shipped_project
@@ -22,15 +23,17 @@ from duplex.data.manifest import read_manifest, write_manifest
 from duplex.data.source_options import SplitOptions
 from duplex.encoders import encoder_identity, load_encoder, resolve_device, unknown_words
 from duplex.encoders.random_weights import is_random
-from duplex.errors import DuplexError, UsageError, require
+from duplex.errors import DuplexError, UsageError, require, require_whole
 from duplex.features.extraction import extract
 from duplex.features.identity import IMPORTED
+from duplex.features.matrix import checked_features
 from duplex.labels import SPLITS, LabelSpace, prompt_name
-from duplex.library.arrays import ArrayFeatures, checked_features, checked_table
+from duplex.library.arrays import ArrayFeatures, checked_table
 from duplex.library.inputs import DatasetFiles, InputsByRequest
 from duplex.options import DEFAULT_TRAINING, TrainingOptions
-from duplex.system.files import sha256
+from duplex.system.files import checked_path, sha256
 from duplex.system.script import LARGEST_SEED
+from duplex.system.torch_modes import initial_modes
 
 
 class Dataset:
@@ -52,7 +55,7 @@ class Dataset:
         patches: whether the data set has patch tokens.
         project: the content of its params.yaml, with the methods that `fit` finds by name; None: the package's own.
         """
-        self.name, self.manifest, self.labels = name, manifest, labels
+        self.name, self.labels, self._manifest = name, labels, manifest
         self.in_project = project is not None
         self.params = project or _shipped_params()
         self.evaluation = project.evaluation if project else EvaluationParams()
@@ -64,7 +67,13 @@ class Dataset:
         offers["words"] = offers["text"] or source.word_vectors is not None
         self.offers = frozenset(name for name, is_there in offers.items() if is_there)  # as `Method.needs` names them
 
+    @property
+    def manifest(self) -> pd.DataFrame:
+        """A copy of the table with one row per image; give a changed one to `from_arrays` to make another data set."""
+        return self._manifest.copy()
+
     @classmethod
+    @initial_modes()
     def from_arrays(
         cls,
         features: Any,
@@ -117,6 +126,7 @@ class Dataset:
         )
 
 
+@initial_modes()
 def load_dataset(
     source: str | Path,
     *,
@@ -150,12 +160,11 @@ def load_dataset(
         if names := [name for name, value in given.items() if value is not None]:
             raise UsageError(f"{', '.join(names)}: only for image files; give their `encoder=` or leave this out")
         return _project_dataset(str(source), device)
-    if not 0 <= split_seed <= LARGEST_SEED:
-        raise UsageError(f"split_seed is {split_seed}; expected a whole number from 0 to {LARGEST_SEED}")
-    place, device = Path(source).expanduser().resolve(), _checked_device(device or "auto")
-    image_folder = None if images is None else Path(images).resolve()
+    seed = require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
+    place, device = checked_path(source, "source").resolve(), _checked_device(device or "auto")
+    image_folder = None if images is None else checked_path(images, "images").resolve()
     try:
-        description = detect_source(place, SplitOptions(seed=split_seed), image_folder)
+        description = detect_source(place, SplitOptions(seed=seed), image_folder)
         data = load_source(description)
     except DuplexError as error:
         raise UsageError(str(error)) from None
@@ -164,7 +173,7 @@ def load_dataset(
     for line in alike_labels(data):
         print(f"{place.name}: {line}", file=sys.stderr)
     entry, words = _known_encoder(encoder, weights, data.labels), _word_file(word_vectors)
-    folder = Path(cache).expanduser().resolve() if cache is not None else _user_cache()
+    folder = checked_path(cache, "cache").resolve() if cache is not None else _user_cache()
     files = replace(_encode_images(data, description.root, folder, entry, tokens, device), word_vectors=words)
     return Dataset(place.stem, data.manifest, data.labels, files, patches=tokens == "patch")
 
@@ -179,7 +188,10 @@ def _encode_images(
     write_manifest(data.manifest, manifest)
     data.labels.save(labels)
     tower = load_encoder(encoder.name, encoder.weights, towers="image", device=device)
-    extract(names, root, features, tower, manifest_sha256=sha256(manifest), tokens=tokens)
+    report = extract(names, root, features, tower, manifest_sha256=sha256(manifest), tokens=tokens)
+    if report.bad:
+        first = f"{report.bad[0].image} ({report.bad[0].reason})"
+        print(f"{len(report.bad)} of {len(names)} images are left out, the first {first}", file=sys.stderr)
     return DatasetFiles(manifest, labels, features, encoder, device)
 
 
@@ -203,16 +215,20 @@ def _project_dataset(name: str, device: str | None) -> Dataset:
     return Dataset(name, manifest, labels, files, patches=patches, project=params)
 
 
-def _checked_device(device: str) -> str:
+def _checked_device(device: str | torch.device) -> str:
+    device = str(device)
     require(device.partition(":")[0], ("auto", "cpu", "cuda"), "device")
     resolve_device(device)  # raises for a GPU that is not there
     return device
 
 
 def _word_file(path: str | Path | None) -> Path | None:
-    if path is not None and not Path(path).is_file():
+    if path is None:
+        return None
+    file = checked_path(path, "word_vectors")
+    if not file.is_file():
         raise UsageError(f"word_vectors: {path} is not a file; expected one in GloVe format")
-    return None if path is None else Path(path).resolve()
+    return file.resolve()
 
 
 def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderParams:

@@ -36,7 +36,7 @@ def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "
     record, training = run.record, run.training
     calibration = calibration_for(record, world, f"the run {run.name}")
     needs = find_method(record.kind).needs(record.options)
-    with threads(training.threads), deterministic(), report_exits(record.kind):
+    with deterministic(), threads(training.threads), report_exits(record.kind):
         inputs = data.inputs(InputRequest(needs, training.precision, record.finetune, training.memory))
         try:
             check_inputs(f"the run {run.name}", record, inputs.labels, inputs.encoder)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from duplex.artifacts import log_folder
 from duplex.config.method_entries import MethodEntry
 from duplex.encoders import resolve_device
-from duplex.errors import UsageError, require
+from duplex.errors import UsageError, require, require_whole, shown
 from duplex.labels import WORLDS, World
 from duplex.library.dataset import Dataset
 from duplex.library.inputs import RunInputs, make_deterministic
@@ -24,6 +24,7 @@ from duplex.options import AutoFinetune, TrainingOptions, finetune_options
 from duplex.system.renamed import renamed_method
 from duplex.system.script import LARGEST_SEED
 from duplex.system.threads import threads
+from duplex.system.torch_modes import initial_modes
 from duplex.training.hooks import EpochReport, StepReport, TrainingHooks, TrainingLog
 from duplex.training.logs import open_log
 from duplex.training.selection import ChooseBy
@@ -71,12 +72,11 @@ def fit(
     settings: training options, such as `epochs`, `clip` and `precision`, and options of the method's kind.
     """
     if not isinstance(data, Dataset):
-        raise UsageError(f"data is {data!r:.80}; expected what load_dataset or Dataset.from_arrays returns")
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed <= LARGEST_SEED:
-        raise UsageError(f"seed is {seed!r}; expected a whole number from 0 to {LARGEST_SEED}")
+        raise UsageError(f"data is {shown(data)}; expected what load_dataset or Dataset.from_arrays returns")
+    seed = require_whole(seed, "seed", 0, LARGEST_SEED)
     if world is not None:
         require(world, WORLDS, "world")
-    chosen = {"select": select, "optimiser": optimiser, "schedule": schedule, "log": log}
+    chosen: dict[str, Any] = {"select": select, "optimiser": optimiser, "schedule": schedule, "log": log}
     settings |= {key: value for key, value in chosen.items() if isinstance(value, str)}
     own = {key: value for key, value in chosen.items() if not isinstance(value, str)}
     _check_functions(**{key: value for key, value in own.items() if key != "log"}, on_step=on_step, on_epoch=on_epoch)
@@ -84,21 +84,25 @@ def fit(
     spec = _spec(data, name, entry, world, settings)
     _check_needs(data, spec, settings)
     training_log = own.get("log")
+    if training_log is not None and not all(
+        callable(getattr(training_log, x, None)) for x in ("step", "epoch", "close")
+    ):
+        raise UsageError(f"log is {shown(training_log)}; expected a name, or an object with step, epoch and close")
     if training_log is None:
-        training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, int(seed)))
+        training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
     hooks = TrainingHooks(on_step, on_epoch, own.get("optimiser"), own.get("schedule"), training_log)
-    with threads(spec.training.threads), deterministic(), report_exits(spec.kind):
+    with deterministic(), threads(spec.training.threads), report_exits(spec.kind):
         inputs = data.inputs(spec.request)
         require_both_groups(inputs, "val", data.name)
         device = torch.device(resolve_device(data.device))
-        return train_method(spec, inputs, int(seed), device, data.evaluation, hooks=hooks, choose_by=own.get("select"))
+        return train_method(spec, inputs, seed, device, data.evaluation, hooks=hooks, choose_by=own.get("select"))
 
 
 def _check_functions(**functions: Any) -> None:
     """Raise `UsageError` for an argument that is neither a function nor None."""
     for name, function in functions.items():
         if function is not None and not callable(function):
-            raise UsageError(f"{name} is {function!r:.80}; expected a function, or a name if it takes names")
+            raise UsageError(f"{name} is {shown(function)}; expected a function, or a name if it takes names")
 
 
 def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -> None:
@@ -114,17 +118,25 @@ def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -
         )
 
 
+_one_thread = threading.RLock()  # these settings and the random generator are those of the process
+
+
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Run the `with` block with PyTorch's deterministic algorithms; restore the caller's setting after it."""
-    mode = torch.get_deterministic_debug_mode()
-    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    make_deterministic()
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+    """Run the `with` block with PyTorch's deterministic algorithms and initial modes, in one thread at a time.
+
+    The caller's settings and the states of PyTorch's random generators are restored after it.
+    """
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    with _one_thread, initial_modes(), torch.random.fork_rng(gpus):
+        mode = torch.get_deterministic_debug_mode()
+        fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        make_deterministic()
+        try:
+            yield
+        finally:
+            torch.set_deterministic_debug_mode(mode)
+            torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
 def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
@@ -140,7 +152,7 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
     if isinstance(method, type) and issubclass(method, Method):
         return method.__name__, MethodEntry(_kind_of(method))
     if not isinstance(method, str):
-        raise UsageError(f"method is {method!r}; expected a name or a subclass of Method")
+        raise UsageError(f"method is {shown(method)}; expected a name or a subclass of Method")
     known = {**data.params.methods, **data.params.ablations}
     if method in known:
         return method, known[method]

@@ -64,7 +64,8 @@ class RunInputs:
         """Return the labels, shapes, text tower and word vectors that a method is built from."""
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
         blocks = self.make_blocks, self.members, self.member_blocks
-        return TaskContext(self.labels, shapes, self.tower, self.words, world, *blocks)
+        labels = replace(self.labels, pairs={split: pairs.copy() for split, pairs in self.labels.pairs.items()})
+        return TaskContext(labels, shapes, self.tower, self.words, world, *blocks)
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:

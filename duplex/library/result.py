@@ -15,14 +15,14 @@ from duplex.errors import UsageError, require_type
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.uncertainty import compare_seeds
 from duplex.labels import World
-from duplex.report.charts import Chart, Series, draw, standalone
+from duplex.report.charts import Chart, Series, draw, standalone_svg
 from duplex.report.curves import mean_curve
 
 ROWS = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
 SHARED_COLUMNS = ["image", "label", "seen"]  # of predictions; must agree between results that are compared
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays and tables have no single truth value
 class Result:
     """Metrics in percent of one run in one world on one split; `duplex.evaluate` returns it."""
 
@@ -85,7 +85,7 @@ class Result:
         seen, unseen, low, high = (values.tolist() for values in (mean.seen, mean.unseen, mean.low, mean.high))
         title = escape(self._title)
         alt = f"Unseen against seen accuracy of {title}"
-        svg = standalone(
+        svg = standalone_svg(
             draw(Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [Series(self.name, seen, unseen, low, high)]))
         )
         image = base64.b64encode(svg.encode()).decode()

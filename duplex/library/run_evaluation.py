@@ -22,7 +22,7 @@ from duplex.library.inputs import RunInputs
 from duplex.methods.base import Method, PrimitiveVectors
 from duplex.training.calibration import Calibration, feasible_compositions
 from duplex.training.checkpoint import Record
-from duplex.training.scoring import ScoringResult, ScoringTask, assess, assess_sums
+from duplex.training.scoring import ScoringResult, ScoringTask, score_split, score_term_sums
 
 FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility
 TERM_METRICS = ("seen", "unseen", "hm", "auc")
@@ -66,7 +66,7 @@ def evaluate_world(
     words = inputs.words if world == "open" else None
     feasible_mask = feasible_compositions(method, words, calibration)
     excluded = _excluded(task, method, words, calibration) if world == "open" else []
-    result = assess(
+    result = score_split(
         task,
         test,
         labels,
@@ -210,7 +210,7 @@ def group_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[s
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
     """Return the closed-world metrics of each score term of a method alone, and of sums of its terms."""
     labels = inputs.labels
-    sums = assess_sums(method, labels.candidates("closed", "test"), inputs.examples["test"], labels)
+    sums = score_term_sums(method, labels.candidates("closed", "test"), inputs.examples["test"], labels)
     records = {}
     for names, accumulator in sums.items():
         metrics = flatten(measure(accumulator.competitors(), rounds=0))

@@ -21,14 +21,14 @@ from duplex.library.inputs import InputRequest, RunInputs
 from duplex.methods.base import Batch, Inspectable, Method, TaskContext
 from duplex.methods.registry import find_method, make_method, method_source, parse_options
 from duplex.options import FinetuneOptions, Options, TrainingOptions
-from duplex.system.files import write_json, write_text
+from duplex.system.files import checked_path, write_json, write_text
 from duplex.system.plugins import provider
 from duplex.training.calibration import FEWEST_PAIRS, Calibration, calibrate, fit_confidence, unseen_pairs
 from duplex.training.checkpoint import Record, save_checkpoint
 from duplex.training.hooks import TrainingHooks
 from duplex.training.known_images import KnownImages
 from duplex.training.loop import ResumePoint, TrainingResult, train
-from duplex.training.method_checks import checked, read_only
+from duplex.training.method_checks import checked_instance, read_only
 from duplex.training.scoring import tune, validation_auc
 from duplex.training.selection import ChooseBy, Validation, metric_name
 
@@ -120,7 +120,7 @@ class Run:
 
         folder: made if it does not exist; files of an earlier run are replaced.
         """
-        files = RunPaths(Path(folder))
+        files = RunPaths(checked_path(folder, "folder"))
         save_checkpoint(files.checkpoint, self.method, self.record)
         write_text(files.history, self.history.to_csv(index=False, lineterminator="\n"))
         write_json(files.timing, self.result.timing)
@@ -166,7 +166,7 @@ def train_method(
         world=spec.trained_for,
         val_auc_all=_auc_all_pairs(calibration, method, inputs, val),
         calibration=calibration,
-        inspectable=checked(f"{method.class_name}.inspectable()", method.inspectable(), Inspectable).names,
+        inspectable=checked_instance(f"{method.class_name}.inspectable()", method.inspectable(), Inspectable).names,
         finetune=spec.finetune,
         confidence=fit_confidence(method, val, inputs.labels),
         known_images=KnownImages.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
@@ -182,7 +182,7 @@ def start_method(
     method = make_method(kind, options, task).to(device)
     images = inputs.examples["train"].to(device)
     with read_only(f"{method.class_name}.start()", images.inputs):
-        method.start(Batch(images.inputs, images.compositions))
+        method.start(Batch(images.inputs, images.compositions.clone()))  # other runs read the labels too
     return method
 
 

@@ -96,7 +96,7 @@ class Ade(WordMethod[AdeOptions]):
         loss_o, near_o = self.cross_losses(self.attend_o, z, tokens, y_o, n, shared.objects)
         far_s = self.map_distance(self.attend_s, z, tokens, y_o)
         far_o = self.map_distance(self.attend_o, z, tokens, y_s)
-        target = self.train_candidates.places(batch.compositions)
+        target = self.train_candidates.positions(batch.compositions)
         return {
             "composition": cross_entropy(self.options.scale * v_c @ shared.compositions.T, target),
             "state": loss_s,

@@ -301,9 +301,14 @@ class Method(nn.Module, Generic[OptionsT]):
 
     # -- inference ------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
-        """Return a function from inputs to scores [B, C] over `candidates`, built once and called per batch."""
-        raise NotImplementedError(f"{type(self).__name__} must define scorer()")
+        """Return a function from inputs to scores [B, C] over `candidates`, built once and called per batch; by default
+        the sum of `score_terms`."""
+        terms = self.score_terms(candidates)
+        if terms is None:
+            raise NotImplementedError(f"{type(self).__name__} must define scorer() or score_terms()")
+        return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_blocks(self, states: int) -> ScoreBlocks | None:
         """Return a function that scores all M·N compositions in blocks of `states` states, never with M·N numbers per

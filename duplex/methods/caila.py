@@ -96,7 +96,7 @@ class Caila(TextMethod[CailaOptions]):
         m, n = self.primitives(compositions)
         label = m * len(self.labels.objects) + n.roll(-1, 0)
         seen = self.is_seen[label]
-        target = torch.where(seen, self.train_candidates.places(label), 0).clamp(max=len(t) - 1)
+        target = torch.where(seen, self.train_candidates.positions(label), 0).clamp(max=len(t) - 1)
         terms = cross_entropy(self.scale * images @ t.T, target, reduction="none")
         return torch.where(seen, terms, 0.0).sum() / seen.sum().clamp(min=1)
 

@@ -96,7 +96,7 @@ class Canet(WordMethod[CanetOptions]):
         return {
             "state": cross_entropy(scale * d_s, m) / 2,
             "object": cross_entropy(scale * d_o, n) / 2,
-            "composition": cross_entropy(scale * d_c, self.train_candidates.places(batch.compositions)),
+            "composition": cross_entropy(scale * d_c, self.train_candidates.positions(batch.compositions)),
         }
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from duplex.layers.paths import PathOptions, Paths
 from duplex.layers.portable import candidate_primitives, normalised_mixture, portable_closed_form, portable_paths
 from duplex.layers.score_formula import FLOOR, LEAST
 from duplex.layers.weight_search import tuned_weights
-from duplex.methods.base import Batch, Inputs, Inspectable, Method, Scorer, ScoreTerms, TaskContext, inspect_paths
+from duplex.methods.base import Batch, Inputs, Inspectable, Method, ScoreTerms, TaskContext, inspect_paths
 from duplex.options import NonNegative, Positive
 
 Term = Literal["semantic", "factors", "gaussian", "gaussian_factors"]
@@ -168,11 +168,6 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     def tuned_options(self) -> dict[str, Any]:
         return {"weights": tuple(self.weights.tolist())}
-
-    @torch.no_grad()
-    def scorer(self, candidates: Ints) -> Scorer:
-        terms = self.score_terms(candidates)
-        return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:

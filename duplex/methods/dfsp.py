@@ -102,7 +102,7 @@ class Dfsp(TextMethod[DfspOptions]):
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         z = unit(batch.cls)
         m, n = self.primitives(batch.compositions)
-        target = self.train_candidates.places(batch.compositions)
+        target = self.train_candidates.positions(batch.compositions)
         logits = self.fused_logits(z, shared, self.train_candidates, batch.inputs.get("patch"))
         losses = {"fused": cross_entropy(logits, target)}
         if self.options.primitives:

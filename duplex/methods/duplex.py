@@ -18,7 +18,7 @@ from duplex.layers.codebook import Codebook
 from duplex.layers.composition_index import copy_to_device
 from duplex.layers.factors import Fusion, unit
 from duplex.layers.graph import FactorNodes, Message, RefinedPrototypes, refine
-from duplex.layers.paths import PathOptions, Paths
+from duplex.layers.paths import FactorPosteriors, PathOptions, Paths
 from duplex.layers.portable import portable_paths, prototype_means
 from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch, Inputs, Inspectable, ScoreBlocks, ScoreTerms, TaskContext
@@ -103,9 +103,7 @@ class Duplex(PathMethod[DuplexOptions]):
         losses, factors = self.paths.losses(z, batch.compositions, shared, names, with_factors=refines)
         self.pending = None
         if refines and factors is not None:
-            m, n = self.primitives(batch.compositions)
-            nodes = FactorNodes(z, factors.z_s, factors.z_o, factors.log_s.exp(), factors.log_o.exp(), m, n)
-            o = self.options
+            nodes, o = self.nodes(z, factors, batch.compositions), self.options
             self.pending = refine(
                 *(nodes, batch.compositions_np, self.target, self.codebook, self.fusion),
                 *(o.messages, o.momentum, o.renormalise),
@@ -114,6 +112,14 @@ class Duplex(PathMethod[DuplexOptions]):
             (positions,) = copy_to_device(self.device, self.target.positions(batch.compositions_np))
             losses["visual"] = cross_entropy(self._visual_logits(z, self.pending), positions)
         return {name: losses[name] for name in names}
+
+    def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor) -> FactorNodes:
+        """Return the graph's factor nodes of a batch.
+
+        z: composition features z^c [B, d]. factors: their factors and posteriors. compositions: labels [B].
+        """
+        m, n = self.primitives(compositions)
+        return FactorNodes(z, factors.z_s, factors.z_o, factors.log_s.exp(), factors.log_o.exp(), m, n)
 
     def after_batch(self) -> None:
         if self.pending is not None:

@@ -77,7 +77,7 @@ class Gipcol(TextMethod[GipcolOptions]):
         return prototypes
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        target = self.train_candidates.places(batch.compositions)
+        target = self.train_candidates.positions(batch.compositions)
         return {"semantic": cross_entropy(self.logits(batch.cls, shared.compositions), target)}
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:

@@ -41,7 +41,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
     def cross_entropies(self, names: Iterable[str], logits: Iterable[Tensor], own: Tensor) -> dict[str, Tensor]:
         """Return three cross-entropies by name, of logits over training candidates [B, C], states [B, M] and objects
         [B, N]; `own`: the images' compositions [B]."""
-        targets = (self.train_candidates.places(own), *self.primitives(own))
+        targets = (self.train_candidates.positions(own), *self.primitives(own))
         return {name: cross_entropy(path, target) for name, path, target in zip(names, logits, targets, strict=True)}
 
     @torch.no_grad()
@@ -167,7 +167,7 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
         logits = self.logits(self.embed_images(batch.cls), shared[0])
         if self.margins is not None:
             logits = logits - self.margins[self.train_candidates.compositions]
-        return {"composition": cross_entropy(logits, self.train_candidates.places(batch.compositions))}
+        return {"composition": cross_entropy(logits, self.train_candidates.positions(batch.compositions))}
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         return self.logits(self.embed_images(inputs["cls"]), prepared)

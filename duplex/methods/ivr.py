@@ -97,7 +97,7 @@ class Ivr(WordMethod[IvrOptions]):
         d_c = unit(f) @ shared[0].T
         plain_s, again_s, grad_s = self.of_states(f, m, n)
         plain_o, again_o, grad_o = self.of_objects(f, n, m)
-        target = self.train_candidates.places(batch.compositions)
+        target = self.train_candidates.positions(batch.compositions)
         return {
             "composition": cross_entropy(self.options.scale * d_c, target),
             "state": plain_s,

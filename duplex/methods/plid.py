@@ -126,7 +126,7 @@ class Plid(TextMethod[PlidOptions]):
     def losses(self, batch: Batch, shared: Classes) -> dict[str, Tensor]:
         x, index = unit(batch.cls), self.train_candidates
         z = (x, *self.factors(x))
-        targets = (index.places(batch.compositions), *self.primitives(batch.compositions))
+        targets = (index.positions(batch.compositions), *self.primitives(batch.compositions))
         c, s, o = self.path_logits(z, shared.means)
         b = self.draw_mix(x) if self.training else self.options.mix
         logits = [(1 - b) * c + b * (s[:, index.states] + o[:, index.objects]), s, o]

@@ -23,7 +23,7 @@ from duplex.labels import Ints
 from duplex.layers.portable import joined_members
 from duplex.layers.score_formula import LEAST
 from duplex.layers.weight_search import Weights, tuned_weights
-from duplex.methods.base import Batch, Inputs, Method, Scorer, ScoreTerms, TaskContext
+from duplex.methods.base import Batch, Inputs, Method, ScoreTerms, TaskContext
 from duplex.methods.registry import find_method, make_method, parse_options
 from duplex.options import CombinedOptions, FinetuneOptions
 
@@ -83,11 +83,6 @@ class ProductMethod(Method[ProductOptions]):
             return [w * term for w, term in zip(weights, terms, strict=True)]
 
         self.weights.copy_(tuned_weights(self.weights, weighted, auc))
-
-    @torch.no_grad()
-    def scorer(self, candidates: Ints) -> Scorer:
-        terms = self.score_terms(candidates)
-        return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:

@@ -12,13 +12,14 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from duplex.errors import DuplexError, UsageError
-from duplex.options import Options
+from duplex.options import Options, TrainingOptions
 from duplex.system.plugins import installed_plugins, load_plugin, module_of, provider
 
 if TYPE_CHECKING:
     from duplex.methods.base import Method, TaskContext
 
 GROUP = "duplex.methods"
+ARGUMENTS = {"data", "method", "seed", "world", "on_step", "on_epoch"}  # of `duplex.fit`, beside training options
 KNOWN_NEEDS = ("cls", "patch", "text", "words")
 HINTS = {
     "text": "needs prompts, and the encoder of these features has no text tower; choose a kind without `text` "
@@ -62,9 +63,14 @@ def method_source(kind: str) -> EntryPoint:
 
 @contextmanager
 def report_exits(kind: str) -> Iterator[None]:
-    """Context manager: raise `DuplexError` with the method's `kind` if code in the block calls `sys.exit()`."""
+    """Context manager: raise `DuplexError` with the method's `kind` if code in the block calls `sys.exit()`, or raises
+    StopIteration, which would end a caller's `map` without an error."""
     try:
         yield
+    except StopIteration as error:
+        raise DuplexError(
+            f"method kind {kind!r}, or a function given to fit, raised {error!r}; fix its code"
+        ) from error
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # `sys.exit` would end the program without a word
@@ -93,15 +99,27 @@ def find_method(kind: str) -> type[Method[Any]]:
     from duplex.methods.base import Method
 
     if kind in _temporary:
-        return _temporary[kind]
+        return _checked_options(kind, _temporary[kind])
     folder = os.getcwd()
     if ":" in checked_kind(kind) and folder not in sys.path:
         sys.path.append(folder)
     source = method_source(kind)
     advice = ", or remove its methods from params.yaml"
     value: type[Method[Any]] = load_plugin(source, "method kind", Method, advice, BrokenMethod)
+    return _checked_options(kind, value)
+
+
+def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
+    """Return the class of a kind; raise `BrokenMethod` if its options are no `Options`, or have a name of `fit`'s own
+    settings, which would never reach the method."""
     if not (isinstance(value.Options, type) and issubclass(value.Options, Options)):
-        raise BrokenMethod(f"method kind {kind!r}: {source.value}.Options is no subclass of duplex.options.Options")
+        name = f"{value.__module__}:{value.__qualname__}"
+        raise BrokenMethod(f"method kind {kind!r}: {name}.Options is no subclass of duplex.options.Options")
+    taken = {field.name for field in fields(TrainingOptions)} | ARGUMENTS
+    for field in fields(value.Options):
+        if field.name in taken:
+            name = f"its option {field.name!r}"
+            raise BrokenMethod(f"method kind {kind!r}: {name} is a setting of duplex.fit too; rename it")
     return value
 
 

@@ -63,7 +63,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         m, n = self.primitives(batch.compositions)
         logits = self.logits(unit(self.fuse(torch.cat([h_s, h_o], dim=-1))), shared[0])
         return {
-            "composition": cross_entropy(logits, self.train_candidates.places(batch.compositions)),
+            "composition": cross_entropy(logits, self.train_candidates.positions(batch.compositions)),
             "state": STATE_WEIGHT * cross_entropy(self.classify_s(h_s), m),
             "object": OBJECT_WEIGHT * cross_entropy(self.classify_o(h_o), n),
             "state_contrast": self.options.contrast * self.contrast(h_s, m, n),

@@ -132,11 +132,7 @@ def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
 
 
 def with_rows(
-    t: Mapping[str, Tensor],
-    labels: LabelSpace,
-    names: tuple[list[str], list[str]],
-    added: np.ndarray,
-    tower: TextTower,
+    t: Mapping[str, Tensor], labels: LabelSpace, names: tuple[list[str], list[str]], added: np.ndarray, tower: TextTower
 ) -> dict[str, Tensor]:
     """Return the exported tensors extended by the pairs `added` [P, 2], indices into `names` (states, objects)."""
     if "members.weights" in t:  # a product: each of its models has rows of its own

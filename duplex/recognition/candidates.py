@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, require_whole
 from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.confidence import Confidence, log_probabilities
 from duplex.labels import Bools, Ints, LabelSpace
@@ -65,8 +65,7 @@ class Candidates:
 
     def answers(self, inputs: Inputs, top: int) -> Iterator[Answer]:
         """Yield one answer per image, in order, each with the `top` most probable compositions."""
-        if top < 1:
-            raise UsageError(f"top is {top}; expected at least 1")
+        top = require_whole(top, "top")
         images, rows = len(inputs["cls"]), max(1, BLOCK_SCORES // len(self))
         for start in range(0, images, rows):
             block = {name: values[start : start + rows] for name, values in inputs.items()}
@@ -81,7 +80,10 @@ class Candidates:
 
     @torch.no_grad()
     def _block(self, inputs: Inputs, top: int) -> Iterator[Answer]:
-        terms = dict(self.terms(inputs)) if self.terms is not None else {}
+        listed = list(self.terms(inputs)) if self.terms is not None else []
+        terms = dict(listed)
+        if len(terms) != len(listed):
+            raise DuplexError(f"score_terms() yields a name twice: {', '.join(str(name) for name, _ in listed)}")
         scores = cast(Tensor, sum(terms.values())) if terms else self.scorer(inputs)
         log_q = self.log_posteriors(scores)
         shares, best = log_q.exp(), log_q.topk(top, dim=1).indices  # [B, C], [B, T]

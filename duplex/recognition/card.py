@@ -28,7 +28,7 @@ class RunFacts:
     remark: str = ""  # on the evaluation
 
 
-def card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts) -> str:
+def model_card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts) -> str:
     """Return the Markdown of an export's README.md, from its config.json and tensors."""
     labels, world, encoder = config["labels"], config["world"], config["encoder"]
     terms = [name for name, key in SCORE_TERMS if key in tensors]

@@ -17,14 +17,14 @@ from duplex.errors import DuplexError, UsageError
 from duplex.labels import World
 from duplex.layers import score_formula
 from duplex.recognition import numpy_example
-from duplex.recognition.card import RunFacts, card
+from duplex.recognition.card import RunFacts, model_card
 from duplex.recognition.fitted_files import FIT, STATISTICS
 from duplex.recognition.onnx_files import EXAMPLE as ONNX_EXAMPLE
 from duplex.recognition.onnx_files import TOWER, TRAINED
 from duplex.recognition.sources import CONFIG, FINETUNED_FORMAT, FORMAT, TENSORS, first_line, read_config
 from duplex.recognition.trained import TrainedModel
 from duplex.system.files import replace_folder, save_tensors
-from duplex.training.checkpoint import digest, seal
+from duplex.training.checkpoint import digest, with_checksum
 
 README, EXAMPLE, FORMULA = "README.md", "recognize.py", "score_formula.py"
 NAMES = {CONFIG, TENSORS, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, FIT, STATISTICS, "__pycache__"}
@@ -42,7 +42,7 @@ def export(
         raise UsageError(f"{trained.where} has an encoder with random weights, for trials; train with a pretrained one")
     tensors = exported_tensors(trained, world)
     options = None if trained.finetuned is None else trained.finetuned.options.to_dict()
-    config = seal(
+    config = with_checksum(
         {
             "format": FORMAT if options is None else FINETUNED_FORMAT,
             "kind": trained.kind,
@@ -59,7 +59,7 @@ def export(
         save_tensors(folder / TENSORS, tensors)
         (folder / TENSORS).chmod(0o644)  # safetensors writes files that their owner alone may read
         (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        (folder / README).write_text(card(config, tensors, facts), encoding="utf-8")
+        (folder / README).write_text(model_card(config, tensors, facts), encoding="utf-8")
         shutil.copyfile(score_formula.__file__, folder / FORMULA)
         example = Path(numpy_example.__file__).read_text(encoding="utf-8")
         (folder / EXAMPLE).write_text(
@@ -108,7 +108,7 @@ def _is_export(folder: Path) -> bool:
         return False
 
 
-def push(folder: Path, name: str) -> str:
+def upload(folder: Path, name: str) -> str:
     """Upload a folder to the Hugging Face repository `name`, which is created if missing; return its URL."""
     from huggingface_hub import HfApi
 

@@ -1,6 +1,6 @@
 """Files that `duplex fit` adds to an exported model: how the model was trained, and statistics for `duplex update`.
 
-fit.json                  table of the training recipes tried (rungs) and the chosen one, numbers measured before the
+fit.json                  table of the training recipes tried and the chosen one, numbers measured before the
                           final fit, counts of the data, digests of the images
 statistics.safetensors    counts and sums of the features of all labelled images, by pair; their second moment
 """
@@ -8,7 +8,7 @@ statistics.safetensors    counts and sums of the features of all labelled images
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,16 @@ from duplex.errors import UsageError
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.gaussian_prototypes import FitSettings, FittedStatistics
 from duplex.system.files import require_file, save_tensors
-from duplex.training.checkpoint import digest, seal
+from duplex.training.checkpoint import digest, with_checksum
 
 FIT, STATISTICS = "fit.json", "statistics.safetensors"
-FIT_FORMAT, FORMAT = "duplex-fit-2", "duplex-statistics-1"
+FIT_FORMAT, FORMAT = "duplex-fit-3", "duplex-statistics-1"
 FIELDS = ("pairs", "counts", "sums", "moment")
 
 
 def write_fit(folder: Path, record: Mapping[str, Any]) -> None:
     """Write fit.json with the record of a fit; equal records give equal bytes."""
-    text = json.dumps(seal({"format": FIT_FORMAT, **record}), ensure_ascii=False, indent=1) + "\n"
+    text = json.dumps(with_checksum({"format": FIT_FORMAT, **record}), ensure_ascii=False, indent=1) + "\n"
     (folder / FIT).write_text(text, encoding="utf-8")
 
 
@@ -43,9 +43,30 @@ def read_fit(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder} has no readable {FIT}; expected a folder that `duplex fit` wrote") from error
     if not isinstance(record, dict) or record.get("format") != FIT_FORMAT:
         raise UsageError(f"{path} is not of this version ({FIT_FORMAT}); run `duplex fit` again")
-    if record.get("checksum") != seal(record)["checksum"]:
+    if record.get("checksum") != with_checksum(record)["checksum"]:
         raise UsageError(f"{path} is damaged: its numbers or contents were changed; run `duplex fit` again")
     return record
+
+
+def contents_of(record: Mapping[str, Any]) -> set[str]:
+    """Return the sha256 of the files of all images in a model, by its fit.json: those of the fit and of updates."""
+    return {digest for part in (record, *record.get("updates", [])) for digest in part["contents"]}
+
+
+def refuse_lost_updates(folder: Path, contents: Collection[str]) -> None:
+    """Raise `UsageError` if a folder's model was updated with images that a new model in its place would lack.
+
+    contents: sha256 of the files of the new model's images.
+    """
+    try:
+        updates = read_fit(folder).get("updates", [])
+    except UsageError:  # not a model, or one that cannot be updated
+        return
+    if lost := len(contents_of({"contents": [], "updates": updates}).difference(contents)):
+        raise UsageError(
+            f"{folder} was updated with {lost:,} images that its replacement would lack; choose another --out, or move "
+            "the folder"
+        )
 
 
 def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:

@@ -18,6 +18,7 @@ from duplex.features.decoding import ImageRows, decode_batches, decoding_workers
 from duplex.features.encoding import BATCH_MULTIPLE, OutputSpec, encode_batches, pad_batches, report_memory_shortage
 from duplex.features.image_files import BadImageFile, as_rgb, read_image
 from duplex.features.layout import CODES, ENCODED, FIRST_BAD, SCALES, status_reason
+from duplex.features.matrix import as_numpy, checked_features
 from duplex.features.store import Features
 from duplex.features.tokens import dequantize
 from duplex.methods.base import Inputs
@@ -78,27 +79,21 @@ def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
             raise UsageError(f"{images.path} has rows without an image; leave them out: features.cls[~features.bad]")
         return images.cls
     if isinstance(images, (list, tuple)) and images and all(_is_vector(image) for image in images):
-        vectors = [_as_numpy(vector) for vector in images]
+        vectors = [as_numpy(vector) for vector in images]
         if len({vector.shape for vector in vectors}) > 1:
             raise UsageError(f"features have different widths; expected {dim}, as this model's encoder computes")
         images = np.stack(vectors)
-    images = _as_numpy(images)
+    images = as_numpy(images)
     if not isinstance(images, np.ndarray) or images.dtype.kind != "f":
         return None
     rows = np.atleast_2d(images)
     if rows.ndim != 2 or rows.shape[1] != dim:
         raise UsageError(f"features are {tuple(images.shape)}; expected [B, {dim}], as this model's encoder computes")
-    if not np.isfinite(rows).all():
-        raise UsageError("features have values that are not finite; leave those rows out")
-    return np.asarray(rows, dtype=np.float32)
+    return checked_features(rows) if len(rows) else np.asarray(rows, dtype=np.float32)
 
 
 def _is_vector(value: Any) -> bool:
     return isinstance(value, (np.ndarray, Tensor)) and value.ndim == 1
-
-
-def _as_numpy(value: Any) -> Any:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 
 def open_image(image: ImageLike) -> Image.Image:
@@ -110,7 +105,7 @@ def open_image(image: ImageLike) -> Image.Image:
             if not all(image.size):
                 raise UsageError(f"the image has {image.width} × {image.height} pixels; expected at least one")
             return as_rgb(image)
-        array = _as_numpy(image)
+        array = as_numpy(image)
         if not isinstance(array, np.ndarray):
             kind = type(array).__name__
         elif array.dtype == np.uint8 and array.size and (array.ndim == 2 or array.shape[2:] in ((3,), (4,))):
@@ -120,4 +115,6 @@ def open_image(image: ImageLike) -> Image.Image:
     except BadImageFile as error:
         name = image if isinstance(image, (str, Path)) else f"the {type(image).__name__}"
         raise UsageError(f"{name} cannot be used: {error.reason}") from error
+    except (OSError, ValueError) as error:  # a PIL image that is closed, cut off or of a rare mode
+        raise UsageError(f"the {type(image).__name__} cannot be used: {error}") from error
     raise UsageError(f"{kind} is not an image; give a path, a PIL image, uint8 [H, W, 3], or features of the encoder")

@@ -43,7 +43,7 @@ def receive_limited(request: Request, limit: int) -> Callable[[], Awaitable[Mess
     return receive
 
 
-def protocol(seconds: float) -> type[H11Protocol]:
+def timed_protocol(seconds: float) -> type[H11Protocol]:
     """Return uvicorn's HTTP protocol with a time limit on each request's arrival.
 
     A request that is incomplete `seconds` after its connection or its first byte gets status 408, and the connection

@@ -7,9 +7,11 @@ for answer in recognizer(["kettle.jpg"], top=3):
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from duplex.encoders import resolve_device
-from duplex.errors import DuplexError, UsageError, require
+from duplex.errors import DuplexError, UsageError, require, require_type, require_whole
 from duplex.features.encoding import BATCH_MULTIPLE
 from duplex.features.identity import LIBRARIES, check_identity
 from duplex.features.layout import FIRST_BAD, status_reason
@@ -30,6 +32,8 @@ from duplex.recognition.candidates import Candidates
 from duplex.recognition.image_inputs import as_features, as_inputs, encode, encode_files, open_image
 from duplex.recognition.sources import open_trained
 from duplex.recognition.trained import TrainedModel
+from duplex.system.files import checked_path
+from duplex.system.torch_modes import initial_modes
 
 BATCH = 64
 
@@ -45,13 +49,14 @@ class Recognizer:
     def __init__(
         self, trained: TrainedModel, added: Sequence[Pair] = (), *, exact: bool = False, new_share: float | None = None
     ) -> None:
-        if new_share is not None and not 0 < new_share < 1:
+        if new_share is not None and not (isinstance(new_share, Real) and 0 < new_share < 1):
             raise UsageError(f"new_share is {new_share}; expected a number between 0 and 1")
         self.trained, self.added, self.new_share = trained, tuple(added), new_share
         self._batch_multiple = BATCH_MULTIPLE if exact else 1
         self._candidates: dict[World, Candidates] = {}
 
     @classmethod
+    @initial_modes()
     def load(
         cls,
         where: str | Path,
@@ -98,18 +103,14 @@ class Recognizer:
 
         compositions: such as `"rusty kettle"` or `("rusty", "kettle")`; words may be new.
         """
+        require_type(compositions, Iterable, "compositions")
         listed = [compositions] if isinstance(compositions, str) else compositions
         pairs = [as_pair(composition, self.labels) for composition in listed]
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
 
-    def __call__(
-        self,
-        images: Any,
-        top: int = 3,
-        world: World | None = None,
-        batch_size: int = BATCH,
-    ) -> list[Answer]:
+    @initial_modes()
+    def __call__(self, images: Any, top: int = 3, world: World | None = None, batch_size: int = BATCH) -> list[Answer]:
         """Return one answer per image.
 
         images: an image or a list of images, each a path, a PIL image or a uint8 array [H, W, 3]; or features of the
@@ -125,7 +126,7 @@ class Recognizer:
 
     def stream(
         self,
-        paths: Sequence[str | Path],
+        paths: str | Path | Iterable[str | Path],
         top: int = 3,
         world: World | None = None,
         batch_size: int = BATCH,
@@ -139,14 +140,31 @@ class Recognizer:
         batch_size: number of images that are encoded at once.
         num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
         """
-        candidates = self.candidates(world)
-        files = [Path(path) for path in paths]
+        candidates, top, batch_size = (
+            self.candidates(world),
+            require_whole(top, "top"),
+            require_whole(batch_size, "batch_size"),
+        )
+        if num_workers != "auto":
+            require_whole(num_workers, "num_workers", 0)
+        listed = [paths] if isinstance(paths, str | os.PathLike) else paths
+        require_type(listed, Iterable, "paths")
+        files = [checked_path(path, "a path") for path in listed]
         blocks = encode_files(self.encoder, files, batch_size=batch_size, num_workers=num_workers, **self._encoding)
-        for statuses, inputs in blocks:
-            answers = list(candidates.answers(inputs, top))
-            for status, answer in zip(statuses.tolist(), answers, strict=True):
-                yield UnreadableImage(status_reason(status)) if status >= FIRST_BAD else answer
 
+        @initial_modes()
+        def next_answers() -> list[Answer | UnreadableImage]:
+            for statuses, inputs in blocks:
+                answers = zip(statuses.tolist(), candidates.answers(inputs, top), strict=True)
+                return [
+                    UnreadableImage(status_reason(code)) if code >= FIRST_BAD else answer for code, answer in answers
+                ]
+            return []
+
+        while answers := next_answers():
+            yield from answers
+
+    @initial_modes()
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
         """Return the scores [B, C] of images for `candidates(world)`, as the evaluation computes them.
 
@@ -154,8 +172,11 @@ class Recognizer:
         world: closed or open, the world whose candidates are scored; None: the first of `worlds`.
         batch_size: number of images that are encoded at once.
         """
-        return torch.cat([self.candidates(world).scorer(inputs) for inputs in self._inputs(images, batch_size)])
+        candidates = self.candidates(world)
+        scores = [candidates.scorer(inputs) for inputs in self._inputs(images, batch_size)]
+        return torch.cat([torch.zeros(0, len(candidates), device=self.device), *scores])
 
+    @initial_modes()
     def candidates(self, world: World | None = None) -> Candidates:
         """Return the compositions that answers in a world are chosen from."""
         if not self.worlds:
@@ -182,8 +203,7 @@ class Recognizer:
         return self.trained.on_finetuned_features(more)
 
     def _inputs(self, images: Any, batch_size: int) -> Iterator[Inputs]:
-        if batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size}; expected at least 1")
+        batch_size = require_whole(batch_size, "batch_size")
         if isinstance(images, Features):
             self.check_cache(images)
         if (rows := as_features(images, self.trained.backbone.dim)) is not None:

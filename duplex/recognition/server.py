@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from duplex.errors import DuplexError
 from duplex.labels import World
@@ -33,6 +36,7 @@ HEADERS = [  # of every response
 ]
 FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}
 FORM = {"schema": {"type": "object", "properties": {"file": FILES}}}
+QUERY = ("top", "similar")  # parameters of /predict
 UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": FORM}}}
 
 
@@ -52,6 +56,7 @@ def application(
     world: closed or open, the world whose candidates answers are chosen from; None: the model's default.
     """
     batcher = Batcher(workers)
+    form_answers = _FormAnswers(batcher, limits, neighbours)
     metrics, candidates = ServerMetrics(batcher, workers), recognizer.candidates(world)
     app = _application_of(batcher)
 
@@ -60,28 +65,13 @@ def application(
         """Return one answer per image of the form, in order. `similar`: number of nearest training images to add."""
         if not (1 <= top <= 50 and 0 <= similar <= 20):
             raise HTTPException(422, f"top is {top} and similar is {similar}; expected 1–50 and 0–20")
+        _check_query(request)
         if batcher.full:
             raise HTTPException(429, "too many images are waiting; try again")
-        try:
-            answers = await asyncio.wait_for(answer_form(request, top, similar), limits.seconds)
-        except asyncio.TimeoutError:
-            raise HTTPException(408, f"no answer within {limits.seconds:g} s") from None
-        except DuplexError as error:
-            raise HTTPException(503 if isinstance(error, ProcessFailed) else 500, str(error)) from error
+        answers = await form_answers(request, top, similar)
         bad = sum("error" in answer for answer in answers)
         metrics.bad_images.inc(bad)
         return JSONResponse({"answers": answers}, status_code=422 if bad == len(answers) else 200)
-
-    async def answer_form(request: Request, top: int, similar: int) -> list[dict[str, Any]]:
-        async with _uploaded_files(request, limits) as files:
-            return await asyncio.gather(*(answer_file(file, top, similar if neighbours else 0) for file in files))
-
-    async def answer_file(file: UploadFile, top: int, similar: int) -> dict[str, Any]:
-        reply, feature = await batcher.answer(ImageRequest(await file.read(), top, similar > 0))
-        record = {"image": (file.filename or "")[:200], **reply}
-        if neighbours is not None and feature is not None:
-            record["similar"] = await asyncio.to_thread(neighbours.nearest, feature, similar)
-        return record
 
     @app.get("/labels", summary="List the states, the objects and the compositions to choose from")
     def labels() -> dict[str, Any]:
@@ -90,17 +80,42 @@ def application(
 
     @app.get("/health", summary="Report that the server is running")
     def health() -> dict[str, Any]:
-        return {
-            "status": "ok",
-            "kind": recognizer.trained.kind,
-            "compositions": len(candidates),
-            "version": __version__,
-        }
+        kind, count = recognizer.trained.kind, len(candidates)
+        return {"status": "ok", "kind": kind, "compositions": count, "version": __version__}
 
     app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")(metrics.text)
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
     app.get("/docs", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("docs.html"))
     return metrics.count_requests(app)
+
+
+@dataclass(frozen=True)
+class _FormAnswers:
+    """Callable that answers the images of an uploaded form, within the time limit of a request."""
+
+    batcher: Batcher
+    limits: Limits
+    neighbours: Neighbours | None
+
+    async def __call__(self, request: Request, top: int, similar: int) -> list[dict[str, Any]]:
+        try:
+            return await asyncio.wait_for(self._answer_form(request, top, similar), self.limits.seconds)
+        except asyncio.TimeoutError:
+            raise HTTPException(408, f"no answer within {self.limits.seconds:g} s") from None
+        except DuplexError as error:
+            raise HTTPException(503 if isinstance(error, ProcessFailed) else 500, str(error)) from error
+
+    async def _answer_form(self, request: Request, top: int, similar: int) -> list[dict[str, Any]]:
+        async with _uploaded_files(request, self.limits) as files:
+            return await asyncio.gather(*(self._answer_file(file, top, similar) for file in files))
+
+    async def _answer_file(self, file: UploadFile, top: int, similar: int) -> dict[str, Any]:
+        wants_feature = similar > 0 and self.neighbours is not None
+        reply, feature = await self.batcher.answer(ImageRequest(await file.read(), top, wants_feature))
+        record = {"image": (file.filename or "")[:200], **reply}
+        if self.neighbours is not None and feature is not None:
+            record["similar"] = await asyncio.to_thread(self.neighbours.nearest, feature, similar)
+        return record
 
 
 def _application_of(batcher: Batcher) -> FastAPI:
@@ -110,27 +125,67 @@ def _application_of(batcher: Batcher) -> FastAPI:
         lifespan=lambda _app: batcher.running(),
         docs_url=None,
         redoc_url=None,
-        exception_handlers={HTTPException: _error_as_json},
+        redirect_slashes=False,  # a redirect would lose the images
+        exception_handlers={HTTPException: _error_as_json, RequestValidationError: _invalid_query_as_json},
     )
 
 
 async def _error_as_json(_request: Request, error: Any) -> JSONResponse:
-    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code)
+    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code, headers=error.headers)
+
+
+async def _invalid_query_as_json(_request: Request, error: Any) -> JSONResponse:
+    fault = error.errors()[0]
+    value = f"{fault['input']!r:.80}"
+    return JSONResponse({"error": f"{fault['loc'][-1]} is {value}; expected a whole number"}, status_code=422)
+
+
+def _check_query(request: Request) -> None:
+    """Raise an HTTP error 422 for a parameter that would be ignored: an unknown one, or one given twice."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if name not in QUERY or names.count(name) > 1:
+            problem = "given twice" if name in QUERY else "unknown"
+            raise HTTPException(422, f"the parameter {name[:80]!r} is {problem}; known: {', '.join(QUERY)}")
+
+
+class _WholeFormParser(MultiPartParser):
+    """Parser that refuses a form without its last boundary, which would lack its last image."""
+
+    is_whole = False
+
+    def on_end(self) -> None:
+        self.is_whole = True
+
+    async def parse(self) -> FormData:
+        form = await super().parse()
+        if not self.is_whole:
+            await form.close()
+            raise MultiPartException("the form ends before its last boundary; send it again")
+        return form
 
 
 @asynccontextmanager
 async def _uploaded_files(request: Request, limits: Limits) -> AsyncIterator[list[UploadFile]]:
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(415, "the request is not multipart/form-data; send images in fields named file")
     try:
         limited = Request(request.scope, receive_limited(request, limits.bytes))
-        form = await limited.form(max_files=limits.images, max_fields=8)
+        parser = _WholeFormParser(limited.headers, limited.stream(), max_files=limits.images, max_fields=8)
+        form = await parser.parse()
     except HTTPException:
         raise
+    except MultiPartException as error:
+        raise HTTPException(400, f"the form cannot be read: {error.message}") from error
+    except OSError as error:  # no space for the upload
+        raise HTTPException(503, f"the upload cannot be stored: {error.strerror}; try again later") from error
     except Exception as error:  # several kinds, of the parser and of clients that left
         raise HTTPException(400, "the form cannot be read") from error
     try:
         files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        if texts := [name for name, value in form.multi_items() if not isinstance(value, UploadFile)]:
+            text = f"the field {texts[0][:80]!r} is text, not a file"
+            raise HTTPException(400, f"{text}; send images as files, and options in the query")
         if not files:
             raise HTTPException(400, "the form has no image; send images in fields named file")
         yield files

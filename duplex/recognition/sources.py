@@ -13,20 +13,20 @@ from safetensors.torch import load_file
 from duplex.errors import DuplexError, UsageError
 from duplex.recognition.tensor_checks import check_tensors
 from duplex.recognition.trained import ExportedModel, TrainedModel, TrainedRun
-from duplex.system.files import require_file
-from duplex.training.checkpoint import digest, seal
+from duplex.system.files import checked_path, require_file
+from duplex.training.checkpoint import digest, with_checksum
 
 HUB = "hf-hub:"
 CHECKPOINT, CONFIG, TENSORS = "checkpoint.safetensors", "config.json", "model.safetensors"
-FORMAT = "duplex-export-3"
-FINETUNED_FORMAT = "duplex-export-3-finetuned"  # another format: a reader must not ignore the fine-tuned blocks
+FORMAT = "duplex-export-4"
+FINETUNED_FORMAT = "duplex-export-4-finetuned"  # another format: a reader must not ignore the fine-tuned blocks
 
 
 def open_trained(where: str | Path, device: torch.device, words: Path | None = None) -> TrainedModel:
     """Load a trained model by path or hub name; every error is a `UsageError`, since the user gave the name."""
     is_on_hub = str(where).startswith(HUB)
     try:
-        path = download(str(where).removeprefix(HUB)) if is_on_hub else Path(where).expanduser()
+        path = download(str(where).removeprefix(HUB)) if is_on_hub else checked_path(where, "model")
         if is_on_hub or (path / CONFIG).is_file():
             return _open_export(path, device)
         return TrainedRun(_checkpoint(path), device, words)
@@ -48,7 +48,7 @@ def _checkpoint(path: Path) -> Path:
 
 def _open_export(folder: Path, device: torch.device) -> ExportedModel:
     config = read_config(folder / CONFIG)
-    if config != seal(config):
+    if config != with_checksum(config):
         raise UsageError(f"{folder / CONFIG} is damaged: its labels or calibration were changed; export the run again")
     try:
         require_file(folder / TENSORS)
@@ -94,5 +94,4 @@ def download(name: str) -> Path:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error message from another library."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

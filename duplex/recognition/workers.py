@@ -46,7 +46,7 @@ def image_workers(
     workers: list[WorkerProcess] = []
     try:
         for _ in range(count):
-            workers.append(WorkerProcess(partial(BatchAnswerer, load, world, max_pixels, threads)))
+            workers.append(WorkerProcess(partial(BatchRecognizer, load, world, max_pixels, threads)))
         loading = [worker.submit() for worker in workers]
         for worker, future in zip(workers, loading, strict=True):
             try:
@@ -64,7 +64,7 @@ def worker_died(worker: WorkerProcess) -> ProcessFailed:
     return ProcessFailed(f"a worker process {worker.describe_end()}, perhaps out of memory; try fewer --workers")
 
 
-class BatchAnswerer:
+class BatchRecognizer:
     """Callable that recognises the images of a batch of requests; created in the worker process."""
 
     def __init__(self, load: Callable[[], Recognizer], world: World | None, max_pixels: int, threads: int) -> None:

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 WIDTH, HEIGHT = 440, 300
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 44
-LETTER, LINE = 6.6, 18  # widths for the layout of the legend
+LETTER, LINE = 7.2, 18  # widths for the layout of the legend; letters of 12 px in the widest usual font
 TONES = 8
 
 
@@ -86,7 +86,7 @@ def draw(chart: Chart) -> str:
     return "\n".join(parts)
 
 
-def standalone(svg: str) -> str:
+def standalone_svg(svg: str) -> str:
     """Return the content of an SVG file for an `<svg>` element, colours included."""
     style = files("duplex.report").joinpath("charts.css").read_text(encoding="utf-8")
     head, rest = svg.split(">", 1)
@@ -121,7 +121,7 @@ def _legend(coloured: Sequence[tuple[Series, str]]) -> tuple[list[str], float]:
     """Return the elements of the legend and its height; `coloured`: lines with the CSS classes of their colours."""
     out, x, row = [], float(LEFT), 0
     for series, colour in coloured:
-        width = 26 + LETTER * len(series.name)
+        width = 32 + LETTER * len(series.name)
         if x + width > WIDTH - RIGHT and x > LEFT:
             x, row = float(LEFT), row + 1
         y = TOP + 4 + row * LINE

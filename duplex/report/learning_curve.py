@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from duplex.evaluation.accumulator import Floats
-from duplex.evaluation.confidence import NEW_SHARE, fit_to
+from duplex.evaluation.confidence import NEW_SHARE, fit_probabilities
 from duplex.evaluation.reliability import image_weights
 from duplex.features.examples import Examples
 from duplex.labels import Bools, Ints, LabelSpace
@@ -125,7 +125,7 @@ def _best_candidates(
     count = min(len(val), max(1, FITTED_SCORES // len(candidates)))
     rows = torch.from_numpy(np.linspace(0, len(val) - 1, count).astype(int))
     label = np.searchsorted(candidates, val.compositions[rows].numpy())
-    confidence = fit_to(log_p(val.cls[rows]).double(), label, seen)
+    confidence = fit_probabilities(log_p(val.cls[rows]).double(), label, seen)
     prior: Floats = confidence.log_prior(seen, np.ones_like(seen))
     shift = torch.from_numpy(prior * confidence.temperature).float()  # the argmax of log p / T + prior
     step = max(1, BLOCK_SCORES // len(candidates))

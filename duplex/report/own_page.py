@@ -39,7 +39,7 @@ class OwnData:
     root: Path  # folder of the images
     answered: AnsweredImages | None = None  # test images; None if the model was not evaluated
     examples: Mapping[str, Examples] = field(default_factory=dict)  # split -> frozen features, on the CPU
-    recipes: Sequence[Mapping[str, Any]] = ()  # rows of `duplex.library.climb`
+    recipes: Sequence[Mapping[str, Any]] = ()  # `RecipeChoice.table`
     facts: Sequence[tuple[str, str]] = ()  # further lines of the head, such as the encoder
 
     @property

@@ -287,7 +287,7 @@ def wrong_part(answered: AnsweredImages, manifest: pd.DataFrame, thumbnails: Thu
 
 
 def recipe_part(recipes: Sequence[Mapping[str, Any]]) -> ReportPart:
-    """Return a table of the training recipes that validation compared, from the records of `duplex.library.climb`."""
+    """Return a table of the training recipes that validation compared, from `RecipeChoice.table`."""
     rows = []
     for recipe in recipes:
         auc, gain = float(recipe["auc"]), recipe.get("gain")
@@ -295,7 +295,7 @@ def recipe_part(recipes: Sequence[Mapping[str, Any]]) -> ReportPart:
         rows.append(
             TableRow(
                 [
-                    TableCell(recipe["rung"], recipe["rung"], rank=1 if recipe["chosen"] else 0),
+                    TableCell(recipe["recipe"], recipe["recipe"], rank=1 if recipe["chosen"] else 0),
                     TableCell(f"{auc:.1f}", auc, spread="" if error is None else f"± {error:.1f}"),
                     TableCell(MISSING) if gain is None else TableCell(f"{gain:+.1f}", float(gain)),
                     _percent_cell(recipe.get("accuracy")),

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from duplex.report.blocks import Block, Report, TableRow
-from duplex.report.charts import standalone
+from duplex.report.charts import standalone_svg
 from duplex.system.files import replace_folder, write_json
 
 STYLES, SCRIPT = ("page.css", "charts.css"), "page.js"
@@ -37,7 +37,7 @@ def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[s
     """
     with replace_folder(figures) as fresh:
         for figure in report.figures:
-            (fresh / f"{figure.name}.svg").write_text(standalone(figure.svg), encoding="utf-8")
+            (fresh / f"{figure.name}.svg").write_text(standalone_svg(figure.svg), encoding="utf-8")
     with replace_folder(folder) as fresh:
         for name, record in (numbers or {}).items():
             write_json(fresh / name, record)

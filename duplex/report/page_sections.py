@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from duplex.labels import WORLDS
-from duplex.report import tables
+from duplex.report import frequency_tables, tables
 from duplex.report.blocks import (
     MISSING,
     Block,
@@ -50,15 +50,15 @@ def build_report(
 def dataset_section(results: Results, data: DatasetResults, image_parts: Sequence[ReportPart]) -> ReportSection:
     curves = [figure for world in WORLDS if (figure := curve_figure(data, world))]
     training = training_figures(data)
-    graph = [table for table in (tables.graph_table(results, data), tables.ends_table(results, data)) if table]
+    graph = [make(results, data) for make in (frequency_tables.graph_table, frequency_tables.curve_ends_table)]
     parts = [
         ReportPart("Results", _results(results, data)),
         ReportPart(
             "Seen against unseen", curves or [Note("No run has predictions of seen and unseen pairs.", "dvc repro")]
         ),
-        *([ReportPart("Fine-tuned blocks", rungs)] if (rungs := tables.rung_tables(data)) else []),
+        *([ReportPart("Fine-tuned blocks", recipes)] if (recipes := tables.recipe_tables(data)) else []),
         ReportPart("Training", training or [Note("No run has a training history of more than one epoch.")]),
-        ReportPart("Training frequency", [tables.group_table(data), *graph]),
+        ReportPart("Training frequency", [frequency_tables.group_table(data), *filter(None, graph)]),
         ReportPart("Ablations", _ablations(results, data)),
         ReportPart("Cost", [tables.efficiency_table(results, data)]),
         *image_parts,

@@ -9,7 +9,7 @@ import pandas as pd
 
 from duplex.report import blocks
 from duplex.report.blocks import Block, Line, Note, ReportPart, Table, TableCell, TableRow, Thumb, columns, text_cell
-from duplex.report.prototype_retrieval import Texts
+from duplex.report.prototype_retrieval import RetrievedTexts
 from duplex.report.thumbnails import Thumbnails
 
 EACH, SHOWN = 4, 10  # images per group of examples, rows per table
@@ -19,7 +19,7 @@ KINDS = (("seen", True), ("unseen", True), ("seen", False), ("unseen", False))
 
 
 def predicted_parts(
-    predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: Texts
+    predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: RetrievedTexts
 ) -> list[ReportPart]:
     """Return the report parts `Examples` and `Errors` of a run.
 
@@ -27,12 +27,12 @@ def predicted_parts(
     texts nearest to each test image.
     """
     return [
-        ReportPart("Examples", [*notes, examples(predictions, thumbnails, texts.lines), *texts.blocks]),
+        ReportPart("Examples", [*notes, example_predictions(predictions, thumbnails, texts.lines), *texts.blocks]),
         ReportPart("Errors", [confused_table(predictions, source), *accuracy_tables(predictions, source)]),
     ]
 
 
-def examples(predictions: pd.DataFrame, thumbnails: Thumbnails, texts: TextLines) -> Block:
+def example_predictions(predictions: pd.DataFrame, thumbnails: Thumbnails, texts: TextLines) -> Block:
     """Return test images of seen and unseen pairs, right and wrong, with their best three predictions (closed world).
 
     `texts`: the nearest texts of images, shown below the predictions.

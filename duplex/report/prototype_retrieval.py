@@ -34,7 +34,7 @@ from duplex.report.blocks import (
     columns,
     text_cell,
 )
-from duplex.report.table_cells import pointer
+from duplex.report.table_cells import json_pointer
 from duplex.report.thumbnails import Thumbnails
 
 TOP, SHOWN = 4, 4
@@ -104,7 +104,7 @@ class RetrievalContext:
         return self.test.compositions.cpu().numpy()
 
     @cached_property
-    def embedded(self) -> EmbeddedImages:
+    def embedded_images(self) -> EmbeddedImages:
         """Features and factors of the test images."""
         return embed(self.method, self.test)
 
@@ -114,13 +114,13 @@ def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block],
 
     file: path that the record will have, which the table cites.
     """
-    if context.embedded.z is None or not (context.method.semantic or context.method.visual):
+    if context.embedded_images.z is None or not (context.method.semantic or context.method.visual):
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
     masks = masks_of(context.labels.seen[present])
     numbers: dict[str, Any] = {"precision_at_4": {}}
     for kind, prototypes in prototypes_of(context.method, present).items():
-        rows, _ = nearest(prototypes, context.embedded.in_space_of(kind), TOP)
+        rows, _ = nearest(prototypes, context.embedded_images.in_space_of(kind), TOP)
         numbers["precision_at_4"][kind] = {
             name: 100 * precision(rows[mask], context.compositions, present[mask]) for name, mask in masks.items()
         }
@@ -144,11 +144,11 @@ class Hit:
 
 def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
     """Return the `top` test images nearest to a composition's semantic and visual prototype, by kind."""
-    if context.embedded.z is None or not (context.method.semantic or context.method.visual):
+    if context.embedded_images.z is None or not (context.method.semantic or context.method.visual):
         raise UsageError("this method has no prototypes; choose another with --method")
     hits = {}
     for kind, prototype in prototypes_of(context.method, np.array([composition])).items():
-        rows, cosines = nearest(prototype, context.embedded.in_space_of(kind), top)
+        rows, cosines = nearest(prototype, context.embedded_images.in_space_of(kind), top)
         hits[kind] = hits_of(context, rows[0], cosines[0], composition)
     return hits
 
@@ -182,7 +182,9 @@ def shares_table(
     rows = []
     for name, title in titles.items():
         shares = numbers[key][name]
-        cells = [TableCell(f"{share:.1f}", share, pointer(file, key, name, kind)) for kind, share in shares.items()]
+        cells = [
+            TableCell(f"{value:.1f}", value, json_pointer(file, key, name, kind)) for kind, value in shares.items()
+        ]
         rows.append(TableRow([text_cell(title), *cells]))
     return Table(caption, columns(heading, *shares), rows, note)
 
@@ -209,7 +211,7 @@ def thumb(context: RetrievalContext, hit: Hit) -> Thumb:
 
 
 @dataclass(frozen=True)
-class Texts:
+class RetrievedTexts:
     """Texts (semantic prototypes) nearest to each test image; empty if the method has no semantic prototypes."""
 
     lines: Mapping[int, Sequence[Line]] = field(default_factory=dict)  # by row of the manifest
@@ -219,21 +221,22 @@ class Texts:
 
 def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
     """Return the compositions [n, 3] of the texts nearest to each test image, and the cosines; None without texts."""
-    if context.method.semantic is None or context.embedded.text_space is None:
+    if context.method.semantic is None or context.embedded_images.text_space is None:
         return None
     candidates = context.labels.candidates("closed", "test")
-    places, cosines = nearest(context.embedded.text_space, context.method.semantic(candidates).cpu().numpy(), TEXTS)
+    texts = context.method.semantic(candidates).cpu().numpy()
+    places, cosines = nearest(context.embedded_images.text_space, texts, TEXTS)
     return candidates[places], cosines
 
 
-def text_blocks(context: RetrievalContext, file: str) -> Texts:
+def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
     """Return the composition texts nearest to each test image, and report blocks on their accuracy.
 
     file: path of the JSON file with the numbers in the blocks, which the blocks cite.
     """
     nearest_three = nearest_texts(context)
     if nearest_three is None:
-        return Texts()
+        return RetrievedTexts()
     compositions, cosines = nearest_three
     right: Bools = compositions == context.compositions[:, None]
     names = [context.labels.names(column) for column in compositions.T]
@@ -247,4 +250,5 @@ def text_blocks(context: RetrievalContext, file: str) -> Texts:
     numbers = {"texts": shares}
     titles = {"first": "the nearest text", "among_three": "one of the nearest three"}
     note = "Share of test images whose label it is, by cosine of feature and semantic prototype, closed world, percent."
-    return Texts(lines, [shares_table("Image to text", "label is", numbers, file, "texts", titles, note)], numbers)
+    table = shares_table("Image to text", "label is", numbers, file, "texts", titles, note)
+    return RetrievedTexts(lines, [table], numbers)

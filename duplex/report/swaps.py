@@ -11,7 +11,7 @@ from duplex.evaluation.retrieval import nearest
 from duplex.labels import Ints
 from duplex.report.blocks import Block, Gallery, Group, Line, Note, Strip, Table, TableCell, TableRow, Thumb, columns
 from duplex.report.prototype_retrieval import Array, Hit, RetrievalContext, fuse_factors, hits_of, thumb
-from duplex.report.table_cells import pointer
+from duplex.report.table_cells import json_pointer
 
 TOP, SHOWN = 5, 3
 
@@ -21,13 +21,13 @@ def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict
 
     file: path that the record will have, which the table cites.
     """
-    if context.embedded.states is None or context.embedded.objects is None:
+    if context.embedded_images.states is None or context.embedded_images.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}
     numbers, gallery = _swap_all(
-        context, context.embedded.states, context.embedded.objects, np.unique(context.compositions)
+        context, context.embedded_images.states, context.embedded_images.objects, np.unique(context.compositions)
     )
     forms = {"questions": "{}", "first_right": "{:.1f}"}
-    cells = [TableCell(forms[key].format(v), v, pointer(file, "swap", key)) for key, v in numbers.items()]
+    cells = [TableCell(forms[key].format(v), v, json_pointer(file, "swap", key)) for key, v in numbers.items()]
     header = columns("swaps", "nearest image right, %", texts=0)[: len(cells)]
     note = "One swap per test pair: how often the nearest other image shows exactly the state of A and the object of B."
     return [Table("Swapped factors", header, [TableRow(cells)], note), gallery], {"swap": numbers}
@@ -35,9 +35,9 @@ def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict
 
 def swap_hits(context: RetrievalContext, states: Array, objects: Array, top: int) -> list[Hit]:
     """Return the `top` test images whose joined factors are nearest to the joined `states` and `objects` [1, d]."""
-    if context.embedded.states is None or context.embedded.objects is None:
+    if context.embedded_images.states is None or context.embedded_images.objects is None:
         raise UsageError("this method has no state and object factors to swap; choose another with --method")
-    gallery = fuse_factors(context.method, context.embedded.states, context.embedded.objects)
+    gallery = fuse_factors(context.method, context.embedded_images.states, context.embedded_images.objects)
     rows, cosines = nearest(fuse_factors(context.method, states, objects), gallery, top)
     return hits_of(context, rows[0], cosines[0], -1)
 

@@ -14,7 +14,7 @@ from duplex.report.results import RunRecord
 METRICS = (("seen", "S"), ("unseen", "U"), ("hm", "HM"), ("auc", "AUC"))
 
 
-def pointer(file: str, *keys: object) -> str:
+def json_pointer(file: str, *keys: object) -> str:
     """Return `file#/a/b` for the keys a, b: a JSON pointer with `/` and `~` in keys escaped (RFC 6901)."""
     return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
 
@@ -43,7 +43,7 @@ def metric_cells(values: Tree, place: Sequence[str], metrics: Sequence[tuple[str
         spread = f"± {error:.1f}" if error is not None and values.get("seeds", 1) > 1 else ""
         ends = [values.get(f"{name}_{end}") for end in ("low", "high")]
         tip = f"{value:.2f}; 95 % over images: {ends[0]:.1f} to {ends[1]:.1f}" if None not in ends else f"{value:.2f}"
-        cells.append(TableCell(f"{value:.1f}", value, pointer(*place, name), spread=spread, tip=tip))
+        cells.append(TableCell(f"{value:.1f}", value, json_pointer(*place, name), spread=spread, tip=tip))
     return cells
 
 
@@ -55,7 +55,7 @@ def interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
     low, high = values.get("auc_low"), values.get("auc_high")
     if low is None or high is None:
         return TableCell(MISSING)
-    ends = " ".join(pointer(*place, f"auc_{end}") for end in ("low", "high"))
+    ends = " ".join(json_pointer(*place, f"auc_{end}") for end in ("low", "high"))
     return TableCell(f"{low:.1f}–{high:.1f}", low, ends)
 
 
@@ -77,23 +77,24 @@ def mean_cell(
 
     places: each run with the keys of its number, which may differ between runs.
     """
-    values = [reach(getattr(run, part), keys) for run, keys in places]
+    values = [value_at(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if not places or len(numbers) < len(places):
         return TableCell(MISSING)
     average = math.fsum(numbers) / len(numbers) * scale
-    return TableCell(form.format(average), average, " ".join(pointer(run.files[part], *keys) for run, keys in places))
+    sources = " ".join(json_pointer(run.files[part], *keys) for run, keys in places)
+    return TableCell(form.format(average), average, sources)
 
 
-def tree_cell(tree: Tree, file: str, keys: Sequence[str], form: str, scale: float = 1) -> TableCell:
+def value_cell(tree: Tree, file: str, keys: Sequence[str], form: str, scale: float = 1) -> TableCell:
     """Return a table cell with the number at `keys` of a nested mapping, read from `file`, times `scale`."""
-    value = reach(tree, keys)
+    value = value_at(tree, keys)
     if value is None:
         return TableCell(MISSING)
-    return TableCell(form.format(scale * value), scale * value, pointer(file, *keys))
+    return TableCell(form.format(scale * value), scale * value, json_pointer(file, *keys))
 
 
-def reach(tree: Any, keys: Sequence[str]) -> Any:
+def value_at(tree: Any, keys: Sequence[str]) -> Any:
     """Return the value at `keys` of a nested mapping; None if a key is missing."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None

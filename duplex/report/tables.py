@@ -1,4 +1,4 @@
-"""Build the tables of the report: results, feasibility, ablations, frequency groups, costs, counts of the data."""
+"""Build the tables of the report: results, feasibility, ablations, score terms, costs, counts of the data."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from importlib.resources import files
 
 from ruamel.yaml import YAML
 
-from duplex.labels import GROUPS
 from duplex.report.aggregate import SOURCES, TERMS, Tree, at_threshold, used_source
 from duplex.report.blocks import MISSING, Block, Column, Note, Table, TableCell, TableRow, columns, text_cell
 from duplex.report.results import DatasetResults, Results
 from duplex.report.table_cells import (
     METRICS,
     interval_cell,
+    json_pointer,
     mean_cell,
     metric_cells,
-    pointer,
     ranked,
-    reach,
     run_cell,
-    tree_cell,
+    value_cell,
 )
 
 OPEN = (("auc_all", "AUC, all pairs"), ("auc_by_words", "AUC, by words"))
@@ -101,10 +99,12 @@ def benchmark_of(data: DatasetResults) -> str | None:
     counts = {key: data.statistics.get(key) for key in ("states", "objects")}
     counts["train_pairs"] = data.statistics.get("train", {}).get("seen")
     known = data_file("quoted.yaml")["benchmarks"]
-    return next((name for name in known if plain(name) == plain(data.name) and known[name] == counts), None)
+    return next(
+        (name for name in known if normalised_name(name) == normalised_name(data.name) and known[name] == counts), None
+    )
 
 
-def plain(name: str) -> str:
+def normalised_name(name: str) -> str:
     """Return a name in lower case, letters and digits only."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
@@ -193,95 +193,6 @@ def term_tables(results: Results, data: DatasetResults) -> list[Block]:
     return [Note(TERMS_NOTE), *tables] if tables else []
 
 
-COUNTS = {
-    "compositions": "{:,.0f}",
-    "train_images": "{:,.0f}",
-    "train_percent": "{:.1f}",
-    "test_images": "{:,.0f}",
-    "test_percent": "{:.1f}",
-}
-
-
-def group_table(data: DatasetResults) -> Table | Note:
-    """Return a table of each method's accuracy by the pairs' frequency in training, without a bias on unseen pairs.
-
-    If no method has these metrics, return a note on what is missing.
-    """
-    methods = {m: runs for m, runs in data.runs.items() if runs and all(r.metrics.get("groups") for r in runs.values())}
-    if not methods:
-        metrics = [run.metrics for runs in data.runs.values() for run in runs.values()]
-        if any("open" in worlds and "closed" not in worlds for worlds in metrics):
-            return Note("Frequency groups need the closed world, which evaluation.worlds in params.yaml omits.")
-        return Note("No run has metrics by frequency group.", "dvc repro")
-    first = next(iter(next(iter(methods.values())).values()))
-    rows = []
-    for group in first.metrics["groups"]:
-        counts = [run_cell([first], ("groups", group, key), form) for key, form in COUNTS.items()]
-        accuracies = [
-            run_cell(list(runs.values()), ("groups", group, "accuracy"), "{:.1f}") for runs in methods.values()
-        ]
-        rows.append(TableRow([text_cell(group), *counts, *accuracies]))
-    note = (
-        "Pairs by number of training images: head is the top 20 %, medium the next 30 %, tail the rest; unseen pairs "
-        "have none. Accuracy without bias, closed world, percent, mean over seeds."
-    )
-    titles = [key.replace("_percent", " %").replace("_", " ") for key in COUNTS]
-    return Table(f"Accuracy by training frequency: {data.name}", columns("group", *titles, *methods), rows, note)
-
-
-GRAPH = ("codebook without graph", "with graph", "gain")
-
-
-def graph_table(results: Results, data: DatasetResults) -> Table | None:
-    """Return a table of accuracy at bias 0 by frequency group, with and without refinement; None if one is missing."""
-    cells = {group: _graph_cells(results, data, "groups", group) for group in GROUPS}
-    rows = [TableRow([text_cell(group), *numbers]) for group, numbers in cells.items() if numbers]
-    if not rows:
-        return None
-    note = "Accuracy without bias, closed world, percent, mean over the ablations' seeds."
-    return Table(f"Training frequency and the graph: {data.name}", columns("group", *GRAPH), rows, note)
-
-
-def ends_table(results: Results, data: DatasetResults) -> Table | None:
-    """Return a table of accuracy at the ends of the seen–unseen curve, with and without refinement.
-
-    Rows are frequency groups. None unless the ablations with and without refinement were both run.
-    """
-    runs = [run for seeds in data.runs.values() for run in seeds.values()]
-    rows = []
-    for group in ("head", "medium", "tail", "seen", "unseen"):  # rows of the appendix
-        place = ("closed", "seen") if group == "seen" else ("groups_at_ends", group)
-        counted = ("closed", "images_seen") if group == "seen" else ("groups", group, "test_images")
-        images = (run_cell([run], counted, "{:,.0f}") for run in runs)
-        if cells := _graph_cells(results, data, *place):
-            count = next((cell for cell in images if cell.source), TableCell(MISSING))
-            rows.append(TableRow([text_cell(group), count, *cells]))
-    if not any(row.cells[0].text in GROUPS for row in rows):
-        return None
-    note = (
-        "Accuracy at the ends of the curve: head, medium, tail and all seen pairs when unseen pairs are excluded (so "
-        "that seen is S), unseen pairs when seen pairs are excluded (U). Closed world, percent, mean over seeds."
-    )
-    caption = f"Training frequency and the graph at the curve's ends: {data.name}"
-    return Table(caption, columns("group", "test images", *GRAPH), rows, note)
-
-
-def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[TableCell]:
-    """Return cells of an accuracy without refinement, with refinement, and their difference; empty if one is missing.
-
-    place: keys of the accuracy in the metrics of an ablation.
-    """
-    pair = data_file("tables.yaml")["frequency"]  # entries of `ablations:` that differ in the graph only
-    names = (pair["without"], pair["with"])
-    values = [reach(data.ablations, (name, *place)) for name in names]
-    if None in values:
-        return []
-    sources = [pointer(results.ablations_file, data.name, name, *place) for name in names]
-    cells = [TableCell(f"{value:.1f}", value, source) for value, source in zip(values, sources, strict=True)]
-    gain = values[1] - values[0]
-    return [*cells, TableCell(f"{gain:+.1f}", gain, " ".join(sources))]
-
-
 def efficiency_table(results: Results, data: DatasetResults) -> Table:
     """Return a table per method of trained parameters, memory, seconds per epoch and for the test split, HM and AUC."""
     rows = []
@@ -314,10 +225,10 @@ def statistics_table(data: DatasetResults) -> Table | Note:
     places |= {"train pairs": ("train", "seen"), "train images": ("train", "images")}
     counts = {"seen pairs": "seen", "unseen pairs": "unseen", "images": "images"}
     places |= {f"{split} {title}": (split, key) for split in ("val", "test") for title, key in counts.items()}
-    cells = {title: tree_cell(stats, data.statistics_file, place, "{:,.0f}") for title, place in places.items()}
+    cells = {title: value_cell(stats, data.statistics_file, place, "{:,.0f}") for title, place in places.items()}
     if (tree := data.extraction) is not None:
-        cells["feature cache"] = tree_cell(tree, data.extraction_file, ("bytes",), "{:,.1f} MB", 1e-6)
-        cells["unreadable images"] = tree_cell(tree, data.extraction_file, ("bad",), "{:,.0f}")
+        cells["feature cache"] = value_cell(tree, data.extraction_file, ("bytes",), "{:,.1f} MB", 1e-6)
+        cells["unreadable images"] = value_cell(tree, data.extraction_file, ("bad",), "{:,.0f}")
     rows = [TableRow([text_cell(title), cell]) for title, cell in cells.items()]
     return Table(f"Counts: {data.name}", columns("item", "count"), rows)
 
@@ -331,13 +242,20 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
     here = [name for name, worlds in data.summary.items() if world in worlds]
     for entry in data_file("quoted.yaml").get(world, ()):
         named = data_file("quoted.yaml")["names"].get(entry["method"])  # in params.yaml, if it differs
-        ours = next((n for n in here if n == named or (named is None and plain(n) == plain(entry["method"]))), None)
+        ours = next(
+            (
+                n
+                for n in here
+                if n == named or (named is None and normalised_name(n) == normalised_name(entry["method"]))
+            ),
+            None,
+        )
         if benchmark in entry and ours is not None:
             values, published = data.summary[ours][world], entry[benchmark]
             cells = [text_cell(entry["method"]), text_cell(ours)]
             end = "_by_words" if "auc_by_words" in values else ""  # the published protocol, if the run has its numbers
             for name, number in zip((f"hm{end}", f"auc{end}"), published[2:], strict=True):
-                value, source = values.get(name), pointer(results.metrics_file, data.name, ours, world, name)
+                value, source = values.get(name), json_pointer(results.metrics_file, data.name, ours, world, name)
                 measured = TableCell(MISSING) if value is None else TableCell(f"{value:.1f}", value, source)
                 cells += [TableCell(f"{number:.1f}", number), measured]
             names = (f"auc{end}", f"auc_low{end}", f"auc_high{end}")
@@ -359,7 +277,7 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
     return Table(f"{data.name}, {world} world: measured and published", header, rows, note)
 
 
-def rung_tables(data: DatasetResults) -> list[Block]:
+def recipe_tables(data: DatasetResults) -> list[Block]:
     """Return a table per run with `finetune: auto`: validation AUC by number of fine-tuned blocks and learning rate."""
     forms = {"rate": "{:g}", "auc": "{:.1f}", "error": "{:.1f}", "gain": "{:+.1f}", "gain_error": "{:.1f}"}
     forms |= {"epoch": "{:.0f}"}
@@ -368,22 +286,19 @@ def rung_tables(data: DatasetResults) -> list[Block]:
     for method, runs in data.runs.items():
         for seed, run in runs.items():
             rows = []
-            for key in sorted((name for name in run.metrics if name.startswith(RUNG)), key=_rung_number):
-                rung = run.metrics[key]
+            numbered = {int(name.removeprefix(RECIPE)): name for name in run.metrics if name.startswith(RECIPE)}
+            for _, key in sorted(numbered.items()):
+                recipe = run.metrics[key]
                 cells = [mean_cell([(run, (key, name))], form) for name, form in forms.items()]
-                chosen = "chosen" if rung.get("chosen") else ""
-                rows.append(TableRow([text_cell(f"{rung['blocks']:.0f}"), text_cell(chosen), *cells]))
+                chosen = "chosen" if recipe.get("chosen") else ""
+                rows.append(TableRow([text_cell(f"{recipe['blocks']:.0f}"), text_cell(chosen), *cells]))
             if rows:
-                tables.append(Table(f"Fine-tuned blocks of {method}, seed {seed}", header, rows, RUNG_NOTE))
+                tables.append(Table(f"Fine-tuned blocks of {method}, seed {seed}", header, rows, RECIPE_NOTE))
     return tables
 
 
-RUNG = "rung_"
-RUNG_NOTE = (
-    "A rung is adopted if its validation AUC exceeds that of the best cheaper one by more than the standard error of "
+RECIPE = "recipe_"
+RECIPE_NOTE = (
+    "A recipe is adopted if its validation AUC exceeds that of the best cheaper one by more than the standard error of "
     "the difference over validation images."
 )
-
-
-def _rung_number(name: str) -> int:
-    return int(name.removeprefix(RUNG))

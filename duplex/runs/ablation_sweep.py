@@ -12,15 +12,7 @@ from duplex.config.params import Params
 from duplex.errors import require
 from duplex.runs.dvc_repo import DvcRepo
 from duplex.runs.run_tasks import RunId
-from duplex.runs.sweep import (
-    Engine,
-    SweepReport,
-    choose_engine,
-    execute,
-    make_tasks,
-    missing_tasks,
-    refuse_duplicates,
-)
+from duplex.runs.sweep import Engine, SweepReport, choose_engine, execute, make_tasks, missing_tasks, refuse_duplicates
 from duplex.stages import ablate
 
 

@@ -191,7 +191,7 @@ def choose_engine(
         from duplex.runs.ray_engine import run_on_ray
 
         return partial(run_on_ray, executor=executor, jobs=jobs, cpus=threads)
-    jobs, gpus = places(params.device, jobs, threads)
+    jobs, gpus = workers_and_gpus(params.device, jobs, threads)
     return partial(run_in_processes, executor=executor, jobs=jobs, gpus=gpus)
 
 
@@ -200,7 +200,7 @@ def most_threads(wanted: Collection[int | Literal["auto"]]) -> int:
     return max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
 
 
-def places(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
+def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
     """Return the number of worker processes and the GPUs that they take turns on.
 
     By default one process per GPU, or one per `threads` CPU cores.

@@ -26,7 +26,7 @@ from duplex.library.inputs import InputsCache, make_deterministic
 from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.registry import report_exits
 from duplex.report.aggregate import standard_error
-from duplex.runs.sweep import most_threads, places, refuse_duplicates, run_in_processes
+from duplex.runs.sweep import most_threads, refuse_duplicates, run_in_processes, workers_and_gpus
 from duplex.system.progress import ProgressBar
 from duplex.system.threads import threads
 
@@ -167,7 +167,7 @@ def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
 def _run(params: Params, trials: Sequence[Trial], jobs: int | None, paths: ArtifactPaths) -> Iterator[TrialResult]:
     """Yield the result of each trial, trained in worker processes with a progress bar; check all trials first."""
     wanted = {trial.spec(params).training.threads for trial in trials}
-    count, gpus = places(params.device, jobs, most_threads(wanted))
+    count, gpus = workers_and_gpus(params.device, jobs, most_threads(wanted))
     executor = TrialExecutor(params, paths, torch.get_num_threads())
     failed = 0
     with ProgressBar("trials", len(trials)) as bar:

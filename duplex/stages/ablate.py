@@ -20,7 +20,7 @@ from duplex.features.store import open_features
 from duplex.labels import LabelSpace
 from duplex.report.aggregate import aggregate, read_metrics
 from duplex.stages import evaluate, train
-from duplex.stages.plan import check_options, write_records
+from duplex.stages.plan import check_options, write_json_folder
 from duplex.system.files import write_json
 
 
@@ -28,16 +28,13 @@ def plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write the files that the ablations' stages depend on: `plan/table.json` and `plan/rows/ABLATION.json`."""
     datasets, seeds = params.ablation_run.datasets, list(params.ablation_run.seeds)
     records: dict[str, Record] = {
-        f"rows/{name}.json": {
-            "seeds": seeds,
-            **{dataset: run_records(params, dataset, name) for dataset in datasets},
-        }
+        f"rows/{name}.json": {"seeds": seeds, **{dataset: run_records(params, dataset, name) for dataset in datasets}}
         for name in params.ablations
     }
     records["table.json"] = {"code": code_hash("duplex.report.aggregate")}
     folder = paths.ablations / "plan"
     check_options(params, datasets, tuple(params.ablations), records, folder.with_suffix(".partial"))
-    write_records(records, folder)
+    write_json_folder(records, folder)
 
 
 def run(params: Params, name: str, paths: ArtifactPaths = ArtifactPaths()) -> None:

@@ -16,9 +16,10 @@ from duplex.errors import DuplexError
 from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_deterministic
 from duplex.library.run_evaluation import calibration_for, evaluate_world, group_accuracies, term_metrics
 from duplex.methods.registry import find_method, report_exits
+from duplex.options import AutoFinetune, CombinedOptions
 from duplex.system.files import write_json, write_text
 from duplex.system.threads import threads
-from duplex.training.checkpoint import load_checkpoint, read_record
+from duplex.training.checkpoint import Record, load_checkpoint, read_record
 
 
 def run(
@@ -37,10 +38,10 @@ def run(
     """
     out = out or paths.run(dataset, method, seed)
     training, settings, worlds = params.training(dataset, method), params.evaluation, params.worlds(method)
-    record, kind = read_record(out.checkpoint), params.entry(method).kind
-    if record.kind != kind:
+    record = read_record(out.checkpoint)
+    if difference := _difference(record, params, dataset, method, seed):
         raise DuplexError(
-            f"{out.checkpoint} is of a method of kind {record.kind!r}, and {method} is of kind {kind!r}; "
+            f"{out.checkpoint} is not of {method} with seed {seed} as params.yaml has it: {difference}; "
             f"`duplex train --dataset {dataset} --method {method} --seed {seed}` writes it again"
         )
     make_deterministic()
@@ -63,13 +64,31 @@ def run(
                 metrics |= term_metrics(model, inputs)
     if record.val_auc_all is not None:
         metrics["val_auc_all"] = 100 * record.val_auc_all
-    metrics |= {f"rung_{place}": dict(rung) for place, rung in enumerate(record.rungs)}
+    metrics |= {f"recipe_{place}": dict(recipe) for place, recipe in enumerate(record.recipes)}
     metrics |= {"val_auc": 100 * record.val_auc, "epoch": record.epoch, "bad_images": inputs.bad}
     write_json(out.metrics, metrics)
     write_json(out.evaluation_timing, timing)
     _write(pd.concat([result.curve for result in results.values()]), out.curve)
     _write(pd.concat([result.predictions for result in results.values()]), out.predictions)
     return metrics
+
+
+def _difference(record: Record, params: Params, dataset: str, method: str, seed: int) -> str:
+    """Return the first setting of a checkpoint that differs from a run of params.yaml, as text; "" if none does.
+
+    Members of a product and blocks of `finetune: auto` are found in training, so params.yaml has no value for them.
+    """
+    entry, options, finetune = params.entry(method), params.method(method, dataset), params.finetune(method, dataset)
+    stored = {"kind": record.kind, "seed": record.seed, "world": record.world, **vars(record.options)}
+    wanted = {"kind": entry.kind, "seed": seed, "world": entry.trained_for, **vars(options)}
+    if isinstance(options, CombinedOptions):
+        wanted.pop("members")
+    elif not isinstance(finetune, AutoFinetune):
+        stored["finetune"], wanted["finetune"] = record.finetune, finetune
+    for name, value in wanted.items():
+        if stored.get(name) != value:
+            return f"{name} is {stored.get(name)!r} instead of {value!r}"
+    return ""
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:

@@ -73,8 +73,8 @@ def _import_features(
     if len(bad) > params.extraction.max_bad * len(images):
         out.unlink()
         raise DuplexError(
-            f"{features}: {len(bad)} of {len(images)} rows are not finite, the first that of {bad[0].image}; leave "
-            "these images out, or raise extraction.max_bad in params.yaml"
+            f"{features}: {len(bad)} of {len(images)} rows are zero or not finite, the first that of {bad[0].image}; "
+            "leave these images out, or raise extraction.max_bad in params.yaml"
         )
     write_extraction_summary(out)
     return ExtractionReport(out, len(images), 0, time.monotonic() - began, bad)

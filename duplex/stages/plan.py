@@ -28,10 +28,10 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
             for stage, record in run_records(params, dataset, method).items():
                 records[f"{dataset}/{method}/{stage}.json"] = record
     check_options(params, params.run.datasets, params.run.methods, records, paths.checked_options)
-    write_records(records, paths.plan)
+    write_json_folder(records, paths.plan)
 
 
-def write_records(records: dict[str, Record], folder: Path) -> None:
+def write_json_folder(records: dict[str, Record], folder: Path) -> None:
     """Replace all files of a folder by JSON files; `records`: path inside the folder -> content."""
     with replace_folder(folder) as scratch:
         for name, record in records.items():

@@ -12,7 +12,7 @@ from duplex.errors import DuplexError
 from duplex.report.blocks import Block, Note, ReportPart
 from duplex.report.figures import map_figures
 from duplex.report.predictions import predicted_parts
-from duplex.report.prototype_retrieval import Texts, prototype_blocks, text_blocks
+from duplex.report.prototype_retrieval import RetrievedTexts, prototype_blocks, retrieve_texts
 from duplex.report.results import read_maps, read_predictions
 from duplex.report.swaps import swap_blocks
 from duplex.report.thumbnails import missing_images_note, thumbnails_under
@@ -26,7 +26,7 @@ class ImageParts:
 
     parts: list[ReportPart]
     numbers: dict[str, object]  # file name -> JSON record
-    texts: Texts = field(default_factory=Texts)
+    texts: RetrievedTexts = field(default_factory=RetrievedTexts)
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> ImageParts:
@@ -61,7 +61,7 @@ def _retrieved(
     file = (paths.report / name).as_posix()
     prototypes, precisions = prototype_blocks(context, file)
     swaps, swapped = swap_blocks(context, file)
-    texts = text_blocks(context, file)
+    texts = retrieve_texts(context, file)
     parts = [
         ReportPart("Images nearest to prototypes", [*missing, *prototypes]),
         ReportPart("Swapped states and objects", [*missing, *swaps]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -12,9 +13,10 @@ from duplex.artifacts import ArtifactPaths, RunPaths, log_folder
 from duplex.config.params import Params
 from duplex.config.run_key import run_records
 from duplex.encoders import resolve_device
-from duplex.library.chosen_blocks import ChosenBlocks
+from duplex.library.chosen_blocks import train_chosen_blocks
 from duplex.library.inputs import LoadInputs, RunInputs, load_inputs, make_deterministic
 from duplex.library.members import find_members
+from duplex.library.recipe_runs import RecipeRuns
 from duplex.library.requirements import require_inputs
 from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.registry import report_exits
@@ -55,19 +57,11 @@ def run(
             key = _resume_key(params, dataset, method, seed, inputs, device, members.fingerprints)
             resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
             log = open_log(spec.training.log, log_folder(spec.training.log, dataset, method, seed))
-            auto, work = params.finetune(method, dataset), out.root / "rungs.partial"
+            auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
             if isinstance(auto, AutoFinetune):
-                trained = ChosenBlocks(
-                    spec,
-                    auto,
-                    lambda request: load_inputs(params, dataset, paths, request),  # of each rung, not kept in memory
-                    seed,
-                    device,
-                    params.evaluation,
-                    resume,
-                    work,
-                    lambda line: print(line, file=sys.stderr),
-                ).train()
+                read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
+                runs = RecipeRuns(work, read, seed, device, params.evaluation, resume.label, resume.key)
+                trained = train_chosen_blocks(spec, auto, runs, partial(print, file=sys.stderr))
             else:
                 trained = train_method(spec, inputs, seed, device, params.evaluation, resume, TrainingHooks(log=log))
             trained.save(out.root)

@@ -20,7 +20,7 @@ from duplex.errors import DuplexError
 from duplex.system.allocator import keep_freed_memory
 from duplex.system.files import os_reason
 from duplex.system.streams import open_closed_streams
-from duplex.system.terminal import visible
+from duplex.system.terminal import escape_unprintable
 
 DEBUG = "DUPLEX_DEBUG"
 BROKEN_PIPE_EXIT = 128 + signal.SIGPIPE  # as shells report it
@@ -94,7 +94,7 @@ def _exit(message: str, code: int) -> None:
     if os.environ.get(DEBUG):
         traceback.print_exc()
     with suppress(OSError):
-        print(f"duplex: {visible(' '.join(message.split()))}", file=sys.stderr)
+        print(f"duplex: {escape_unprintable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 SCRATCH = ".partial"  # suffix of every unfinished file; git and DVC ignore it
 TRIES = 10  # to replace a folder that other processes replace too
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
+
+
+def checked_path(path: object, noun: str) -> Path:
+    """Return a path that a user gave, with `~` expanded; raise `UsageError` for an empty one and for other types.
+
+    `noun` names the path in the message.
+    """
+    if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
+        raise UsageError(f"{noun} is {shown(path)}; expected a path")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{noun} is {shown(path)}: {error}") from None
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch
 
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import Floats
-from duplex.evaluation.confidence import Confidence, fit_to, log_probabilities
+from duplex.evaluation.confidence import Confidence, fit_probabilities, log_probabilities
 from duplex.evaluation.crossfit import largest_gain
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.feasibility import FeasibilityValues, is_feasible
@@ -26,7 +26,7 @@ from duplex.features.examples import Examples
 from duplex.labels import Bools, CandidateSet, LabelSpace, World
 from duplex.layers.word_feasibility import Feasibility
 from duplex.methods.base import Batch, Method, PrimitiveVectors
-from duplex.training.scoring import BLOCK_SCORES, FeasibilityChoice, ScoringTask, assess, choose_feasible
+from duplex.training.scoring import BLOCK_SCORES, FeasibilityChoice, ScoringTask, choose_feasible, score_split
 
 FeasibilitySource = Literal["words", "likelihood"]
 FeasibilityRule = Literal["auto", "words", "likelihood", "none"]  # of `evaluation.feasibility`
@@ -102,7 +102,7 @@ def calibrate(
         both = feasibility_by_words(labels, words), feasibility_by_likelihood(method)
         sources = {name: values for name, values in zip(FEASIBILITY_SOURCES, both, strict=True) if values is not None}
     if not sources:
-        return Calibration(best_bias(Margins.of(assess(task, val, labels).accumulator.competitors())))
+        return Calibration(best_bias(Margins.of(score_split(task, val, labels).accumulator.competitors())))
     choices = choose_feasible(task, val, labels, list(sources.values()), points)
     calibrations = {source: _at_threshold(choice, source) for source, choice in zip(sources, choices, strict=True)}
     used: FeasibilitySource | None = "likelihood" if rule == "likelihood" and "likelihood" in sources else "words"
@@ -179,7 +179,7 @@ def best_bias(margins: Margins) -> float:
 
 
 def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Confidence:
-    """Fit the temperature and the preference for seen pairs on validation images and closed-world candidates.
+    """Fit the temperature and the log-odds of unseen pairs on validation images and closed-world candidates.
 
     Evenly spaced images are used, no more than fit into one block of scores, which is enough to fit two numbers.
     """
@@ -194,4 +194,4 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Co
             f"{method.class_name}.probabilities() gives NaN or infinity for validation images; are its scores finite?"
         )
     target = np.searchsorted(candidates, chosen.compositions_np)
-    return fit_to(log_p, target, labels.is_seen(candidates))
+    return fit_probabilities(log_p, target, labels.is_seen(candidates))

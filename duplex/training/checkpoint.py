@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from duplex.errors import DuplexError
-from duplex.evaluation.confidence import NEUTRAL, Confidence
+from duplex.evaluation.confidence import UNFITTED, Confidence
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Method, TaskContext
 from duplex.methods.registry import make_method, parse_options
@@ -28,7 +28,7 @@ from duplex.system.files import write_tensors
 from duplex.training.calibration import Calibration
 from duplex.training.known_images import FIELDS, PREFIX, KnownImages
 
-FORMAT = 6
+FORMAT = 7
 PLAUSIBLE = 100_000  # larger whole numbers among the options must be backed by tensors of that size
 # Fields of an encoder's identity that change features or prompts
 COMPARED = ("encoder", "architecture", "weights", "preprocessing", "precision", "text_precision")
@@ -52,10 +52,10 @@ class Record:
     calibration: Mapping[str, Calibration] | None = None  # by world
     inspectable: tuple[str, ...] = ()  # fields of the method's `Inspectable` that are set
     finetune: FinetuneOptions | None = None  # of the image tower's last blocks
-    confidence: Confidence = NEUTRAL
+    confidence: Confidence = UNFITTED
     selected_by: str = "auc"  # validation metric that chose the epoch
     val_auc_all: float | None = None  # validation AUC with every composition a candidate; None: not for the open world
-    rungs: tuple[Mapping[str, float], ...] = ()  # of `finetune: auto`: the numbers of fine-tuned blocks that were tried
+    recipes: tuple[Mapping[str, float], ...] = ()  # rows of the recipes that `finetune: auto` tried
     known_images: KnownImages | None = field(default=None, compare=False, repr=False)  # stored among the tensors
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Record:
             inspectable=tuple(_of(str, name) for name in _of(list, meta["inspectable"])),
             finetune=FinetuneOptions.from_dict(meta["finetune"]) if meta.get("finetune") else None,
             confidence=Confidence.from_dict({key: _of(float, value) for key, value in meta["confidence"].items()}),
-            rungs=tuple({name: _of(float, value) for name, value in rung.items()} for rung in meta["rungs"]),
+            recipes=tuple({name: _of(float, value) for name, value in recipe.items()} for recipe in meta["recipes"]),
         )
 
 
@@ -111,7 +111,7 @@ def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
     """Write a method's checkpoint atomically; equal runs give equal bytes."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
     tensors |= {} if record.known_images is None else record.known_images.tensors()
-    meta = seal({"format": FORMAT, "tensors": digest(tensors), **record.to_dict()})
+    meta = with_checksum({"format": FORMAT, "tensors": digest(tensors), **record.to_dict()})
     write_tensors(path, tensors, {"duplex": json.dumps(meta, ensure_ascii=False, sort_keys=True)})
 
 
@@ -125,7 +125,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return sha256.hexdigest()
 
 
-def seal(record: Mapping[str, Any]) -> dict[str, Any]:
+def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a JSON record with the field `checksum`, the sha256 of all other fields."""
     fields = {key: value for key, value in record.items() if key != "checksum"}
     return {**fields, "checksum": hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()}
@@ -154,11 +154,15 @@ def read_checkpoint(path: Path) -> CheckpointHeader:
             meta = dict(json.loads((file.metadata() or {})["duplex"]))
     except FileNotFoundError as error:
         raise DuplexError(f"{path} does not exist; `duplex train` or `dvc repro` writes it") from error
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+    except KeyError as error:
+        raise DuplexError(
+            f"{path} is not a checkpoint of duplex: it has no record of a run; of an exported model, name the folder"
+        ) from error
+    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise DuplexError(f"{path} is not a checkpoint of duplex ({error})") from error
     if meta.get("format") != FORMAT:
         raise DuplexError(f"{path} has format {meta.get('format')}, this version reads format {FORMAT}; train again")
-    if meta != seal(meta):
+    if meta != with_checksum(meta):
         raise DuplexError(f"{path} is damaged: its labels, options or calibration were changed; train again")
     try:
         return CheckpointHeader(path, meta, Record.from_dict(meta))

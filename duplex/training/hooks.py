@@ -71,13 +71,15 @@ class TrainingHooks:
     def step(self, report: StepReport) -> None:
         """Call `on_step` and the log with the report of an optimiser step."""
         if self.on_step is not None:
-            self.on_step(report)
+            with torch.random.fork_rng([]):  # random numbers that the caller draws do not change training
+                self.on_step(report)
         if self.log is not None:
             self.log.step(report)
 
     def epoch(self, report: EpochReport) -> None:
         """Call `on_epoch` and the log with the report of an epoch."""
         if self.on_epoch is not None:
-            self.on_epoch(report)
+            with torch.random.fork_rng([]):
+                self.on_epoch(report)
         if self.log is not None:
             self.log.epoch(report)

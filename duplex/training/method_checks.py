@@ -18,7 +18,7 @@ from duplex.methods.base import Inputs
 Value = TypeVar("Value")
 
 
-def checked(place: str, value: Any, kind: type[Value]) -> Value:
+def checked_instance(place: str, value: Any, kind: type[Value]) -> Value:
     """Return `value` if it is an instance of `kind`, else raise `DuplexError`.
 
     place: source of the value for the message, such as `Knn.groups()`.
@@ -30,7 +30,7 @@ def checked(place: str, value: Any, kind: type[Value]) -> Value:
 
 def checked_losses(place: str, losses: Any) -> Tensor:
     """Return loss terms as one tensor; raise `DuplexError` unless they are a dict of scalars with a gradient."""
-    for name, value in checked(place, losses, dict).items():
+    for name, value in checked_instance(place, losses, dict).items():
         if not (isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()):
             raise DuplexError(f"{place} returned {_describe(value)} as {name!r}; expected a scalar floating tensor")
     devices = {str(value.device) for value in losses.values()}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
 
+from duplex.errors import DuplexError, shown
 from duplex.methods.base import Method
 from duplex.options import TrainingOptions
 from duplex.training.hooks import TrainingHooks
-from duplex.training.method_checks import checked
+from duplex.training.method_checks import checked_instance
 
 
 def make_optimiser(
@@ -22,11 +24,11 @@ def make_optimiser(
 
     hooks: `hooks.optimiser`, if given, builds the optimiser in place of the options.
     """
-    groups = checked(f"{method.class_name}.groups()", method.groups(), list)
+    groups = checked_instance(f"{method.class_name}.groups()", method.groups(), list)
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     if hooks.optimiser is not None:
         with_rates = [{"lr": settings.learning_rate, **group} for group in groups]
-        return checked("the function given as `optimiser`", hooks.optimiser(with_rates), torch.optim.Optimizer)
+        return checked_instance("the function given as `optimiser`", hooks.optimiser(with_rates), torch.optim.Optimizer)
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
@@ -39,7 +41,15 @@ def make_schedule(
     optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.lr_scheduler.LRScheduler:
     """Return the schedule that multiplies the learning rates by `rate_share(epoch)`, or by `hooks.schedule(epoch)`."""
-    share = hooks.schedule or (lambda epoch: rate_share(epoch, settings))
+
+    def share(epoch: int) -> float:
+        if hooks.schedule is None:
+            return rate_share(epoch, settings)
+        factor = hooks.schedule(epoch)
+        if not (isinstance(factor, Real) and 0 <= factor < math.inf):
+            raise DuplexError(f"schedule returned {shown(factor)} for epoch {epoch}; expected a number from 0")
+        return float(factor)
+
     return torch.optim.lr_scheduler.LambdaLR(optimiser, share)
 
 

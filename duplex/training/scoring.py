@@ -128,7 +128,7 @@ class ScoringResult:
     further: tuple[ScoreAccumulator, ...] = ()  # statistics of the same scores with other buckets
 
 
-def assess(
+def score_split(
     task: ScoringTask,
     examples: Examples,
     labels: LabelSpace,
@@ -198,7 +198,7 @@ def choose_feasible(
     """
     steps = [thresholds(feasible, labels.seen, points) for feasible in sources]
     first, *more = (buckets(feasible, tried) for feasible, tried in zip(sources, steps, strict=True))
-    result = assess(task, examples, labels, bucket=first, further=more)
+    result = score_split(task, examples, labels, bucket=first, further=more)
     choices = []
     for accumulator, tried in zip((result.accumulator, *result.further), steps, strict=True):
         chosen = choose_threshold(accumulator, tried)
@@ -207,7 +207,7 @@ def choose_feasible(
     return choices
 
 
-def assess_sums(
+def score_term_sums(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
     """Return the score statistics of each score term alone and of each partial sum of terms, by the terms' names.
@@ -256,7 +256,7 @@ def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, 
 
 def validation_margins(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> Margins:
     """Return the `Margins` of the validation images, scored over the candidates of a world."""
-    result = assess(ScoringTask.of(method, labels.candidates(world, "val")), examples, labels)
+    result = score_split(ScoringTask.of(method, labels.candidates(world, "val")), examples, labels)
     return Margins.of(result.accumulator.competitors())
 
 

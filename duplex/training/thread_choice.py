@@ -22,9 +22,11 @@ MARGIN = 0.9  # all threads are taken where they need at most this share of one 
 
 
 def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple[int, dict[int, float]]:
-    """Return the number of CPU threads for a method's training, and the seconds per step of each number tried.
+    """Return the number of CPU threads for a method's training, and the seconds that each number tried took.
 
-    A copy of the method is timed, and torch's random generator is set back, so that training is not affected. A method
+    Small matrix products are timed first: beside a busy core a single step of all threads can take forty times as long
+    as one of a single thread, and a product shows that in milliseconds. Where all threads are not far slower, steps of
+    a copy of the method are timed. torch's random generator is set back, so that training is not affected. A method
     that cannot be copied gets all threads.
     """
     every = torch.get_num_threads()
@@ -35,25 +37,30 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
     except (TypeError, RuntimeError):  # it holds an open file, a lock or a tensor with a gradient
         return every, {}
     random = torch.get_rng_state()
+    factors = torch.ones(2, 256, 256)
     rows = torch.arange(min(batch_size, len(images)))
+
+    def product() -> None:
+        torch.mm(*factors)
 
     def step() -> None:
         torch.stack(list(trial.losses(images[rows], trial.shared()).values())).sum().backward()
 
     try:
-        seconds = time_threads(step, (1, every))
+        seconds = time_threads(product, (1, every))
+        if seconds[every] <= FAR_SLOWER * seconds[1]:
+            seconds = time_threads(step, (1, every))
     finally:
         torch.set_num_threads(every)
         torch.set_rng_state(random)
-    return faster(seconds), seconds
+    return fastest_count(seconds), seconds
 
 
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
     """Return the median seconds of a step for each number of threads in `counts`.
 
     The numbers take turns, so that the load of other programs affects all of them equally. One whose fastest step takes
-    `FAR_SLOWER` times the fastest of all is left out of further rounds: beside a busy core a step of all threads can
-    take forty times as long as one of a single thread.
+    more than `FAR_SLOWER` times the fastest of all is left out of further rounds.
     """
     taken: dict[int, list[float]] = {count: [] for count in counts}
     torch.set_num_threads(min(counts))
@@ -70,12 +77,12 @@ def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int 
     return {count: statistics.median(values) for count, values in taken.items()}
 
 
-def faster(seconds: dict[int, float]) -> int:
+def fastest_count(seconds: dict[int, float]) -> int:
     """Return the smallest number of threads that no larger number beats by 10 % of the time.
 
     seconds: time of a step, by number of threads.
 
-    >>> faster({1: 1.0, 8: 0.95}), faster({1: 1.0, 8: 0.5})
+    >>> fastest_count({1: 1.0, 8: 0.95}), fastest_count({1: 1.0, 8: 0.5})
     (1, 8)
     """
     best = min(seconds)

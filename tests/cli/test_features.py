@@ -55,7 +55,7 @@ def test_joining_and_importing_write_extraction_json(folder: Path, command: Comm
         command("extract", "-d", "pics", "--shard", f"{k}/2")
     assert not note.exists()
     assert command("cache", "join", CACHE).code == 0
-    assert json.loads(note.read_text()) == {"rows": 20, "bytes": 20 * (2 * 16 + 1), "bad": 0, "bad_images": []}
+    assert json.loads(note.read_text()) == {"rows": 20, "bytes": 20 * (2 * 16 + 1 + 4), "bad": 0, "bad_images": []}
     note.unlink()
     values = np.ones((20, 16))
     values[4, 2] = np.nan
@@ -75,7 +75,7 @@ def test_imported_features_are_identified_as_such(folder: Path, command: Command
     ("words", "code", "message"),
     [
         (["extract", "-d", "pics", "--shard", "2"], 2, "expected k/N"),
-        (["extract", "-d", "pics", "--shard", "2/2"], 2, "counts from 0 to 1"),
+        (["extract", "-d", "pics", "--shard", "2/2"], 2, "expected k/N with k from 0 to N - 1"),
         (["extract", "-d", "pics", "--precision", "fp8"], 2, "fp8"),
         (["extract", "-d", "pics", "--precision", "fp16"], 2, "bf16"),
         (["extract", "-d", "pics", "--precision", "tf32"], 2, "needs a GPU"),

@@ -153,13 +153,13 @@ def test_rows_that_are_not_finite_are_named(project: Path, command: Command, tab
     np.save(project / "X.npy", values)
     result = command("data", "add", "mine", "table.csv", "--features", "X.npy")
     assert result.code == 0
-    assert f"problem: 1 rows of features are not finite: {table['image'][7]}" in result.out
+    assert f"problem: 1 rows of features are zero or not finite: {table['image'][7]}" in result.out
     assert command("prepare", "--dataset", "mine").code == 0
     assert command("extract", "--dataset", "mine").code == 0
     assert np.flatnonzero(open_features(ArtifactPaths().features("mine")).bad).tolist() == [7]
     values[::3] = np.inf
     np.save(project / "X.npy", values)
-    assert command("extract", "--dataset", "mine").refused("rows are not finite, the first that of", "max_bad")
+    assert command("extract", "--dataset", "mine").refused("rows are zero or not finite, the first that of", "max_bad")
     result = command("data", "add", "mine", "table.csv", "--features", "X.npy")
     assert result.code == 1
     assert "mine is not added" in result.err

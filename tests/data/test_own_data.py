@@ -87,8 +87,9 @@ def test_folders_load_and_the_split_follows_the_seed(tmp_path: Path, form: str) 
         GOOD.replace(",", ";").encode("utf-16"),
         GOOD.replace("image", " image ").replace("red", " red ").encode(),
         GOOD.replace("a b.jpg", '"a b.jpg"').rstrip().encode(),
+        GOOD.replace("red,", ' "red" , ').replace('"red" ', '"red"').replace(",car", ', "car"').encode(),
     ],
-    ids=["plain", "crlf bom", "blank rows", "semicolons utf-16", "spaces", "quotes"],
+    ids=["plain", "crlf bom", "blank rows", "semicolons utf-16", "spaces", "quotes", "spaces before quotes"],
 )
 def test_tables_load_from_any_encoding_and_separator(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "t.csv").write_bytes(data)
@@ -103,6 +104,8 @@ def test_tables_load_from_any_encoding_and_separator(tmp_path: Path, data: bytes
         ("\n\n", "is empty"),
         ("image,state,object\n", "has no rows"),
         ("image,state\nx,y\n", "no column 'object'"),
+        ("file,state,object\nx,y,z\n", "its columns are 'file, state, object'"),
+        ("sep=;\nimage;state;object\nx;y;z\n", "its columns are 'sep=, '"),
         ("image,state,object,state\nx,y,z,w\n", "two columns 'state'"),
         ("image,state,object\nx,y\n", "line 2 has 2 cells"),
         ("image,state,object\nx,y,z,w\n", "line 2 has 4 cells"),

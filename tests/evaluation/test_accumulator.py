@@ -176,3 +176,62 @@ def test_empty_blocks_change_nothing() -> None:
     statistics = ScoreAccumulator(p.target, p.seen)
     statistics.add(np.zeros((0, 9)), slice(0, 0)).add(np.zeros((12, 0)), first_column=9)
     same(statistics.add(p.scores).competitors(), ScoreAccumulator(p.target, p.seen).add(p.scores).competitors())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("target", [0.5, 1, 2], "target must be whole numbers"),
+        ("target", [0, 1, np.nan], "target must be whole numbers"),
+        ("target", [True, False, True], "target must be whole numbers"),
+        ("target", ["0", "1", "2"], "target must be whole numbers"),
+        ("seen", [0, 1, 2], "seen must be true or false"),  # numbers of the seen columns
+        ("seen", ["True", "False", "False"], "seen must be true or false"),
+        ("seen", [1.0, np.nan, 0.0], "seen must be true or false"),
+        ("feasible_mask", [0, 1, 2], "feasible_mask must be true or false"),
+        ("bucket", [0.5, 1.5, 0.0], "buckets are whole numbers"),
+        ("k", 1.5, "k is 1.5; expected a whole number from 1"),
+        ("k", "1", "k is '1'"),
+        ("k", True, "k is True"),
+    ],
+)
+def test_values_that_would_be_rounded_or_taken_for_a_mask_are_refused(name: str, value: Any, words: str) -> None:
+    arguments: dict[str, Any] = {"target": [0, 1, 2], "seen": [True, False, False]}
+    with pytest.raises(UsageError, match=words):
+        ScoreAccumulator(**{**arguments, name: value})
+
+
+def test_torch_scores_are_ranked_as_exactly_as_those_of_numpy() -> None:
+    """float32 would make all of these scores equal."""
+    steps = np.array([[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+    target, seen = np.array([2, 0, 0]), np.array([True, True, False])
+    for scores in (steps + 2**40, 1 + steps * 1e-9):
+        by_numpy, by_torch = (ScoreAccumulator(target, seen).add(x) for x in (scores, torch.from_numpy(scores)))
+        same(by_numpy.competitors(), by_torch.competitors())
+        assert by_torch.competitors().predictions().tolist() == [2, 0, 1]
+        assert (
+            topk.topk_per_group_torch(
+                torch.from_numpy(scores), topk.ColumnPlan.of(topk.group_columns(seen, None, None)), target, 1
+            )[0].tolist()
+            == scores[np.arange(3), target].tolist()
+        )
+
+
+def test_blocks_that_do_not_hold_a_score_per_image_and_column_are_refused() -> None:
+    scores, target, seen = np.ones((3, 3)), np.arange(3), np.array([True, True, False])
+
+    def added(block: Any, rows: Any = None, first: Any = 0) -> TopCompetitors:
+        return ScoreAccumulator(target, seen).add(block, rows, first).competitors()
+
+    assert added(scores, [2, 1, 0]).target.tolist() == [0, 1, 2]
+    with pytest.raises(DuplexError, match="image 0 has 6 scores for 3 columns"):
+        ScoreAccumulator(target, seen).add(scores, np.array([0, 0, 1])).add(scores[:1], np.array([2])).competitors()
+    for rows in ([1, 2, 3], [0.0, 1.0, 2.0]):
+        with pytest.raises(UsageError, match="rows or first_column are no numbers"):
+            added(scores, rows)
+    with pytest.raises(UsageError, match="rows or first_column are no numbers"):
+        added(scores, None, 0.0)
+    whole = torch.from_numpy(scores)
+    for block in (np.ma.array(scores, mask=np.eye(3, dtype=bool)), whole.to("meta"), whole.to_sparse()):
+        with pytest.raises(DuplexError, match="without all values"):
+            added(block)

@@ -1,4 +1,4 @@
-"""Temperature and preference minimise the weighted likelihood; a grid search and scipy find the same."""
+"""Temperature and unseen_log_odds minimise the weighted likelihood; a grid search and scipy find the same."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from duplex.evaluation.confidence import Confidence, fit_to
+from duplex.evaluation.confidence import Confidence, fit_probabilities
 
 C, N = 12, 400
 SEEN = np.arange(C) < 8
 
 
-def drawn(sharpness: float, preference: float, unseen_share: float, seed: int = 0):
-    """Draw log-probabilities whose labels follow `sharpness * log p - preference [seen]`."""
+def drawn(sharpness: float, unseen_log_odds: float, unseen_share: float, seed: int = 0):
+    """Draw log-probabilities whose labels follow `sharpness * log p - unseen_log_odds [seen]`."""
     random = np.random.default_rng(seed)
     log_p = np.log(random.dirichlet(np.full(C, 0.3), N) + 1e-12)
     target = np.empty(N, dtype=np.int64)
@@ -22,13 +22,13 @@ def drawn(sharpness: float, preference: float, unseen_share: float, seed: int = 
         group = ~SEEN if random.random() < unseen_share else SEEN
         p = np.where(group, np.exp(sharpness * log_p[row]), 0)
         target[row] = random.choice(C, p=p / p.sum())
-    log_p = log_p + preference * SEEN
+    log_p = log_p + unseen_log_odds * SEEN
     return torch.from_numpy(log_p).log_softmax(1), target
 
 
-def loss(log_p: torch.Tensor, target: np.ndarray, temperature: float, preference: float, share: float) -> float:
+def loss(log_p: torch.Tensor, target: np.ndarray, temperature: float, unseen_log_odds: float, share: float) -> float:
     """The weighted negative log-likelihood, image by image."""
-    prior = np.where(SEEN, (1 - share) / SEEN.sum(), share * np.exp(preference) / (~SEEN).sum())
+    prior = np.where(SEEN, (1 - share) / SEEN.sum(), share * np.exp(unseen_log_odds) / (~SEEN).sum())
     total, unseen = 0.0, ~SEEN[target]
     for row, label in zip(log_p.numpy(), target, strict=True):
         q = np.exp(row / temperature) * prior
@@ -38,21 +38,21 @@ def loss(log_p: torch.Tensor, target: np.ndarray, temperature: float, preference
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4])
-@pytest.mark.parametrize(("sharpness", "preference"), [(1.0, 0.0), (0.3, 1.5), (2.0, -1.0)])
-def test_the_fit_is_the_minimum_that_scipy_finds(sharpness, preference, share) -> None:
-    log_p, target = drawn(sharpness, preference, 0.5)
-    fitted = fit_to(log_p, target, SEEN, share)
+@pytest.mark.parametrize(("sharpness", "unseen_log_odds"), [(1.0, 0.0), (0.3, 1.5), (2.0, -1.0)])
+def test_the_fit_is_the_minimum_that_scipy_finds(sharpness, unseen_log_odds, share) -> None:
+    log_p, target = drawn(sharpness, unseen_log_odds, 0.5)
+    fitted = fit_probabilities(log_p, target, SEEN, share)
     found = minimize(
         lambda x: loss(log_p, target, float(np.exp(x[0])), float(x[1]), share), [0.0, 0.0], method="Nelder-Mead"
     )
-    reached = loss(log_p, target, fitted.temperature, fitted.preference, share)
+    reached = loss(log_p, target, fitted.temperature, fitted.unseen_log_odds, share)
     assert reached <= found.fun + 1e-9
-    assert [np.log(fitted.temperature), fitted.preference] == pytest.approx(found.x, abs=2e-3)
+    assert [np.log(fitted.temperature), fitted.unseen_log_odds] == pytest.approx(found.x, abs=2e-3)
 
 
 def test_the_mean_mass_of_unseen_pairs_is_the_share_once_images_are_weighted() -> None:
     log_p, target = drawn(0.7, 1.0, 0.5)
-    fitted = fit_to(log_p, target, SEEN, 0.2)
+    fitted = fit_probabilities(log_p, target, SEEN, 0.2)
     prior = torch.from_numpy(fitted.log_prior(SEEN, np.ones(C, dtype=bool)))
     mass = (log_p / fitted.temperature + prior).softmax(1)[:, torch.from_numpy(~SEEN)].sum(1).numpy()
     unseen = ~SEEN[target]
@@ -61,18 +61,18 @@ def test_the_mean_mass_of_unseen_pairs_is_the_share_once_images_are_weighted() -
 
 def test_without_unseen_images_only_the_temperature_is_fitted() -> None:
     log_p, target = drawn(0.5, 0.0, 0.0)
-    fitted = fit_to(log_p, target, SEEN)
+    fitted = fit_probabilities(log_p, target, SEEN)
     grid = np.geomspace(0.2, 20, 400)
     prior = torch.from_numpy(fitted.log_prior(SEEN, np.ones(C, dtype=bool)))
     losses = [-float((log_p / t + prior).log_softmax(1)[torch.arange(N), target].mean()) for t in grid]
-    assert fitted.preference == 0
+    assert fitted.unseen_log_odds == 0
     assert fitted.temperature == pytest.approx(grid[int(np.argmin(losses))], rel=0.02)
 
 
 def test_perfect_answers_give_a_finite_temperature() -> None:
     target = np.arange(C)
     log_p = torch.eye(C, dtype=torch.float64).mul(50).log_softmax(1)
-    assert 0 < fit_to(log_p, target, SEEN).temperature < np.inf
+    assert 0 < fit_probabilities(log_p, target, SEEN).temperature < np.inf
 
 
 def test_the_prior_gives_each_group_its_mass_among_feasible_candidates() -> None:
@@ -82,7 +82,7 @@ def test_the_prior_gives_each_group_its_mass_among_feasible_candidates() -> None
 
 
 @pytest.mark.parametrize(
-    "values", [{"temperature": 0.0}, {"temperature": np.inf}, {"preference": np.nan}, {"new_share": 1.0}]
+    "values", [{"temperature": 0.0}, {"temperature": np.inf}, {"unseen_log_odds": np.nan}, {"new_share": 1.0}]
 )
 def test_numbers_out_of_range_are_refused(values) -> None:
     with pytest.raises(ValueError, match="expected"):
@@ -90,10 +90,13 @@ def test_numbers_out_of_range_are_refused(values) -> None:
 
 
 @pytest.mark.parametrize("factor", [0.02, 5.0, 30.0, 150.0])
-@pytest.mark.parametrize("preference", [0.0, 1.5])
-def test_scores_that_are_too_sure_are_as_good_as_others(factor, preference) -> None:
+@pytest.mark.parametrize("unseen_log_odds", [0.0, 1.5])
+def test_scores_that_are_too_sure_are_as_good_as_others(factor, unseen_log_odds) -> None:
     """Scaled logarithms have the same distributions at a temperature as much higher, from wherever the fit starts."""
-    log_p, target = drawn(0.7, preference, 0.5)
-    fitted, scaled = fit_to(log_p, target, SEEN), fit_to((factor * log_p).log_softmax(1), target, SEEN)
+    log_p, target = drawn(0.7, unseen_log_odds, 0.5)
+    fitted, scaled = (
+        fit_probabilities(log_p, target, SEEN),
+        fit_probabilities((factor * log_p).log_softmax(1), target, SEEN),
+    )
     assert scaled.temperature == pytest.approx(factor * fitted.temperature, rel=1e-4)
-    assert scaled.preference == pytest.approx(fitted.preference, abs=1e-4)
+    assert scaled.unseen_log_odds == pytest.approx(fitted.unseen_log_odds, abs=1e-4)

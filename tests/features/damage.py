@@ -8,7 +8,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from duplex.features.layout import FIRST_BAD, REASONS
+from duplex.features.checksums import row_checksums
+from duplex.features.layout import FIRST_BAD, REASONS, value_names
 
 Change = Callable[[h5py.File], object]
 
@@ -39,7 +40,11 @@ def instead(name: str, put: Change) -> Change:
 
 def view(source: str, *names: str) -> Change:
     """Make data sets a view of those of another file."""
-    shapes: dict[str, Any] = {"cls": ((12, 128), np.float16), "status": ((12,), np.uint8)}
+    shapes: dict[str, Any] = {
+        "cls": ((12, 128), np.float16),
+        "status": ((12,), np.uint8),
+        "checksums": ((12, 1), np.uint32),
+    }
 
     def apply(file: h5py.File) -> None:
         for name in names:
@@ -50,6 +55,13 @@ def view(source: str, *names: str) -> Change:
             file.create_virtual_dataset(name, layout)
 
     return apply
+
+
+def update_checksums(file: h5py.File) -> None:
+    """Make the checksums of an open cache those of its present values."""
+    names, statuses = value_names(file), file["status"][...]
+    sums = [row_checksums(file[name][...], statuses if name == "cls" else None) for name in names]
+    file["checksums"][...] = np.stack(sums, axis=1)
 
 
 def soft_link(file: h5py.File) -> None:
@@ -65,6 +77,10 @@ VALUES: dict[str, Change] = {  # the layout is sound
 NO_ROWS = "its start, stop or total is not a whole number"
 ELSEWHERE = "'cls' lies in other files"
 LAYOUT: dict[str, tuple[Change, str]] = {
+    "checksums of two data sets": (
+        store("checksums", lambda x: x.repeat(2, axis=1)),
+        "'checksums' does not fit the other data sets",
+    ),
     "an unknown status": (write("status", 2, 200), "the status 200 has no meaning"),
     "the first unknown status": (
         write("status", 2, FIRST_BAD + len(REASONS)),
@@ -99,9 +115,9 @@ LAYOUT: dict[str, tuple[Change, str]] = {
         ELSEWHERE,
     ),
     "a partial view": (view("gone.h5", "cls"), "only some of its data sets are views of shards; expected all or none"),
-    "a view of itself": (view("features.h5", "cls", "status"), ELSEWHERE),
+    "a view of itself": (view("features.h5", "cls", "status", "checksums"), ELSEWHERE),
     "a view of another folder": (
-        view("../../whole.h5", "cls", "status"),
+        view("../../whole.h5", "cls", "status", "checksums"),
         "'cls' is a view of '../../whole.h5', which is no shard's name",
     ),
     "no bytes": (

@@ -18,6 +18,7 @@ from duplex.errors import DuplexError
 from duplex.features.inspection import inspect, verify
 from duplex.features.store import open_features
 from duplex.features.tokens import DiskTokens, dequantize, quantize, read_tokens
+from tests.features.damage import update_checksums
 
 NUMBERS = st.floats(-1000, 1000, width=16) | st.floats(-(2.0**-20), 2.0**-20, width=16)  # with scales of zero
 TOKENS = arrays.arrays(np.float16, st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5)), elements=NUMBERS)
@@ -114,6 +115,7 @@ def test_verify_measures_the_error_and_detects_rows_of_another_image(run, encode
         assert report["worst_cosine"] > 0.999
         with h5py.File(path, "r+") as file:
             file[name][7] = file[name][8]
+            update_checksums(file)
         with pytest.raises(DuplexError, match=r"row 7 is not 00007\.jpg"):
             verify(path, *options, sample=40)
     assert 0 < errors[16] < 0.001 < errors[8] < 0.02

@@ -21,6 +21,7 @@ from duplex.features.layout import ENCODED, PENDING, Span, partial_path
 from duplex.features.shards import join_shards
 from duplex.features.store import PartialCache, open_features
 from tests.features.conftest import Wrapped
+from tests.features.damage import update_checksums
 from tests.features.test_store import opened_in
 
 
@@ -236,6 +237,7 @@ def test_a_finished_file_is_checked_before_it_is_trusted(run, tmp_path, capsys, 
     whole = run().path.read_bytes()
     with h5py.File(tmp_path / "features.h5", "r+") as file:
         file[name].write_direct(values)
+        update_checksums(file)
     report = run()
     err = capsys.readouterr().err
     assert report.resumed == 0 and report.path.read_bytes() == whole

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.features import checks, layout
+from duplex.features import checks, checksums, layout
 from duplex.features.checks import check_values, open_cache, read_identity, refuse_foreign
 from duplex.features.layout import Span, status_of_reason
 from duplex.features.shards import copy_rows, join_shards, row_types, shard_path
 from duplex.features.store import PartialCache, open_features
 from duplex.system.hdf5 import InvalidHDF5
-from tests.features.damage import ELSEWHERE, LAYOUT
+from tests.features.damage import ELSEWHERE, LAYOUT, update_checksums
 from tests.features.test_store import write_cache, write_joined
 
 ROWS, WIDE = 12, 128
@@ -68,11 +68,13 @@ def test_an_identity_key_that_is_not_text_is_damage(cache: Path) -> None:
 @pytest.mark.parametrize("row", [0, 3, 4, ROWS - 1])
 def test_a_row_that_is_not_finite_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch, row: int) -> None:
     """For any number of rows read at a time; the values of a bad row do not matter."""
-    monkeypatch.setattr(checks, "CHECKED_ROWS", 4)
+    monkeypatch.setattr(checksums, "BLOCK", 4 * WIDE * 2)
     with h5py.File(cache, "r+") as file:
         file["status"][1], file["cls"][1] = status_of_reason("missing"), np.nan
+        update_checksums(file)
         check_values(file, cache)
         file["cls"][row, WIDE - 1] = np.inf
+        update_checksums(file)
         with pytest.raises(DuplexError, match=rf"is damaged: row {row} is not finite; `duplex extract"):
             check_values(file, cache)
 

@@ -13,9 +13,11 @@ from PIL import Image
 from duplex import Recognizer
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extraction
-from duplex.fitting import encoder_choice, fit_folder
+from duplex.fitting import encoder_choice, fit_folder, folder_recipes
 from duplex.fitting.encoder_choice import choose_encoder
 from duplex.fitting.labelled_folder import read_labelled_folder
+from duplex.library import recipe_runs
+from duplex.library.recipe_search import Recipe
 from duplex.recognition.fitted_files import read_fit
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_folder, draw_pair
 from tests.subprocesses import duplex, start_duplex
@@ -41,10 +43,10 @@ def model_bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_every_rung_is_a_line_with_its_auc_accuracy_and_cost(fitted):
+def test_every_recipe_is_a_line_with_its_auc_accuracy_and_cost(fitted):
     _, printed = fitted
-    for rung in ("nothing trained", "prompts, rate 0.001", "1 block, rate 0.0003"):
-        (line,) = (line for line in printed.splitlines() if line.startswith(rung) and "validation AUC" in line)
+    for recipe in ("nothing trained", "prompts, rate 0.001", "1 block, rate 0.0003"):
+        (line,) = (line for line in printed.splitlines() if line.startswith(recipe) and "validation AUC" in line)
         assert "accuracy" in line
         assert line.endswith(" s")
     assert "chosen: " in printed
@@ -65,13 +67,13 @@ def test_the_model_answers_with_every_labelled_pair_and_with_new_ones(fitted, dr
     assert right > len(images) / 2
 
 
-def test_the_page_beside_the_model_has_the_measured_numbers_and_every_rung(fitted):
+def test_the_page_beside_the_model_has_the_measured_numbers_and_every_recipe(fitted):
     model, printed = fitted
     page = model.with_name("model-page.html").read_text(encoding="utf-8")
     record = read_fit(model)
     assert f"{record['measured']['accuracy']:.1f} %" in page
     assert f"Expected calibration error {record['measured']['calibration_error']:.1f} %" in page
-    assert all(row["rung"] in page for row in record["rungs"])
+    assert all(row["recipe"] in page for row in record["recipes"])
     for section in ("By state", "Confusions", "Next images", "Wrong answers"):
         assert section in page
     assert f"{model.with_name('model-page.html')} shows" in printed
@@ -82,7 +84,7 @@ def test_the_record_has_the_numbers_from_before_the_final_fit(fitted):
     record = read_fit(model)
     assert sum(record["images"].values()) == 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
     assert record["measured"]["images"] == record["images"]["test"]
-    assert [row["rung"] for row in record["rungs"] if row["chosen"]] == [record["chosen"]]
+    assert [row["recipe"] for row in record["recipes"] if row["chosen"]] == [record["chosen"]]
     assert "seconds" not in json.dumps(record)
 
 
@@ -93,7 +95,7 @@ def test_a_second_fit_trains_nothing_and_gives_the_same_bytes(fitted, drawn, mon
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(fit_folder, "train_method", refuse)
+    monkeypatch.setattr(recipe_runs, "train_method", refuse)
     fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None)
     assert model_bytes(model) == before
 
@@ -124,11 +126,11 @@ def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp
         *(("checkpoint.safetensors", b"no tensors"), ("checkpoint.safetensors", None)),
     ],
 )
-def test_a_damaged_file_of_a_rung_is_one_line_that_says_what_to_delete(fitted, drawn, tmp_path, name, content):
+def test_a_damaged_file_of_a_recipe_is_one_line_that_says_what_to_delete(fitted, drawn, tmp_path, name, content):
     model, _ = fitted
     out = tmp_path / "model"
     shutil.copytree(fit_folder.cache_folder(model), fit_folder.cache_folder(out))
-    for path in fit_folder.cache_folder(out).glob(f"rungs-*/**/{name}"):
+    for path in fit_folder.cache_folder(out).glob(f"recipes-*/**/{name}"):
         path.unlink()
         if content is not None:
             path.write_bytes(content)
@@ -138,7 +140,7 @@ def test_a_damaged_file_of_a_rung_is_one_line_that_says_what_to_delete(fitted, d
 
 
 def test_a_folder_in_the_place_of_the_page_is_refused_before_training(drawn, tmp_path, monkeypatch):
-    monkeypatch.setattr(fit_folder, "train_method", None)
+    monkeypatch.setattr(recipe_runs, "train_method", None)
     (tmp_path / "model-page.html").mkdir()
     with pytest.raises(DuplexError, match=r"model-page\.html is a folder"):
         fit_folder.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lambda _: None)
@@ -153,7 +155,7 @@ def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, 
     (folder / "red" / "star" / "0003.png").rename(folder / "blue" / "heart" / "corrected.png")
     encoded = []
     monkeypatch.setattr(extraction, "_encode_pending", lambda cache, job: encoded.append(job))
-    monkeypatch.setattr(fit_folder.FolderFit, "levels", only_the_first)
+    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
     fit_folder.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
     assert not encoded
     assert (out / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
@@ -171,15 +173,15 @@ def test_further_images_alone_are_encoded(fitted, drawn, tmp_path, monkeypatch):
         "duplex.fitting.content_cache.extract",
         lambda *a, **k: reports.append(extract(*a, **k)) or reports[-1],
     )
-    monkeypatch.setattr(fit_folder.FolderFit, "levels", only_the_first)
+    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
     fit_folder.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
     (report,) = reports
     assert report.rows - report.resumed == 3
 
 
-def only_the_first(self: fit_folder.FolderFit, began: float):
-    """Levels of a climb that trains nothing."""
-    yield [fit_folder.Rung("nothing trained", self._spec(fit_folder.NOTHING_TRAINED))]
+def only_the_first(self: folder_recipes.FolderRecipes, began: float):
+    """Levels of a search that trains nothing."""
+    yield [Recipe("nothing trained", self._spec(folder_recipes.NOTHING_TRAINED))]
 
 
 # -- data and machines that do not fit ------------------------------------------------------------------------------
@@ -274,6 +276,23 @@ def test_words_that_the_encoder_lacks_are_named(tmp_path):
     (tmp_path / "shop" / "red").rename(tmp_path / "shop" / "rusty")
     with pytest.raises(UsageError, match="does not know the words rusty"):
         fit_folder.fit_folder(tmp_path / "shop", tmp_path / "model", encoder="tiny", say=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "weights", "message"),
+    [(None, "openai", "the weights 'openai' are of no encoder; name it with --encoder"),
+     ("ViT-B-32", "random:1", "the weights random:1 are random, for trials of a project")],
+)  # fmt: skip
+def test_weights_that_make_no_model_are_refused_before_any_work(tmp_path, drawn, encoder, weights, message):
+    with pytest.raises(UsageError, match=message):
+        fit_folder.fit_folder(drawn, tmp_path / "out", encoder=encoder, weights=weights, say=lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_that_are_nowhere_are_named(tmp_path, drawn):
+    (drawn.parent / "t.csv").write_text("image,state,object\nred\\star\\0.png,red,star\n")
+    with pytest.raises(UsageError, match=r"none of its 1 images exists below .*, such as 'red\\\\star\\\\0.png'"):
+        fit_folder.fit_folder(drawn.parent / "t.csv", tmp_path / "out", say=lambda _: None)
 
 
 def test_time_must_be_more_than_nothing(tmp_path, drawn):

@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 from duplex import Recognizer
 from duplex.encoders import load_encoder
 from duplex.errors import UsageError
-from duplex.fitting import fit_folder
+from duplex.fitting import fit_folder, folder_recipes
 from duplex.fitting.update import NewImages, update_model, updated_model
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.factors import unit
 from duplex.layers.gaussian_prototypes import ClosedForm, GroupPosterior
 from duplex.layers.prompt_paths import word_vectors
+from duplex.library.finetuned_recipes import finetuned_recipes
 from duplex.recognition.fitted_files import STATISTICS, read_fit, read_statistics
 from duplex.recognition.trained import ExportedModel
 from duplex.system.lock import sole_writer
@@ -41,7 +42,7 @@ def model(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in closed form, nothing trained."""
     out = tmp_path_factory.mktemp("fitted") / "model"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_folder.FolderFit, "levels", only_the_first)
+        patch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
         return fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
 
 
@@ -141,12 +142,12 @@ def test_updates_in_place_add_up(model, further, tmp_path):
 
 
 def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_path, monkeypatch):
-    def with_blocks(self: fit_folder.FolderFit, began: float):
-        spec = self._spec(fit_folder.PROMPTS)
-        ((rung,),) = fit_folder.finetuned_rungs(spec, [2], [1e-3])
-        yield [rung]
+    def with_blocks(self: folder_recipes.FolderRecipes, began: float):
+        spec = self._spec(folder_recipes.PROMPTS)
+        ((recipe,),) = finetuned_recipes(spec, [2], [1e-3])
+        yield [recipe]
 
-    monkeypatch.setattr(fit_folder.FolderFit, "levels", with_blocks)
+    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", with_blocks)
     tuned = fit_folder.fit_folder(drawn, tmp_path / "tuned", encoder="tiny", say=lambda _: None)
     assert read_fit(tuned)["chosen"] == "2 blocks, rate 0.001"
     update_model(tuned, further, tmp_path / "out", say=lambda _: None)
@@ -189,6 +190,56 @@ def test_two_updates_in_place_do_not_lose_one(model, further, tmp_path):
     assert done.returncode == 1
     assert "another update" in done.stderr
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+
+
+def test_an_update_that_another_would_replace_is_kept(model, drawn, further, tmp_path):
+    """Without --in-place, the second of two updates has the first one's place as its default."""
+    out = tmp_path / "out"
+    update_model(model, further, out, say=lambda _: None)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    draw_pair(tmp_path / "more", "blue", "heart", range(30, 32))
+    with pytest.raises(UsageError, match="was updated with 10 images that its replacement would lack"):
+        update_model(model, tmp_path / "more", out, say=lambda _: None)
+    with pytest.raises(UsageError, match="was updated with 10 images that its replacement would lack"):
+        fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    draw_pair(further, "blue", "heart", range(30, 32))
+    update_model(model, further, out, say=lambda _: None)
+    assert [update["images"] for update in read_fit(out)["updates"]] == [12]
+
+
+def test_an_update_inside_of_the_model_holds_its_files_alone(model, further, tmp_path):
+    place = shutil.copytree(model, tmp_path / "model")
+    (place / "notes.txt").write_text("of the user")
+    update_model(place, further, place / "new", say=lambda _: None)
+    assert {path.name for path in (place / "new").iterdir()} == {path.name for path in model.iterdir()}
+
+
+def test_missing_and_repeated_images_of_a_table_are_reported(model, further, tmp_path):
+    shutil.copy(further / "red/star/0020.png", further / "copy.png")
+    rows = ["red/star/0020.png,red,star", "copy.png,red,star", "red/star/none.png,red,star"]
+    (further / "new.csv").write_text("\n".join(["image,state,object", *rows]))
+    lines: list[str] = []
+    update_model(model, further / "new.csv", tmp_path / "out", say=lines.append)
+    assert lines[:3] == [
+        "left out: images that are missing: 1",
+        "left out: images with the content of another: 1",
+        "1 images added; 22 pairs have images now, 22 had before",
+    ]
+
+
+def test_an_export_does_not_replace_a_model(model, tmp_path):
+    """It would lack fit.json and the statistics, and the model could never be updated again."""
+    place = shutil.copytree(model, tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    for source, out in ((place, place), (model, place)):
+        done = duplex("export", source, out)
+        assert done.returncode == 2
+        assert "holds a model; an export in its place would lack" in done.stderr
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+    assert duplex("export", model, tmp_path / "out").returncode == 0
+    done = duplex("export", tmp_path / "out", ".", cwd=tmp_path / "out")
+    assert done.returncode == 2
 
 
 def test_a_model_in_the_current_folder_is_updated_there(model, further, tmp_path, monkeypatch):

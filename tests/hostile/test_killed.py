@@ -102,7 +102,9 @@ def project(folder: Path) -> Path:
     entry += "    training: {learning_rate: 0.001, batch_size: 64, epochs: 2}\n\n"
     text = text[:start] + entry + text[end:]
     text, methods = re.subn(
-        r"\n  methods: \[clip, .*\]\n  seeds: .*\n", "\n  methods: [clip, csp]\n  seeds: [0]\n", text
+        r"\n  methods: \[clip, .*\]\n(  products: .*\n)  seeds: .*\n",
+        r"\n  methods: [clip, csp]\n\1  seeds: [0]\n",
+        text,
     )
     assert methods == 1
     (folder / "params.yaml").write_text(text.replace("bootstrap: 1000", "bootstrap: 50"))

@@ -147,7 +147,7 @@ def test_predict_replaces_its_own_files(fake_model: Path, command: Command, form
     assert "00001.jpg" in Path("mine").read_text() and "00000.jpg" not in Path("mine").read_text()
 
 
-@pytest.mark.parametrize("config", ['{"format": "duplex-export-3"}', '{"architectures": ["another model"]}', "{"])
+@pytest.mark.parametrize("config", ['{"format": "duplex-export-4"}', '{"architectures": ["another model"]}', "{"])
 def test_export_does_not_replace_other_folders(tmp_path: Path, config: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.json").write_text(config)
@@ -171,7 +171,7 @@ def test_exports_and_empty_folders_are_replaced(tmp_path: Path, monkeypatch: pyt
 
 def export(out: Path, text: str) -> None:
     with replace_export(out) as folder:
-        (folder / "config.json").write_text('{"format": "duplex-export-3"}')
+        (folder / "config.json").write_text('{"format": "duplex-export-4"}')
         (folder / "README.md").write_text(text)
 
 

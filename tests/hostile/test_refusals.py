@@ -25,7 +25,7 @@ from duplex.runs import dvc_repo
 from duplex.stages import doctor
 from duplex.stages.init_project import init
 from duplex.system.files import replace_folder, save_tensors
-from duplex.system.terminal import visible
+from duplex.system.terminal import escape_unprintable
 from tests.hostile.conftest import Command, files
 
 HUGE = 10**22
@@ -176,7 +176,7 @@ def test_unknown_devices_are_refused(device: str) -> None:
 
 
 def test_names_of_files_do_not_steer_the_terminal(pics: Path, command: Command) -> None:
-    assert visible("\x1b[31m\n\udcff ωλ 日本") == "\\x1b[31m\\n\\udcff ωλ 日本"
+    assert escape_unprintable("\x1b[31m\n\udcff ωλ 日本") == "\\x1b[31m\\n\\udcff ωλ 日本"
     assert command("score", "\x1b]0;title\x07.npz").refused("\\x1b]0;title\\x07.npz")
     for name in (b"\xff.jpg", b"\x1b[2J.jpg", b"a\nb.jpg"):
         shutil.copy(b"pictures/00000.jpg", b"pictures/" + name)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
 from duplex.layers import codebook as module
-from duplex.layers.codebook import Codebook, pass_over, rows_at
+from duplex.layers.codebook import Codebook, random_directions, skip_random_numbers
 from tests.methods.twin import unit
 from tests.methods.world import DIM, features, random_labels, small_labels
 
@@ -154,7 +154,7 @@ def test_passing_over_numbers_advances_the_generator_as_drawing_does(count, monk
     torch.randn(count)
     expected = torch.randn(40)
     torch.manual_seed(3)
-    pass_over(count)
+    skip_random_numbers(count)
     assert torch.equal(torch.randn(40), expected)
 
 
@@ -173,15 +173,15 @@ def test_a_codebook_advances_the_generator_as_drawing_all_its_prototypes_does():
 
 
 def test_rows_of_a_seed_are_independent_random_directions():
-    rows = rows_at(torch.tensor(5), torch.arange(2000), 32)
+    rows = random_directions(torch.tensor(5), torch.arange(2000), 32)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(2000))
     cosines = rows @ rows.T - torch.eye(2000)
     assert cosines.abs().max() < 0.9 and abs(float(cosines.mean())) < 1e-3
     assert float(cosines.square().mean()) == pytest.approx(1 / 32, rel=0.02)  # as of independent directions
     assert float((rows * 32**0.5).pow(4).mean()) == pytest.approx(3 * 32 / 34, rel=0.03)  # as of normal numbers
     some = torch.tensor([1999, 3, 3])
-    assert torch.equal(rows_at(torch.tensor(5), some, 32), rows[some])
-    assert (rows_at(torch.tensor(6), some, 32) - rows[some]).norm(dim=1).min() > 0.5
+    assert torch.equal(random_directions(torch.tensor(5), some, 32), rows[some])
+    assert (random_directions(torch.tensor(6), some, 32) - rows[some]).norm(dim=1).min() > 0.5
 
 
 def test_a_seed_gives_the_same_rows_in_every_version():
@@ -189,4 +189,4 @@ def test_a_seed_gives_the_same_rows_in_every_version():
     expected = torch.tensor(
         [[-0.3835311, -0.2894181, 0.6796253, 0.5543019], [0.1490310, -0.3558224, 0.2306685, 0.8932930]]
     )
-    torch.testing.assert_close(rows_at(torch.tensor(5), torch.tensor([0, 7]), 4), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(random_directions(torch.tensor(5), torch.tensor([0, 7]), 4), expected, rtol=0, atol=1e-5)

@@ -20,7 +20,7 @@ def compose(seen: PairMeans):
     return fit_additive(seen, 0.5, 0.1).at
 
 
-def settle(seen: PairMeans):
+def prepare_fit(seen: PairMeans):
     return compose
 
 
@@ -62,7 +62,7 @@ def naive_rivals(statistics: ClassStatistics, added: float) -> float:
 @given(seed=st.integers(0, 10**6), added=st.sampled_from(ADDED))
 def test_expected_rivals_are_those_of_loops(seed: int, added: float) -> None:
     statistics = sample(np.random.default_rng(seed), 5, 6, noise=0.3)
-    assert expected_rivals(statistics, added, settle) == pytest.approx(naive_rivals(statistics, added), rel=1e-6)
+    assert expected_rivals(statistics, added, prepare_fit) == pytest.approx(naive_rivals(statistics, added), rel=1e-6)
 
 
 def test_every_pair_is_held_out_at_most_once_and_its_words_are_in_the_rest() -> None:
@@ -78,14 +78,17 @@ def test_every_pair_is_held_out_at_most_once_and_its_words_are_in_the_rest() -> 
 
 def test_variance_is_added_where_a_sharp_direction_misleads_about_new_pairs_and_else_not() -> None:
     misleading, plain = (sample(np.random.default_rng(1), 8, 9, noise) for noise in (1.0, 0.0))
-    assert choose_added_variance(misleading, settle) > 0
-    assert expected_rivals(plain, 0.0, settle) <= min(expected_rivals(plain, added, settle) for added in ADDED) + 0.02
+    assert choose_added_variance(misleading, prepare_fit) > 0
+    assert (
+        expected_rivals(plain, 0.0, prepare_fit)
+        <= min(expected_rivals(plain, added, prepare_fit) for added in ADDED) + 0.02
+    )
 
 
 def test_without_pairs_to_hold_out_nothing_is_added() -> None:
     z = torch.eye(3, dtype=torch.float64).repeat(2, 1)
     statistics = ClassStatistics.of(z, torch.tensor([0, 4, 8, 0, 4, 8]), 3, 3)  # no word occurs twice
-    assert choose_added_variance(statistics, settle) == 0.0
+    assert choose_added_variance(statistics, prepare_fit) == 0.0
 
 
 def test_the_fit_uses_the_chosen_variance_and_fixing_it_gives_the_same_model() -> None:

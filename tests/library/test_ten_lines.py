@@ -21,9 +21,9 @@ from duplex.artifacts import ArtifactPaths
 from duplex.data.source_options import SplitOptions
 from duplex.data.split import make_split
 from duplex.errors import UsageError
+from duplex.features.matrix import checked_features
 from duplex.features.store import open_features
 from duplex.labels import WORLDS
-from duplex.library.arrays import checked_features
 from duplex.methods.kg_sp import KgSp
 from tests.projects import inside, make_project
 
@@ -196,7 +196,7 @@ def only_seen(split: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"features": np.zeros((5, 8))}, "features has 5 rows and the table 33"),
+        ({"features": np.ones((5, 8))}, "features has 5 rows and the table 33"),
         ({"features": np.zeros(33)}, "expected floats"),
         ({"features": [[1.0], [1.0, 2.0]]}, "rows of different lengths"),
         (

@@ -50,7 +50,7 @@ def twin_refined(method: Duplex, compositions: list[int], *features: torch.Tenso
     """Return the prototypes that a batch refines, by the formulas, given the result of `twin_features`."""
     options, labels, (z, z_s, z_o, p_s, p_o) = method.options, method.labels, features
     n = len(labels.objects)
-    initial = method.codebook.began.prototypes(np.arange(labels.size)) if options.blend == "anchored" else None
+    initial = method.codebook.initial.prototypes(np.arange(labels.size)) if options.blend == "anchored" else None
     fuse = twin.additive_fusion(z)
     if method.fusion is not None:
         matrices = method.fusion.state.weight, method.fusion.object.weight

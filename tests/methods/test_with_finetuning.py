@@ -21,7 +21,8 @@ from duplex.methods.registry import installed_methods, make_method, parse_option
 from duplex.methods.with_finetuning import FinetunedInputs, WithFinetuning
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.testing import small_batch, small_task
-from duplex.training.loop import ResumePoint, optimiser_step, train
+from duplex.training.epoch import optimiser_step
+from duplex.training.loop import ResumePoint, train
 from duplex.training.optimiser import make_optimiser
 from duplex.training.resume import TrainingState
 

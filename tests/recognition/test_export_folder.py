@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from duplex import Recognizer, open_features
 from duplex.errors import UsageError
-from duplex.training.checkpoint import digest, seal
+from duplex.training.checkpoint import digest, with_checksum
 from tests.recognition.hub import Hub
 
 pytestmark = pytest.mark.slow  # five models are exported, some with their encoders
@@ -231,7 +231,7 @@ def test_an_export_that_another_tool_changed_is_refused(exported, tmp_path, case
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(seal({**config, "tensors": digest(tensors)})))
+    (folder / "config.json").write_text(json.dumps(with_checksum({**config, "tensors": digest(tensors)})))
     with pytest.raises(UsageError, match=message):
         Recognizer.load(folder)
 
@@ -246,10 +246,10 @@ def test_a_damaged_export_is_refused(exported, tmp_path):
         Recognizer.load(folder)
     config = json.loads((folder / "config.json").read_text())
     config["tensors"] = digest(tensors)
-    (folder / "config.json").write_text(json.dumps(seal({**config, "labels": 3})))
+    (folder / "config.json").write_text(json.dumps(with_checksum({**config, "labels": 3})))
     with pytest.raises(UsageError, match="not of this version"):
         Recognizer.load(folder)
-    (folder / "config.json").write_text(json.dumps(seal({**config, "calibration": {"bias": 1e30}})))
+    (folder / "config.json").write_text(json.dumps(with_checksum({**config, "calibration": {"bias": 1e30}})))
     with pytest.raises(UsageError, match=r"calibration.bias is 1e\+30; expected a number from -1e\+06 to 1e\+06"):
         Recognizer.load(folder)
     config["labels"]["states"].reverse()

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from duplex.artifacts import ArtifactPaths
 from duplex.errors import UsageError
-from duplex.training.checkpoint import seal
+from duplex.training.checkpoint import with_checksum
 from tests.recognition.test_recognizer import damaged
 from tests.subprocesses import duplex
 
@@ -83,7 +83,7 @@ def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp
             record = json.loads(file.metadata()["duplex"])
         record["calibration"] = {world: record["calibration"]["closed"]}
         record["val_auc"] += world == "open"
-        save_file(load_file(source), run.checkpoint, {"duplex": json.dumps(seal(record))})
+        save_file(load_file(source), run.checkpoint, {"duplex": json.dumps(with_checksum(record))})
         assert best_run(paths=paths).files.root == run.root, "the closed world's before any other, whatever its AUC"
         assert best_run(world, paths).files.root == run.root
 
@@ -152,7 +152,7 @@ def with_encoder(key: str, value: str) -> Callable[[dict, dict], None]:
     def change(tensors, meta):
         record = json.loads(meta["duplex"])
         record["encoder"][key] = value
-        meta["duplex"] = json.dumps(seal(record))
+        meta["duplex"] = json.dumps(with_checksum(record))
 
     return change
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,11 +24,11 @@ import duplex
 from duplex import Recognizer, open_features
 from duplex.data.manifest import read_manifest
 from duplex.encoders import load_encoder
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from duplex.methods.base import TaskContext
 from duplex.recognition.added_words import encode_prompts
 from duplex.recognition.answers import UnreadableImage
-from duplex.training.checkpoint import load_checkpoint, read_record, seal
+from duplex.training.checkpoint import load_checkpoint, read_record, with_checksum
 
 DOCS = Path(__file__).parents[2] / "docs" / "library.md"
 
@@ -57,7 +61,7 @@ def test_answers_follow_from_the_pipelines_scores(trained, recognizer):
     labels, confidence = recognizer.labels, recognizer.trained.confidence
     compositions = np.unique(np.concatenate([labels.pairs[split] for split in ("train", "val", "test")]))
     seen, share = labels.seen[compositions], confidence.new_share
-    prior = np.where(seen, (1 - share) / seen.sum(), share * np.exp(confidence.preference) / (~seen).sum())
+    prior = np.where(seen, (1 - share) / seen.sum(), share * np.exp(confidence.unseen_log_odds) / (~seen).sum())
     answers = recognizer(trained.images(), top=1000)
     for row, answer in zip(pipeline_scores(trained, "duplex", "closed").double().numpy(), answers, strict=True):
         q = (row / row.sum()) ** (1 / confidence.temperature) * prior
@@ -194,7 +198,7 @@ def test_unreadable_files_do_not_stop_a_stream(trained, recognizer, tmp_path):
     ("images", "message"),
     [
         (np.zeros((2, 7), np.float32), r"features are \(2, 7\); expected \[B, 128\]"),
-        (np.full(128, np.nan, np.float32), "not finite"),
+        (np.full(128, np.nan, np.float32), "NaN or infinity in 1 of 1 rows"),
         (np.zeros((5, 5, 2), np.uint8), r"an array \(5, 5, 2\) of uint8 is not an image"),
         ([None], "NoneType is not an image"),
         (Image.new("F", (8, 8)), "the Image cannot be used: pixel type"),
@@ -234,6 +238,9 @@ def test_a_damaged_run_is_reported(trained, tmp_path):
     (tmp_path / "checkpoint.safetensors").write_bytes(b"no checkpoint")
     with pytest.raises(UsageError, match="not a checkpoint"):
         Recognizer.load(tmp_path)
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match="no record of a run; of an exported model, name the folder"):
+        Recognizer.load(tmp_path / "model.safetensors")
     with pytest.raises(UsageError, match="holds neither"):
         Recognizer.load(trained.folder)
 
@@ -242,7 +249,7 @@ def test_missing_weights_are_reported(trained, tmp_path):
     def move(tensors, meta):
         record = json.loads(meta["duplex"])
         record["encoder"]["name"] = "local-dir:/nowhere"
-        meta["duplex"] = json.dumps(seal(record))
+        meta["duplex"] = json.dumps(with_checksum(record))
 
     with pytest.raises(UsageError, match="/nowhere"):
         Recognizer.load(damaged(trained, tmp_path, move))
@@ -291,3 +298,89 @@ def test_one_composition_may_be_added_as_a_text(trained):
 def test_an_image_without_pixels_is_refused(trained, image):
     with pytest.raises(UsageError, match=r"is not an image|expected at least one"):
         Recognizer.load(trained.run(), device="cpu")([image])
+
+
+def closed(image: Image.Image) -> Image.Image:
+    image.close()
+    return image
+
+
+def test_images_that_pillow_cannot_convert_are_reported(trained, recognizer):
+    data = trained.images()[0].read_bytes()
+    for image in (
+        closed(Image.open(io.BytesIO(data))),
+        Image.open(io.BytesIO(data[: len(data) // 2])),
+        Image.new("La", (4, 4)),
+    ):
+        with pytest.raises(UsageError, match=r"the .* cannot be used: "):
+            recognizer(image)
+
+
+def test_features_of_every_kind_are_read_or_refused(trained, recognizer):
+    features = open_features(trained.paths.features("own")).cls[:3]
+    best = [answer.best.name for answer in recognizer(features)]
+    as_bfloat16 = torch.from_numpy(features).bfloat16()
+    assert [answer.best.name for answer in recognizer([*as_bfloat16])] == best
+    assert recognizer.scores([]).shape == recognizer.scores(features[:0]).shape == (0, len(recognizer.candidates()))
+    huge = np.where(np.arange(3)[:, None] == 1, 1e300, features.astype(np.float64))
+    for values, message in (
+        (huge, "NaN or infinity in 1 of 3 rows, first in row 1"),
+        (features * 0, "only zeros"),
+        (np.ma.array(features, mask=features > 0.1), "masked"),
+        ([np.ma.array(row, mask=row > 0.1) for row in features], "masked"),
+        (torch.from_numpy(features).to_sparse(), "expected a dense tensor"),
+        (torch.from_numpy(features).to("meta"), "expected a dense tensor"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            recognizer(values)
+
+
+def test_a_stream_takes_one_path_and_refuses_counts_that_would_skip_files(trained, recognizer):
+    path = trained.images()[0]
+    (answer,) = recognizer(path)
+    for one in (path, str(path), [path]):
+        assert [each.best for each in recognizer.stream(one, num_workers=0)] == [answer.best]
+    for changes in ({"batch_size": -1}, {"batch_size": 1.5}, {"num_workers": -1}, {"num_workers": 0.5}, {"top": 1.5}):
+        with pytest.raises(UsageError, match="expected a whole number from"):
+            list(recognizer.stream([path], **{"num_workers": 0, **changes}))
+    for paths in (None, 3, [3], [b"x"]):
+        with pytest.raises(UsageError, match="expected a"):
+            list(recognizer.stream(paths, num_workers=0))
+
+
+def test_arguments_of_other_types_are_reported(trained, recognizer):
+    path, load = trained.images()[0], cast(Any, Recognizer.load)
+    for call in (
+        *(partial(recognizer, path, top=top) for top in (1.5, "3", None, True, float("nan"))),
+        *(partial(recognizer, path, batch_size=size) for size in (1.5, "8", None)),
+        *(partial(recognizer.with_compositions, words) for words in (None, 5)),
+        *(partial(load, where) for where in (None, 5, b"x", "", recognizer)),
+        *(partial(load, trained.run(), device=device) for device in (None, 5)),
+        partial(load, trained.run(), new_share="0.1"),
+    ):
+        with pytest.raises(UsageError, match=r"expected|vector"):
+            call()
+
+
+@pytest.mark.parametrize("mode", ["autocast", "meta", "float64"])
+def test_modes_of_the_caller_change_no_answer(trained, recognizer, mode):
+    path = trained.images()[0]
+    expected = recognizer(path)[0].to_dict()
+    before = torch.get_default_dtype()
+    context = {"autocast": torch.autocast("cpu", torch.bfloat16), "meta": torch.device("meta")}.get(mode, nullcontext())
+    try:
+        torch.set_default_dtype(torch.float64 if mode == "float64" else before)
+        with context:
+            assert recognizer(path)[0].to_dict() == expected
+            fresh = Recognizer.load(trained.run(), device="cpu", exact=True)
+            assert fresh(path)[0].to_dict() == expected
+            assert next(fresh.stream(path, num_workers=0)).to_dict() == expected
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_two_score_terms_of_one_name_are_refused(recognizer):
+    candidates = recognizer.candidates()
+    terms = lambda inputs: [("visual", candidates.scorer(inputs))] * 2  # noqa: E731
+    with pytest.raises(DuplexError, match="yields a name twice: visual, visual"):
+        list(replace(candidates, terms=terms).answers({"cls": torch.ones(1, recognizer.trained.backbone.dim)}, 1))

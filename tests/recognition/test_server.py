@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import io
 import json
 import os
@@ -15,14 +17,20 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 
 import pytest
 from PIL import Image
 
 pytest.importorskip("fastapi")
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
 from duplex import Recognizer
 from duplex.cli.serve import _listen, _training_images
+from duplex.recognition.limits import Limits
+from duplex.recognition.server import _uploaded_files
 from tests.recognition.serving import BOUNDARY, RunningServer, form, form_headers
 from tests.recognition.test_label_margins import identify
 from tests.subprocesses import duplex
@@ -83,6 +91,56 @@ def test_a_bad_image_does_not_affect_good_ones(trained, server):
     assert status == 200 and "top" in reply["answers"][0]
     assert reply["answers"][1] == {"image": "bad.png", "error": "not an image"}
     assert server.predict(("bad.png", b""))[0] == 422
+
+
+def test_a_form_that_lost_its_last_image_is_refused(trained, server):
+    good = data_of(trained)
+    whole = form(("a.png", good), ("b.png", good))
+    assert len(json.loads(server.ask("POST", "/predict", whole, form_headers())[1])["answers"]) == 2
+    for end in (len(form(("a.png", good))) + 60, len(whole) - len(good) // 2, len(whole) - 4):
+        status, reply = server.ask("POST", "/predict", whole[:end], form_headers())
+        assert (status, json.loads(reply)) == (
+            400,
+            {"error": "the form cannot be read: the form ends before its last boundary; send it again"},
+        )
+
+
+def test_images_and_options_that_would_be_ignored_are_refused(trained, server):
+    good, text = (
+        form(("a.png", data_of(trained))),
+        b'--between\r\nContent-Disposition: form-data; name="top"\r\n\r\n1\r\n',
+    )
+    for path, body, status, words in (
+        ("/predict", text + good, 400, "the field 'top' is text"),
+        ("/predict?tpo=1", good, 422, "the parameter 'tpo' is unknown; known: top, similar"),
+        ("/predict?world=open", good, 422, "the parameter 'world' is unknown"),
+        ("/predict?top=1&top=5", good, 422, "the parameter 'top' is given twice"),
+        ("/predict?top=1.5", good, 422, "top is '1.5'; expected a whole number"),
+        ("/predict/", good, 404, "Not Found"),
+    ):
+        answered, reply = server.ask("POST", path, body, form_headers())
+        assert answered == status and words in json.loads(reply)["error"], path
+    upper = {"Content-Type": f"Multipart/Form-Data; boundary={BOUNDARY}"}
+    assert server.ask("POST", "/predict?top=1", good, upper)[0] == 200
+
+
+def test_an_upload_without_space_on_disk_is_the_servers_fault(trained, monkeypatch):
+    class FullDisk(SpooledTemporaryFile):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def receive():
+        return {"type": "http.request", "body": form(("a.png", data_of(trained)))}
+
+    async def upload():
+        kind = form_headers()["Content-Type"].encode()
+        async with _uploaded_files(Request({"type": "http", "headers": [(b"content-type", kind)]}, receive), Limits()):
+            pass
+
+    monkeypatch.setattr("starlette.formparsers.SpooledTemporaryFile", FullDisk)
+    with pytest.raises(HTTPException, match="No space left") as caught:
+        asyncio.run(upload())
+    assert caught.value.status_code == 503
 
 
 def bomb() -> bytes:

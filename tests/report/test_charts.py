@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.uncertainty import Components
-from duplex.report.charts import Chart, Series, draw, standalone, ticks
+from duplex.report.charts import Chart, Series, draw, standalone_svg, ticks
 from duplex.report.curves import margins_of, mean_curve, unseen_at
 from duplex.report.figures import draw_map, tones_of
 from duplex.report.results import DatasetResults, read_table
@@ -47,7 +47,7 @@ def test_any_series_gives_valid_svg_within_its_frame(points, name):
         if "x" in text.attrib:
             assert 0 <= float(text.attrib["x"]) <= width and 0 <= float(text.attrib["y"]) <= height
     assert "nan" not in "".join(path.attrib["d"] for path in root.iter("{http://www.w3.org/2000/svg}path"))
-    ElementTree.fromstring(standalone(svg).encode())
+    ElementTree.fromstring(standalone_svg(svg).encode())
 
 
 def test_a_map_has_one_group_per_class_and_one_marker_per_prototype():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from duplex.data.dataset import labels_of
 from duplex.evaluation.answered_images import AnsweredImages
-from duplex.evaluation.confidence import fit_to
+from duplex.evaluation.confidence import fit_probabilities
 from duplex.labels import LabelSpace
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.factors import unit
@@ -119,7 +119,7 @@ def test_closed_form_answers_equal_a_naive_argmax(examples) -> None:
         split: model.scorer(torch.tensor(candidates))(unit(data[split].cls)).log_softmax(1) for split in ("val", "test")
     }
     label = [candidates.index(pair) for pair in data["val"].compositions.tolist()]
-    confidence = fit_to(log_p["val"], label, seen)
+    confidence = fit_probabilities(log_p["val"], label, seen)
     prior = confidence.log_prior(seen, np.ones_like(seen))
     for image, scores in enumerate(log_p["test"]):
         posterior = (scores / confidence.temperature).numpy() + prior

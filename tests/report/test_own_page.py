@@ -83,8 +83,8 @@ def test_sections_without_data_are_left_out(data, tmp_path) -> None:
 
 def test_recipes_are_listed_with_the_chosen_one_in_bold(data) -> None:
     rows = [
-        {"rung": "nothing trained", "auc": 20.0, "error": 2.0, "accuracy": 50.0, "epoch": 0, "chosen": False},
-        {"rung": "prompts", "auc": 25.0, "error": None, "gain": 5.0, "gain_error": 1.0, "accuracy": None, "epoch": 3,
+        {"recipe": "nothing trained", "auc": 20.0, "error": 2.0, "accuracy": 50.0, "epoch": 0, "chosen": False},
+        {"recipe": "prompts", "auc": 25.0, "error": None, "gain": 5.0, "gain_error": 1.0, "accuracy": None, "epoch": 3,
          "chosen": True},
     ]  # fmt: skip
     text = render_markdown(own_report(replace(data, recipes=rows)))

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from duplex.config.params import load_params
-from duplex.report import table_cells, tables
+from duplex.report import frequency_tables, table_cells, tables
 from duplex.report.blocks import Note, Table, TableCell, TableRow
 from duplex.report.figures import lambda_figures
 from duplex.report.page_sections import dataset_section
-from duplex.report.predictions import accuracy_tables, confused_table, examples
+from duplex.report.predictions import accuracy_tables, confused_table, example_predictions
 from duplex.report.results import DatasetResults, Results, RunRecord
 from duplex.report.tables import published_table
 from tests.projects import SHIPPED
@@ -206,17 +206,17 @@ def test_every_row_of_the_ablation_tables_exists_in_params():
 
 
 def test_pointers_escape_slash_and_tilde():
-    assert table_cells.pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
+    assert table_cells.json_pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
 
 
 def test_notes_name_an_omitted_closed_world():
     of_open = DatasetResults("own", {}, {"m": {0: run_of(auc=1.0)}})
     nothing = DatasetResults("own", {}, {"m": {0: RunRecord({})}})
-    said = [tables.group_table(data) for data in (of_open, nothing)]
+    said = [frequency_tables.group_table(data) for data in (of_open, nothing)]
     assert said[0] == Note("Frequency groups need the closed world, which evaluation.worlds in params.yaml omits.")
     assert isinstance(said[1], Note) and said[1].command == "dvc repro"
     table = pd.DataFrame({"world": ["open"], "seen": [1], "right": [1], "label": ["a b"]})
-    notes = [examples(rows, lambda _: None, {}) for rows in (table, table[:0])]
+    notes = [example_predictions(rows, lambda _: None, {}) for rows in (table, table[:0])]
     assert notes[0] == Note("Examples need the closed world, which evaluation.worlds in params.yaml omits.")
     assert isinstance(notes[1], Note) and notes[1].command == "dvc repro"
 
@@ -246,7 +246,7 @@ def graph_results(*names: str) -> Results:
 
 def test_the_gain_of_the_graph_is_the_difference_of_both_ablations():
     whole = graph_results("static", "duplex_five")
-    table = tables.graph_table(whole, whole.datasets[0])
+    table = frequency_tables.graph_table(whole, whole.datasets[0])
     assert isinstance(table, Table)
     assert [column.title for column in table.columns] == ["group", "codebook without graph", "with graph", "gain"]
     assert [[cell.text for cell in row.cells] for row in table.rows] == [
@@ -257,7 +257,7 @@ def test_the_gain_of_the_graph_is_the_difference_of_both_ablations():
     parts = {part.title: part.blocks for part in dataset_section(whole, whole.datasets[0], ()).parts}
     assert parts["Training frequency"][-1] == table
     for one in (graph_results("static"), graph_results("duplex_five"), graph_results()):
-        assert tables.graph_table(one, one.datasets[0]) is None
+        assert frequency_tables.graph_table(one, one.datasets[0]) is None
 
 
 def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
@@ -269,7 +269,7 @@ def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
         {"groups": {"head": {"test_images": 1200}}, "closed": {"images_seen": 1500}}, files={"metrics": "m.json"}
     )
     whole = Results((DatasetResults("own", {}, ablations=ablations, runs={"m": {0: run}}),))
-    table = tables.ends_table(whole, whole.datasets[0])
+    table = frequency_tables.curve_ends_table(whole, whole.datasets[0])
     assert isinstance(table, Table)
     assert [[cell.text for cell in row.cells] for row in table.rows] == [
         ["head", "1,200", "80.0", "79.5", "-0.5"],
@@ -278,7 +278,8 @@ def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
     ]
     assert table.rows[2].cells[3].source == "ablations/metrics.json#/own/duplex_five/closed/seen"
     assert table.rows[0].cells[1].source == "m.json#/groups/head/test_images"
-    assert tables.ends_table(graph_results("static", "duplex_five"), graph_results("static").datasets[0]) is None
+    without, data = graph_results("static", "duplex_five"), graph_results("static").datasets[0]
+    assert frequency_tables.curve_ends_table(without, data) is None
 
 
 def test_a_method_is_compared_with_its_published_numbers():
@@ -315,6 +316,6 @@ def test_every_name_of_a_published_method_exists_in_params():
     methods = {row["method"] for world in ("closed", "open") for row in table[world]}
     assert set(table["names"]) <= methods
     assert set(table["names"].values()) <= set(shipped.methods)
-    found = {tables.plain(name) for name in shipped.methods}
+    found = {tables.normalised_name(name) for name in shipped.methods}
     for name in ("CompCos", "CGE", "Co-CGE", "KG-SP", "SCEN", "CANet", "ADE", "GIPCOL", "Troika", "LOGICZSL"):
-        assert name in methods and tables.plain(name) in found
+        assert name in methods and tables.normalised_name(name) in found

@@ -17,13 +17,13 @@ from torch import Tensor
 from duplex.features.examples import Examples
 from duplex.methods.base import Inspectable
 from duplex.methods.registry import make_method, parse_options
-from duplex.report.predictions import examples
+from duplex.report.predictions import example_predictions
 from duplex.report.prototype_retrieval import (
     RetrievalContext,
-    Texts,
+    RetrievedTexts,
     nearest_texts,
     prototype_hits,
-    text_blocks,
+    retrieve_texts,
 )
 from duplex.stages.featured_run import load_featured_run
 from tests.methods.world import DIM, batch_of, features, small_labels, small_task
@@ -70,7 +70,7 @@ def test_the_nearest_texts_equal_sorting_by_cosine(seed: int) -> None:
 
 def test_lines_and_shares_equal_plain_loops() -> None:
     z = BOOK[OWN] + 1.5 * features(len(OWN), 8).float()
-    texts = text_blocks(context_of(reader(), z), "some.json")
+    texts = retrieve_texts(context_of(reader(), z), "some.json")
     expected = plain_texts(z, BOOK[CLOSED], CLOSED)
     assert sorted(texts.lines) == list(range(20, 29))
     for i, line in enumerate(expected):
@@ -106,16 +106,16 @@ def test_kinds_without_semantic_prototypes_have_no_texts(kind: str, row: dict[st
     method = make_method(kind, parse_options(kind, row), small_task())
     method.start(batch_of(features(30, 5).float(), np.resize(LABELS.pairs["train"], 30)))
     viewing = context_of(method.inspectable(), features(len(OWN), 1).float())
-    assert viewing.embedded.z is not None and viewing.embedded.z.shape == (len(OWN), DIM)
-    assert text_blocks(viewing, "some.json") == Texts()
+    assert viewing.embedded_images.z is not None and viewing.embedded_images.z.shape == (len(OWN), DIM)
+    assert retrieve_texts(viewing, "some.json") == RetrievedTexts()
 
 
 def test_examples_without_texts_show_the_best_three_only() -> None:
     row = {"row": 20, "image": "a.png", "label": "red heart", "world": "closed", "seen": 1, "right": 1}
     predictions = pd.DataFrame([{**row, "top1": "red heart", "top2": "red star", "top3": "hollow star"}])
-    plain = examples(predictions, lambda image: None, {})
+    plain = example_predictions(predictions, lambda image: None, {})
     viewing = context_of(reader(), features(len(OWN), 1).float())
-    both = examples(predictions, lambda image: None, text_blocks(viewing, "some.json").lines)
+    both = example_predictions(predictions, lambda image: None, retrieve_texts(viewing, "some.json").lines)
     shown, more = (one.groups[0].strips[0].thumbs[0].lines for one in (plain, both))  # type: ignore[union-attr]
     assert [line.text for line in shown] == ["red heart", "red star", "hollow star"]
     assert [dataclasses.replace(line, head=False) for line in more[1:4]] == list(shown)

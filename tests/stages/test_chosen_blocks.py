@@ -10,10 +10,10 @@ import pytest
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.errors import UsageError
-from duplex.library import chosen_blocks, climb
+from duplex.library import chosen_blocks, finetuned_recipes
 from duplex.options import AutoFinetune, FinetuneOptions
 from duplex.report.results import DatasetResults, read_run
-from duplex.report.tables import rung_tables
+from duplex.report.tables import recipe_tables
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
@@ -46,8 +46,8 @@ def params(folder: Path) -> Params:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two epochs of a fine-tuned rung instead of six."""
-    monkeypatch.setattr(climb, "EPOCHS", 2)
+    """Two epochs of a fine-tuned recipe instead of six."""
+    monkeypatch.setattr(finetuned_recipes, "EPOCHS", 2)
 
 
 def run_of(params: Params, folder: Path, out: str = "artifacts") -> ArtifactPaths:
@@ -61,21 +61,23 @@ def test_the_choice_and_its_table_are_in_the_run_and_in_the_report(params, folde
     paths = run_of(params, folder)
     files = paths.run("own", "auto", 0)
     record = read_record(files.checkpoint)
-    (chosen,) = (rung for rung in record.rungs if rung["chosen"])
-    assert record.rungs[0]["blocks"] == 0
-    assert {rung["blocks"] for rung in record.rungs} <= {0, 1, 2}
+    (chosen,) = (recipe for recipe in record.recipes if recipe["chosen"])
+    assert record.recipes[0]["blocks"] == 0
+    assert {recipe["blocks"] for recipe in record.recipes} <= {0, 1, 2}
     assert chosen["auc"] == pytest.approx(100 * record.val_auc, abs=1e-4)
     assert (record.finetune is None) == (chosen["blocks"] == 0)
     if record.finetune is not None:
         assert (record.finetune.blocks, record.finetune.learning_rate) == (chosen["blocks"], chosen["rate"])
-    assert not (files.root / "rungs.partial").exists()
+    assert not (files.root / "recipes.partial").exists()
     evaluate.run(params, "own", "auto", 0, paths)
     metrics = json.loads(files.metrics.read_text())
-    assert [metrics[f"rung_{place}"] for place in range(len(record.rungs))] == [dict(rung) for rung in record.rungs]
+    assert [metrics[f"recipe_{place}"] for place in range(len(record.recipes))] == [
+        dict(recipe) for recipe in record.recipes
+    ]
     run = read_run(files)
-    (table,) = rung_tables(DatasetResults("own", {}, {"auto": {0: run}}))
+    (table,) = recipe_tables(DatasetResults("own", {}, {"auto": {0: run}}))
     assert [row.cells[1].text for row in table.rows].count("chosen") == 1
-    assert [row.cells[0].text for row in table.rows] == [f"{rung['blocks']:.0f}" for rung in record.rungs]
+    assert [row.cells[0].text for row in table.rows] == [f"{recipe['blocks']:.0f}" for recipe in record.recipes]
 
 
 def test_interrupted_training_ends_in_the_same_bytes(params, folder, monkeypatch):
@@ -90,10 +92,10 @@ def test_interrupted_training_ends_in_the_same_bytes(params, folder, monkeypatch
 
 
 def test_without_time_nothing_is_fine_tuned(params, folder, monkeypatch, capsys):
-    monkeypatch.setattr(chosen_blocks, "block_cost", lambda *_: climb.BlockCost(1e6, 1e6))
+    monkeypatch.setattr(chosen_blocks, "block_cost", lambda *_: finetuned_recipes.BlockCost(1e6, 1e6))
     record = read_record(run_of(params, folder, "hurried").run("own", "auto", 0).checkpoint)
     assert record.finetune is None
-    assert [rung["blocks"] for rung in record.rungs] == [0]
+    assert [recipe["blocks"] for recipe in record.recipes] == [0]
     assert "fine-tuning takes at least" in capsys.readouterr().err
 
 

@@ -22,7 +22,7 @@ from duplex.training.checkpoint import (
     load_checkpoint,
     read_record,
     save_checkpoint,
-    seal,
+    with_checksum,
 )
 from tests.methods.world import features, scores_of, small_labels, small_method, small_task
 
@@ -154,16 +154,16 @@ def test_another_encoder_is_refused(saved, key):
 def test_a_checkpoint_of_an_old_format_is_refused(saved, tmp_path, old):
     path = tmp_path / "old.safetensors"
     save_file(load_file(saved[0]), path, {"duplex": json.dumps({"format": old, "options": {}, "labels": {}})})
-    with pytest.raises(DuplexError, match=f"has format {old}, this version reads format 6; train again"):
+    with pytest.raises(DuplexError, match=f"has format {old}, this version reads format 7; train again"):
         load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
 
 
-def with_meta(path, change, seal=seal):
+def with_meta(path, change, with_checksum=with_checksum):
     """Change the metadata of a checkpoint, by default with the checksum that belongs to it."""
     with safe_open(path, "pt") as file:
         meta = json.loads(file.metadata()["duplex"])
     change(meta)
-    save_file(load_file(path), path, {"duplex": json.dumps(seal(meta))})
+    save_file(load_file(path), path, {"duplex": json.dumps(with_checksum(meta))})
     return path
 
 
@@ -180,7 +180,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("field", CHANGES)
 def test_a_changed_field_of_the_record_is_refused(saved, field):
-    path = with_meta(saved[0], CHANGES[field], seal=dict)
+    path = with_meta(saved[0], CHANGES[field], with_checksum=dict)
     with pytest.raises(DuplexError, match=r"checkpoint\.safetensors is damaged: .*train again"):
         read_record(path)
 

@@ -12,8 +12,9 @@ from torch import nn
 from duplex.errors import DuplexError, UsageError
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
+from duplex.training.epoch import optimiser_step
 from duplex.training.hooks import EpochReport, StepReport, TrainingHooks
-from duplex.training.loop import optimiser_step, train
+from duplex.training.loop import train
 from duplex.training.optimiser import make_optimiser
 from duplex.training.selection import Validation, metric_name
 from tests.methods.world import small_method

@@ -25,7 +25,8 @@ from duplex.methods.prompts import PromptOptions
 from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
 from duplex.system import memory
-from duplex.training.loop import ResumePoint, optimiser_step, train
+from duplex.training.epoch import optimiser_step
+from duplex.training.loop import ResumePoint, train
 from duplex.training.optimiser import make_optimiser, rate_share
 from duplex.training.resume import TrainingState
 from duplex.training.scoring import validation_auc

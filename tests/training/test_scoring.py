@@ -21,7 +21,7 @@ from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
-from duplex.training.scoring import ScoringTask, assess, assess_sums, tune, validation_auc
+from duplex.training.scoring import ScoringTask, score_split, score_term_sums, tune, validation_auc
 from tests.methods.world import batch_of, features, small_labels, small_method, small_task
 
 
@@ -34,9 +34,9 @@ def test_k_is_at_most_the_number_of_candidates():
     labels, examples = small_labels(), eight("test")
     columns = labels.candidates("closed", "test")
     task = ScoringTask.of(small_method(Options(width=5)), columns)
-    assert assess(task, examples, labels, k=len(columns)).accumulator.k == len(columns)
+    assert score_split(task, examples, labels, k=len(columns)).accumulator.k == len(columns)
     with pytest.raises(UsageError, match=rf"evaluation.k is 500; expected at most {len(columns)}"):
-        assess(task, examples, labels, k=500)
+        score_split(task, examples, labels, k=500)
 
 
 def test_inputs_on_disk_limit_the_images_per_block(monkeypatch):
@@ -69,7 +69,7 @@ def test_an_open_world_beyond_a_block_is_scored_by_columns(monkeypatch, inferenc
     columns, feasible = labels.candidates("open", "test"), np.arange(labels.size) != 4
     whole = ScoringTask.of(method, columns)
     assert whole.score_blocks is None
-    at_once = assess(whole, examples, labels, k=2, feasible_mask=feasible, top=3, bias=0.1)
+    at_once = score_split(whole, examples, labels, k=2, feasible_mask=feasible, top=3, bias=0.1)
     shifted = np.where(feasible, whole.scorer(examples.inputs).numpy() + np.where(labels.seen, 0, 0.1), -np.inf)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 11)
     for swept in (6, 9, 3):
@@ -80,7 +80,7 @@ def test_an_open_world_beyond_a_block_is_scored_by_columns(monkeypatch, inferenc
         for rows, first, scores in parts:
             expected = whole.scorer(examples.inputs)[rows, first : first + scores.shape[1]]
             torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
-        found = assess(task, examples, labels, k=2, feasible_mask=feasible, top=3, bias=0.1)
+        found = score_split(task, examples, labels, k=2, feasible_mask=feasible, top=3, bias=0.1)
         values, wanted = (np.take_along_axis(shifted, one.top, axis=1) for one in (found, at_once))
         np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-5)  # equal ones come in any order
         ours, theirs = (measure(one.accumulator.competitors(), 2, rounds=0).to_dict() for one in (found, at_once))
@@ -103,14 +103,14 @@ def test_the_best_compositions_are_feasible_and_ranked_with_the_bias():
     feasible |= labels.seen
     assert not feasible.all()
     scores = task.scorer(examples.inputs).numpy()
-    assert assess(task, examples, labels).top.shape == (8, 0)
-    plain = assess(task, examples, labels, top=3)
+    assert score_split(task, examples, labels).top.shape == (8, 0)
+    plain = score_split(task, examples, labels, top=3)
     assert (plain.top == np.argsort(-scores, axis=1)[:, :3]).all() and plain.accumulator.k == 1
     for bias in (-1.0, 0.5):
         shifted = np.where(feasible, scores + np.where(labels.seen, 0, np.float32(bias)), -np.inf)
-        found = assess(task, examples, labels, feasible_mask=feasible, top=3, bias=bias).top
+        found = score_split(task, examples, labels, feasible_mask=feasible, top=3, bias=bias).top
         assert (found == np.argsort(-shifted, axis=1)[:, :3]).all()
-    assert assess(task, examples, labels, top=100).top.shape == (8, labels.size)
+    assert score_split(task, examples, labels, top=100).top.shape == (8, labels.size)
 
 
 def test_labels_that_are_no_candidates_and_empty_splits_are_refused():
@@ -120,9 +120,9 @@ def test_labels_that_are_no_candidates_and_empty_splits_are_refused():
     task = ScoringTask.of(small_method(Options(width=5)), columns)
     for own in outside[[0, -1]]:
         with pytest.raises(DuplexError, match="is not among the candidates"):
-            assess(task, eight("val", [own]), labels)
+            score_split(task, eight("val", [own]), labels)
     with pytest.raises(DuplexError, match="no readable image"):
-        assess(task, Examples(np.arange(0), {"cls": features(0, 0)}, torch.zeros(0, dtype=torch.long)), labels)
+        score_split(task, Examples(np.arange(0), {"cls": features(0, 0)}, torch.zeros(0, dtype=torch.long)), labels)
 
 
 def test_validation_needs_images_of_seen_and_unseen_pairs():
@@ -154,13 +154,13 @@ def test_every_sum_of_terms_equals_a_method_with_these_terms_only(monkeypatch):
     labels, method = small_labels(), small_method(Options(width=5))
     columns, examples = labels.candidates("closed", "test"), eight("test")
     monkeypatch.setattr(scoring, "BLOCK_SCORES", 3 * len(columns))
-    sums = {frozenset(names): found for names, found in assess_sums(method, columns, examples, labels).items()}
+    sums = {frozenset(names): found for names, found in score_term_sums(method, columns, examples, labels).items()}
     expected = [some for size in (1, 2) for some in combinations(TERMS, size)]
     assert set(sums) == set(map(frozenset, expected))
     for some in expected:
         other = small_method(Options(width=5, inference=some))  # type: ignore[arg-type]
         other.load_state_dict(method.state_dict())
-        alone = assess(ScoringTask.of(other, columns), examples, labels).accumulator
+        alone = score_split(ScoringTask.of(other, columns), examples, labels).accumulator
         found = sums[frozenset(some)]
         assert numbers(found) == numbers(alone)
 
@@ -168,7 +168,7 @@ def test_every_sum_of_terms_equals_a_method_with_these_terms_only(monkeypatch):
 def test_a_term_of_weight_0_is_left_out():
     labels, columns, examples = small_labels(), small_labels().candidates("closed", "test"), eight("test")
     for weights, sums in (((0.0, 0.25, 2.0), 2), ((0.0, 0.0, 1.0), 0)):
-        assert len(assess_sums(closed_form(weights), columns, examples, labels)) == sums
+        assert len(score_term_sums(closed_form(weights), columns, examples, labels)) == sums
 
 
 def closed_form(weights: tuple[float, float, float]) -> ClosedFormMethod:
@@ -181,7 +181,7 @@ def closed_form(weights: tuple[float, float, float]) -> ClosedFormMethod:
 def test_terms_of_a_product_are_sums_of_weighted_logarithms():
     labels, columns, examples = small_labels(), small_labels().candidates("closed", "test"), eight("test")
     method = closed_form((0.5, 0.25, 2.0))
-    found = assess_sums(method, columns, examples, labels)
+    found = score_term_sums(method, columns, examples, labels)
     assert len(found) == 6
     parts = dict(method.score_terms(columns)(examples.inputs))
     target = np.searchsorted(columns, examples.compositions.numpy())
@@ -194,7 +194,7 @@ def test_terms_of_a_product_are_sums_of_weighted_logarithms():
 def test_a_score_that_is_no_sum_has_no_terms():
     labels = small_labels()
     method = Plid(small_task(), PlidOptions())
-    assert assess_sums(method, labels.candidates("closed", "test"), eight("test"), labels) == {}
+    assert score_term_sums(method, labels.candidates("closed", "test"), eight("test"), labels) == {}
 
 
 def test_scoring_sets_the_method_to_evaluation_mode():
@@ -202,7 +202,7 @@ def test_scoring_sets_the_method_to_evaluation_mode():
     columns = labels.candidates("closed", "test")
     for ask in (
         lambda: ScoringTask.of(method, columns),
-        lambda: assess_sums(method, columns, eight("test"), labels),
+        lambda: score_term_sums(method, columns, eight("test"), labels),
         lambda: tune(method, eight("val"), labels),
         lambda: validation_auc(method, eight("val"), labels),
     ):
@@ -265,7 +265,7 @@ def test_margins_at_the_chosen_threshold_are_those_without_the_compositions_belo
         mask = feasibility >= chosen.threshold.value
         assert mask[~labels.seen].sum() < (~labels.seen).sum() or place == 0
         for margins, feasible in ((chosen.margins, mask), (chosen.margins_all, None)):
-            alone = Margins.of(assess(task, examples, labels, feasible_mask=feasible).accumulator.competitors())
+            alone = Margins.of(score_split(task, examples, labels, feasible_mask=feasible).accumulator.competitors())
             assert np.array_equal(margins.seen, alone.seen, equal_nan=True)
             assert np.array_equal(margins.unseen, alone.unseen, equal_nan=True)
 
@@ -274,11 +274,11 @@ def test_further_statistics_are_those_of_passes_of_their_own():
     labels, examples = small_labels(), eight("val")
     task = ScoringTask.of(small_method(Options(width=5)), labels.candidates("open", "val"))
     excluded = ~labels.seen & (np.arange(labels.size) % 2 == 0)
-    result = assess(task, examples, labels, feasible_mask=~excluded, further=[excluded, np.zeros_like(excluded)])
+    result = score_split(task, examples, labels, feasible_mask=~excluded, further=[excluded, np.zeros_like(excluded)])
     with_mask, without = result.further
     for one, other in (
         (with_mask.competitors(1), result.accumulator.competitors()),
-        (without.competitors(), assess(task, examples, labels).accumulator.competitors()),
+        (without.competitors(), score_split(task, examples, labels).accumulator.competitors()),
     ):
         for name in ("label", "seen", "unseen", "unseen_column"):
             assert np.array_equal(getattr(one, name), getattr(other, name))

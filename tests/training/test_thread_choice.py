@@ -12,24 +12,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duplex.system.threads import threads
 from duplex.training import loop, thread_choice
 from duplex.training.loop import ResumePoint
-from duplex.training.thread_choice import MARGIN, choose_threads, faster, time_threads
+from duplex.training.thread_choice import MARGIN, choose_threads, fastest_count, time_threads
 from tests.methods.world import small_method
 from tests.training.test_loop import DUPLEX, SETTINGS, examples, images, run, same
 
 
 @pytest.fixture(autouse=True)
 def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with threads(2):
+        yield
 
 
 @given(st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10), min_size=1))
 def test_more_threads_are_taken_only_where_they_are_clearly_faster(seconds):
-    best = faster(seconds)
+    best = fastest_count(seconds)
     assert all(seconds[best] <= MARGIN * seconds[count] for count in seconds if count < best)
     assert all(seconds[count] > MARGIN * seconds[best] for count in seconds if count > best)
 
@@ -38,14 +37,14 @@ def test_a_step_that_threads_slow_down_gets_one():
     def step():
         time.sleep(0.001 if torch.get_num_threads() == 1 else 0.01)
 
-    assert faster(time_threads(step, (1, 2), rounds=3)) == 1
+    assert fastest_count(time_threads(step, (1, 2), rounds=3)) == 1
 
 
 def test_a_step_that_threads_speed_up_gets_all():
     def step():
         time.sleep(0.01 if torch.get_num_threads() == 1 else 0.001)
 
-    assert faster(time_threads(step, (1, 2), rounds=3)) == 2
+    assert fastest_count(time_threads(step, (1, 2), rounds=3)) == 2
 
 
 def test_threads_that_are_far_slower_are_tried_once():
@@ -55,7 +54,7 @@ def test_threads_that_are_far_slower_are_tried_once():
         calls.append(torch.get_num_threads())
         time.sleep(0.001 if torch.get_num_threads() == 1 else 0.1)
 
-    assert faster(time_threads(step, (1, 2), rounds=4)) == 1
+    assert fastest_count(time_threads(step, (1, 2), rounds=4)) == 1
     assert calls.count(2) == 1 and calls.count(1) == 1 + 4
 
 
@@ -71,6 +70,20 @@ def test_timing_leaves_method_random_numbers_and_threads_as_they_were():
     assert torch.get_num_threads() == 2
 
 
+def test_threads_that_are_far_slower_at_a_product_are_tried_at_no_step(monkeypatch):
+    real = torch.mm
+
+    def slow_beside_a_busy_core(*factors):
+        time.sleep(0 if torch.get_num_threads() == 1 else 0.05)
+        return real(*factors)
+
+    method = small_method(DUPLEX)
+    monkeypatch.setattr(torch, "mm", slow_beside_a_busy_core)
+    monkeypatch.setattr(type(method), "losses", lambda *_: pytest.fail("a step was timed"))
+    count, seconds = choose_threads(method, images(), 8)
+    assert count == 1 and seconds[2] > 0.05
+
+
 def test_a_method_that_cannot_be_copied_gets_all_threads():
     method = small_method(DUPLEX)
     method.lock = threading.Lock()  # type: ignore[assignment]
@@ -81,7 +94,7 @@ def test_timing_changes_no_result(monkeypatch):
     monkeypatch.setattr(loop, "choose_threads", lambda *_: (1, {}))
     untimed, _ = run()
     monkeypatch.undo()
-    monkeypatch.setattr(thread_choice, "faster", lambda _: 1)
+    monkeypatch.setattr(thread_choice, "fastest_count", lambda _: 1)
     timed, outcome = run()
     assert same(untimed, timed)
     assert outcome.timing["threads"] == 1
@@ -89,7 +102,7 @@ def test_timing_changes_no_result(monkeypatch):
 
 def test_the_number_is_printed_with_its_times(capsys):
     run()
-    assert "ms per step with 1" in capsys.readouterr().err
+    assert "ms with 1, " in capsys.readouterr().err
 
 
 def test_a_resumed_run_keeps_the_number_that_was_chosen(tmp_path: Path, monkeypatch):

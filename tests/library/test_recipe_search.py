@@ -1,4 +1,4 @@
-"""The climb adopts dearer rungs that are better by more than a standard error, and stops where depth brings nothing."""
+"""The search adopts costlier recipes that gain more than a standard error, and stops where depth gains nothing."""
 
 from __future__ import annotations
 
@@ -11,23 +11,18 @@ from hypothesis import strategies as st
 
 from duplex.encoders import load_encoder
 from duplex.evaluation.curve import Margins
-from duplex.library.climb import (
+from duplex.library.finetuned_recipes import (
     DEPTHS,
     EPOCHS,
     RATES,
-    Attempt,
     BlockCost,
-    Rung,
-    Sizes,
+    ImageCounts,
     block_cost,
     block_room,
-    climb,
-    finetuned_rungs,
-    load_margins,
-    pays,
-    plan,
-    save_margins,
+    finetuned_recipes,
+    plan_search,
 )
+from duplex.library.recipe_search import Recipe, RecipeResult, gain_exceeds_error, search_recipes
 from duplex.library.run_training import MethodSpec
 from duplex.methods.registry import parse_options
 from duplex.options import TrainingOptions
@@ -46,36 +41,36 @@ def margins(auc: float, images: int = 200) -> Margins:
 def attempts(aucs: dict[str, float]):
     tried = []
 
-    def attempt(rung: Rung) -> Attempt:
-        tried.append(rung.name)
-        return Attempt(rung.name, margins(aucs[rung.name]), epoch=1)
+    def attempt(recipe: Recipe) -> RecipeResult:
+        tried.append(recipe.name)
+        return RecipeResult(recipe.name, margins(aucs[recipe.name]), epoch=1)
 
     return attempt, tried
 
 
-def ladder(depths=(1, 2, 4)):
-    return [[Rung("nothing", SPEC)], *finetuned_rungs(SPEC, depths)]
+def levels(depths=(1, 2, 4)):
+    return [[Recipe("nothing", SPEC)], *finetuned_recipes(SPEC, depths)]
 
 
 def names(level: int) -> list[str]:
     return [f"{level} block{'s' * (level > 1)}, rate {rate:g}" for rate in RATES]
 
 
-def test_a_dearer_rung_is_adopted_only_beyond_the_standard_error():
-    low, high = Attempt("a", margins(0.5), 1), Attempt("b", margins(0.51), 1)
+def test_a_costlier_recipe_is_adopted_only_beyond_the_standard_error():
+    low, high = RecipeResult("a", margins(0.5), 1), RecipeResult("b", margins(0.51), 1)
     difference = high.components.minus(low.components)
-    assert pays(high, low) == (difference.auc > difference.standard_error)
-    assert not pays(low, low)
-    assert pays(Attempt("c", margins(0.9), 1), low)
+    assert gain_exceeds_error(high, low) == (difference.auc > difference.standard_error)
+    assert not gain_exceeds_error(low, low)
+    assert gain_exceeds_error(RecipeResult("c", margins(0.9), 1), low)
 
 
-def test_the_climb_goes_to_the_deepest_rung_that_pays_with_the_better_rate():
+def test_the_search_goes_to_the_most_blocks_that_gain_with_the_better_rate():
     aucs = {"nothing": 0.5, names(1)[0]: 0.6, names(1)[1]: 0.65, names(2)[1]: 0.75, names(4)[1]: 0.85}
     attempt, tried = attempts(aucs)
-    choice = climb(ladder(), attempt)
+    choice = search_recipes(levels(), attempt, print)
     assert tried == ["nothing", *names(1), names(2)[1], names(4)[1]]
-    assert choice.rung.name == names(4)[1]
-    assert [row["rung"] for row in choice.table if row["chosen"]] == [choice.rung.name]
+    assert choice.recipe.name == names(4)[1]
+    assert [row["recipe"] for row in choice.table if row["chosen"]] == [choice.recipe.name]
     assert choice.table[-1]["gain"] == pytest.approx(choice.attempt.auc - choice.table[3]["auc"])
 
 
@@ -84,44 +79,44 @@ def test_a_higher_rate_is_taken_only_if_it_pays():
     attempt, tried = attempts(aucs)
     random = np.random.default_rng(0)
 
-    def noisy(rung: Rung) -> Attempt:
+    def noisy(recipe: Recipe) -> RecipeResult:
         """The higher rate is right on other images, so that its gain of one point is smaller than its error."""
-        result = attempt(rung)
-        if rung.name != names(1)[1]:
+        result = attempt(recipe)
+        if recipe.name != names(1)[1]:
             return result
         mixed = [random.permutation(each) for each in (result.margins.seen, result.margins.unseen)]
         return replace(result, margins=Margins(*mixed, result.margins.is_seen))
 
-    choice = climb(ladder(), noisy)
+    choice = search_recipes(levels(), noisy, print)
     assert tried == ["nothing", *names(1), names(2)[0], names(4)[0]]
     assert choice.table[2]["auc"] > choice.table[1]["auc"]
 
 
-def test_the_climb_ends_after_two_depths_that_do_not_pay():
+def test_the_search_ends_after_two_numbers_of_blocks_without_a_gain():
     aucs = {"nothing": 0.8, names(1)[0]: 0.6, names(1)[1]: 0.5, names(2)[0]: 0.7}
     attempt, tried = attempts(aucs)
-    choice = climb(ladder(), attempt)
+    choice = search_recipes(levels(), attempt, print)
     assert tried == ["nothing", *names(1), names(2)[0]]
-    assert choice.rung.name == "nothing"
+    assert choice.recipe.name == "nothing"
 
 
 def test_one_depth_without_gain_does_not_end_the_climb():
     aucs = {"nothing": 0.5, names(1)[0]: 0.5, names(1)[1]: 0.4, names(2)[0]: 0.7, names(4)[0]: 0.5}
     attempt, _ = attempts(aucs)
-    assert climb(ladder(), attempt).rung.name == names(2)[0]
+    assert search_recipes(levels(), attempt, print).recipe.name == names(2)[0]
 
 
-def test_the_first_rung_is_adopted_whatever_its_result():
+def test_the_first_recipe_is_adopted_whatever_its_result():
     attempt, _ = attempts({"nothing": 0.0})
-    assert climb([[Rung("nothing", SPEC)]], attempt).rung.name == "nothing"
+    assert search_recipes([[Recipe("nothing", SPEC)]], attempt, print).recipe.name == "nothing"
 
 
 COST = {blocks: BlockCost(0.01 * blocks, 0.002 * blocks, 0.01 / blocks) for blocks in DEPTHS}
-SIZES = Sizes(train=400, val=100, final=600)
+SIZES = ImageCounts(train=400, val=100, final=600)
 
 
 def seconds(depths: tuple[int, ...], rates: int, epoch: float = 1.0) -> float:
-    """The naive prediction: every epoch of every rung, then those of the final fit, one at a time."""
+    """The naive prediction: every epoch of every recipe, then those of the final fit, one at a time."""
     total = 0.0
     for place, blocks in enumerate(depths):
         total += 600 * COST[blocks].inputs
@@ -136,7 +131,7 @@ def seconds(depths: tuple[int, ...], rates: int, epoch: float = 1.0) -> float:
 @settings(max_examples=100, deadline=None)
 @given(depth=st.sampled_from((0, 1, 2, 4, 8)), budget=st.floats(0, 1000))
 def test_a_plan_fits_into_its_time_and_no_deeper_one_does(depth: int, budget: float):
-    made = plan(depth, COST.__getitem__, SIZES, budget, 1.0)
+    made = plan_search(depth, COST.__getitem__, SIZES, budget, 1.0)
     if made.depths:
         assert seconds(made.depths, len(made.rates)) == pytest.approx(made.seconds)
         assert made.seconds <= budget
@@ -148,7 +143,7 @@ def test_a_plan_fits_into_its_time_and_no_deeper_one_does(depth: int, budget: fl
 
 
 def test_a_plan_without_time_names_what_it_would_take():
-    made = plan(2, COST.__getitem__, SIZES, 1.0, 1.0)
+    made = plan_search(2, COST.__getitem__, SIZES, 1.0, 1.0)
     assert made.depths == ()
     assert "fine-tuning takes at least" in made.reason
 
@@ -158,7 +153,7 @@ def test_block_inputs_must_fit_the_disk_and_the_tower_must_have_the_blocks(tmp_p
     room = block_room(encoder, 100, tmp_path / "absent" / "cache")
     assert room.depth == 4  # the packaged tower has four blocks
     free = 100 * room.image_bytes
-    monkeypatch.setattr("duplex.library.climb.shutil.disk_usage", lambda _: type("", (), {"free": free})())
+    monkeypatch.setattr("duplex.library.finetuned_recipes.shutil.disk_usage", lambda _: type("", (), {"free": free})())
     smaller = block_room(encoder, 100, tmp_path)
     assert smaller.depth < 4
     assert "GB" in smaller.reason
@@ -169,11 +164,3 @@ def test_more_blocks_take_longer():
     one, four = (block_cost(encoder, blocks, blocks, images=128) for blocks in (1, 4))
     assert 0 < one.forward < four.train
     assert not any(parameter.requires_grad for parameter in encoder.visual.parameters())
-
-
-def test_margins_are_read_as_they_were_written(tmp_path):
-    written = Margins(np.array([1.0, np.inf, np.nan]), np.array([-np.inf]), np.array([True, True, False, True]))
-    save_margins(tmp_path / "m.npz", written)
-    read = load_margins(tmp_path / "m.npz")
-    assert all(np.array_equal(getattr(read, name), getattr(written, name), equal_nan=name != "is_seen")
-               for name in ("seen", "unseen", "is_seen"))  # fmt: skip

@@ -1,0 +1,56 @@
+"""Features that a user computed: arrays and tensors checked and converted to one float32 matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from duplex.errors import UsageError
+
+SHORTEST = 1e-12  # length of a feature below which `torch.nn.functional.normalize` does not make it a unit vector
+
+
+def as_numpy(value: Any) -> Any:
+    """Return a tensor as a NumPy array, floats in float32 (NumPy has no bfloat16), and anything else as it is.
+
+    Raise UsageError for a tensor without all values, such as a sparse one, and for a masked array.
+    """
+    if np.ma.is_masked(value):
+        raise UsageError("features is a masked array with masked numbers; leave their images out")
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.layout != torch.strided or value.is_meta or value.is_quantized:
+        raise UsageError(
+            f"features is a tensor of {value.layout}, {value.dtype} on {value.device}; "
+            "expected a dense tensor with values"
+        )
+    values = value.detach().cpu()
+    return (values.float() if values.is_floating_point() else values).numpy()
+
+
+def checked_features(features: Any) -> NDArray[np.float32]:
+    """Return features as float32 [N, d]; raise UsageError unless they are finite numbers of that shape, no row zero."""
+    try:
+        values = np.asarray(as_numpy(features))
+    except ValueError:
+        raise UsageError("features has rows of different lengths; expected floats [images, width]") from None
+    if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
+        raise UsageError(f"features has the shape {values.shape} of {values.dtype}; expected floats [images, width]")
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = np.array(values, dtype=np.float32)
+        length = np.sqrt(np.square(single).sum(axis=1))
+    for is_bad, problem in (
+        (~np.isfinite(single).all(axis=1), "NaN or infinity"),
+        (~np.isfinite(length), "numbers so large that their squares overflow"),
+        (length < SHORTEST, "only zeros, or numbers that are nearly zero,"),
+    ):
+        bad = np.flatnonzero(is_bad)
+        if bad.size:
+            raise UsageError(
+                f"features has {problem} in {bad.size} of {len(single)} rows, first in row {bad[0]}; "
+                "leave these images out"
+            )
+    return single

@@ -1,0 +1,202 @@
+"""Training recipes with fine-tuned blocks: how many blocks are possible, how long they take, and which ones to try.
+
+The choice does not depend on the clock: before any block is fine-tuned, `plan_search` takes the times of a few steps
+and lists the recipes that fit into the time limit. Callers store this plan, so that a resumed search makes the same
+choice.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from duplex.encoders import Encoder
+from duplex.encoders.image_blocks import block_input_shape, last_blocks
+from duplex.errors import UsageError
+from duplex.features.encoding import OutputSpec
+from duplex.features.layout import row_bytes
+from duplex.library.recipe_search import Recipe
+from duplex.library.run_training import MethodSpec
+from duplex.options import FinetuneOptions
+
+DEPTHS = (1, 2, 4, 8)  # numbers of fine-tuned blocks, the cheapest first
+RATES = (3e-4, 1e-3)  # learning rates of fine-tuned blocks
+EPOCHS = 6  # of a recipe with fine-tuned blocks, along half a cosine
+PATIENCE = 3  # epochs without a better validation AUC
+DISK_SHARE = 0.5  # of the free space that block inputs may take
+TIMED_IMAGES = 64
+
+
+def finetuned_recipes(spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES) -> list[list[Recipe]]:
+    """Return the levels of recipes that train a method together with 1, 2, 4 … blocks of the image tower."""
+    training = replace(spec.training, epochs=EPOCHS, schedule="cosine", warm_up=0, patience=PATIENCE)
+    levels = []
+    for blocks in depths:
+        level = []
+        for rate in rates:
+            options = FinetuneOptions(blocks=blocks, adapter="full", learning_rate=rate)
+            name = f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}"
+            level.append(Recipe(name, replace(spec, training=training, finetune=options)))
+        levels.append(level)
+    return levels
+
+
+@dataclass(frozen=True)
+class BlockRoom:
+    """Room for block inputs: how many of an encoder's last blocks can be fine-tuned, and why not more."""
+
+    depth: int  # the largest number of blocks of `DEPTHS`; 0: none
+    image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
+    reason: str
+
+
+def block_room(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
+    """Return how many of the image tower's last blocks can be fine-tuned.
+
+    The tower must be one that can be cut before these blocks, and the blocks' inputs for all `images` must fit into
+    half of the free space on the disk of `folder`, which need not exist. `depths`: numbers of blocks to consider, the
+    smallest first.
+    """
+    free = shutil.disk_usage(_existing(folder)).free
+    room = BlockRoom(0, 0, "")
+    for depth in depths:
+        try:
+            last_blocks(encoder, depth)
+        except UsageError as error:
+            return room if room.depth else BlockRoom(0, 0, str(error).partition(";")[0])
+        shapes = OutputSpec(block_inputs=depth).row_shapes(encoder)
+        size = sum(row_bytes(name, shape) for name, shape in shapes.items())
+        if images * size > DISK_SHARE * free:
+            reason = f"inputs of {depth} block{'s' * (depth > 1)} take {images * size / 1e9:.1f} GB of {free / 1e9:.1f}"
+            return replace(room, reason=f"{reason} GB free")
+        room = BlockRoom(depth, size, f"{images * size / 1e6:,.0f} MB of {free / 1e9:,.1f} GB free")
+    return room
+
+
+def _existing(folder: Path) -> Path:
+    return next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """Seconds per image of the last blocks of an image tower."""
+
+    train: float  # forward and backward
+    forward: float
+    inputs: float = 0.0  # to compute the blocks' inputs from cached inputs of more blocks, once before the first epoch
+
+
+def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
+    """Return the seconds per image of fine-tuning an encoder's last `blocks` blocks, the fastest of three timed passes.
+
+    cached: number of last blocks whose inputs the cache holds, so that each pass runs that many blocks.
+    images: number of images per pass, all random numbers.
+    """
+    cut = last_blocks(encoder, cached)
+    x = torch.randn(images, *block_input_shape(encoder, cached), device=encoder.device)
+    parameters = [parameter for block in cut.blocks[cached - blocks :] for parameter in block.parameters()]
+    before = [parameter.requires_grad for parameter in parameters]
+
+    def seconds(train: bool) -> float:
+        start = time.perf_counter()
+        with torch.set_grad_enabled(train):
+            y = cut(x)
+            if train:
+                torch.autograd.grad(y.float().sum(), parameters, allow_unused=True)
+            y.sum().item()  # waits for the device
+        return (time.perf_counter() - start) / images
+
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    try:
+        return BlockCost(*(min(seconds(train) for _ in range(3)) for train in (True, False)))
+    finally:
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.requires_grad_(value)
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """The training recipes with fine-tuned blocks that fit into the time limit."""
+
+    depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
+    rates: tuple[float, ...]  # learning rates to try at the first depth
+    seconds: float  # predicted time, if all recipes are tried and the last is chosen
+    reason: str  # for the user
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> SearchPlan:
+        return cls(tuple(record["depths"]), tuple(record["rates"]), record["seconds"], record["reason"])
+
+
+@dataclass(frozen=True)
+class ImageCounts:
+    """Numbers of images, from which the time of a search is predicted."""
+
+    train: int
+    val: int
+    final: int  # images of the final fit; 0: there is none
+
+
+def plan_search(
+    depth: int,
+    cost: Callable[[int], BlockCost],
+    sizes: ImageCounts,
+    budget: float,
+    epoch_seconds: float,
+    rates: Sequence[float] = RATES,
+) -> SearchPlan:
+    """Return the plan of the recipes that can all be tried, with a final fit of the last one, in `budget` seconds.
+
+    The plan reaches the largest number of blocks that the time allows. Among such plans, one that tries all smaller
+    numbers of blocks is preferred to one that skips some, and then one with all rates to one with the first rate only.
+
+    depth: the largest possible number of blocks.
+    cost: returns the time of a number of last blocks of the image tower.
+    sizes: numbers of images.
+    epoch_seconds: duration of an epoch without fine-tuned blocks.
+    rates: learning rates to try at the smallest number of blocks.
+    """
+    costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}
+
+    def predicted(depths: Sequence[int], tried: int) -> float:
+        total = 0.0
+        for place, blocks in enumerate(depths):
+            each = costs[blocks]
+            epoch = epoch_seconds + sizes.train * (each.train + each.forward) + sizes.val * each.forward
+            total += EPOCHS * epoch * (tried if place == 0 else 1) + sizes.final * each.inputs
+        last, share = costs[depths[-1]], sizes.final / max(1, sizes.train)
+        return total + EPOCHS * (share * epoch_seconds + sizes.final * (last.train + last.forward))
+
+    possible = tuple(costs)
+    for end in range(len(possible), 0, -1):
+        for depths, tried in _depth_choices(possible[:end], len(rates)):
+            if (seconds := predicted(depths, tried)) <= budget:
+                listed = ", ".join(map(str, depths))
+                return SearchPlan(
+                    depths, tuple(rates[:tried]), seconds, f"blocks {listed}: about {seconds / 60:.1f} minutes"
+                )
+    if not possible:
+        return SearchPlan((), (), 0.0, "no block of the encoder can be fine-tuned")
+    least = min(predicted((blocks,), 1) for blocks in possible)
+    return SearchPlan((), (), 0.0, f"fine-tuning takes at least {least / 60:.1f} minutes, {budget / 60:.1f} are left")
+
+
+def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:
+    """Return the possible choices that end with the last of `depths`, the most thorough first.
+
+    A choice is (numbers of blocks to try, number of learning rates to try at the first of them).
+    """
+    choices = [(depths, rates), (depths, 1)]
+    if len(depths) > 2:
+        choices += [((depths[0], depths[-1]), rates), ((depths[0], depths[-1]), 1)]
+    return [*choices, (depths[-1:], 1)]

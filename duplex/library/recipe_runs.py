@@ -1,0 +1,112 @@
+"""Training runs of recipes: every recipe is trained once, and its result is read from its files afterwards."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+
+from duplex.artifacts import RunPaths
+from duplex.config.params import EvaluationParams
+from duplex.errors import DuplexError
+from duplex.evaluation.curve import Margins
+from duplex.features.examples import Examples
+from duplex.library.finetuned_recipes import SearchPlan
+from duplex.library.inputs import InputRequest, RunInputs
+from duplex.library.recipe_search import Recipe, RecipeResult
+from duplex.library.run_training import Run, train_method
+from duplex.methods.base import Method
+from duplex.system.files import json_digest, write_text
+from duplex.training.checkpoint import Record, load_checkpoint, read_checkpoint, read_known_images
+from duplex.training.loop import ResumePoint
+from duplex.training.scoring import validation_margins
+
+
+@dataclass(frozen=True)
+class RecipeRuns:
+    """Training runs of recipes on one data set with one seed, each with a folder of files inside `folder`.
+
+    Results and tensors are always read from files, even those of this process, so that an interrupted search makes the
+    same choice.
+    """
+
+    folder: Path
+    read: Callable[[InputRequest], RunInputs]  # returns the data set's inputs for a request
+    seed: int
+    device: torch.device
+    settings: EvaluationParams
+    label: str = ""  # name of what is trained, for the progress
+    key: str = ""  # hash of what the runs depend on besides their recipes
+    accuracy: Callable[[Run, Examples], float | None] = lambda *_: None  # percent, of a run on validation images
+
+    def files(self, recipe: Recipe) -> RunPaths:
+        """Return the paths of a recipe's files."""
+        spec = recipe.spec
+        tuned = None if spec.finetune is None else spec.finetune.to_dict()
+        key = [self.key, spec.kind, spec.options.to_dict(), spec.training.to_dict(), tuned]
+        return RunPaths(self.folder / json_digest(key)[:12])
+
+    def result(self, recipe: Recipe) -> RecipeResult:
+        """Train and validate a recipe, or read the result if the recipe was tried before."""
+        files = self.files(recipe)
+        result, margins = files.root / "attempt.json", files.root / "margins.npz"
+        if not result.is_file():
+            self._train(recipe, files, result, margins)
+        with report_damage(files.root), np.load(margins) as arrays:
+            return RecipeResult(recipe.name, Margins(**arrays), **json.loads(result.read_text(encoding="utf-8")))
+
+    def _train(self, recipe: Recipe, files: RunPaths, result: Path, margins: Path) -> None:
+        start, inputs = time.monotonic(), self.read(recipe.spec.request)
+        label = ", ".join(filter(None, (self.label, recipe.name)))
+        resume = ResumePoint(label, files.unfinished_training, files.root.name)
+        run = train_method(recipe.spec, inputs, self.seed, self.device, self.settings, resume)
+        val = inputs.examples["val"].to(self.device)
+        accuracy = self.accuracy(run, val)
+        run.save(files.root)
+        np.savez(margins, **asdict(validation_margins(run.method, val, inputs.labels)))
+        record = {
+            "epoch": run.record.epoch,
+            "accuracy": accuracy,
+            "seconds": time.monotonic() - start,
+            "seconds_per_epoch": run.result.timing["seconds_per_epoch"],
+        }
+        write_text(result, json.dumps(record) + "\n")
+        files.unfinished_training.unlink(missing_ok=True)
+
+    def load(self, recipe: Recipe) -> tuple[Record, Method[Any], RunInputs]:
+        """Return the record, the method and the inputs of a recipe that was tried."""
+        files, inputs = self.files(recipe), self.read(recipe.spec.request)
+        with report_damage(files.root):
+            header = read_checkpoint(files.checkpoint)
+            method = load_checkpoint(header, inputs.task(), inputs.encoder).to(self.device)
+            record = replace(header.record, known_images=read_known_images(header, self.device))
+        return record, method, inputs
+
+    def plan(self, minutes: float, make: Callable[[], SearchPlan]) -> SearchPlan:
+        """Return the stored plan for a time limit; `make` returns a plan, called if none is stored."""
+        path = self.folder / f"plan-{minutes:g}.json"
+        if not path.is_file():
+            write_text(path, json.dumps(make().to_dict()) + "\n")
+        with report_damage(self.folder):
+            return SearchPlan.from_dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+@contextmanager
+def report_damage(folder: Path) -> Iterator[None]:
+    """Raise a `DuplexError` that names `folder` if the `with` block cannot read the files of finished recipes in it."""
+    try:
+        yield
+    except (DuplexError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, BadZipFile
+    ) as error:  # fmt: skip
+        problem = str(error).partition(";")[0]  # what comes after is advice for other folders
+        raise DuplexError(
+            f"{folder} has a damaged file ({problem}); delete the folder and run the same command again"
+        ) from error

@@ -1,0 +1,25 @@
+"""PyTorch's modes, which a caller may have changed for the whole thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+
+@contextmanager
+def initial_modes() -> Iterator[None]:
+    """Run the `with` block, or the decorated function, in PyTorch's initial modes; restore the caller's after it.
+
+    Gradients are on, autocast is off, and new tensors are of float32 and on the CPU.
+    """
+    dtype = torch.get_default_dtype()
+    on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    autocast = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]
+    with torch.inference_mode(False), torch.enable_grad(), on_cpu, autocast[0], autocast[1]:
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)

@@ -1,0 +1,14 @@
+"""Every benchmark can be imported: names that it uses exist in the package."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.subprocesses import ROOT
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_a_benchmark_is_imported(path) -> None:
+    importlib.import_module(f"benchmarks.{path.stem}")

@@ -1,0 +1,130 @@
+"""A bit that changes on the disk is noticed by everything that reads the values."""
+
+from __future__ import annotations
+
+import binascii
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from duplex.errors import DuplexError
+from duplex.features.checksums import row_checksums
+from duplex.features.inspection import inspect, verify
+from duplex.features.shards import join_shards
+from duplex.features.store import open_features
+from duplex.features.tokens import DiskTokens, read_tokens
+
+Reader = Callable[[Path], object]
+
+
+@given(
+    block=st.sampled_from([np.float16, np.int8, np.uint8]).flatmap(
+        lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=2, max_dims=4, max_side=4))
+    ),
+    status=st.integers(0, 255),
+)
+def test_checksums_are_those_of_the_bytes_of_status_and_row(block: np.ndarray, status: int) -> None:
+    statuses = np.full(len(block), status, np.uint8)
+    assert row_checksums(block).tolist() == [binascii.crc32(row.tobytes()) for row in block]
+    assert row_checksums(block, statuses).tolist() == [binascii.crc32(bytes([status]) + row.tobytes()) for row in block]
+
+
+def flip_bit(path: Path, name: str, row: int) -> None:
+    """Flip the lowest bit of the last byte of a row."""
+    with h5py.File(path, "r") as file:
+        data = file[name]
+        size = data.nbytes // len(data)
+        place = data.id.get_offset() + (row + 1) * size - 1
+    with path.open("r+b") as file:
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
+def from_disk(path: Path) -> object:
+    return DiskTokens.open(path, "block_inputs")[torch.tensor([6, 5])]
+
+
+@pytest.fixture(params=[16, 8], ids=["float16", "int8"])
+def cache(run, request) -> Path:
+    """Of forty images, with patch tokens and block inputs."""
+    return run(tokens="patch", block_inputs=1, bits=request.param).path
+
+
+BY_CLS: dict[str, Reader] = {"open_features": open_features, "inspect": inspect}
+BY_TOKENS: dict[str, Reader] = {
+    "in memory": lambda path: read_tokens(path, "block_inputs"),
+    "on disk": from_disk,
+}
+
+
+@pytest.mark.parametrize("read", [*BY_CLS.values(), *BY_TOKENS.values()], ids=[*BY_CLS, *BY_TOKENS])
+def test_a_flipped_bit_is_named_by_each_reader(cache: Path, read: Reader) -> None:
+    read(cache)
+    with h5py.File(cache, "r") as file:
+        tokens = [name for name in file if name.startswith("block_inputs")]
+    for name in ["cls"] if read in BY_CLS.values() else tokens:
+        flip_bit(cache, name, 5)
+        with pytest.raises(DuplexError, match=rf"is damaged: row 5 of '{name}' does not match.*duplex extract.*again"):
+            read(cache)
+        flip_bit(cache, name, 5)
+    read(cache)
+
+
+def test_a_status_of_another_readable_row_is_noticed(cache: Path) -> None:
+    """From "encoded" to "missing" is one bit, and would leave an image out."""
+    with h5py.File(cache, "r+") as file:
+        file["status"][7] = 3
+    with pytest.raises(DuplexError, match="row 7 of 'cls' does not match its checksum"):
+        open_features(cache)
+
+
+@pytest.mark.parametrize("name", ["cls", "patch", "checksums"])
+def test_verify_reads_every_row_and_extraction_starts_again(
+    cache: Path, run, encoder, images, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = cache.read_bytes()
+    options = {"tokens": "patch", "block_inputs": 1, "bits": 8 if b"block_inputs_int8" in whole else 16}
+    flip_bit(cache, name, 31)
+    with pytest.raises(DuplexError, match=r"row 31 of .* does not match its checksum"):
+        verify(cache, encoder, images, tmp_path / "pictures", "m" * 64, sample=1)
+    run(**options)
+    assert cache.read_bytes() == whole and "does not match its checksum; extracting again" in capsys.readouterr().err
+
+
+def test_a_damaged_row_is_never_copied(run, tmp_path: Path) -> None:
+    """Its copy would get a checksum of its own."""
+    for k in range(2):
+        shard = run(shard=(k, 2)).path
+    flip_bit(shard, "cls", 3)
+    with pytest.raises(DuplexError, match="row 3 of 'cls' does not match its checksum"):
+        join_shards(tmp_path / "features.h5", copy=True)
+    assert not (tmp_path / "features.h5").exists()
+    shutil.rmtree(tmp_path / "pictures")
+    join_shards(tmp_path / "features.h5")
+    with pytest.raises(DuplexError, match="does not match its checksum"):
+        open_features(tmp_path / "features.h5")
+
+
+def test_a_row_is_compared_once_however_often_it_is_read(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = DiskTokens.open(run(tokens="patch").path)
+    compared: list[int] = []
+
+    def counted(block: np.ndarray) -> np.ndarray:
+        compared.append(len(block))
+        return row_checksums(block)
+
+    monkeypatch.setattr("duplex.features.tokens.row_checksums", counted)
+    for _ in range(3):
+        _ = tokens[torch.tensor([3, 4, 9])]
+    _ = tokens[2:6]
+    assert compared == [2, 1, 2]
