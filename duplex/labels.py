@@ -29,6 +29,10 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
+class UnknownLabel(DuplexError):
+    """A name that is no state or object of a label space."""
+
+
 def prompt_name(label: str) -> str:
     """Return a state's or object's name as written in prompts: `Faux.Fur` -> `faux fur`."""
     return " ".join(label.replace(".", " ").replace("_", " ").lower().split())
@@ -195,7 +199,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
     try:
         return np.fromiter(map(index.__getitem__, names), dtype=np.int64)
     except KeyError as error:
-        raise DuplexError(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from error
+        raise UnknownLabel(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from error
 
 
 @dataclass(frozen=True)

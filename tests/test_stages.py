@@ -22,7 +22,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import IMPORTED
 from duplex.labels import LabelSpace
 from duplex.report.aggregate import aggregate as summary
-from duplex.stages import evaluate, train
+from duplex.stages import evaluate, report, train
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
 from tests.features.damage import update_checksums
@@ -143,6 +143,42 @@ def test_a_checkpoint_of_another_run_is_not_evaluated_under_this_name(params, pa
 
 
 @pytest.mark.slow
+def test_a_run_of_other_params_or_images_is_neither_evaluated_nor_reported(folder, params, paths, tmp_path):
+    train.run(params, "own", "csp", 5, paths)
+    evaluate.run(params, "own", "csp", 5, paths)
+    record = YAML(typ="safe").load((folder / "params.yaml").read_text())
+    record["datasets"]["own"]["training"]["epochs"], record["run"]["seeds"] = 1, [5]
+    record["methods"]["csp"]["finetune"] = "auto"
+    changed = tmp_path / "params.yaml"
+    with changed.open("w") as file:
+        YAML().dump(record, file)
+    with pytest.raises(DuplexError, match="finetune is None instead of 'auto'"):
+        evaluate.run(load_params(changed), "own", "csp", 5, paths)
+    del record["methods"]["csp"]["finetune"]
+    with changed.open("w") as file:
+        YAML().dump(record, file)
+    with pytest.raises(DuplexError, match="epochs is 2 instead of 1; `duplex train"):
+        evaluate.run(load_params(changed), "own", "csp", 5, paths)
+
+    manifest = paths.manifest("own")
+    before = manifest.read_text()
+    try:
+        manifest.write_text(before.replace(",test\n", ",train\n", 1))
+        with pytest.raises(DuplexError, match="its images, labels or splits were others; `duplex train"):
+            evaluate.run(params, "own", "csp", 5, paths)
+        with pytest.raises(DuplexError, match=r"csp/5/predictions.csv has other images .*manifest.csv; `dvc repro`"):
+            report.read_results(load_params(changed), {}, paths)
+    finally:
+        manifest.write_text(before)
+    report.read_results(load_params(changed), {}, paths)
+
+    run = paths.run("own", "csp", 5)
+    train.run(params, "own", "csp", 5, paths)
+    assert run.metrics.exists() and run.predictions.exists(), "the same checkpoint"
+    train.run(load_params(changed), "own", "csp", 5, paths)
+    assert not run.metrics.exists() and not run.curve.exists() and not run.predictions.exists()
+
+
 def test_killed_and_resumed_training_ends_with_the_same_bytes(folder, paths):
     """SIGKILL at random moments of `duplex train`, then the same command again."""
     shipped = (folder / "params.yaml").read_text()

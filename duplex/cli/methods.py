@@ -124,6 +124,9 @@ def metrics(as_json: AsJson = False) -> None:
 
     paths = ArtifactPaths()
     table = read_metrics(paths.summary, "dvc repro report")
+    written = paths.summary.stat().st_mtime
+    if any(path.stat().st_mtime > written for path in paths.root.glob("*/*/*/metrics.json")):
+        typer.echo(f"some runs are newer than {paths.summary}; `duplex report` writes it again", err=True)
     if as_json:
         print_json(table)
         return

@@ -116,8 +116,6 @@ def _load(path: Path, images: Path | None, split: SplitOptions) -> tuple[SourceO
     from duplex.data.dataset_source import detect_source, load_source
 
     source = detect_source(path.resolve(), split, images.resolve() if images else None)
-    if images is not None and source.kind != "table":
-        raise UsageError(f"--images is for tables, and {path} is not a table; leave it out")
     return source, load_source(source)
 
 

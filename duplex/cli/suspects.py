@@ -78,9 +78,11 @@ def relabel(
 
     params = load_params()
     target = out or Path(f"{name}-relabelled.csv")
-    if target.exists():
-        raise UsageError(f"{target} exists; choose another --out")
-    table = relabelled_manifest(params, name, edited)
+    if target.exists() or target.suffix.lower() != ".csv":
+        reason = "exists" if target.exists() else "is not named .csv"
+        raise UsageError(f"{target} {reason}; choose another --out")
+    table, changed = relabelled_manifest(params, name, edited)
     write_manifest(table, target)
     root = params.dataset(name).source.root
-    typer.echo(f"wrote {target}; `duplex data add {name}-relabelled {target} --images {root}` adds it", err=True)
+    hint = f"`duplex data add {name}-relabelled {target} --images {root}` adds it"
+    typer.echo(f"wrote {target} with {changed} corrected labels; {hint}", err=True)

@@ -69,6 +69,8 @@ def detect_source(path: Path, split: SplitOptions | None = None, root: Path | No
         return SourceOptions("table", root or path.parent, path, split=split)
     if not path.is_dir():
         raise UsageError(f"{path} is neither a folder nor a table (.csv, .tsv, .parquet)")
+    if root is not None:
+        raise UsageError(f"--images is for tables, and {path} is not a table; leave it out")
     return SourceOptions("standard" if has_pair_lists(path) else "folder", path, split=split)
 
 

@@ -40,8 +40,6 @@ def read_labelled_folder(source: Path, images: Path | None = None, seed: int = S
     more than one image in a hundred has two labels, and for data that have no compositional split.
     """
     description = detect_source(source, SplitOptions(seed=seed), images)
-    if images is not None and description.kind != "table":
-        raise UsageError(f"--images is for tables, and {source} is not a table; leave it out")
     notes: list[str] = []
     try:
         if description.kind == "standard":

@@ -40,6 +40,7 @@ from duplex.recognition.card import RunFacts, model_card
 from duplex.recognition.export_folder import NAMES as EXPORTED
 from duplex.recognition.export_folder import README, refuse_other_files, replace_export
 from duplex.recognition.fitted_files import (
+    FIT,
     contents_of,
     read_fit,
     read_statistics,
@@ -105,6 +106,9 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     record = read_fit(model)
     stored = load_file(model / TENSORS)
     fitted = read_statistics(model, stored)
+    listed = sum(len(part["contents"]) for part in (record, *record.get("updates", [])))
+    if int(fitted.statistics.counts.sum()) > listed:
+        raise UsageError(f"{model / FIT} lists fewer images than the model has; put back the file of this model")
     new = read_images(recognizer, source, images, record)
     refuse_lost_updates(out, contents_of(record).union(new.digests))
     for note in new.notes:
@@ -281,5 +285,5 @@ def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) 
 def _right(recognizer: Recognizer, new: NewImages) -> int:
     """Return the number of new images whose most probable answer is their label."""
     answers = recognizer.candidates().answers(new.inputs, 1)
-    pairs = zip(new.rows["state"], new.rows["object"], strict=True)
-    return sum((answer.best.state, answer.best.object) == pair for answer, pair in zip(answers, pairs, strict=True))
+    names = map(prompt_name, new.rows["state"] + " " + new.rows["object"])
+    return sum(prompt_name(answer.best.name) == name for answer, name in zip(answers, names, strict=True))

@@ -19,13 +19,13 @@ from duplex.config.params import EncoderParams, Params
 from duplex.data.manifest import read_manifest
 from duplex.encoders import load_encoder, resolve_device
 from duplex.encoders.text_tower import TextTower
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.glove import read_word_vectors
 from duplex.features.examples import Arrays, Examples, join
 from duplex.features.identity import IMPORTED
 from duplex.features.store import Features, open_features
 from duplex.features.tokens import read_tokens
-from duplex.labels import LabelSpace, World
+from duplex.labels import LabelSpace, UnknownLabel, World
 from duplex.layers.finetuned_blocks import FinetunedBlocks, finetuned_blocks_factory
 from duplex.layers.prompt_paths import word_vectors
 from duplex.methods.base import Method, PrimitiveVectors, TaskContext
@@ -156,7 +156,16 @@ class DatasetFiles:
             expected["precision"] = self.encoder.precision
         features = open_features(self.features, expect=expected)
         cache_identity = {key: str(value) for key, value in features.identity.items()}
-        examples = join(manifest, labels, _read_arrays(features, request), features.bad)
+        try:
+            examples = join(manifest, labels, _read_arrays(features, request), features.bad)
+            fits = all(np.isin(each.compositions, labels.pairs[split]).all() for split, each in examples.items())
+        except UnknownLabel:
+            fits = False
+        if not fits:
+            raise DuplexError(
+                f"{self.labels} does not list all pairs of {self.manifest}; "
+                f"`duplex prepare --dataset {self.manifest.parent.name}` writes both again"
+            )
         encoder = encoder_record(self.encoder, identity, cache_identity, request, self.word_vectors)
         make_blocks: Callable[[], FinetunedBlocks] | None = None
         member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None

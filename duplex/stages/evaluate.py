@@ -17,7 +17,7 @@ from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_de
 from duplex.library.run_evaluation import calibration_for, evaluate_world, group_accuracies, term_metrics
 from duplex.methods.registry import find_method, report_exits
 from duplex.options import AutoFinetune, CombinedOptions
-from duplex.system.files import write_json, write_text
+from duplex.system.files import sha256, write_json, write_text
 from duplex.system.threads import threads
 from duplex.training.checkpoint import Record, load_checkpoint, read_record
 
@@ -39,7 +39,7 @@ def run(
     out = out or paths.run(dataset, method, seed)
     training, settings, worlds = params.training(dataset, method), params.evaluation, params.worlds(method)
     record = read_record(out.checkpoint)
-    if difference := _difference(record, params, dataset, method, seed):
+    if difference := _difference(record, params, dataset, method, seed, paths):
         raise DuplexError(
             f"{out.checkpoint} is not of {method} with seed {seed} as params.yaml has it: {difference}; "
             f"`duplex train --dataset {dataset} --method {method} --seed {seed}` writes it again"
@@ -73,7 +73,7 @@ def run(
     return metrics
 
 
-def _difference(record: Record, params: Params, dataset: str, method: str, seed: int) -> str:
+def _difference(record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> str:
     """Return the first setting of a checkpoint that differs from a run of params.yaml, as text; "" if none does.
 
     Members of a product and blocks of `finetune: auto` are found in training, so params.yaml has no value for them.
@@ -83,8 +83,16 @@ def _difference(record: Record, params: Params, dataset: str, method: str, seed:
     wanted = {"kind": entry.kind, "seed": seed, "world": entry.trained_for, **vars(options)}
     if isinstance(options, CombinedOptions):
         wanted.pop("members")
-    elif not isinstance(finetune, AutoFinetune):
+    elif isinstance(finetune, AutoFinetune):
+        stored["finetune"], wanted["finetune"] = "auto" if record.recipes else record.finetune, "auto"
+    else:
         stored["finetune"], wanted["finetune"] = record.finetune, finetune
+        training = params.training(dataset, method).to_dict()
+        wanted |= {name: training[name] for name in record.training.keys() & training.keys() - {"log"}}
+        stored |= record.training
+    manifest, trained_on = paths.manifest(dataset), record.training.get("manifest")
+    if trained_on is not None and manifest.is_file() and trained_on != sha256(manifest):
+        return "its images, labels or splits were others"
     for name, value in wanted.items():
         if stored.get(name) != value:
             return f"{name} is {stored.get(name)!r} instead of {value!r}"

@@ -12,6 +12,8 @@ import pandas as pd
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
+from duplex.data.manifest import read_manifest
+from duplex.errors import DuplexError
 from duplex.features.checks import open_cache, read_identity
 from duplex.report.aggregate import Aggregate, Tree, aggregate, headlines
 from duplex.report.blocks import ReportPart
@@ -110,7 +112,27 @@ def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Re
         )
         for dataset in params.run.datasets
     ]
+    for data in datasets:
+        _check_images(data, paths)
     return Results(tuple(datasets), paths.summary.as_posix(), table.as_posix(), params.run.seeds)
+
+
+def _check_images(data: DatasetResults, paths: ArtifactPaths) -> None:
+    """Raise `DuplexError` if a run's predictions are of other images than the readable test images of the manifest."""
+    manifest = paths.manifest(data.name)
+    if not manifest.is_file():
+        return
+    images, bad = read_manifest(manifest), [each["row"] for each in (data.extraction or {}).get("bad_images", [])]
+    wanted = images[(images["split"] == "test") & ~images.index.isin(bad)]["image"].to_dict()
+    for method, runs in data.runs.items():
+        for seed, run in runs.items():
+            table = run.predictions
+            if table is not None and dict(zip(table["row"], table["image"], strict=True)) != wanted:
+                raise DuplexError(
+                    f"{run.files['predictions']} has other images than the test split of {manifest}; `dvc repro`, or "
+                    f"`duplex train` and `duplex evaluate --dataset {data.name} --method {method} --seed {seed}`, "
+                    "writes it again"
+                )
 
 
 def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:

@@ -98,8 +98,9 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
     return [features, *(factor.numpy() for factor in inspectable.factors(inputs))]
 
 
-def relabelled_manifest(params: Params, dataset: str, edited: Path) -> pd.DataFrame:
-    """Return the manifest with labels replaced by those in the table `edited`, by image; other columns are ignored."""
+def relabelled_manifest(params: Params, dataset: str, edited: Path) -> tuple[pd.DataFrame, int]:
+    """Return the manifest with labels replaced by those in the table `edited`, by image, and the number of images whose
+    label changed; other columns are ignored. Raises `UsageError` if no label changes."""
     params.dataset(dataset)
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
     try:
@@ -114,4 +115,7 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> pd.DataFr
     out = manifest.copy()
     for name in ("state", "object"):
         out[name] = out["image"].map(corrected[name]).fillna(out[name])
-    return out
+    changed = int((out[["state", "object"]] != manifest[["state", "object"]]).any(axis=1).sum())
+    if not changed:
+        raise UsageError(f"{edited} changes no label of {dataset}; correct its columns state and object")
+    return out, changed

@@ -21,7 +21,7 @@ from duplex.library.requirements import require_inputs
 from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.registry import report_exits
 from duplex.options import AutoFinetune
-from duplex.system.files import json_digest, write_json
+from duplex.system.files import json_digest, sha256, write_json
 from duplex.system.lock import sole_writer
 from duplex.system.threads import threads
 from duplex.training.checkpoint import WORD_VECTORS, read_checkpoint
@@ -64,7 +64,11 @@ def run(
                 trained = train_chosen_blocks(spec, auto, runs, partial(print, file=sys.stderr))
             else:
                 trained = train_method(spec, inputs, seed, device, params.evaluation, resume, TrainingHooks(log=log))
+            before = sha256(out.checkpoint) if out.checkpoint.is_file() else None
             trained.save(out.root)
+            if sha256(out.checkpoint) != before:
+                for outdated in (out.metrics, out.curve, out.predictions):
+                    outdated.unlink(missing_ok=True)
             out.unfinished_training.unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
             if out.root == paths.run(dataset, method, seed).root and not members.headers:

@@ -56,6 +56,7 @@ class Record:
     selected_by: str = "auc"  # validation metric that chose the epoch
     val_auc_all: float | None = None  # validation AUC with every composition a candidate; None: not for the open world
     recipes: tuple[Mapping[str, float], ...] = ()  # rows of the recipes that `finetune: auto` tried
+    training: Mapping[str, Any] = field(default_factory=dict)  # training options, and the manifest's sha256
     known_images: KnownImages | None = field(default=None, compare=False, repr=False)  # stored among the tensors
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,6 +92,7 @@ class Record:
             finetune=FinetuneOptions.from_dict(meta["finetune"]) if meta.get("finetune") else None,
             confidence=Confidence.from_dict({key: _of(float, value) for key, value in meta["confidence"].items()}),
             recipes=tuple({name: _of(float, value) for name, value in recipe.items()} for recipe in meta["recipes"]),
+            training=_of(dict, meta.get("training", {})),
         )
 
 

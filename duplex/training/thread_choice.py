@@ -18,6 +18,7 @@ from duplex.methods.base import Batch, Method
 
 ROUNDS = 5  # timed steps per number of threads, taken in turn; their median counts
 FAR_SLOWER = 4.0  # a number of threads that needs this many times the fastest's time is not tried again
+PRODUCTS = 20  # threads meet after each; one wait alone may happen to be short
 MARGIN = 0.9  # all threads are taken where they need at most this share of one thread's time
 
 
@@ -25,9 +26,9 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
     """Return the number of CPU threads for a method's training, and the seconds that each number tried took.
 
     Small matrix products are timed first: beside a busy core a single step of all threads can take forty times as long
-    as one of a single thread, and a product shows that in milliseconds. Where all threads are not far slower, steps of
-    a copy of the method are timed. torch's random generator is set back, so that training is not affected. A method
-    that cannot be copied gets all threads.
+    as one of a single thread, and products show that in a tenth of a second. Where all threads are not far slower,
+    steps of a copy of the method are timed. torch's random generator is set back, so that training is not affected. A
+    method that cannot be copied gets all threads.
     """
     every = torch.get_num_threads()
     if every == 1 or images.compositions.device.type != "cpu":
@@ -40,14 +41,15 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
     factors = torch.ones(2, 256, 256)
     rows = torch.arange(min(batch_size, len(images)))
 
-    def product() -> None:
-        torch.mm(*factors)
+    def products() -> None:
+        for _ in range(PRODUCTS):
+            torch.mm(*factors)
 
     def step() -> None:
         torch.stack(list(trial.losses(images[rows], trial.shared()).values())).sum().backward()
 
     try:
-        seconds = time_threads(product, (1, every))
+        seconds = time_threads(products, (1, every))
         if seconds[every] <= FAR_SLOWER * seconds[1]:
             seconds = time_threads(step, (1, every))
     finally:

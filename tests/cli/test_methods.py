@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -36,6 +37,11 @@ def test_the_table_of_metrics_is_not_wrapped_in_a_narrow_terminal(project, comma
     starts = [header.index(name) for name in ("world", "method", "AUC")]
     assert all(row[start - 2 : start] == "  " and row[start] != " " for row in rows for start in starts)
     assert report == "report: artifacts/report/index.html"
+    later = project / "artifacts" / "shapes" / "clip" / "0" / "metrics.json"
+    later.parent.mkdir(parents=True)
+    later.write_text("{}")
+    os.utime(later, (2**31, 2**31))
+    assert command("metrics").err.startswith("some runs are newer than artifacts/summary.json; `duplex report` writes")
 
 
 def test_prepare_writes_manifest_labels_and_statistics(project, command, monkeypatch):

@@ -42,6 +42,11 @@ def test_tables_load_with_and_without_a_split(tmp_path: Path, suffix: str, split
     assert dataset.notes == {}
 
 
+def test_a_folder_for_the_images_of_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--images is for tables"):
+        detect_source(tmp_path, root=tmp_path)
+
+
 READING = """
 import sys
 import torch

@@ -182,6 +182,29 @@ def test_an_image_of_the_fit_is_not_counted_twice(model, drawn, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_another_spelling_of_a_label_is_the_same_label(model, tmp_path):
+    said: list[str] = []
+    update_model(model, draw_pair_as(tmp_path / "more", "red", "star"), tmp_path / "plain", say=said.append)
+    update_model(model, draw_pair_as(tmp_path / "More", "Red", "star_"), tmp_path / "other", say=said.append)
+    assert said[0] == said[2] and said[1] == said[3] and "answered right" in said[1]
+
+
+def draw_pair_as(folder: Path, state: str, thing: str) -> Path:
+    """Draw four images of a red star into a folder with other names."""
+    draw_pair(folder / "drawn", "red", "star", range(20, 24))
+    (folder / "named" / state).mkdir(parents=True)
+    shutil.move(folder / "drawn" / "red" / "star", folder / "named" / state / thing)
+    return folder / "named"
+
+
+def test_the_fit_json_of_before_an_update_is_refused(model, drawn, further, tmp_path):
+    """By it, the same images could be added again."""
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    shutil.copyfile(model / "fit.json", tmp_path / "out" / "fit.json")
+    with pytest.raises(UsageError, match="lists fewer images than the model has; put back"):
+        update_model(tmp_path / "out", further, tmp_path / "twice", say=lambda _: None)
+
+
 def test_two_updates_in_place_do_not_lose_one(model, further, tmp_path):
     place = shutil.copytree(model, tmp_path / "model")
     before = {path.name: path.read_bytes() for path in place.iterdir()}

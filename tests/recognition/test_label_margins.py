@@ -87,7 +87,7 @@ def test_the_list_the_page_and_the_corrected_copy(project, tmp_path, way):
     edited.to_csv(tmp_path / "edited.csv", index=False)
     target = tmp_path / "corrected.csv"
     done = duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", target)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and f"wrote {target} with 1 corrected labels;" in done.stderr, done.stderr
     new, old = read_manifest(target), read_manifest(manifest)
     changed = (new != old).any(axis=1)
     assert set(new["image"][changed]) <= {first["image"]}
@@ -121,11 +121,13 @@ def test_a_run_of_another_encoder_is_refused(project, tmp_path):
         ("image,state,object\nstrange.png,red,star\n", "is not an image of own"),
         ("image,state,object\n{image},,star\n", "state is empty"),
         ("image,state,object\n{image},red,star\n{image},red,star\n", "twice"),
+        ("image,state,object,better_state\n{image},{state},{object},old\n", "changes no label of own"),
     ],
 )
 def test_mistakes_in_an_edited_list_are_reported(project, tmp_path, text, message):
-    image = read_manifest(project.paths.manifest("own"))["image"][0]
-    (tmp_path / "edited.csv").write_text(text.format(image=image))
+    row = read_manifest(project.paths.manifest("own")).iloc[0]
+    (tmp_path / "edited.csv").write_text(text.format(**row))
+    assert "is not named .csv" in duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", "new.xlsx").stderr
     done = duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", tmp_path / "new.csv")
     assert done.returncode == 2 and message in done.stderr
     assert not (tmp_path / "new.csv").exists()

@@ -146,11 +146,16 @@ def test_unfitting_runs_are_refused_in_one_line(params: Params, project: Path) -
 
 
 def test_runs_of_another_data_set_are_refused(params: Params) -> None:
-    labels = ArtifactPaths().labels("own")  # those of the runs, less one pair
+    labels = ArtifactPaths().labels("own")
     record = json.loads(labels.read_text())
-    record["pairs"]["test"] = record["pairs"]["test"][:-1]
-    labels.write_text(json.dumps(record))
+    pairs = record["pairs"]["test"]
+    record["pairs"]["test"] = sorted([*pairs, next(c for c in range(192) if c not in pairs)])
+    labels.write_text(json.dumps(record))  # those of the runs and one pair more
     with pytest.raises(DuplexError, match="was trained on other labels than those of the data set"):
+        train.run(params, "own", "both", 0)
+    record["pairs"]["test"] = pairs[:-1]
+    labels.write_text(json.dumps(record))
+    with pytest.raises(DuplexError, match=r"labels.json does not list all pairs of .*; `duplex prepare --dataset own`"):
         train.run(params, "own", "both", 0)
 
 
