@@ -63,3 +63,13 @@ def test_a_file_that_is_no_single_array_is_refused(tmp_path: Path) -> None:
             import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
     with pytest.raises(UsageError, match="does not exist"):
         import_features(tmp_path / "absent.npy", 7, "m", tmp_path / "features.h5")
+
+
+def test_rows_with_names_are_found_by_them_and_refused_without_a_manifest(tmp_path: Path) -> None:
+    values: np.ndarray = np.arange(1, 7, dtype=np.float32).reshape(3, 2)
+    np.savez(tmp_path / "f.npz", features=values, images=["c", "a", "b"])
+    with pytest.raises(UsageError, match=r"has image names and no manifest .*; give its array alone, as \.npy"):
+        import_features(tmp_path / "f.npz", 3, "m", tmp_path / "features.h5")
+    import_features(tmp_path / "f.npz", 3, "m", tmp_path / "features.h5", ["a", "b", "c"])
+    found = open_features(tmp_path / "features.h5", {"encoder": "ViT", "weights": "w", "manifest": "m", "dim": "2"})
+    assert np.array_equal(found.cls[:], values[[1, 2, 0]])

@@ -71,6 +71,12 @@ def test_a_score_does_not_depend_on_the_other_candidates():
     close(scores(method, list(range(M * N)), images), alone)
 
 
+@pytest.mark.parametrize("kind", [Cge, CoCge])
+def test_word_vectors_are_not_trained(kind):
+    method = build(kind, **ROW)
+    assert list(method.network.parameters()) and not list(method.words.parameters())
+
+
 def test_a_composition_outside_the_graph_is_embedded():
     words = task().words
     network = GraphNetwork(CompositionGraph(np.array([0, 4, 5]), M, N), 6, 5, 4, 2, 0.0).double().eval()

@@ -106,7 +106,7 @@ def test_a_loaded_checkpoint_scores_the_same():
 def test_the_gaussian_term_alone_needs_no_text_tower():
     task = dataclasses.replace(small_task(), text=None, words=None)
     method = make_method("closed_form", ClosedFormOptions(**ALONE), task)
-    assert method.needs(method.options) == {"cls"} and method.groups() == []
+    assert method.needs(method.options) == {"cls"} and method.groups() == [] and method.shared() == ()
     method.start(TRAIN)
     assert torch.isfinite(scores_of(method, LABELS.candidates("open", "test"), features(3, 0))).all()
 

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint, version
 from typing import Any
 
 import pytest
+from torch import nn
 
 from duplex.errors import DISTRIBUTION, UsageError
 from duplex.methods import registry
@@ -17,6 +18,7 @@ from duplex.methods.base import Method
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import BrokenMethod, describe_method, find_method, installed_methods, make_method
+from duplex.methods.with_finetuning import WithFinetuning
 from duplex.options import OptionError, Options
 from duplex.system import plugins
 from duplex.system.plugins import module_of, provider
@@ -173,3 +175,6 @@ def test_a_method_that_trains_nothing_cannot_fine_tune_the_encoder():
     with pytest.raises(UsageError, match="'prompts' trains nothing with these options, so it cannot fine-tune"):
         make_method("prompts", PromptOptions(losses=()), with_blocks)
     assert isinstance(make_method("prompts", PromptOptions(losses=()), small_task()), PromptMethod)
+    with_blocks = dataclasses.replace(with_blocks, finetuned_blocks=nn.Identity)  # type: ignore[arg-type]
+    trained = make_method("prompts", PromptOptions(), with_blocks)
+    assert isinstance(trained, WithFinetuning) and isinstance(trained.blocks, nn.Identity)

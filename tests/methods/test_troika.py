@@ -9,6 +9,7 @@ import torch
 
 from duplex.errors import UsageError
 from duplex.layers import attention
+from duplex.methods.base import Batch
 from duplex.methods.cds import Cds
 from duplex.methods.logiczsl import LogicZsl
 from duplex.methods.prompts import PromptMethod
@@ -59,7 +60,8 @@ def test_losses_and_scores_by_loops():
     ],
 )
 def test_without_its_extension_a_method_is_the_three_paths(kind, without):
-    method, plain, images = build(kind, width=5, **without), build(PromptMethod, width=5), batch(4)
+    method, plain = build(kind, width=5, **without), build(PromptMethod, width=5)
+    images = Batch({"cls": batch(4).cls}, batch(4).compositions)  # without patch tokens
     plain.load_state_dict(method.state_dict())
     ours, theirs = (model.losses(images, model.shared()) for model in (method, plain))
     assert ours.keys() == theirs.keys()

@@ -25,6 +25,7 @@ from duplex.methods.prompts import PromptOptions
 from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
 from duplex.system import memory
+from duplex.system.progress import ProgressBar
 from duplex.training.epoch import optimiser_step
 from duplex.training.loop import ResumePoint, train
 from duplex.training.optimiser import make_optimiser, rate_share
@@ -101,6 +102,16 @@ def test_the_best_epoch_by_validation_auc_is_kept():
     assert outcome.best_auc == max(aucs)
     assert outcome.best_epoch == aucs.index(max(aucs))
     assert validation_auc(network, examples("val", 24, 7), LABELS) == outcome.best_auc
+
+
+def test_the_progress_bar_starts_at_the_untrained_method_and_ends_at_the_last_epoch(monkeypatch):
+    shown = []
+    monkeypatch.setattr(ProgressBar, "show", lambda self, done, values: shown.append((done, dict(values))))
+    first, *_, last = run()[1].history
+    assert [done for done, _ in shown] == sorted(done for done, _ in shown)
+    assert shown[0] == (0, {"val AUC": first["val_auc"]})
+    losses = {name: value for name, value in last.items() if name.startswith("loss_")}
+    assert losses and shown[-1] == (4 * 7, {**losses, "val AUC": last["val_auc"]})
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
