@@ -158,6 +158,10 @@ class TrainingOptions(Options):
     checkpointing: bool = False  # recompute the text tower's activations in the backward pass: slower, less memory
     log: str = "none"  # where losses, rates and validation are logged: dvclive, tensorboard, a plug-in, or none
 
+    def result_settings(self) -> dict[str, Any]:
+        """Return the options that results depend on: all but `log`."""
+        return {key: value for key, value in self.to_dict().items() if key != "log"}
+
     def rules(self) -> Iterable[tuple[object, str]]:
         is_sgd = self.optimiser == "sgd" or self.sgd_momentum == type(self).sgd_momentum
         yield is_sgd, f"optimiser: {self.optimiser} has no sgd_momentum; leave it out"

@@ -71,7 +71,7 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
     train: Record = {
         **common,
         "options": entry.options_for(dataset),
-        "training": {key: value for key, value in training.to_dict().items() if key != "log"},  # changes no result
+        "training": training.result_settings(),
         "finetune": None if finetune is None else finetune.to_dict(),
         "calibration": {key: evaluation[key] for key in CALIBRATION},
         "code": _encoder_code(params, dataset, "duplex.stages.train", module, ignored=DRAWN),

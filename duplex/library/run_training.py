@@ -170,7 +170,7 @@ def train_method(
         finetune=spec.finetune,
         confidence=fit_confidence(method, val, inputs.labels),
         known_images=KnownImages.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
-        training=spec.training.to_dict() | {"manifest": inputs.identity.get("manifest")},
+        training=spec.training.result_settings() | {"manifest": inputs.identity.get("manifest")},
     )
     return Run(spec.name, method, record, spec.training, result)
 

@@ -87,8 +87,8 @@ def _difference(record: Record, params: Params, dataset: str, method: str, seed:
         stored["finetune"], wanted["finetune"] = "auto" if record.recipes else record.finetune, "auto"
     else:
         stored["finetune"], wanted["finetune"] = record.finetune, finetune
-        training = params.training(dataset, method).to_dict()
-        wanted |= {name: training[name] for name in record.training.keys() & training.keys() - {"log"}}
+        training = params.training(dataset, method).result_settings()
+        wanted |= {name: training[name] for name in record.training.keys() & training.keys()}
         stored |= record.training
     manifest, trained_on = paths.manifest(dataset), record.training.get("manifest")
     if trained_on is not None and manifest.is_file() and trained_on != sha256(manifest):

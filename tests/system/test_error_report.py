@@ -88,6 +88,7 @@ WAITING = """
 import signal, time
 from duplex.system.error_report import run_command
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if tests run in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if tests run under nohup
 def work():
     print("begun", flush=True)
     time.sleep(60)
