@@ -88,7 +88,6 @@ WAITING = """
 import signal, time
 from duplex.system.error_report import run_command
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if tests run in the background
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if tests run under nohup
 def work():
     print("begun", flush=True)
     time.sleep(60)
@@ -98,8 +97,9 @@ run_command(work)
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_stops_a_script_with_one_line(number: signal.Signals, code: int) -> None:
+    listening = WAITING.replace("def work", "signal.signal(signal.SIGHUP, signal.SIG_DFL)\ndef work")  # unlike nohup
     process = subprocess.Popen(
-        [sys.executable, "-c", WAITING], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", listening], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "begun\n"
     process.send_signal(number)
