@@ -76,7 +76,7 @@ def status_of_reason(reason: str) -> int:
 
 
 def value_names(present: Container[str]) -> list[str]:
-    """Return the data sets `present` in a cache that hold what images were encoded to, in the order of `DATASETS`."""
+    """Return which of the HDF5 data sets `present` in a cache hold features or tokens, in the order of `DATASETS`."""
     return [name for name in DATASETS if name in present and name not in ("status", CHECKSUMS)]
 
 

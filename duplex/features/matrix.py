@@ -1,4 +1,4 @@
-"""Features that a user computed: arrays and tensors checked and converted to one float32 matrix."""
+"""Check image features that a user computed, and convert them from arrays or tensors to a float32 matrix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def as_numpy(value: Any) -> Any:
 
 
 def checked_features(features: Any) -> NDArray[np.float32]:
-    """Return features as float32 [N, d]; raise UsageError unless they are finite numbers of that shape, no row zero."""
+    """Return features, one row per image, as float32 [N, d].
+
+    Raises UsageError for another shape, for numbers that are not finite, and for a row of zeros.
+    """
     try:
         values = np.asarray(as_numpy(features))
     except ValueError:

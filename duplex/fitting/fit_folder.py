@@ -156,7 +156,8 @@ def _summary(measured: dict[str, Any]) -> str:
 
 
 def _write_model(out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoice, measured: dict[str, Any]) -> None:
-    """Export the final run to the model folder `out`, with the record of the fit and the statistics for updates."""
+    """Write the trained model to the folder `out`, with what was tried and measured (fit.json) and the statistics that
+    `duplex update` needs to add images."""
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
     counts = statistics(recipes.data.labels, recipes.data.manifest).to_dict()
     facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)

@@ -39,7 +39,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """Validation result of a recipe."""
+    """Scores of the validation images by a method that a training recipe trained."""
 
     name: str
     margins: Margins  # of the validation images, closed world

@@ -1,4 +1,7 @@
-"""One epoch of training: optimiser steps over accumulated batches, and the means of the loss terms."""
+"""Train a method for one epoch: one pass over the training images, with an optimiser step every few batches.
+
+The result is the mean of each loss term over the epoch.
+"""
 
 from __future__ import annotations
 
