@@ -55,6 +55,10 @@ class ArtifactPaths:
     def labels(self, dataset: str) -> Path:
         return self.root / dataset / "labels.json"
 
+    def source(self, dataset: str) -> Path:
+        """Path of the record of what `duplex prepare` read."""
+        return self.root / dataset / "source.json"
+
     def statistics(self, dataset: str) -> Path:
         return self.root / dataset / "statistics.json"
 

@@ -64,7 +64,7 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command()
 def prepare(dataset: Dataset) -> None:
-    """Write a data set's manifest.csv, labels.json and statistics.json; the images of `shapes` are drawn first."""
+    """Write a data set's manifest, labels, statistics and source record; the images of `shapes` are drawn first."""
     from duplex.artifacts import ArtifactPaths
     from duplex.stages import prepare as stage
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from duplex.artifacts import ArtifactPaths
 from duplex.config.code_hash import code_hash
 from duplex.config.params import Params
+from duplex.data.prepared_source import source_record
 from duplex.encoders.families import family_module
 from duplex.errors import UsageError
 from duplex.methods.registry import method_source
@@ -22,7 +24,7 @@ DRAWN = ("duplex.data.shapes", "duplex.synthetic")  # code of the embedded bench
 CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluation:` that training uses
 
 
-def dataset_records(params: Params, dataset: str) -> dict[str, Record]:
+def dataset_records(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> dict[str, Record]:
     """Return, by stage, the record of what the stage depends on, for the stages that run once per data set."""
     entry, settings = params.dataset(dataset), params.extraction
     other_images = () if entry.source.kind == "shapes" else DRAWN
@@ -37,7 +39,7 @@ def dataset_records(params: Params, dataset: str) -> dict[str, Record]:
         extraction["features"] = _digest(entry.features, dataset)
     return {
         "prepare": {
-            "source": entry.model_dump(mode="json")["source"],
+            "source": source_record(entry.source, paths.source(dataset)),
             "code": code_hash("duplex.stages.prepare", ignored=other_images),
         },
         "extract": {

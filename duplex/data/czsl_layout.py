@@ -128,6 +128,11 @@ class PairLists:
         return LabelSpace.from_pairs(self.pairs)
 
 
+def list_files(root: Path) -> list[Path]:
+    """Return the paths of the metadata and of the pair lists of a benchmark."""
+    return [root / METADATA, *(_folder(root) / f"{split}_pairs.txt" for split in SPLITS)]
+
+
 def has_pair_lists(root: Path) -> bool:
     return (_folder(root) / "train_pairs.txt").is_file()
 

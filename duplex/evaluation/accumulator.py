@@ -198,7 +198,7 @@ class TopCompetitors:
     seen_column: Ints  # [N] column of the first, -1 if there is none
     unseen_column: Ints  # [N]
 
-    def predictions(self) -> Ints:
+    def best_columns(self) -> Ints:
         """Return each image's best column [N], the lowest one of equal scores; -1 if all scores are -inf."""
         scores = np.stack([self.label, self.seen[:, 0], self.unseen[:, 0]])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])

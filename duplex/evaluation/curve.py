@@ -89,18 +89,18 @@ class Curve:
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
 
     @cached_property
-    def seen_accuracy(self) -> Floats:
+    def seen_accuracies(self) -> Floats:
         """Accuracy on seen images [P + 1], falling along the curve; NaN if no image is seen."""
         return share_right_until(self.seen_until, self.breakpoints.size)
 
     @cached_property
-    def unseen_accuracy(self) -> Floats:
+    def unseen_accuracies(self) -> Floats:
         """Accuracy on unseen images [P + 1], rising along the curve; NaN if no image is unseen."""
         return share_right_from(self.unseen_from, self.breakpoints.size)
 
     @cached_property
     def harmonic(self) -> Floats:
-        return harmonic_mean(self.seen_accuracy, self.unseen_accuracy)
+        return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
         """Return a bias at a curve point: the middle of its interval, or a value beyond the outer breakpoints."""
@@ -120,13 +120,14 @@ class Curve:
         """
         points = np.arange(self.breakpoints.size + 1)
         if limit is not None and points.size > limit:
-            travelled = np.nan_to_num(self.unseen_accuracy) - np.nan_to_num(self.seen_accuracy)  # rises along the curve
+            seen, unseen = np.nan_to_num(self.seen_accuracies), np.nan_to_num(self.unseen_accuracies)
+            travelled = unseen - seen  # rises along the curve
             marks = np.searchsorted(travelled, np.linspace(travelled[0], travelled[-1], max(limit - 2, 2)))
             best = 0 if np.isnan(self.harmonic).all() else int(np.nanargmax(self.harmonic))
             points = np.unique(np.r_[marks, best])  # marks begin and end with the curve
         import pandas as pd
 
-        accuracies = {"seen": self.seen_accuracy, "unseen": self.unseen_accuracy, "hm": self.harmonic}
+        accuracies = {"seen": self.seen_accuracies, "unseen": self.unseen_accuracies, "hm": self.harmonic}
         columns = {name: values[points] for name, values in accuracies.items()}
         return pd.DataFrame({"bias": [self.bias(int(p)) for p in points], **columns})
 

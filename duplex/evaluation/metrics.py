@@ -80,8 +80,8 @@ def measure(
         k=k,
         images_seen=margins.seen.size,
         images_unseen=margins.unseen.size,
-        seen=float(curve.seen_accuracy[0]) if margins.seen.size else None,
-        unseen=float(curve.unseen_accuracy[-1]) if margins.unseen.size else None,
+        seen=float(curve.seen_accuracies[0]) if margins.seen.size else None,
+        unseen=float(curve.unseen_accuracies[-1]) if margins.unseen.size else None,
         hm=None if best is None else float(curve.harmonic[best]),
         auc=parts.auc,
         seen_interval=percentiles(draws[:, 0]),
@@ -98,7 +98,7 @@ def measure(
 def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None) -> float | None:
     if names is None:
         return None
-    name, predicted = np.asarray(names), competitors.predictions()
+    name, predicted = np.asarray(names), competitors.best_columns()
     return float(((predicted >= 0) & (name[predicted] == name[competitors.target])).mean())
 
 

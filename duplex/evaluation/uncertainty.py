@@ -121,7 +121,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
     Metrics that the images leave undefined are left out. rounds, seed: of the bootstrap over images.
     """
     curves = [Curve.of(margins) for margins in (first, second)]
-    ends = np.array([(c.seen_accuracy[0], c.unseen_accuracy[-1], c.harmonic.max()) for c in curves])  # [2, 3]
+    ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
     draws = bootstrap([first, second], rounds, seed)
     result = differences(ends[1] - ends[0], draws[1] - draws[0])
     gain = Components.of(second).minus(Components.of(first))

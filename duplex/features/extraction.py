@@ -152,7 +152,7 @@ def _extract_file(job: ExtractionJob) -> ExtractionReport:
     """Extract one cache file, resuming an unfinished one; return at once if the file is finished."""
     began, path, rows = time.monotonic(), job.path, job.span.rows
     with claim_cache(path):
-        statuses = None if job.fresh else finished_statuses(path, job.identity, job.span)
+        statuses = None if job.fresh else statuses_if_finished(path, job.identity, job.span)
         if statuses is not None and not _can_improve(statuses, job):
             _check_share_of_bad(statuses, job)
             return ExtractionReport(path, rows, rows, 0.0, _bad_images(statuses, job))
@@ -168,7 +168,7 @@ def _extract_file(job: ExtractionJob) -> ExtractionReport:
     return ExtractionReport(path, rows, resumed, time.monotonic() - began, _bad_images(cache.statuses, job))
 
 
-def finished_statuses(path: Path, identity: Identity, span: Span) -> Statuses | None:
+def statuses_if_finished(path: Path, identity: Identity, span: Span) -> Statuses | None:
     """Return the row statuses of the cache at `path` if it is finished and undamaged and has this identity and span.
 
     Otherwise return None; if there is a file, the reason is printed on stderr.

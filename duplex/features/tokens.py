@@ -89,7 +89,7 @@ class CacheFile:
             offset += read
         return block
 
-    def expect(self, row: int, count: int) -> None:
+    def read_ahead(self, row: int, count: int) -> None:
         """Announce to the operating system, if it supports that, that `count` rows from `row` on will be read soon."""
         if not hasattr(os, "posix_fadvise"):
             return
@@ -190,10 +190,10 @@ class DiskTokens:
     def to(self, device: torch.device) -> DiskTokens:
         return replace(self, device=device)
 
-    def expect(self, places: Tensor) -> None:
+    def read_ahead(self, places: Tensor) -> None:
         """Announce to the operating system that the tokens at the positions `places` will be read soon."""
         for file, first, targets in self.files.runs(self.rows[places.cpu().numpy()]):
-            file.expect(first, len(targets))
+            file.read_ahead(first, len(targets))
 
     def __getitem__(self, key: Tensor | slice) -> Tensor:
         rows = self.rows[key if isinstance(key, slice) else key.cpu().numpy()]

@@ -17,6 +17,7 @@ import torch
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
 from duplex.data.manifest import read_manifest
+from duplex.data.prepared_source import require_prepared
 from duplex.encoders import load_encoder, resolve_device
 from duplex.encoders.text_tower import TextTower
 from duplex.errors import DuplexError, UsageError
@@ -137,7 +138,11 @@ class DatasetFiles:
 
     @classmethod
     def of(cls, params: Params, dataset: str, paths: ArtifactPaths) -> DatasetFiles:
-        """Return the paths of a data set of params.yaml (manifest, labels, features, ...), its encoder and device."""
+        """Return the paths of a data set of params.yaml (manifest, labels, features, ...), its encoder and device.
+
+        Raises `DuplexError` if its source was edited after `duplex prepare`.
+        """
+        require_prepared(params.dataset(dataset).source, paths.source(dataset))
         return cls(
             paths.manifest(dataset),
             paths.labels(dataset),

@@ -25,7 +25,7 @@ class Members:
         """Return one digest per run, which changes with the run's tensors and metadata."""
         return [header.fingerprint for header in self.headers]
 
-    def load(self, inputs: RunInputs) -> RunInputs:
+    def add_to(self, inputs: RunInputs) -> RunInputs:
         """Return the inputs with the loaded runs as `members`; raise `DuplexError` if a run has other labels or another
         encoder."""
         return replace(inputs, members=tuple(_load(header, inputs) for header in self.headers))

@@ -153,6 +153,7 @@ def train_method(
     result = train(method, images, spec.training, seed, validate, resume, hooks)
     tune(method, val, inputs.labels)
     calibration = _calibrate(spec, settings, method, inputs, val)
+    inspectable = checked_instance(f"{method.class_name}.inspectable()", method.inspectable(), Inspectable)
     record = Record(
         kind=spec.kind,
         provider=provider(method_source(spec.kind)),
@@ -166,7 +167,7 @@ def train_method(
         world=spec.trained_for,
         val_auc_all=_auc_all_pairs(calibration, method, inputs, val),
         calibration=calibration,
-        inspectable=checked_instance(f"{method.class_name}.inspectable()", method.inspectable(), Inspectable).names,
+        inspectable=inspectable.present_fields,
         finetune=spec.finetune,
         confidence=fit_confidence(method, val, inputs.labels),
         known_images=KnownImages.fit(images, val, inputs.labels) if "cls" in images.inputs else None,

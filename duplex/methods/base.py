@@ -54,11 +54,11 @@ class Inspectable:
     text_space_features: Callable[[Inputs], Tensor] | None = None  # compared with t^c, if not `features`
 
     def __post_init__(self) -> None:
-        for name in self.names:
+        for name in self.present_fields:
             object.__setattr__(self, name, torch.no_grad()(getattr(self, name)))
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def present_fields(self) -> tuple[str, ...]:
         """Names of the fields that are not None."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 

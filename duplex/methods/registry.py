@@ -42,7 +42,7 @@ def installed_methods() -> dict[str, EntryPoint]:
     return installed_plugins(GROUP)
 
 
-def checked_kind(kind: object) -> str:
+def require_text_kind(kind: object) -> str:
     """Return `kind` if it is text; else raise `UsageError`."""
     if isinstance(kind, str):
         return kind
@@ -53,7 +53,7 @@ def checked_kind(kind: object) -> str:
 
 def method_source(kind: str) -> EntryPoint:
     """Return the entry point of an installed kind or of a class `module:Class`; raise `UsageError` for other kinds."""
-    if ":" in checked_kind(kind):
+    if ":" in require_text_kind(kind):
         return EntryPoint(kind, kind, GROUP)
     known = installed_methods()
     if kind not in known:
@@ -101,7 +101,7 @@ def find_method(kind: str) -> type[Method[Any]]:
     if kind in _temporary:
         return _checked_options(kind, _temporary[kind])
     folder = os.getcwd()
-    if ":" in checked_kind(kind) and folder not in sys.path:
+    if ":" in require_text_kind(kind) and folder not in sys.path:
         sys.path.append(folder)
     source = method_source(kind)
     advice = ", or remove its methods from params.yaml"
@@ -125,7 +125,7 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
 
 def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
     """Return a method kind's options from a mapping; raise `OptionError` for unknown keys and wrong values."""
-    return find_method(checked_kind(kind)).Options.from_dict(record)
+    return find_method(require_text_kind(kind)).Options.from_dict(record)
 
 
 def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
@@ -133,7 +133,7 @@ def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
 
     Raise `UsageError` if the task lacks an input that the method needs, or blocks are to be fine-tuned for a method
     that trains nothing."""
-    method_class = find_method(checked_kind(kind))
+    method_class = find_method(require_text_kind(kind))
     _check_arguments(kind, method_class, options, task)
     for need in sorted(method_class.needs(options)):
         available = getattr(task, need) is not None if need in ("text", "words") else need in task.inputs

@@ -41,9 +41,9 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
     test sets get no interval.
     """
     curves = [Curve.of(margins) for margins in seeds]
-    top = max(float(curve.seen_accuracy[0]) for curve in curves)
+    top = max(float(curve.seen_accuracies[0]) for curve in curves)
     grid = np.linspace(0.0, top, points)
-    centre = np.mean([unseen_at(c.seen_accuracy, c.unseen_accuracy, grid) for c in curves], axis=0)
+    centre = np.mean([unseen_at(c.seen_accuracies, c.unseen_accuracies, grid) for c in curves], axis=0)
     if len({(c.seen_until.size, c.unseen_from.size) for c in curves}) > 1:
         return MeanCurve(100 * grid, 100 * centre, 100 * centre, 100 * centre)
     rng, drawn = np.random.default_rng(0), np.empty((rounds, points))

@@ -6,7 +6,7 @@ from duplex.labels import GROUPS
 from duplex.report.blocks import MISSING, Note, Table, TableCell, TableRow, columns, text_cell
 from duplex.report.results import DatasetResults, Results
 from duplex.report.table_cells import json_pointer, run_cell, value_at
-from duplex.report.tables import data_file
+from duplex.report.tables import read_package_yaml
 
 COUNTS = {
     "compositions": "{:,.0f}",
@@ -86,7 +86,7 @@ def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[Ta
 
     place: keys of the accuracy in the metrics of an ablation.
     """
-    pair = data_file("tables.yaml")["frequency"]  # entries of `ablations:` that differ in the graph only
+    pair = read_package_yaml("tables.yaml")["frequency"]  # entries of `ablations:` that differ in the graph only
     names = (pair["without"], pair["with"])
     values = [value_at(data.ablations, (name, *place)) for name in names]
     if None in values:

@@ -94,7 +94,7 @@ def _results(results: Results, data: DatasetResults) -> list[Block]:
 
 def _ablations(results: Results, data: DatasetResults) -> list[Block]:
     """Return tables of ablations and of score terms, a note on ablations without runs, and plots over lambda."""
-    entries, spec = tables.ablation_tables(results, data), tables.data_file("tables.yaml")
+    entries, spec = tables.ablation_tables(results, data), tables.read_package_yaml("tables.yaml")
     finished = [block for _, block in entries if not isinstance(block, Note)]
     missing = [title for title, block in entries if isinstance(block, Note)]
     curves = lambda_figures(data, spec["sensitivity"])

@@ -52,9 +52,9 @@ class EmbeddedImages:
     states: Array | None  # z^s [n, d]; None without state and object factors
     objects: Array | None  # z^o [n, d]
 
-    def in_space_of(self, kind: str) -> Array:
-        """Return the image features to compare with prototypes of `kind`, semantic or visual."""
-        features = self.text_space if kind == "semantic" else self.z
+    def in_space_of(self, prototype_kind: str) -> Array:
+        """Return the image features to compare with prototypes of this kind, `semantic` or `visual`."""
+        features = self.text_space if prototype_kind == "semantic" else self.z
         assert features is not None
         return features
 

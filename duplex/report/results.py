@@ -89,7 +89,7 @@ def read_predictions(path: Path) -> pd.DataFrame | None:
     return _checked(path, ("image", "label", "world", "top1"), ("row", "seen", "right", "margin"))
 
 
-def read_maps(path: Path) -> pd.DataFrame | None:
+def read_tsne_maps(path: Path) -> pd.DataFrame | None:
     """Read the CSV file of a data set's t-SNE maps; None if it does not exist."""
     return _checked(path, ("map", "kind", "label", "object"), ("seen", "x", "y"))
 

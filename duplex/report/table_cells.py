@@ -47,7 +47,7 @@ def metric_cells(values: Tree, place: Sequence[str], metrics: Sequence[tuple[str
     return cells
 
 
-def interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
+def auc_interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
     """Return a table cell with the 95 % interval of AUC: `auc_low` and `auc_high` of `values`.
 
     `place`: file and keys of `values`, which the cell cites as the source of its numbers.

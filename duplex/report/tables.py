@@ -13,7 +13,7 @@ from duplex.report.blocks import MISSING, Block, Column, Note, Table, TableCell,
 from duplex.report.results import DatasetResults, Results
 from duplex.report.table_cells import (
     METRICS,
-    interval_cell,
+    auc_interval_cell,
     json_pointer,
     mean_cell,
     metric_cells,
@@ -40,7 +40,7 @@ NUMBERS = tuple(Column(title, tip=TIPS[title]) for _, title in METRICS)
 
 
 @lru_cache
-def data_file(name: str) -> Tree:
+def read_package_yaml(name: str) -> Tree:
     """Read a YAML file of this package: quoted.yaml or tables.yaml."""
     text = files("duplex.report").joinpath(name).read_text(encoding="utf-8")
     return dict(YAML(typ="safe", pure=True).load(text))
@@ -55,7 +55,7 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
     further = (*OPEN, *PARTS) if world == "open" else PARTS
     for method, values in ours.items():
         place = (results.metrics_file, data.name, method, world)
-        interval = interval_cell(values, place)
+        interval = auc_interval_cell(values, place)
         cells = [*metric_cells(values, place), interval, *metric_cells(values, place, further)]
         rows.append(TableRow([text_cell(method), *cells]))
     rows = ranked(rows, range(1, 1 + len(METRICS)))
@@ -64,7 +64,7 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
     over = f"{seeds} seed{'s' if seeds > 1 else ''}"
     note = f"Mean ± standard error over {over}, in percent. Bold: best, underlined: second."
     if quoted:
-        note += f" Rows marked “quoted” are published numbers from {data_file('quoted.yaml')['source']}."
+        note += f" Rows marked “quoted” are published numbers from {read_package_yaml('quoted.yaml')['source']}."
         note += " Their open world has a feasibility threshold by words." if world == "open" else ""
     others = (Column(title, tip=TIPS[title]) for title in ("AUC 95 %", *(title for _, title in further)))
     header = [*columns("method"), *NUMBERS, *others]
@@ -76,7 +76,7 @@ def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow
 
     Empty unless name and counts of the data set are those of a published benchmark.
     """
-    table, benchmark = data_file("quoted.yaml"), benchmark_of(data)
+    table, benchmark = read_package_yaml("quoted.yaml"), benchmark_of(data)
     if benchmark is None:
         return []
     rows = []
@@ -98,7 +98,7 @@ def benchmark_of(data: DatasetResults) -> str | None:
         return None
     counts = {key: data.statistics.get(key) for key in ("states", "objects")}
     counts["train_pairs"] = data.statistics.get("train", {}).get("seen")
-    known = data_file("quoted.yaml")["benchmarks"]
+    known = read_package_yaml("quoted.yaml")["benchmarks"]
     return next(
         (name for name in known if normalised_name(name) == normalised_name(data.name) and known[name] == counts), None
     )
@@ -141,7 +141,7 @@ def feasibility_table(data: DatasetResults) -> Table | None:
 
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | Note]]:
     """Return the title of each table in `tables.yaml` with its table of ablations, or with a note if it has no runs."""
-    spec = data_file("tables.yaml")
+    spec = read_package_yaml("tables.yaml")
     tables: list[tuple[str, Table | Note]] = []
     for entry in spec["tables"]:
         title, caption, texts = entry["title"], entry["caption"], entry["columns"]
@@ -240,8 +240,8 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
         return None
     rows = []
     here = [name for name, worlds in data.summary.items() if world in worlds]
-    for entry in data_file("quoted.yaml").get(world, ()):
-        named = data_file("quoted.yaml")["names"].get(entry["method"])  # in params.yaml, if it differs
+    for entry in read_package_yaml("quoted.yaml").get(world, ()):
+        named = read_package_yaml("quoted.yaml")["names"].get(entry["method"])  # in params.yaml, if it differs
         ours = next(
             (
                 n
@@ -271,7 +271,7 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
         Column("difference", tip="measured AUC minus published AUC"),
         Column("95 %", tip="interval of the difference over test images; the published number counts as exact"),
     ]
-    note = f"Published numbers are quoted from {data_file('quoted.yaml')['source']}."
+    note = f"Published numbers are quoted from {read_package_yaml('quoted.yaml')['source']}."
     if world == "open":
         note += " Both have a feasibility threshold by words, chosen on validation images: the published protocol."
     return Table(f"{data.name}, {world} world: measured and published", header, rows, note)

@@ -12,7 +12,7 @@ from duplex.config.params import Params
 from duplex.errors import require
 from duplex.runs.dvc_repo import DvcRepo
 from duplex.runs.run_tasks import RunId
-from duplex.runs.sweep import Engine, SweepReport, choose_engine, execute, make_tasks, missing_tasks, refuse_duplicates
+from duplex.runs.sweep import Engine, SweepReport, execute, make_tasks, missing_tasks, refuse_duplicates, task_executor
 from duplex.stages import ablate
 
 
@@ -42,7 +42,7 @@ def sweep_ablations(
 
     missing = missing_tasks(make_tasks(params, runs, paths, out))
     report.complete = report.runs - len(missing)
-    succeeded = execute(choose_engine(params, runs, jobs, engine, paths), missing, report)
+    succeeded = execute(task_executor(params, runs, jobs, engine, paths), missing, report)
     failed = {task.run.method for task in missing if task.run not in succeeded}
     complete = [name for name in outdated if name not in failed]
     for name in complete:

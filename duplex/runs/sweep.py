@@ -116,7 +116,7 @@ def sweep(
     succeeded: set[RunId] = set()
     for combines in (False, True):
         turn = [task for task in missing if task.run.combines is combines]
-        succeeded |= execute(choose_engine(params, runs, jobs, engine, paths), turn, report) if turn else set()
+        succeeded |= execute(task_executor(params, runs, jobs, engine, paths), turn, report) if turn else set()
     failed = {task.run for task in missing} - succeeded
     to_commit = [task for task in tasks if to_repro.get(task.run) and task.run not in failed]
     if repo and to_commit:
@@ -181,7 +181,7 @@ def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[s
     return ["plan", *(stages if others else groups)]
 
 
-def choose_engine(
+def task_executor(
     params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> Execute:
     """Return the function that executes tasks, by default in one process per GPU, or per `threads` CPU cores."""

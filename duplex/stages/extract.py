@@ -17,6 +17,7 @@ from duplex.config.params import EncoderParams, Params
 from duplex.data.dataset_source import ensure_images
 from duplex.data.image_tree import ImageTree
 from duplex.data.manifest import read_manifest
+from duplex.data.prepared_source import require_prepared
 from duplex.encoders import Encoder, load_encoder
 from duplex.errors import DuplexError, UsageError
 from duplex.features.checks import open_cache, require_cache_file
@@ -100,6 +101,7 @@ def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> t
     """Return a data set's image paths and the keyword arguments for encoding them; draw missing images of `shapes`."""
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
+    require_prepared(entry.source, paths.source(dataset))
     manifest = read_manifest(manifest_path)
     ensure_images(entry.source, manifest)
     if entry.source.root.is_dir():

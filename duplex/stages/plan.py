@@ -22,7 +22,7 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write `plan/report.json`, `plan/DATASET/STAGE.json` and `plan/DATASET/METHOD/{train,evaluate}.json`."""
     records = {"report.json": report_record(params)}
     for dataset in params.run.datasets:
-        for stage, record in dataset_records(params, dataset).items():
+        for stage, record in dataset_records(params, dataset, paths).items():
             records[f"{dataset}/{stage}.json"] = record
         for method in params.run.methods:
             for stage, record in run_records(params, dataset, method).items():

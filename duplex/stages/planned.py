@@ -26,7 +26,7 @@ def load_planned(
     params = load_params()
     folder = paths.plan / dataset / method if method else paths.plan / dataset
     if any((folder / f"{stage}.json").is_file() for stage in stages):
-        records = run_records(params, dataset, method) if method else dataset_records(params, dataset)
+        records = run_records(params, dataset, method) if method else dataset_records(params, dataset, paths)
         _compare({f"{stage}.json": records[stage] for stage in stages}, folder)
     return params
 

@@ -8,12 +8,13 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.data.dataset_source import ensure_images, load_source
 from duplex.data.manifest import write_manifest
+from duplex.data.prepared_source import write_source
 from duplex.data.stats import statistics
 from duplex.system.files import write_json
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write `manifest.csv`, `labels.json` and `statistics.json`; print notes on rows that were left out."""
+    """Write the manifest, labels, statistics and record of the source; print notes on rows that were left out."""
     source = params.dataset(dataset).source
     data = load_source(source)
     for note, count in data.notes.items():
@@ -22,3 +23,4 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()
     write_manifest(data.manifest, paths.manifest(dataset))
     data.labels.save(paths.labels(dataset))
     write_json(paths.statistics(dataset), statistics(data.labels, data.manifest).to_dict())
+    write_source(source, paths.source(dataset))

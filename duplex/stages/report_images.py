@@ -13,7 +13,7 @@ from duplex.report.blocks import Block, Note, ReportPart
 from duplex.report.figures import map_figures
 from duplex.report.predictions import predicted_parts
 from duplex.report.prototype_retrieval import RetrievedTexts, prototype_blocks, retrieve_texts
-from duplex.report.results import read_maps, read_predictions
+from duplex.report.results import read_predictions, read_tsne_maps
 from duplex.report.swaps import swap_blocks
 from duplex.report.thumbnails import missing_images_note, thumbnails_under
 from duplex.stages.featured_run import load_featured_run
@@ -70,7 +70,7 @@ def _retrieved(
 
 
 def _maps(dataset: str, path: Path) -> ReportPart:
-    table = read_maps(path)
+    table = read_tsne_maps(path)
     groups = (("prototypes", "before", "after"), ("semantic", "visual", "combined"))
     figures = [] if table is None else [figure for names in groups for figure in map_figures(table, dataset, names)]
     if table is not None and not figures:

@@ -52,7 +52,7 @@ def run(
     device = torch.device(resolve_device(params.device))
     with threads(spec.training.threads), report_exits(spec.kind):
         spec, members = find_members(spec, dataset, seed, params.run.seeds, paths)
-        inputs = members.load(load(params, dataset, paths, spec.request))
+        inputs = members.add_to(load(params, dataset, paths, spec.request))
         with sole_writer(out.checkpoint, "training"):
             key = _resume_key(params, dataset, method, seed, inputs, device, members.fingerprints)
             resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)

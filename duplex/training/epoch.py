@@ -142,7 +142,7 @@ def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Te
     waiting: deque[Tensor] = deque()
     for rows in steps:
         for values in on_disk:
-            values.expect(rows)
+            values.read_ahead(rows)
         waiting.append(rows)
         if len(waiting) > STEPS:
             yield images[waiting[0]], torch.arange(len(waiting.popleft()))

@@ -39,8 +39,8 @@ class Validation:
             return {"auc": auc}
         curve = Curve.of(margins)
         metrics = {
-            "seen": float(curve.seen_accuracy[0]),  # S, at a bias of -inf
-            "unseen": float(curve.unseen_accuracy[-1]),  # U, at a bias of +inf
+            "seen": float(curve.seen_accuracies[0]),  # S, at a bias of -inf
+            "unseen": float(curve.unseen_accuracies[-1]),  # U, at a bias of +inf
             "hm": float(curve.harmonic.max()),
             "auc": auc,
         }

@@ -44,11 +44,11 @@ def test_the_table_of_metrics_is_not_wrapped_in_a_narrow_terminal(project, comma
     assert command("metrics").err.startswith("some runs are newer than artifacts/summary.json; `duplex report` writes")
 
 
-def test_prepare_writes_manifest_labels_and_statistics(project, command, monkeypatch):
+def test_prepare_writes_four_files(project, command, monkeypatch):
     monkeypatch.setattr("duplex.stages.prepare.ensure_images", lambda *_: None)  # it would draw 6,000 images
     assert command("prepare", "--dataset", "shapes").code == 0
     written = {path.name for path in (project / "artifacts" / "shapes").iterdir()}
-    assert written == {"manifest.csv", "labels.json", "statistics.json"}
+    assert written == {"manifest.csv", "labels.json", "statistics.json", "source.json"}
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**63)])

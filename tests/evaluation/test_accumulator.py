@@ -208,7 +208,7 @@ def test_torch_scores_are_ranked_as_exactly_as_those_of_numpy() -> None:
     for scores in (steps + 2**40, 1 + steps * 1e-9):
         by_numpy, by_torch = (ScoreAccumulator(target, seen).add(x) for x in (scores, torch.from_numpy(scores)))
         same(by_numpy.competitors(), by_torch.competitors())
-        assert by_torch.competitors().predictions().tolist() == [2, 0, 1]
+        assert by_torch.competitors().best_columns().tolist() == [2, 0, 1]
         assert (
             topk.topk_per_group_torch(
                 torch.from_numpy(scores), topk.ColumnPlan.of(topk.group_columns(seen, None, None)), target, 1

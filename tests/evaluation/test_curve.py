@@ -140,7 +140,7 @@ def test_a_group_without_images_is_nan_without_a_warning(missing: str) -> None:
     curve = Curve.of(Margins(found["seen"], found["unseen"], mask))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        here, absent = curve.seen_accuracy, curve.unseen_accuracy
+        here, absent = curve.seen_accuracies, curve.unseen_accuracies
     here, absent = (absent, here) if missing == "seen" else (here, absent)
     assert np.isnan(absent).all() and not np.isnan(here).any()
 

@@ -27,7 +27,7 @@ def test_only_accuracies_are_written_in_percent() -> None:
 def test_state_accuracy_counts_column_0_but_not_a_missing_prediction() -> None:
     scores = np.array([[3.0, 1, 0], [3, 1, 0], [-np.inf] * 3])
     rivals = ScoreAccumulator([0, 1, 2], [True, True, False]).add(scores).competitors()
-    assert rivals.predictions().tolist() == [0, 0, -1]
+    assert rivals.best_columns().tolist() == [0, 0, -1]
     found = measure(rivals, states=["a", "b", "c"], objects=["x", "x", "y"], rounds=0)
     assert (found.state_accuracy, found.object_accuracy) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
 

@@ -63,7 +63,7 @@ def test_the_bootstrap_is_repeatable_and_equals_resampled_curves() -> None:
         resampled = Curve.of(
             margins_of(margins.seen[draw.integers(0, 30, 30)], margins.unseen[draw.integers(0, 20, 20)])
         )
-        expected = resampled.seen_accuracy[0], resampled.unseen_accuracy[-1], resampled.harmonic.max()
+        expected = resampled.seen_accuracies[0], resampled.unseen_accuracies[-1], resampled.harmonic.max()
         assert row.tolist() == pytest.approx(expected)
 
 
@@ -158,7 +158,7 @@ def test_a_comparison_is_second_minus_first() -> None:
     found, draws = compare(first, second, 80, 3), bootstrap([first, second], 80, 3)
     for column, name in enumerate(("seen", "unseen", "hm")):
         ends = [
-            (curve.seen_accuracy[0], curve.unseen_accuracy[-1], curve.harmonic.max())[column]
+            (curve.seen_accuracies[0], curve.unseen_accuracies[-1], curve.harmonic.max())[column]
             for curve in map(Curve.of, (first, second))
         ]
         change = draws[1, :, column] - draws[0, :, column]

@@ -125,7 +125,7 @@ def test_the_announced_bytes_are_those_read_of_every_shard(tmp_path, calls, monk
     streamed = DiskTokens.open(write_joined(tmp_path / "whole.h5", CLS, 7, 20, patch=TOKENS))
     monkeypatch.setattr(tokens, "ANNOUNCED", 100)  # a row of 40 bytes: three neighbours take two words
     rows = torch.tensor([39, 6, 7, 8, 9, 19, 20])
-    streamed.expect(rows)
+    streamed.read_ahead(rows)
     streamed[rows]
     announced = [(place, place + count) for what, place, count in calls if what == "soon"]
     read = [(place, place + count) for what, place, count in calls if what == "now"]
@@ -146,7 +146,7 @@ def test_rows_are_read_without_announcements_if_the_system_accepts_none(cache, m
     else:
         monkeypatch.setattr(tokens.os, "posix_fadvise", word)
     streamed = DiskTokens.open(cache)
-    streamed.expect(torch.tensor([1, 2]))
+    streamed.read_ahead(torch.tensor([1, 2]))
     assert torch.equal(streamed[torch.tensor([1, 2])], torch.from_numpy(TOKENS)[1:3])
 
 

@@ -39,7 +39,7 @@ def table(pics: Path) -> Path:
 
 @pytest.mark.parametrize("limit", [0, 20, 300])
 def test_a_full_disk_leaves_existing_files_unchanged(table: Path, limit: int) -> None:
-    """manifest.csv, labels.json and statistics.json have about 388, 132 and 287 bytes."""
+    """manifest.csv, labels.json, statistics.json and source.json have about 388, 132, 287 and 350 bytes."""
     before = files(table)
     done = prepare(table, limit)
     assert done.returncode == 1 and done.stderr.count("\n") == 1

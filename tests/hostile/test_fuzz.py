@@ -20,7 +20,7 @@ from duplex.cli.score import _score
 from duplex.config.params import load_params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
-from duplex.features.extraction import finished_statuses
+from duplex.features.extraction import statuses_if_finished
 from duplex.features.inspection import inspect
 from duplex.features.layout import ENCODED, Span
 from duplex.features.store import PartialCache, open_features
@@ -115,7 +115,7 @@ def _read_features(path: Path) -> None:
 
 
 def try_cache(path: Path) -> None:
-    finished_statuses(path, {**IDENTITY}, Span(0, 4, 4))
+    statuses_if_finished(path, {**IDENTITY}, Span(0, 4, 4))
     for look in (inspect, _read_features):
         try:
             look(path)
@@ -221,7 +221,7 @@ def test_an_identity_whose_keys_are_no_texts(tmp_path: Path) -> None:
     (tmp_path / "c.h5").write_bytes(data)
     with pytest.raises(DuplexError, match=r"the identity's .* is not text"):
         open_features(tmp_path / "c.h5")
-    assert finished_statuses(tmp_path / "c.h5", {**IDENTITY}, Span(0, 4, 4)) is None
+    assert statuses_if_finished(tmp_path / "c.h5", {**IDENTITY}, Span(0, 4, 4)) is None
 
 
 def test_an_attribute_of_variable_length_is_not_read(tmp_path: Path) -> None:

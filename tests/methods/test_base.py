@@ -63,7 +63,7 @@ def test_the_defaults_train_all_parameters_and_offer_nothing_else():
     assert linear.groups() == [{"params": [linear.head.weight, linear.head.bias]}]
     assert linear.summary() == {"parameters": 27}
     assert plain.needs(plain.options) == {"cls"}
-    assert plain.shared() == () and plain.inspectable() == Inspectable() and plain.inspectable().names == ()
+    assert plain.shared() == () and plain.inspectable() == Inspectable() and plain.inspectable().present_fields == ()
     for name, argument in (("score_blocks", 2), ("score_terms", [0]), ("portable", [0])):
         assert getattr(plain, name)(argument) is None
     assert plain.likelihood() is None

@@ -75,7 +75,7 @@ def test_inspectable_features_are_those_of_the_scores():
     columns = np.array([3, 0])
     assert torch.equal(shown.semantic(columns), method.paths.encode(columns, ("semantic",)).compositions)
     assert not any(part.requires_grad for part in (shown.features({"cls": z}), *shown.factors({"cls": z})))
-    assert small_method(PromptOptions(**CLIP)).inspectable().names == ("features", "semantic")
+    assert small_method(PromptOptions(**CLIP)).inspectable().present_fields == ("features", "semantic")
 
 
 def test_only_the_prompts_that_terms_need_are_encoded():

@@ -88,9 +88,9 @@ def some_margins(seed: int, seen: int = 40, unseen: int = 30) -> Margins:
 def test_unseen_at_is_the_best_at_each_seen_accuracy(seed):
     curve = Curve.of(some_margins(seed, 8, 6))
     grid = np.linspace(0, 1, 11)
-    found = unseen_at(curve.seen_accuracy, curve.unseen_accuracy, grid)
+    found = unseen_at(curve.seen_accuracies, curve.unseen_accuracies, grid)
     for g, value in zip(grid, found, strict=True):
-        enough = curve.unseen_accuracy[curve.seen_accuracy >= g - 1e-12]
+        enough = curve.unseen_accuracies[curve.seen_accuracies >= g - 1e-12]
         assert value == (enough.max() if enough.size else 0.0)
 
 
@@ -98,8 +98,8 @@ def test_the_curve_of_one_seed_lies_within_its_interval():
     margins = some_margins(1)
     found = mean_curve([margins], points=801, rounds=50)
     curve = Curve.of(margins)
-    assert found.seen[-1] == pytest.approx(100 * curve.seen_accuracy[0])
-    assert found.unseen[0] == pytest.approx(100 * curve.unseen_accuracy[-1])
+    assert found.seen[-1] == pytest.approx(100 * curve.seen_accuracies[0])
+    assert found.unseen[0] == pytest.approx(100 * curve.unseen_accuracies[-1])
     assert (np.diff(found.unseen) <= 1e-9).all()
     area = np.trapezoid(found.unseen, found.seen) / 100
     assert area == pytest.approx(100 * Components.of(margins).auc, abs=0.5)
@@ -110,7 +110,7 @@ def test_seeds_are_averaged_and_different_test_sets_have_no_interval():
     pair = [some_margins(1), some_margins(2)]
     both = mean_curve(pair, rounds=5)
     grid = both.seen / 100
-    apart = [unseen_at(Curve.of(m).seen_accuracy, Curve.of(m).unseen_accuracy, grid) for m in pair]
+    apart = [unseen_at(Curve.of(m).seen_accuracies, Curve.of(m).unseen_accuracies, grid) for m in pair]
     assert both.unseen == pytest.approx(100 * np.mean(apart, axis=0))
     odd = mean_curve([some_margins(1), some_margins(2, seen=10)], rounds=5)
     assert (odd.low == odd.unseen).all() and (odd.high == odd.unseen).all()

@@ -17,7 +17,7 @@ from duplex.report.results import DatasetResults, Results, RunRecord
 from duplex.report.tables import published_table
 from tests.projects import SHIPPED
 
-BENCHMARKS = tables.data_file("quoted.yaml")["benchmarks"]
+BENCHMARKS = tables.read_package_yaml("quoted.yaml")["benchmarks"]
 
 
 def line(value: float, **more: float) -> dict[str, dict[str, float]]:
@@ -46,12 +46,12 @@ def test_published_rows_are_shown_for_their_benchmark_only(name, pairs, quoted):
 
 def test_published_numbers_are_the_papers():
     """Closed and open world, MIT-States, UT-Zappos, C-GQA, as the paper's text repeats them for its own method."""
-    rows = {world: tables.data_file("quoted.yaml")[world][-1] for world in ("closed", "open")}
+    rows = {world: tables.read_package_yaml("quoted.yaml")[world][-1] for world in ("closed", "open")}
     assert rows["closed"]["mit-states"] == [49.7, 55.6, 40.9, 23.7]
     assert rows["closed"]["ut-zappos"] == [70.5, 75.6, 58.2, 46.2]
     assert rows["open"]["cgqa"] == [41.6, 9.7, 12.5, 3.4]
     for world in ("closed", "open"):
-        for row in tables.data_file("quoted.yaml")[world]:
+        for row in tables.read_package_yaml("quoted.yaml")[world]:
             for benchmark in BENCHMARKS:
                 if benchmark in row:
                     seen, unseen, hm, auc = row[benchmark]
@@ -151,7 +151,7 @@ def test_published_open_results_are_compared_with_the_threshold_by_words():
     table = published_table(dataclasses.replace(whole, datasets=(data,)), data, "open")
     assert table is not None
     cells = {row.cells[1].text: [cell.text for cell in row.cells] for row in table.rows}
-    published = tables.data_file("quoted.yaml")["open"][-1]["mit-states"]
+    published = tables.read_package_yaml("quoted.yaml")["open"][-1]["mit-states"]
     assert cells["duplex"][3] == "7.0" and cells["duplex"][5:7] == ["8.0", f"{8.0 - published[3]:+.1f}"]
     assert cells["duplex"][7] == f"{7.5 - published[3]:+.1f} to {8.5 - published[3]:+.1f}"
     assert cells["clip"][5] == "3.0"  # of a run without a threshold by words
@@ -187,7 +187,7 @@ def test_score_terms_are_a_table_per_method():
 
 
 def test_lambda_is_drawn_if_two_values_were_run():
-    spec = tables.data_file("tables.yaml")["sensitivity"]
+    spec = tables.read_package_yaml("tables.yaml")["sensitivity"]
     one = results(ablations={"lambda_0": line(5.0)}).datasets[0]
     assert lambda_figures(one, spec) == []
     two = results(ablations={"lambda_0": line(5.0), "lambda_50": line(7.0)}).datasets[0]
@@ -195,7 +195,7 @@ def test_lambda_is_drawn_if_two_values_were_run():
 
 
 def test_every_row_of_the_ablation_tables_exists_in_params():
-    params, spec = load_params(SHIPPED), tables.data_file("tables.yaml")
+    params, spec = load_params(SHIPPED), tables.read_package_yaml("tables.yaml")
     known = {**params.methods, **params.ablations}
     for entry in spec["tables"]:
         for row in entry["rows"]:
@@ -307,12 +307,12 @@ def test_other_backbones_are_quoted_in_the_closed_world():
     rows = [row for row in tables.result_table(whole, whole.datasets[0], "closed").rows if row.quoted]
     tips = [row.cells[0].tip for row in rows]
     assert sum("BLIP" in tip for tip in tips) == 2 and sum("ResNet-18" in tip for tip in tips) == 2
-    blip = {row["method"]: row for row in tables.data_file("quoted.yaml")["backbones"]}["Duplex"]
+    blip = {row["method"]: row for row in tables.read_package_yaml("quoted.yaml")["backbones"]}["Duplex"]
     assert (blip["mit-states"], blip["cgqa"]) == ([57.7, 51.7, 41.0, 24.6], [41.7, 37.5, 31.4, 14.0])
 
 
 def test_every_name_of_a_published_method_exists_in_params():
-    shipped, table = load_params(SHIPPED), tables.data_file("quoted.yaml")
+    shipped, table = load_params(SHIPPED), tables.read_package_yaml("quoted.yaml")
     methods = {row["method"] for world in ("closed", "open") for row in table[world]}
     assert set(table["names"]) <= methods
     assert set(table["names"].values()) <= set(shipped.methods)

@@ -179,3 +179,16 @@ def test_an_empty_argument_is_refused(tmp_path, words):
     done = duplex(*words, cwd=tmp_path)
     assert done.returncode == 2 and "an argument is empty" in done.stderr and "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+
+
+LAST = """
+import atexit, gc
+from duplex.system.error_report import run_command
+atexit.register(lambda: print(gc.get_freeze_count() > 0))  # called after the functions that are registered later
+run_command(lambda: None)
+"""
+
+
+def test_the_last_collection_of_a_command_visits_no_object() -> None:
+    done = subprocess.run([sys.executable, "-c", LAST], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

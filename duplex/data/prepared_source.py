@@ -1,0 +1,76 @@
+"""Record which source a manifest was made from, and refuse a manifest whose source has changed since.
+
+A record has the options of the source and a digest of its content: of the table, of the lists of a benchmark, or of the
+names in a folder. Images themselves are not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from duplex.data.image_tree import ImageTree
+from duplex.data.source_options import SourceOptions
+from duplex.errors import DuplexError
+from duplex.system.files import sha256, write_json
+
+Record = dict[str, Any]
+CONTENT = "content"  # key of the digest
+
+
+def source_record(source: SourceOptions, file: Path) -> Record:
+    """Return a source's options and the digest of its content.
+
+    file: record that `write_source` wrote. Its digest is used if the source is not on this machine, where features may
+    have been copied without images.
+    """
+    record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
+    digest = _content_digest(source)
+    if digest is None and file.is_file():
+        digest = json.loads(file.read_text(encoding="utf-8")).get(CONTENT)
+    return {**record, CONTENT: digest}
+
+
+def write_source(source: SourceOptions, file: Path) -> None:
+    """Write the record of a source as JSON."""
+    write_json(file, source_record(source, file))
+
+
+def require_prepared(source: SourceOptions, file: Path) -> None:
+    """Raise `DuplexError` if a source has changed since `duplex prepare` wrote its record `file`.
+
+    Without this file nothing is checked: the manifest was not written by `duplex prepare`.
+    """
+    if not file.is_file():
+        return
+    name, expected, prepared = file.parent.name, source_record(source, file), json.loads(file.read_text("utf-8"))
+    changed = sorted(key for key in prepared.keys() | expected.keys() if prepared.get(key) != expected.get(key))
+    if not changed:
+        return
+    options = ", ".join(key for key in changed if key != CONTENT)
+    what = f"`source: {{{options}}}` in params.yaml" if options else f"{source.table or source.root}"
+    raise DuplexError(
+        f"{name}: {what} has changed since `duplex prepare` read it; `duplex prepare --dataset {name}` reads it again, "
+        "and `dvc repro` runs everything that depends on it"
+    )
+
+
+def _content_digest(source: SourceOptions) -> str | None:
+    """Return a digest of the content of a source; None if it is drawn, or not on this machine."""
+    if source.kind == "shapes" or not source.root.is_dir():
+        return None
+    if source.table is not None:
+        return sha256(source.table) if source.table.is_file() else None
+    if source.kind == "standard":
+        from duplex.data.czsl_layout import list_files
+
+        return _digest([sha256(path) for path in list_files(source.root) if path.is_file()])
+    return _digest(list(ImageTree(source.root).images(refuse_links=False)))
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

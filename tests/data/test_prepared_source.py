@@ -1,0 +1,96 @@
+"""A source that changed after `prepare` is noticed by single commands and by the records of the pipeline."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import load_params
+from duplex.config.run_key import dataset_records
+from duplex.data.prepared_source import require_prepared, source_record, write_source
+from duplex.data.source_options import SourceOptions
+from duplex.errors import DuplexError
+from duplex.library.inputs import load_inputs
+from duplex.stages.extract import extract
+from duplex.stages.prepare import prepare
+from tests.data.makers import make_folder, make_standard, make_table
+
+
+@pytest.fixture(params=["table", "folder", "standard"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> SourceOptions:
+    root = tmp_path / "pictures"
+    if request.param == "table":
+        return SourceOptions("table", root, make_table(root, ".csv", split=True))
+    if request.param == "folder":
+        make_folder(root, "nested")
+    else:
+        make_standard(root, "archive")
+    return SourceOptions(request.param, root)
+
+
+def edit(source: SourceOptions) -> None:
+    """Change one label: in the table, in a folder's name, or in a pair list."""
+    if source.kind == "folder":
+        image = next(source.root.rglob("*.jpg"), None) or next(source.root.rglob("*.png"))
+        image.rename(image.with_name(f"new{image.suffix}"))
+        return
+    file = source.table or next(source.root.rglob("val_pairs.txt"))
+    file.write_text(file.read_text() + "\n")
+
+
+def test_a_changed_source_is_refused_until_it_is_prepared_again(source: SourceOptions, tmp_path: Path) -> None:
+    file = tmp_path / "own" / "source.json"
+    require_prepared(source, file)  # a manifest from elsewhere
+    write_source(source, file)
+    require_prepared(source, file)
+    edit(source)
+    with pytest.raises(DuplexError, match=r"own: .* has changed since .*`duplex prepare --dataset own`"):
+        require_prepared(source, file)
+    write_source(source, file)
+    require_prepared(source, file)
+    with pytest.raises(DuplexError, match=r"`source: \{resplit\}` in params\.yaml has changed"):
+        require_prepared(replace(source, resplit=1), file)
+
+
+def test_a_source_on_another_machine_keeps_its_record(source: SourceOptions, tmp_path: Path) -> None:
+    file = tmp_path / "own" / "source.json"
+    write_source(source, file)
+    before = json.loads(file.read_text())
+    shutil.rmtree(source.root)
+    require_prepared(source, file)
+    assert source_record(source, file) == before and before["content"] is not None
+
+
+def test_images_in_other_bytes_or_other_order_of_listing_are_no_change(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a", "nested")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for image in (tmp_path / "b").rglob("*.*"):
+        image.write_bytes(b"")
+    records = [source_record(SourceOptions("folder", tmp_path / name), tmp_path / "none") for name in "ab"]
+    assert records[0]["content"] == records[1]["content"]
+
+
+def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_again(tmp_path: Path) -> None:
+    table = make_table(tmp_path / "csv", ".csv", split=True)
+    shipped = load_params(Path(__file__).parents[2] / "params.yaml")
+    own = shipped.dataset("shapes").model_copy(update={"source": SourceOptions("table", table.parent, table)})
+    params = shipped.model_copy(update={"datasets": {"own": own}})
+    paths = ArtifactPaths(tmp_path / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths)
+    load_inputs(params, "own", paths)
+    before = dataset_records(params, "own", paths)
+    assert dataset_records(params, "own", paths) == before
+    edit(SourceOptions("table", table.parent, table))
+    for read in (load_inputs, extract):
+        with pytest.raises(DuplexError, match="has changed since `duplex prepare` read it"):
+            read(params, "own", paths)
+    after = dataset_records(params, "own", paths)
+    assert {stage for stage in before if before[stage] != after[stage]} == {"prepare"}
+    prepare(params, "own", paths)
+    load_inputs(params, "own", paths)
