@@ -48,6 +48,11 @@ def code_hash(*entries: str, ignored: Collection[str] = ()) -> str:
     return digest.hexdigest()
 
 
+def plugin_hash(module: str) -> str | None:
+    """Return the hash of a plug-in's own code, without that of this package; None for a module of this package."""
+    return None if module.partition(".")[0] == PACKAGE else code_hash(module, ignored=(PACKAGE,))
+
+
 def imported_modules(*entries: str, ignored: Collection[str] = ()) -> dict[str, Path]:
     """Return, by name, the files of the modules `entries`, of all modules that they import, and of parent packages."""
     packages = {PACKAGE, *(name.partition(".")[0] for name in entries)}

@@ -36,7 +36,7 @@ from duplex.layers.prompt_paths import word_vectors
 from duplex.methods.base import Inputs
 from duplex.methods.with_finetuning import with_finetuned_features
 from duplex.recognition.added_words import find_or_append, with_rows
-from duplex.recognition.card import RunFacts, model_card
+from duplex.recognition.card import RunFacts, model_card, read_notes
 from duplex.recognition.export_folder import NAMES as EXPORTED
 from duplex.recognition.export_folder import README, refuse_other_files, replace_export
 from duplex.recognition.fitted_files import (
@@ -261,7 +261,8 @@ def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[
         save_tensors(folder / TENSORS, updated.tensors)
         (folder / TENSORS).chmod(0o644)
         (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        (folder / README).write_text(model_card(config, updated.tensors, facts), encoding="utf-8")
+        card = model_card(config, updated.tensors, facts, read_notes(model / README))
+        (folder / README).write_text(card, encoding="utf-8")
         write_fit(folder, fit)
         write_statistics(folder, updated.fitted, updated.tensors)
 

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 
 from duplex.artifacts import RunPaths
+from duplex.config.code_hash import plugin_hash
 from duplex.config.method_entries import MethodEntry
 from duplex.config.params import EvaluationParams, Params
 from duplex.errors import require
@@ -22,7 +23,7 @@ from duplex.methods.base import Batch, Inspectable, Method, TaskContext
 from duplex.methods.registry import find_method, make_method, method_source, parse_options
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import checked_path, write_json, write_text
-from duplex.system.plugins import provider
+from duplex.system.plugins import module_of, provider
 from duplex.training.calibration import FEWEST_PAIRS, Calibration, calibrate, fit_confidence, unseen_pairs
 from duplex.training.checkpoint import Record, save_checkpoint
 from duplex.training.hooks import TrainingHooks
@@ -154,9 +155,10 @@ def train_method(
     tune(method, val, inputs.labels)
     calibration = _calibrate(spec, settings, method, inputs, val)
     inspectable = checked_instance(f"{method.class_name}.inspectable()", method.inspectable(), Inspectable)
+    source = method_source(spec.kind)
     record = Record(
         kind=spec.kind,
-        provider=provider(method_source(spec.kind)),
+        provider=provider(source),
         options=spec.options,
         labels=inputs.labels,
         encoder=inputs.encoder,
@@ -171,7 +173,10 @@ def train_method(
         finetune=spec.finetune,
         confidence=fit_confidence(method, val, inputs.labels),
         known_images=KnownImages.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
-        training=spec.training.result_settings() | {"manifest": inputs.identity.get("manifest")},
+        training=spec.training.result_settings() | {
+            "manifest": inputs.identity.get("manifest"),
+            "plugin": plugin_hash(module_of(source)),
+        },
     )
     return Run(spec.name, method, record, spec.training, result)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,7 @@ SCORE_TERMS = (  # with the tensor that each needs
     *(("visual", "visual"), ("gaussian", "likelihood.rows"), ("semantic", "semantic")),
     *(("factors", "states"), ("gaussian_factors", "primitives.states.weight")),
 )
+NOTES = "<!-- Text below this line is kept when the model is written again. -->"
 HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 
 
@@ -28,8 +30,14 @@ class RunFacts:
     remark: str = ""  # on the evaluation
 
 
-def model_card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts) -> str:
-    """Return the Markdown of an export's README.md, from its config.json and tensors."""
+def read_notes(card: Path) -> str:
+    """Return the text that the user wrote below the last line of a model card; empty if the card does not exist."""
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    return text.partition(NOTES)[2]
+
+
+def model_card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str = "") -> str:
+    """Return the Markdown of an export's README.md, from its config.json and tensors, with the user's `notes`."""
     labels, world, encoder = config["labels"], config["world"], config["encoder"]
     terms = [name for name, key in SCORE_TERMS if key in tensors]
     place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"
@@ -80,7 +88,9 @@ From a feature vector, with numpy and safetensors alone: `python recognize.py fe
 S and U: accuracy on seen and unseen pairs at the ends of the calibration curve; HM: the best harmonic mean on it; AUC:
 the area under it. The numbers hold for images like those of the test split only.
 {facts.remark}
-"""
+
+{NOTES}
+""" + notes.removeprefix("\n")
 
 
 def _finetuning(options: Mapping[str, Any] | None) -> str:

@@ -17,7 +17,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.labels import World
 from duplex.layers import score_formula
 from duplex.recognition import numpy_example
-from duplex.recognition.card import RunFacts, model_card
+from duplex.recognition.card import RunFacts, model_card, read_notes
 from duplex.recognition.fitted_files import FIT, STATISTICS
 from duplex.recognition.onnx_files import EXAMPLE as ONNX_EXAMPLE
 from duplex.recognition.onnx_files import TOWER, TRAINED
@@ -59,7 +59,7 @@ def export(
         save_tensors(folder / TENSORS, tensors)
         (folder / TENSORS).chmod(0o644)  # safetensors writes files that their owner alone may read
         (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        (folder / README).write_text(model_card(config, tensors, facts), encoding="utf-8")
+        (folder / README).write_text(model_card(config, tensors, facts, read_notes(out / README)), encoding="utf-8")
         shutil.copyfile(score_formula.__file__, folder / FORMULA)
         example = Path(numpy_example.__file__).read_text(encoding="utf-8")
         (folder / EXAMPLE).write_text(

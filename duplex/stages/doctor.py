@@ -16,12 +16,14 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import DatasetParams, Params, load_params
 from duplex.data.dataset_source import is_on_disk
 from duplex.data.mirrors import BENCHMARKS
+from duplex.data.prepared_source import require_prepared
 from duplex.encoders import missing_weights
 from duplex.encoders.random_weights import is_random
 from duplex.errors import DuplexError, install_command
 from duplex.features.identity import IMPORTED
 from duplex.features.layout import partial_path
 from duplex.features.store import open_features
+from duplex.system.files import sha256
 from duplex.system.precision import dtype_of, float32_arithmetic
 from duplex.system.version import __version__
 
@@ -126,7 +128,7 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
     if required or paths.features(name).exists():
         by_hand = is_imported and features is None
         command = f"`duplex cache import FILE --dataset {name}`" if by_hand else f"`dvc repro extract@{name}`"
-        yield _cache(name, paths.features(name), command)
+        yield _cache(entry, paths, name, command)
 
 
 def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[DoctorFinding]:
@@ -144,11 +146,13 @@ def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[Doctor
     yield DoctorFinding(name, f"encoder {encoder}: {status}", remedy if required else "")
 
 
-def _cache(name: str, path: Path, command: str) -> DoctorFinding:
+def _cache(entry: DatasetParams, paths: ArtifactPaths, name: str, command: str) -> DoctorFinding:
+    path, manifest = paths.features(name), paths.manifest(name)
     if not path.exists():
         return DoctorFinding(name, f"{path}: {'incomplete' if partial_path(path).exists() else 'missing'}", command)
     try:
-        features = open_features(path)
+        require_prepared(entry.source, paths.source(name))
+        features = open_features(path, expect={"manifest": sha256(manifest)} if manifest.is_file() else {})
     except DuplexError as error:
         return DoctorFinding(name, f"{path} cannot be used", str(error))
     return DoctorFinding(name, f"{path}: {len(features.statuses)} rows, {int(features.bad.sum())} unreadable")

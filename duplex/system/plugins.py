@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from functools import reduce
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -42,10 +43,12 @@ def load_plugin(
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as reason:  # importing foreign code may fail in any way, and may call sys.exit()
+        clash = module.partition(".")[0] in sys.stdlib_module_names
+        hint = f"; Python has a module of the name {module!r} itself, so rename this one" if clash else ""
         line = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
         raise error(
             f"{kind} {point.name!r} of {provider(point)} cannot be loaded ({type(reason).__name__}: {line}); "
-            f"fix or uninstall it{advice}"
+            f"fix or uninstall it{advice}{hint}"
         ) from reason
     if not (isinstance(plugin, type) and issubclass(plugin, base)):
         wanted = f"{base.__module__}.{base.__qualname__}"

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config.params import load_params
+from duplex.config.params import Params, load_params
 from duplex.config.run_key import dataset_records
 from duplex.data.prepared_source import require_prepared, source_record, write_source
 from duplex.data.source_options import SourceOptions
 from duplex.errors import DuplexError
 from duplex.library.inputs import load_inputs
+from duplex.stages import doctor
+from duplex.stages.doctor import DoctorFinding
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
 from tests.data.makers import make_folder, make_standard, make_table
@@ -75,22 +77,35 @@ def test_images_in_other_bytes_or_other_order_of_listing_are_no_change(tmp_path:
     assert records[0]["content"] == records[1]["content"]
 
 
-def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_again(tmp_path: Path) -> None:
+def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     table = make_table(tmp_path / "csv", ".csv", split=True)
     shipped = load_params(Path(__file__).parents[2] / "params.yaml")
     own = shipped.dataset("shapes").model_copy(update={"source": SourceOptions("table", table.parent, table)})
     params = shipped.model_copy(update={"datasets": {"own": own}})
-    paths = ArtifactPaths(tmp_path / "artifacts")
+    paths = ArtifactPaths()
     prepare(params, "own", paths)
     extract(params, "own", paths)
     load_inputs(params, "own", paths)
+    assert "rows, 0 unreadable" in cache_finding(params).message
     before = dataset_records(params, "own", paths)
     assert dataset_records(params, "own", paths) == before
     edit(SourceOptions("table", table.parent, table))
     for read in (load_inputs, extract):
         with pytest.raises(DuplexError, match="has changed since `duplex prepare` read it"):
             read(params, "own", paths)
+    assert "has changed since `duplex prepare` read it" in cache_finding(params).remedy
     after = dataset_records(params, "own", paths)
     assert {stage for stage in before if before[stage] != after[stage]} == {"prepare"}
     prepare(params, "own", paths)
     load_inputs(params, "own", paths)
+    table.write_text(table.read_text().replace("test", "val", 1))
+    prepare(params, "own", paths)
+    assert "cannot be used" in cache_finding(params).message, "the features are those of another manifest"
+
+
+def cache_finding(params: Params) -> DoctorFinding:
+    """Return what `duplex doctor` finds about the feature cache of the data set `own`."""
+    return list(doctor._dataset(params, "own"))[-1]

@@ -179,6 +179,24 @@ def test_the_card_has_the_metrics_and_counts(trained, exported):
     assert f"{counts['states']} states" in text and "score terms visual, semantic, factors" in text
 
 
+def test_notes_below_the_last_line_of_a_card_are_kept(exported, trained, tmp_path):
+    from duplex.recognition.card import NOTES
+    from duplex.recognition.export_folder import export
+    from duplex.stages.trained_runs import model_card_facts
+
+    folder = shutil.copytree(exported["duplex"], tmp_path / "out")
+    card = folder / "README.md"
+    first = card.read_text(encoding="utf-8")
+    assert first.endswith(f"{NOTES}\n")
+    card.write_text(first.replace("Use", "Changed") + "\n## Notes\n\nFor the shop in Łódź.\n", encoding="utf-8")
+    run = Recognizer.load(trained.run(), device="cpu").trained
+    facts = model_card_facts(trained.run(), name=None, licence="mit", repository=None)
+    for _ in range(2):
+        export(run, "closed", folder, facts)
+        text = card.read_text(encoding="utf-8")
+        assert text.endswith(f"{NOTES}\n\n## Notes\n\nFor the shop in Łódź.\n") and "Changed" not in text
+
+
 def test_an_uploaded_export_is_downloaded_and_used(trained, features, tmp_path):
     environment = {"HF_TOKEN": "hf_none", "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
     with Hub() as hub:
