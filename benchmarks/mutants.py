@@ -97,7 +97,9 @@ TESTS = {  # module -> what mirrors it
     "duplex/layers/graph.py": ["tests/methods/test_duplex_rows.py", "tests/methods/test_duplex.py"],
     "duplex/layers/composition_index.py": ["tests/layers/test_composition_index.py", "tests/methods/test_compcos.py"],
     "duplex/layers/interactions.py": ["tests/layers/test_interactions.py"],
-    "duplex/layers/paths.py": [f"tests/methods/test_{name}.py" for name in ("ranges", "prompts", "duplex")],
+    "duplex/layers/paths.py": [
+        f"tests/methods/test_{name}.py" for name in ("ranges", "prompts", "duplex", "duplex_scores")
+    ],
     "duplex/layers/portable.py": ["tests/layers/test_portable.py", "tests/methods/test_closed_form.py"],
     "duplex/layers/prompt_paths.py": ["tests/methods/test_prompts.py", "tests/methods/test_duplex.py"],
     "duplex/layers/class_statistics.py": [

@@ -79,3 +79,10 @@ def test_artificial_images_of_unseen_compositions_are_left_out_of_the_loss(own):
     labels = [SEEN.index(c) for _, c in made if c in SEEN]
     assert len(labels) == count - 1, "3, the state of the last with the object of the first, is unseen"
     close(method.shift_loss(z, z, torch.tensor(own), t).item(), cross_entropy(rows, labels))
+
+
+def test_without_a_seen_artificial_image_the_loss_is_zero():
+    method = build(Caila, **ROW)
+    unseen = next(c for c in range(12) if c not in SEEN)
+    z = torch.nn.functional.normalize(torch.randn(1, 8, dtype=torch.float64), dim=-1)
+    assert method.shift_loss(z, z, torch.tensor([unseen]), method.shared().compositions).item() == 0.0

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.features.examples import Examples
 from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions as Options
@@ -26,7 +26,7 @@ from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
 from duplex.system import memory
 from duplex.system.progress import ProgressBar
-from duplex.training.epoch import optimiser_step
+from duplex.training.epoch import Losses, optimiser_step
 from duplex.training.loop import ResumePoint, train
 from duplex.training.optimiser import make_optimiser, rate_share
 from duplex.training.resume import TrainingState
@@ -187,6 +187,26 @@ def test_divergence_is_reported_with_step_term_and_advice():
     broken.cls[3] = float("nan")
     with pytest.raises(DuplexError, match=r"loss \w+ became nan in epoch 1, step \d+; lower training.learning_rate"):
         train(small_method(DUPLEX), broken, SETTINGS, 0, lambda _: 0.5)
+
+
+def test_features_of_another_width_are_refused_before_training():
+    method = small_method(DUPLEX)
+    wide = examples()
+    wide.inputs["cls"] = torch.cat([wide.cls, wide.cls], dim=1)
+    with pytest.raises(UsageError, match=r"input 'cls' has the shape \[\d+\] per image and .* was built for"):
+        train(method, wide, SETTINGS, 0, lambda _: 0.5)
+
+
+def test_means_of_losses_weigh_batches_by_their_images():
+    means = Losses(1, SETTINGS)
+    means.add(1, 3, {"a": torch.tensor(1.0)})
+    means.add(2, 1, {"a": torch.tensor(5.0), "b": torch.tensor(2.0)})
+    means.read()
+    assert means.means["loss_a"] == 2.0 and means.last == {"a": 5.0, "b": 2.0}
+    means.read()
+    means.add(3, 4, {"a": torch.tensor(4.0)})
+    means.read()
+    assert means.means["loss_a"] == 3.0 and means.last == {"a": 4.0}
 
 
 FIXED = {"context": "fixed", "vocabulary": "fixed", "paths": "composition", "adapter": "none"}
