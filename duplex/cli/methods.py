@@ -20,7 +20,9 @@ HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 
 
 @app.command("params")
-def show_params(check: Annotated[bool, typer.Option("--check", help="Check without printing.")] = False) -> None:
+def show_params(
+    check: Annotated[bool, typer.Option("--check", help="Print nothing if params.yaml is valid.")] = False,
+) -> None:
     """Check params.yaml and print it as JSON, with all defaults filled in."""
     import json
 

@@ -69,7 +69,7 @@ def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
                 f"expected at most {LABEL_LIMIT}"
             )
         if UNFIT.search(label):
-            raise DuplexError(f"{place}: the {kind} {label!r} holds a control character or half a character")
+            raise DuplexError(f"{place}: the {kind} {label!r} has a control or invalid Unicode character; correct it")
         if not prompt_name(label):
             raise DuplexError(f"{place}: the {kind} {label!r} leaves no word for a prompt; rename it")
 

@@ -101,7 +101,7 @@ def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:
 
 
 def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]]:
-    """Return the pairs to hold out: the first pairs, at most `wanted`, of which other pairs keep state and object."""
+    """Return the first pairs, at most `wanted`, whose state and object still occur in pairs that are not held out."""
     left: dict[tuple[str, str], int] = {}  # (state or object, name) -> pairs that remain
     for state, thing in pairs:
         for key in (("state", state), ("object", thing)):

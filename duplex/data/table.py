@@ -27,7 +27,7 @@ def is_table(path: Path) -> bool:
 def read_table(path: Path) -> pd.DataFrame:
     """Read and check a table; the result has a column `split` if every row has a split."""
     if not is_table(path):
-        raise UsageError(f"{path} is not a table; its name ends in one of {', '.join(CSV + PARQUET)}")
+        raise UsageError(f"{path} is not a table; expected a name that ends in one of {', '.join(CSV + PARQUET)}")
     columns, rows = _csv(path) if path.suffix.lower() in CSV else _parquet(path)
     frame = pd.DataFrame([_checked(columns, *row) for row in rows], columns=columns, dtype=str)
     if frame.empty:

@@ -91,7 +91,7 @@ class ClipTextTower:
         return F.embedding(layout.ends, self.parts.finish(x))
 
     def _layer(self, block: Any, x: Tensor, plan: AttentionPlan) -> Tensor:
-        """Return a transformer block's output [Q, width] for the plan's queries, from hidden states `x` [R, width]."""
+        """Return a transformer block's output [Q, width] at `plan`'s queries, from the hidden states `x` [R, width]."""
         dtype, attention = self.parts.dtype, block.attn
         states = F.linear(block.ln_1(x).to(dtype), attention.in_proj_weight, attention.in_proj_bias)
         o = attention.out_proj(attend(states, plan))

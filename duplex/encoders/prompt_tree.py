@@ -38,7 +38,7 @@ def pad_prompts(sequences: Prompts) -> Ints:
     if lengths.min() == 0:
         raise DuplexError(f"prompt {int(lengths.argmin())} has no tokens: every prompt needs its start and end token")
     if rows.min() < PAD or (rows == PAD)[np.arange(rows.shape[1]) < lengths[:, None]].any():
-        raise DuplexError("a prompt names a lexicon row below 0: -1 may only follow a prompt's end")
+        raise DuplexError("a prompt has a token index below 0; -1 is padding and may only follow the prompt's end")
     return rows
 
 

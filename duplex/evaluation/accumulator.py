@@ -137,7 +137,10 @@ class ScoreAccumulator:
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield the score statistics with 0, 1, 2 ... all unseen buckets feasible; other columns score -inf."""
+        """Yield the score statistics with no unseen group, the first one, the first two ... and all of them feasible.
+
+        The other unseen columns score -inf.
+        """
         feasible = int((self.groups != INFEASIBLE).sum())
         wrong = np.flatnonzero(self._read != feasible)
         if wrong.size:

@@ -97,7 +97,7 @@ def read_identity(file: Any) -> Identity:
     for key in group.attrs:
         value = as_text(read_attribute(group, key))
         if value is None or not isinstance(key, str):  # h5py returns a key that is no text as bytes
-            raise InvalidHDF5(f"the identity's {key!r} is not text")
+            raise InvalidHDF5(f"the attribute {key!r} is not text")
         identity[key] = value
     return identity
 
@@ -149,7 +149,7 @@ def check_layout(file: Any, path: Path, *, virtual: bool, unfinished: bool = Fal
             if data.shape[:1] != (rows,) or data.ndim not in dimensions or data.dtype != dtype:
                 raise InvalidHDF5(f"{name!r} is {data.shape} of {data.dtype}, which does not fit its {rows} rows")
             if data.id.get_create_plist().get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.VIRTUAL):
-                raise InvalidHDF5(f"{name!r} is stored in chunks, which no cache is")
+                raise InvalidHDF5(f"{name!r} is stored in chunks; expected a contiguous array")
         _check_block_inputs(file)
         if file[layout.CHECKSUMS].shape[1] != len(layout.value_names(file)):
             raise InvalidHDF5(f"{layout.CHECKSUMS!r} does not fit the other data sets")
@@ -165,7 +165,7 @@ def check_layout(file: Any, path: Path, *, virtual: bool, unfinished: bool = Fal
 
 def _check_block_inputs(file: Any) -> None:
     if (layout.CODES in file and "block_inputs" in file) or (layout.CODES in file) != (layout.SCALES in file):
-        raise InvalidHDF5(f"expected 'block_inputs' alone, or {layout.CODES!r} with {layout.SCALES!r}")
+        raise InvalidHDF5(f"expected the array 'block_inputs', or the arrays {layout.CODES!r} and {layout.SCALES!r}")
     if layout.CODES in file and layout.scale_shape(file[layout.CODES].shape[1:]) != file[layout.SCALES].shape[1:]:
         raise InvalidHDF5(f"{layout.SCALES!r} is {file[layout.SCALES].shape}, which does not fit {layout.CODES!r}")
 
@@ -173,7 +173,7 @@ def _check_block_inputs(file: Any) -> None:
 def _check_shards(file: Any, path: Path, names: list[str]) -> None:
     """Raise an error if a shard of a joined cache is missing, or was extracted again with other settings or rows."""
     if not all(file[name].is_virtual for name in names):
-        raise InvalidHDF5("only some of its data sets are views of shards; expected all or none")
+        raise InvalidHDF5("some of the arrays are links to shards and others are not; expected all or none")
     for name in names:
         for source in file[name].virtual_sources():
             if source.dset_name != name or Path(source.file_name).name != source.file_name or source.file_name == ".":

@@ -215,7 +215,7 @@ def closed_form_tensors(
 ) -> dict[str, Tensor]:
     """Fit the closed form to feature statistics and return its exported tensors for `candidates` (compositions).
 
-    tensors: the model's exported tensors, which show whether it has posteriors of states and objects.
+    tensors: the model's exported tensors. Posteriors of states and of objects are computed if these tensors have them.
     """
     words = None
     if fitted.settings.interactions != 0:

@@ -114,7 +114,9 @@ def marginal_log_likelihood(normal: NormalEquations, matrix: Tensor, right: Tens
 
         -1/2 [ sum_c w_c |x_c|^2 - r . H^-1 r  +  d (log|H| - sum_c log w_c + log_prior) ]
 
-    `log_prior` is the log-determinant of the prior covariance of further coefficients.
+    for the pairs' means `x_c [d]` of weight `w_c`.
+
+    log_prior: log-determinant of the prior covariance of the coefficients that `matrix` has beyond `beta`'s own.
     """
     seen, w = normal.seen, normal.w
     factor = torch.linalg.cholesky(matrix)

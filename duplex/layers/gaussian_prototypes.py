@@ -238,7 +238,10 @@ def _prepare_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings |
 def _fit_means(
     seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None
 ) -> tuple[AdditiveEffects, Interactions | None, float, float]:
-    """Fit effects and interactions to the pairs' means; return them with the variances `v` and `tau`."""
+    """Fit effects of states and objects, and their interactions, to the pairs' means.
+
+    Return both, the variance `v` that they leave unexplained, and the variance `tau` of the interactions.
+    """
     v = None if settings.shrinkage is None else 1 / settings.shrinkage
     if words is None or settings.interactions == 0:
         v = interaction_variance(seen, settings.ridge) if v is None else v

@@ -99,7 +99,9 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.learned_rows])
 
     def sequences(self, path: str, names: Sequence[Ints]) -> Ints:
-        """Return the lexicon rows of P prompts `[P, L]`, padded with -1: start, context, names, end.
+        """Return the token indices of P prompts `[P, L]`, padded with -1: start, context, names, end.
+
+        An index is a row of `lexicon`.
 
         path: "composition", "state" or "object".
         names: one array [P] per name in a prompt, of indices into the list of all states followed by all objects.
@@ -111,7 +113,7 @@ class Prompts(nn.Module):
         return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
 
     def all_sequences(self, compositions: Ints) -> Ints:
-        """Return the lexicon rows of prompts of `compositions`, and of all states and objects if their paths exist."""
+        """Return the token indices of the prompts of `compositions`, and of states and objects if they have prompts."""
         m, n, states = self.labels.state_of(compositions), self.labels.object_of(compositions), len(self.labels.states)
         blocks = [self.sequences("composition", [m, n + states])]
         if "state" in self.paths:

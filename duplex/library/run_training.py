@@ -173,7 +173,8 @@ def train_method(
         finetune=spec.finetune,
         confidence=fit_confidence(method, val, inputs.labels),
         known_images=KnownImages.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
-        training=spec.training.result_settings() | {
+        training=spec.training.result_settings()
+        | {
             "manifest": inputs.identity.get("manifest"),
             "plugin": plugin_hash(module_of(source)),
         },

@@ -88,6 +88,8 @@ class Caila(TextMethod[CailaOptions]):
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
         """Return the mean cross-entropy of artificial images whose composition is seen; 0 if there are none.
 
+        An artificial image is the sum of an image's state features and the next image's object features.
+
         z_s, z_o: state and object features of the batch [B, d].
         compositions: labels of the batch [B].
         t: text features of the training candidates [C, d].

@@ -41,7 +41,7 @@ class CdsOptions(ThreePathOptions):
 
 
 class Cds(ThreePaths[CdsOptions]):
-    """CDS-CZSL: three paths whose `factors` score term is larger for specific compositions."""
+    """CDS-CZSL: composition, state and object paths; `factors` is larger the more specific a state is to its object."""
 
     more_specific: Tensor
     less_specific: Tensor

@@ -33,7 +33,7 @@ from duplex.methods.base import (
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """Options of `kind: prompts`; the defaults are three trained paths."""
+    """Options of `kind: prompts`; by default, prompts of states, of objects and of pairs are trained."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms

@@ -22,7 +22,7 @@ from duplex.system.progress import ProgressBar
 
 
 def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write maps.csv; only its heading if no method of `run:` has visual prototypes."""
+    """Write the table of t-SNE coordinates; without a method with visual prototypes, its header line only."""
     chosen, out = run_with_prototypes(params, dataset, paths), paths.maps(dataset)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:

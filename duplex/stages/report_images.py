@@ -52,7 +52,7 @@ def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> ImagePart
 def _retrieved(
     params: Params, dataset: str, chosen: tuple[str, int], paths: ArtifactPaths, missing: list[Block]
 ) -> ImageParts:
-    """Build parts on retrieval and swapping, which need the checkpoint, the features and the encoder's text tower."""
+    """Build the report's parts on retrieval and swaps; they need the checkpoint, features and the text tower."""
     name = f"retrieval-{dataset}.json"
     try:
         context = load_featured_run(params, dataset, *chosen, paths).retrieval_context()

@@ -47,7 +47,7 @@ def refuse_sparse_file(path: Path) -> None:
     """Raise `InvalidHDF5` for a large sparse file: one of which less than an eighth is stored on the disk."""
     info = os.stat(path)
     if info.st_size > SPARSE_LIMIT and info.st_blocks * 512 * 8 < info.st_size:
-        raise InvalidHDF5(f"it claims {info.st_size:,} bytes, of which the disk holds {info.st_blocks * 512:,}")
+        raise InvalidHDF5(f"its size is {info.st_size:,} bytes, but the disk holds {info.st_blocks * 512:,} of them")
 
 
 def find_dataset(file: Any, name: str, *, virtual: bool = False) -> Any:

@@ -38,8 +38,10 @@ def checked_losses(place: str, losses: Any) -> Tensor:
         raise DuplexError(f"{place} returned tensors on {', '.join(sorted(devices))}; expected the parameters' device")
     values = torch.stack(list(losses.values())) if losses else torch.zeros(0)
     if not values.requires_grad:
-        problem = "depends on no parameter" if losses else "is an empty dict"
-        raise DuplexError(f"the result of {place} {problem}; return loss terms by name, or an empty list in groups()")
+        problem = "losses that depend on no parameter" if losses else "an empty dict"
+        raise DuplexError(
+            f"{place} returned {problem}; expected loss terms by name; a method without training returns [] in groups()"
+        )
     return values
 
 

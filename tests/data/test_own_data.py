@@ -120,7 +120,7 @@ def test_tables_load_from_any_encoding_and_separator(tmp_path: Path, data: bytes
         ("image,state,object,split\nx,y,z,Train\n", "the split 'Train'"),
         ("image,state,object,split\nx,y,z,train\nw,y,z,\n", "1 of 2 rows have no split"),
         ('image,state,object\n"x,y,z\n', "line 2"),
-        ('image,state,object\nx,"y\ny",z\n', "holds a control character"),
+        ('image,state,object\nx,"y\ny",z\n', "has a control or invalid"),
         ("image,state,object,split\nx,y,z,train\nx,y,w,train\n", "'x' has two different rows"),
         ("image,state,object,split\nx,y,z,train\nx,y,z,val\n", "'x' has two different rows"),
         ("image,state,object,split\nx,y,z,train\nw,y,z,val\n", "has no test images"),

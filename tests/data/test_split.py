@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from duplex.data.dataset import from_rows, resplit, shares, split_name
 from duplex.data.dataset_source import load_source
 from duplex.data.source_options import SourceOptions, SplitOptions
-from duplex.data.split import _divide, _hold_out, make_split
+from duplex.data.split import _divide, _hold_out, _unite, make_split
 from duplex.errors import DuplexError, UsageError
 from tests.data.makers import make_folder, make_standard, make_table
 
@@ -219,3 +219,21 @@ def test_params_take_whole_numbers_from_one() -> None:
     for wrong in ("0", "-1", "1.5", "true"):
         with pytest.raises(ValidationError, match="resplit"):
             source.validate_json(f'{{"kind": "shapes", "root": "x", "resplit": {wrong}}}')
+
+
+ROWS = pd.DataFrame(
+    [("a", "x", "train"), ("a", "x", "train"), ("b", "y", "val"), ("a", "y", "train")],
+    columns=["state", "object", "split"],
+)
+
+
+def test_copies_move_to_the_split_of_the_held_out_pair() -> None:
+    rows = ROWS.copy()
+    _unite(rows, rows.loc[[0, 2]])
+    assert rows["split"].tolist() == ["val", "train", "val", "train"], "the pair (a, x) keeps a training image"
+
+
+def test_copies_stay_apart_if_a_pair_would_lose_its_last_training_image() -> None:
+    rows = ROWS.copy()
+    _unite(rows, rows.loc[[2, 3]])
+    assert rows["split"].tolist() == ROWS["split"].tolist()

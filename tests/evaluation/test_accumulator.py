@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation import accumulator, topk
-from duplex.evaluation.accumulator import ScoreAccumulator, TopCompetitors
+from duplex.evaluation.accumulator import ScoreAccumulator, TopCompetitors, refuse_inexact
 from tests.evaluation.twins import problem
 from tests.pretended import Pretended
 
@@ -235,3 +235,10 @@ def test_blocks_that_do_not_hold_a_score_per_image_and_column_are_refused() -> N
     for block in (np.ma.array(scores, mask=np.eye(3, dtype=bool)), whole.to("meta"), whole.to_sparse()):
         with pytest.raises(DuplexError, match="without all values"):
             added(block)
+
+
+def test_whole_numbers_are_exact_up_to_two_to_the_53():
+    refuse_inexact(np.array([2**53, -(2**53)]))
+    for beyond in (2**53 + 1, -(2**53) - 1):
+        with pytest.raises(DuplexError):
+            refuse_inexact(np.array([0, beyond]))

@@ -75,3 +75,11 @@ def test_data_without_a_choice_is_refused() -> None:
     statistics = ScoreAccumulator([0, 1], seen, bucket=buckets(found, steps)).add(np.eye(9)[:2])
     with pytest.raises(DuplexError, match="validation images of both seen and unseen pairs"):
         choose_threshold(statistics, steps)
+
+
+@pytest.mark.parametrize("count", [126, 127, 128, 129, 255, 256])
+def test_buckets_count_the_thresholds_above(count):
+    steps = np.arange(count, dtype=float)
+    values = np.array([-1.0, 0.0, 0.5, count - 1.0, count + 5.0])
+    expected = [int((steps > value).sum()) for value in values]
+    assert buckets(values, steps).tolist() == expected

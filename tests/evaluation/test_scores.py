@@ -143,7 +143,7 @@ def test_a_file_is_closed_after_use(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_with_holes_are_refused(tmp_path: Path, kind: str) -> None:
     os.truncate(save(tmp_path / f"s.{kind}"), 1 << 40)
-    with pytest.raises(UsageError, match="of which the disk holds"):
+    with pytest.raises(UsageError, match="but the disk holds"):
         read_again(tmp_path / f"s.{kind}")
 
 

@@ -99,7 +99,7 @@ LAYOUT: dict[str, tuple[Change, str]] = {
     "no statuses": (lambda f: f.pop("status"), "there is no 'status'"),
     "a group": (instead("cls", lambda f: f.create_group("cls")), "'cls' is a folder or empty"),
     "no identity": (lambda f: f.pop("identity"), "there is no group 'identity'"),
-    "a number as identity": (lambda f: f["identity"].attrs.__setitem__("dim", 128), "the identity's 'dim' is not text"),
+    "a number as identity": (lambda f: f["identity"].attrs.__setitem__("dim", 128), "the attribute 'dim' is not text"),
     "no stop": (lambda f: f.attrs.__delitem__("stop"), NO_ROWS),
     "text as total": (attribute("total", "many"), NO_ROWS),
     "start beyond stop": (attribute("start", 99), "its rows are 99 to 12 of 12"),
@@ -114,7 +114,10 @@ LAYOUT: dict[str, tuple[Change, str]] = {
         instead("cls", lambda f: f.create_dataset("cls", (12, 128), "f2", external=[("/etc/passwd", 0, 12 * 128 * 2)])),
         ELSEWHERE,
     ),
-    "a partial view": (view("gone.h5", "cls"), "only some of its data sets are views of shards; expected all or none"),
+    "a partial view": (
+        view("gone.h5", "cls"),
+        "some of the arrays are links to shards and others are not; expected all or none",
+    ),
     "a view of itself": (view("features.h5", "cls", "status", "checksums"), ELSEWHERE),
     "a view of another folder": (
         view("../../whole.h5", "cls", "status", "checksums"),

@@ -127,7 +127,7 @@ def narrow_scales(file: h5py.File) -> None:
     file["block_inputs_scale"] = values
 
 
-PARTLY = "expected 'block_inputs' alone, or 'block_inputs_int8' with 'block_inputs_scale'"
+PARTLY = "expected the array 'block_inputs', or the arrays 'block_inputs_int8' and 'block_inputs_scale'"
 
 
 @pytest.mark.parametrize(

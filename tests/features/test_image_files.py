@@ -205,3 +205,7 @@ def test_a_thousand_hostile_files(run, encoder, tmp_path: Path) -> None:
 def test_importing_the_cli_imports_no_image_library() -> None:
     code = "import sys, duplex.cli; sys.exit(any(m in sys.modules for m in ('torch', 'PIL', 'h5py', 'open_clip')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, check=False).returncode == 0
+
+
+def test_the_text_of_the_error_is_its_reason():
+    assert str(BadImageFile("truncated")) == BadImageFile("truncated").reason == "truncated"

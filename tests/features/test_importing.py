@@ -9,7 +9,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features import importing
 from duplex.features.importing import import_features
 from duplex.features.layout import NOT_FINITE
-from duplex.features.store import open_features
+from duplex.features.store import PartialCache, open_features
 from tests.features.test_store import opened_in
 
 
@@ -73,3 +73,15 @@ def test_rows_with_names_are_found_by_them_and_refused_without_a_manifest(tmp_pa
     import_features(tmp_path / "f.npz", 3, "m", tmp_path / "features.h5", ["a", "b", "c"])
     found = open_features(tmp_path / "features.h5", {"encoder": "ViT", "weights": "w", "manifest": "m", "dim": "2"})
     assert np.array_equal(found.cls[:], values[[1, 2, 0]])
+
+
+def test_an_import_that_fails_leaves_no_file(tmp_path: Path, monkeypatch) -> None:
+    np.save(tmp_path / "x.npy", np.ones((4, 3), np.float32))
+
+    def fail(_: PartialCache) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(PartialCache, "finish", fail)
+    with pytest.raises(OSError, match="no"):
+        import_features(tmp_path / "x.npy", 4, "0", tmp_path / "c.h5")
+    assert [path.name for path in tmp_path.iterdir() if path.suffix not in (".npy", ".lock")] == []

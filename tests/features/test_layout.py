@@ -13,7 +13,7 @@ import pytest
 from duplex.errors import DuplexError
 from duplex.features import checks, checksums, layout
 from duplex.features.checks import check_values, open_cache, read_identity, refuse_foreign
-from duplex.features.layout import Span, status_of_reason
+from duplex.features.layout import FIRST_BAD, REASONS, Span, status_of_reason, status_reason
 from duplex.features.shards import copy_rows, join_shards, row_types, shard_path
 from duplex.features.store import PartialCache, open_features
 from duplex.system.hdf5 import InvalidHDF5
@@ -61,7 +61,7 @@ def test_an_identity_key_that_is_not_text_is_damage(cache: Path) -> None:
         kind.set_size(3)
         made = h5py.h5a.create(group, b"\xff\xfe", kind, h5py.h5s.create(h5py.h5s.SCALAR))
         made.write(np.array(b"abc", dtype="S3"))
-    with pytest.raises(DuplexError, match=r"is damaged: the identity's .* is not text"):
+    with pytest.raises(DuplexError, match=r"is damaged: the attribute .* is not text"):
         open_features(cache)
 
 
@@ -174,3 +174,14 @@ def test_a_shard_of_other_rows_is_reported(tmp_path: Path) -> None:
         write_cache(shard_path(path, 0, 2), VALUES[start:7], span=Span(start, 7, ROWS))
         with pytest.raises(DuplexError, match=r"0-of-2\.h5, which was extracted again with another set of rows"):
             open_features(path)
+
+
+def test_every_reason_has_a_status_of_its_own() -> None:
+    statuses = [status_of_reason(reason) for reason in REASONS]
+    assert statuses == list(range(FIRST_BAD, FIRST_BAD + len(REASONS)))
+    assert [status_reason(status) for status in statuses] == list(REASONS)
+
+
+@pytest.mark.parametrize(("span", "whole"), [((0, 8, 8), True), ((0, 4, 8), False), ((4, 8, 8), False)])
+def test_a_span_is_whole_if_it_begins_and_ends_with_all_rows(span: tuple[int, int, int], whole: bool) -> None:
+    assert Span(*span).whole is whole

@@ -219,7 +219,7 @@ def test_text_of_variable_length_is_refused_before_it_is_read(tmp_path: Path, da
 def test_an_identity_whose_keys_are_no_texts(tmp_path: Path) -> None:
     data = cache(tmp_path).replace(b"preprocessing", b"\xff" * 13)
     (tmp_path / "c.h5").write_bytes(data)
-    with pytest.raises(DuplexError, match=r"the identity's .* is not text"):
+    with pytest.raises(DuplexError, match=r"the attribute .* is not text"):
         open_features(tmp_path / "c.h5")
     assert statuses_if_finished(tmp_path / "c.h5", {**IDENTITY}, Span(0, 4, 4)) is None
 

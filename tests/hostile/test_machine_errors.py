@@ -111,7 +111,7 @@ def test_a_sparse_file_is_not_read(pics: Path, command: Command) -> None:
     """A valid beginning, followed by a hundred gigabytes of holes."""
     assert command("extract", "-d", "pics").code == 0
     os.truncate(CACHE, 100 << 30)
-    assert command("cache", "info", CACHE).refused("of which the disk holds")
+    assert command("cache", "info", CACHE).refused("but the disk holds")
 
 
 def test_a_row_without_finite_features_is_encoded_once(pics: Path, command: Command) -> None:

@@ -59,12 +59,14 @@ def in_place(inputs: Tensor) -> None:
 
 FAULTS: dict[str, dict[str, Any]] = {  # message -> functions of a method
     r"losses\(\) returned None; expected a dict": {"losses": lambda *_: None},
-    r"losses\(\) is an empty dict": {"losses": lambda *_: {}},
+    r"losses\(\) returned an empty dict": {"losses": lambda *_: {}},
     r"losses\(\) returned a float as 'a'": {"losses": lambda *_: {"a": 0.5}},
     r"losses\(\) returned a tensor \[\d+, 9\] of float32 as 'a'": {
         "losses": lambda self, b, _: {"a": self.logits(b.cls)}
     },
-    r"losses\(\) depends on no parameter": {"losses": lambda self, batch, _: {"a": batch.cls.sum()}},
+    r"losses\(\) returned losses that depend on no parameter": {
+        "losses": lambda self, batch, _: {"a": batch.cls.sum()}
+    },
     r"groups\(\) returned None; expected a list": {"groups": lambda _: None},
     r"shared\(\) returned a list; expected a tuple": {"shared": lambda _: []},
     r"scorer\(\) returned NoneType; expected a function": {"scorer": lambda *_: None},

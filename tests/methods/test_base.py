@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from duplex.methods.base import Batch, Inspectable, Method
-from duplex.methods.head import EmbeddingHead, SeenMethod, WordTable
+from duplex.methods.head import EmbeddingHead, SeenMethod, WordTable, next_allowed_partner
 from tests.methods.field import batch, task
 from tests.methods.world import features
 
@@ -101,3 +101,13 @@ def test_a_task_has_the_width_and_the_tower_of_its_encoder():
 def test_primitives_are_the_states_and_objects_of_compositions():
     states, objects = Plain(task(), Plain.Options()).primitives(torch.tensor([11, 0, 4]))
     assert states.tolist() == [3, 0, 1] and objects.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_next_allowed_partner_equals_loops(seed):
+    count = seed
+    allowed = torch.rand(count, count, generator=torch.Generator().manual_seed(seed)) < 0.4
+    partner, has = next_allowed_partner(allowed)
+    for i in range(count):
+        after = [(i + step) % count for step in range(1, count) if allowed[i, (i + step) % count]]
+        assert (int(partner[i]), bool(has[i])) == ((after[0], True) if after else (i, False))

@@ -86,3 +86,18 @@ def test_a_composition_outside_the_graph_is_embedded():
     )
     close(both[1:], alone)
     close(both[0], found[-1].pairs[1].detach())
+
+
+def test_after_an_epoch_messages_weigh_feasibility_and_the_closed_world_stays_as_it_is():
+    method = build(CoCge, "open", scale=9.0, margin=0.5, margin_epochs=4, **ROW)
+    nodes = method.network.eval()(method.words.states, method.words.objects)[-1]
+    rho = method.feasibility(nodes.states, nodes.objects)
+    method.after_epoch(1)
+    expected = [1.0 if math.isinf(value) else max(0.0, float(value)) for value in rho]
+    assert any(0 < value < 1 for value in expected)
+    close(method.network.graph.weights.flatten(), expected)
+
+    closed = build(CoCge, "closed", **ROW)
+    before = {name: tensor.clone() for name, tensor in closed.state_dict().items()}
+    closed.after_epoch(1)
+    assert all(torch.equal(before[name], tensor) for name, tensor in closed.state_dict().items())

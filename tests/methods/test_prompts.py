@@ -67,7 +67,7 @@ def test_the_semantic_loss_is_over_seen_pairs_or_all_candidates(negatives):
 def test_inspectable_features_are_those_of_the_scores():
     method, z = small_method(PromptOptions(width=5)).eval(), features(4, 3)
     shown = method.inspectable()
-    assert shown.names == ("features", "semantic", "factors")
+    assert shown.present_fields == ("features", "semantic", "factors")
     with torch.no_grad():
         zc = method.paths.adapt(z)
         assert torch.equal(shown.features({"cls": z}), zc)

@@ -7,6 +7,7 @@ import mmap
 import re
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -348,3 +349,9 @@ def test_patience_counts_from_the_best_epoch(aucs, best):
     rest, settings = iter(aucs), dataclasses.replace(SETTINGS, epochs=30, patience=2)
     outcome = train(small_method(DUPLEX), examples(), settings, 0, lambda _: next(rest))
     assert (outcome.best_epoch, [row["epoch"] for row in outcome.history]) == (best, [*range(best + 3)])
+
+
+def test_the_time_per_epoch_is_that_of_training():
+    began = time.perf_counter()
+    outcome = train(small_method(DUPLEX), examples(), dataclasses.replace(SETTINGS, epochs=2), 0, lambda _: 0.5)
+    assert 0 < outcome.timing["seconds_per_epoch"] < time.perf_counter() - began

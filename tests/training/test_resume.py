@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 from duplex.errors import DuplexError
-from duplex.training.resume import TrainingState
+from duplex.training.resume import TrainingState, saved_epoch
 
 
 def state(key: str = "k", device: str = "cpu", seed: int = 0) -> TrainingState:
@@ -86,3 +86,7 @@ def test_the_random_state_of_a_gpu_is_restored_on_a_gpu_only(tmp_path: Path, mon
     assert restored == []
     assert state(device="cuda").load(tmp_path / "s") is None
     assert restored == ([[0, 1, 2]] if device == "cuda" else [])
+
+
+def test_a_run_that_was_never_begun_has_no_finished_epoch(tmp_path):
+    assert saved_epoch(tmp_path / "none") == 0
