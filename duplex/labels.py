@@ -101,7 +101,7 @@ class LabelSpace:
 
     def composition(self, states: Ints, objects: Ints) -> Ints:
         """Return the numbers `m N + n` of compositions, given the indices m of their states and n of their objects."""
-        return states * len(self.objects) + objects
+        return np.asarray(states) * len(self.objects) + np.asarray(objects)
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
         """Return the numbers [n] of compositions, given their states and objects by name, two lists of length n."""
@@ -111,10 +111,15 @@ class LabelSpace:
     def name(self, composition: int) -> str:
         """Return a composition's text in prompts and lists: `striped heart`."""
         n = len(self.objects)
+        if not 0 <= composition < self.size:
+            raise UsageError(f"composition {composition} does not exist; expected a number from 0 to {self.size - 1}")
         return f"{prompt_name(self.states[composition // n])} {prompt_name(self.objects[composition % n])}"
 
     def names(self, compositions: Ints) -> list[str]:
         """Return the texts of an array of compositions, such as `striped heart`."""
+        compositions = np.asarray(compositions)
+        if compositions.size and not (compositions.min() >= 0 and compositions.max() < self.size):
+            raise UsageError(f"a composition does not exist; expected numbers from 0 to {self.size - 1}")
         states, objects = ([prompt_name(label) for label in labels] for labels in (self.states, self.objects))
         rows = zip(self.state_of(compositions).tolist(), self.object_of(compositions).tolist(), strict=True)
         return [f"{states[m]} {objects[n]}" for m, n in rows]

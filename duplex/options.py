@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from dataclasses import field as option_field
 from functools import cache
+from numbers import Integral
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from duplex.errors import UsageError
@@ -29,11 +30,16 @@ def _has_words(template: str) -> str:
     return template
 
 
+def _as_int(value: Any) -> Any:
+    """Return a whole number of another type, such as NumPy's, as an int; other values unchanged."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
 LARGEST = 1_000_000  # limit of counts such as images, epochs and units; larger ones could overflow
 
 # Types of options
-Count = Annotated[int, Field(ge=1, le=LARGEST)]
-Natural = Annotated[int, Field(ge=0, le=LARGEST)]
+Count = Annotated[int, BeforeValidator(_as_int), Field(ge=1, le=LARGEST)]
+Natural = Annotated[int, BeforeValidator(_as_int), Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

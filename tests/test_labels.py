@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.data.czsl_layout import read_pair_lists
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.labels import SPLITS, CandidateSet, LabelSpace, frequency_groups, prompt_name
 from tests.methods.world import random_labels
 
@@ -197,3 +197,14 @@ def test_a_candidate_set_equals_its_list(m, n, seed):
         assert (candidates.contains(every) == np.isin(every, listed)).all()
         assert (candidates.positions(listed) == np.arange(len(listed))).all()
         assert (candidates.at(np.arange(len(listed))) == listed).all() and (candidates.compositions == listed).all()
+
+
+def test_compositions_that_do_not_exist_have_no_name() -> None:
+    labels = LabelSpace.from_pairs({"train": [("red", "star"), ("blue", "moon")]})
+    assert labels.names([0, 3]) == [labels.name(0), labels.name(3)]
+    assert labels.composition([1], [0]).tolist() == [2]
+    for wrong in (-1, 4):
+        with pytest.raises(UsageError, match="does not exist"):
+            labels.name(wrong)
+        with pytest.raises(UsageError, match="does not exist"):
+            labels.names(np.array([0, wrong]))

@@ -131,21 +131,29 @@ def import_(
     """Write a feature cache from features that were computed elsewhere."""
     from duplex.artifacts import ArtifactPaths
     from duplex.data.manifest import read_manifest
+    from duplex.features.feature_file import FeatureFile
+    from duplex.features.feature_issues import refuse_other_width
     from duplex.features.importing import import_features
+    from duplex.features.store import open_features
     from duplex.stages.extract import write_extraction_summary
     from duplex.system.files import sha256
 
     if (manifest is None) == (dataset is None):
         raise UsageError("give either --manifest FILE or --dataset NAME")
-    paths = ArtifactPaths()
+    paths, max_bad = ArtifactPaths(), 1.0
     if dataset is not None:
         manifest, out = paths.manifest(dataset), out or paths.features(dataset)
+        params = load_params()
+        entry, max_bad = params.dataset(dataset).encoder, params.extraction.max_bad
+        refuse_other_width(FeatureFile.open(features), entry.name, entry.weights)
     if manifest is None or out is None:
         raise UsageError("name the file to write with --out PATH")
     images = read_manifest(manifest)["image"].tolist()
-    import_features(features, len(images), sha256(manifest), out, images)
+    import_features(features, len(images), sha256(manifest), out, images, max_bad)
     write_extraction_summary(out)
-    typer.echo(f"{out} has the features of {features}", err=True)
+    bad = int(open_features(out).bad.sum())
+    rows = f"; {bad} of {len(images)} rows are zero or not finite" if bad else ""
+    typer.echo(f"{out} has the features of {features}{rows}", err=True)
 
 
 @cache.command()

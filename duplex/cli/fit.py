@@ -34,7 +34,8 @@ def fit(
     """
     from duplex.fitting.fit_folder import fit_folder
 
-    place = out or Path(f"{source.resolve().with_suffix('').name}-model")
+    name = source.resolve().name if source.is_dir() else source.resolve().stem
+    place = out or Path(f"{name}-model")
     say = partial(typer.echo, err=True)
     model = fit_folder(
         source.resolve(),

@@ -81,8 +81,10 @@ def relabel(
     if target.exists() or target.suffix.lower() != ".csv":
         reason = "exists" if target.exists() else "is not named .csv"
         raise UsageError(f"{target} {reason}; choose another --out")
-    table, changed = relabelled_manifest(params, name, edited)
+    table, changed, new = relabelled_manifest(params, name, edited)
     write_manifest(table, target)
     root = params.dataset(name).source.root
     hint = f"`duplex data add {name}-relabelled {target} --images {root}` adds it"
     typer.echo(f"wrote {target} with {changed} corrected labels; {hint}", err=True)
+    if new:
+        typer.echo(f"new states or objects, perhaps misspelt: {', '.join(new)}", err=True)

@@ -1,7 +1,8 @@
 """Hash the code that a stage or a method uses: all modules that its own module imports, found without running it.
 
-Imports are followed, also inside functions, except under `if TYPE_CHECKING`, into this package and those of the entry
-modules. Syntax trees without docstrings are hashed: comments, docstrings and formatting change no hash.
+Imports are followed, also inside functions, except under `if TYPE_CHECKING`, into this package, those of the entry
+modules, and modules in the folders of those. Syntax trees without docstrings are hashed: comments, docstrings and
+formatting change no hash.
 """
 
 from __future__ import annotations
@@ -54,21 +55,35 @@ def plugin_hash(module: str) -> str | None:
 
 
 def imported_modules(*entries: str, ignored: Collection[str] = ()) -> dict[str, Path]:
-    """Return, by name, the files of the modules `entries`, of all modules that they import, and of parent packages."""
+    """Return, by name, the files of the modules `entries`, of all modules that they import, and of parent packages.
+
+    Imports are followed into this package, into the packages of the entry modules, and into modules in the same folder
+    as these, unless they are installed: a method in the project's folder may import another file there.
+    """
     packages = {PACKAGE, *(name.partition(".")[0] for name in entries)}
+    folders = {_own_folder(name) for name in packages - {PACKAGE}} - {None}
     left_out = (*IGNORED_MODULES, *ignored)
     modules: dict[str, Path] = {}
     waiting = list(entries)
     while waiting:
         name = waiting.pop()
         is_left_out = any(name == other or name.startswith(f"{other}.") for other in left_out)
-        if name in modules or name == PACKAGE or is_left_out or name.partition(".")[0] not in packages:
+        if name in modules or name == PACKAGE or is_left_out:
             continue
-        path = _file(name)
+        top = name.partition(".")[0]
+        path = _file(name) if top in packages or (folders and _own_folder(top) in folders) else None
         if path is not None:
             modules[name] = path
             waiting += [name.rpartition(".")[0], *_parsed(name, path)[1]]
     return modules
+
+
+def _own_folder(top: str) -> Path | None:
+    """Return the folder that holds a top-level module or package; None if it is part of Python, or installed."""
+    path = None if top in sys.stdlib_module_names else _file(top)
+    if path is None or {"site-packages", "dist-packages"} & set(path.parts):
+        return None
+    return path.parent.parent if path.name == "__init__.py" else path.parent
 
 
 def imported_names(name: str, path: Path) -> set[str]:

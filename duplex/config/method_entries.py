@@ -18,6 +18,7 @@ from duplex.labels import WORLDS, World
 from duplex.system.renamed import renamed_key, renamed_method
 
 DEFAULT_KIND = "duplex"
+SHARED_KEYS = {"kind", "extends", "world", "shown_as", "per_dataset"}  # cannot be in a table of `per_dataset`
 RESERVED_KEYS = ("kind", "extends", "world", "shown_as", "training", "finetune", "per_dataset")
 TABLES = ("training", "finetune")  # keys whose values are tables of options
 Table = Mapping[str, Any]
@@ -130,6 +131,8 @@ def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
             raise UsageError(f"{where}: unknown data set; known: {', '.join(datasets)}")
         for key in TABLES:
             check_table(f"{where}.{key}", _check_keys(where, changes).get(key, {}))
+        for key in SHARED_KEYS & changes.keys():
+            raise UsageError(f"{where}.{key}: all data sets have the same `{key}`; set it in {place}, or add a method")
     options = {key: value for key, value in record.items() if key not in RESERVED_KEYS}
     _check_members(place, options, per_dataset)
     training = check_table(f"{place}.training", record.get("training", {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def _load_unchanged(source: SourceOptions) -> LabelledImages:
     if source.kind == "standard":
         return load_czsl(source.root)
     if source.kind == "folder":
-        return from_rows(read_folder(source.root), source.split, source.root, partial(content_keys, source.root))
+        frame, notes = read_folder(source.root)
+        data = from_rows(frame, source.split, source.root, partial(content_keys, source.root))
+        return replace(data, notes={**notes, **data.notes})
     if source.table is None:
         raise UsageError("a source of kind table needs `table`, the path of its CSV or Parquet file")
     frame, tree = read_table(source.table), ImageTree(source.root)
@@ -77,8 +80,11 @@ def detect_source(path: Path, split: SplitOptions | None = None, root: Path | No
 FORMS = "`state/object/image.jpg` or `state object/image.jpg`"
 
 
-def read_folder(root: Path) -> pd.DataFrame:
-    """Return a table of image, state and object for every image below `root`, labelled by the folder names."""
+def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Return a table of image, state and object for every image below `root`, labelled by the folder names.
+
+    Also return notes on files that were skipped, with their number.
+    """
     rows = []
     tree = ImageTree(root)
     for path in tree.images():
@@ -87,14 +93,16 @@ def read_folder(root: Path) -> pd.DataFrame:
             raise DuplexError(f"{root / path} does not lie in {FORMS}; move it or list the images in a table")
         state, thing = parts[:2] if len(parts) == 3 else _pair(parts[0], root)
         rows.append((len(parts), path, state, thing))
+    counts = {kind: len(names) for kind, names in tree.skipped.items()}
+    skipped = describe_skipped(counts)
     if not rows:
-        skipped = describe_skipped({kind: len(names) for kind, names in tree.skipped.items()})
         raise DuplexError(f"{root} holds no images in {FORMS}{'; skipped: ' if skipped else ''}{skipped}")
     frame = pd.DataFrame(rows, columns=["depth", "image", "state", "object"])
     if frame["depth"].nunique() > 1:
         deep, flat = (frame.loc[frame["depth"] == depth, "image"].iloc[0] for depth in (3, 2))
         raise DuplexError(f"{root} mixes {deep!r} and {flat!r}; use one of {FORMS} for all")
-    return frame[["image", "state", "object"]].astype(str)
+    notes = {f"files skipped ({skipped})": sum(counts.values())} if skipped else {}
+    return frame[["image", "state", "object"]].astype(str), notes
 
 
 def _pair(folder: str, root: Path) -> list[str]:

@@ -10,7 +10,12 @@ from pathlib import Path
 
 from duplex.errors import DuplexError
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+IMAGE_SUFFIXES = frozenset(
+    {
+        *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"),
+        *(".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".jp2", ".j2k", ".avif"),
+    }
+)
 DOCUMENTS = frozenset({".txt", ".csv", ".tsv", ".parquet", ".pq", ".json", ".t7", ".md", ".html"})  # lists and notes
 SHOWN = 6  # kinds of skipped files in a message
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)

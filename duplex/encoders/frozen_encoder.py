@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duplex.encoders.encoder_source import EncoderSource
 from duplex.encoders.openclip import PreprocessCfg, image_transform_v2, open_clip, transforms
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.system.precision import dtype_of
 
 LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]
@@ -96,4 +96,7 @@ class FrozenEncoder:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Return uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize."""
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
+            found = f"{list(pixels.shape)} {str(pixels.dtype).removeprefix('torch.')}"
+            raise UsageError(f"pixels are {found}; expected [B, 3, R, R] uint8, as `image_transform` returns")
         return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)

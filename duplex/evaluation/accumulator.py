@@ -175,7 +175,7 @@ def checked_columns(values: Any, name: str) -> Ints:
         raise UsageError(f"{name} must be whole numbers: the column of each image's label")
     if kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
         raise UsageError(f"{name} holds {array.max()}, which is no column")
-    return np.asarray(array, dtype=np.int64)
+    return np.array(array, dtype=np.int64)  # a copy: the caller may change its own
 
 
 def refuse_inexact(scores: NDArray[Any]) -> None:

@@ -69,7 +69,7 @@ def checked_mask(values: Any, name: str) -> Bools:
     array = np.asarray(values)
     if array.dtype != bool and (array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all()):
         raise UsageError(f"{name} must be true or false for each column")
-    return np.asarray(array, dtype=bool)
+    return np.array(array, dtype=bool)  # a copy: the caller may change its own
 
 
 def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:

@@ -285,7 +285,8 @@ def _check_share_of_bad(statuses: Statuses, job: ExtractionJob) -> None:
     listed = "; ".join(f"{image.image} ({image.reason})" for image in bad[:LISTED_BAD])
     raise DuplexError(
         f"{len(bad)} of {total} images cannot be read, more than max_bad = {job.max_bad:g} allows: {listed}"
-        f"{'; …' if len(bad) > LISTED_BAD else ''}; fix them, or raise extraction.max_bad in params.yaml"
+        f"{'; …' if len(bad) > LISTED_BAD else ''}; fix or remove them; a project can raise extraction.max_bad in "
+        "params.yaml"
     )
 
 

@@ -47,7 +47,11 @@ class FeatureFile:
                         f"and images; it has several arrays ({', '.join(content.files)})"
                     )
                 values = _checked_values(path, content["features"])
-                return cls(path, values, _checked_names(path, content["images"], len(values)))
+                try:
+                    names = content["images"]
+                except ValueError:  # needs pickle
+                    raise UsageError(f"{path}: images holds Python objects; save `images.astype(str)`") from None
+                return cls(path, values, _checked_names(path, names, len(values)))
         except FileNotFoundError as error:
             raise UsageError(f"{path} does not exist") from error
         except (ValueError, OSError, EOFError) as error:
@@ -95,7 +99,9 @@ class FeatureFile:
 
 def _checked_values(path: Path, values: Any) -> NDArray[Any]:
     if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
-        raise UsageError(f"{path} must hold one array of numbers [rows, width]; it has {values.shape} {values.dtype}")
+        raise UsageError(
+            f"{path} must hold one array of floating-point numbers [rows, width]; it has {values.shape} {values.dtype}"
+        )
     checked: NDArray[Any] = values
     return checked
 

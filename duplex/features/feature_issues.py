@@ -34,17 +34,22 @@ def check_features(
         )
     images = data.manifest["image"].tolist()
     rows = file.rows_of(images)
-    if encoder != IMPORTED and (width := _encoder_width(encoder, weights)) not in (None, file.width):
-        raise UsageError(
-            f"{path} has features of width {file.width}, and {encoder} makes features of {width}; name the encoder "
-            "that made them, or --encoder none"
-        )
+    refuse_other_width(file, encoder, weights)
     if file.names is not None and (further := len(file.names) - len(images)):
         yield DataIssue("further rows are of no image of the data set", further, (str(path),), False)
     bad = [images[row] for row in np.flatnonzero(file.unusable(rows)).tolist()]
     if bad:
         fatal = len(bad) > max_bad * len(images)
         yield DataIssue("rows of features are zero or not finite", len(bad), tuple(bad), True, fatal)
+
+
+def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> None:
+    """Raise `UsageError` if an encoder makes features of another width than a file has."""
+    if encoder != IMPORTED and (width := _encoder_width(encoder, weights)) not in (None, file.width):
+        raise UsageError(
+            f"{file.path} has features of width {file.width}, and {encoder} makes features of {width}; name the "
+            "encoder that made them, or --encoder none"
+        )
 
 
 def _encoder_width(name: str, weights: str | None) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from duplex.features.feature_file import FeatureFile
 from duplex.features.identity import IMPORTED, Identity
 from duplex.features.layout import ENCODED, NOT_FINITE, Span
@@ -19,21 +19,34 @@ CHUNK = 65_536  # rows converted at once
 
 
 def import_features(
-    source: Path, rows: int, manifest_sha256: str, out: Path, images: Sequence[str] | None = None
+    source: Path,
+    rows: int,
+    manifest_sha256: str,
+    out: Path,
+    images: Sequence[str] | None = None,
+    max_bad: float = 1.0,
 ) -> Identity:
     """Write the cache `out` from a file of features with one row per manifest row (`features.feature_file`).
 
     Rows that are zero or not finite count as unreadable images. The encoder is unknown: the returned identity names
     only the file and the manifest. Raises `UsageError` for another number of rows and for values that float16 cannot
-    hold.
+    hold; `DuplexError`, and no cache is replaced, if more rows are unreadable than `max_bad` allows.
 
     images: the manifest's image paths, by which the rows of a file with names are found.
+    max_bad: largest share of unreadable rows.
     """
     file = FeatureFile.open(source)
     if images is None and file.names is not None:
         raise UsageError(f"{source} has image names and no manifest to find them in; give its array alone, as .npy")
     places = file.rows_of(images if images is not None else [""] * rows)
     unusable = file.unusable(places)
+    if unusable.sum() > max_bad * rows:
+        first = int(unusable.argmax())
+        raise DuplexError(
+            f"{source}: {int(unusable.sum())} of {rows} rows are zero or not finite, the first that of "
+            f"{first if images is None else images[first]}; leave these images out, or raise extraction.max_bad in "
+            "params.yaml"
+        )
     identity = {
         "encoder": IMPORTED,
         "weights": sha256(source),

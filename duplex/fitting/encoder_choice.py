@@ -84,10 +84,10 @@ def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encoder
     return EncoderChoice(EncoderParams(name=name, weights=weights), "named")
 
 
-def check_words(name: str, texts: Sequence[str]) -> None:
-    """Raise `UsageError` if an encoder's text tower has no embedding for a word in `texts`."""
+def check_words(name: str, texts: Sequence[str], advice: str = "choose another --encoder") -> None:
+    """Raise `UsageError`, with advice, if an encoder's text tower has no embedding for a word in `texts`."""
     if unknown := unknown_words(name, texts):
-        raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; choose another --encoder")
+        raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; {advice}")
 
 
 def words(labels: LabelSpace) -> Sequence[str]:

@@ -9,6 +9,7 @@ fit continues from there and ends in the same bytes; a second fit of the same da
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -39,6 +40,7 @@ from duplex.recognition.listed_answers import listed_answers
 from duplex.recognition.sources import TENSORS
 from duplex.recognition.trained import TrainedRun
 from duplex.report.own_page import OwnData, write_page
+from duplex.report.page import is_page
 from duplex.system.files import refuse_unwritable, with_own_name
 from duplex.system.lock import sole_writer
 from duplex.training.calibration import Calibration
@@ -74,6 +76,8 @@ def fit_folder(
     out = with_own_name(out)
     refuse_other_files(out)
     refuse_unwritable(page_file(out))
+    if page_file(out).is_file() and not is_page(page_file(out)):
+        raise UsageError(f"{page_file(out)} exists and is not a page of duplex; move it, or choose another --out")
     data = read_labelled_folder(source, images)
     refuse_lost_updates(out, data.digests)
     describe(data, say)
@@ -113,7 +117,7 @@ def _fit(recipes: FolderRecipes, out: Path) -> Path:
     say(f"fitting all {len(recipes.data.manifest):,} labelled images")
     _write_model(out, recipes, fit_chosen(recipes, choice.recipe), choice, measured)
     for other in recipes.cache.glob("recipes-*"):
-        if other != recipes.runs.folder:  # of other labels
+        if other != recipes.runs.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
             shutil.rmtree(other, ignore_errors=True)
     page = _write_page(out, recipes, choice, answers)
     say(f"{page} shows where the model is right and wrong, and which further images would help")

@@ -46,8 +46,9 @@ def read_labelled_folder(source: Path, images: Path | None = None, seed: int = S
             data = load_source(description)
             digests = content_digests(description.root, data.manifest["image"].tolist())
         else:
-            frame = labelled_rows(description)
+            frame, skipped = labelled_rows(description)
             frame, digests, notes = distinct_images(frame, description.root, source)
+            notes += skipped
             require_words(frame, source)
             data = from_rows(frame, description.split, source, partial(content_keys, description.root))
         require_splits(data, source)
@@ -59,13 +60,14 @@ def read_labelled_folder(source: Path, images: Path | None = None, seed: int = S
     return LabelledFolder(description.root, data.manifest.reset_index(drop=True), data.labels, digests, tuple(notes))
 
 
-def labelled_rows(source: SourceOptions) -> pd.DataFrame:
-    """Return the columns image, state, object and, if the source has a split, split."""
+def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:
+    """Return the columns image, state, object and, if the source has a split, split; and notes on files skipped."""
     if source.table is not None:
         if not source.root.is_dir():
             raise UsageError(f"{source.root} is not a folder; --images names the folder that image paths start from")
-        return read_table(source.table).drop_duplicates(ignore_index=True)
-    return read_folder(source.root)
+        return read_table(source.table).drop_duplicates(ignore_index=True), []
+    frame, notes = read_folder(source.root)
+    return frame, [f"{text}: {count:,}" for text, count in notes.items()]
 
 
 def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.DataFrame, list[str], list[str]]:

@@ -130,8 +130,9 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
     """
     description = detect_source(source, None, images)
     try:
-        frame = labelled_rows(description)
+        frame, skipped = labelled_rows(description)
         frame, digests, notes = distinct_images(frame, description.root, source)
+        notes += skipped
         for kind in ("state", "object"):
             check_labels(frame[kind], kind, source)
     except UsageError:
@@ -181,7 +182,8 @@ def updated_model(
     object_of = np.array([find_or_append(name, objects) for name in rows["object"]])
     added_words = [*states[len(labels.states) :], *objects[len(labels.objects) :]]
     if added_words:
-        check_words(str(trained.backbone.record["name"]), list(map(prompt_name, added_words)))
+        advice = "rename them, or run `duplex fit` with another --encoder"
+        check_words(str(trained.backbone.record["name"]), list(map(prompt_name, added_words)), advice)
     shape = len(states), len(objects)
     compositions = torch.from_numpy(state_of * shape[1] + object_of)
     own = ClassStatistics.of(unit(new.features.cpu()), compositions, *shape)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders.text_tower import TextTower
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints, LabelSpace, World
 from duplex.layers.composition_index import copy_to_device
 from duplex.layers.factors import unit
@@ -274,7 +274,7 @@ class Method(nn.Module, Generic[OptionsT]):
         batch: training images.
         shared: a copy of `shared()`'s result.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define losses()")
+        raise DuplexError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
         """Update buffers after a batch's backward pass, which needs them unchanged."""
@@ -307,7 +307,7 @@ class Method(nn.Module, Generic[OptionsT]):
         the sum of `score_terms`."""
         terms = self.score_terms(candidates)
         if terms is None:
-            raise NotImplementedError(f"{type(self).__name__} must define scorer() or score_terms()")
+            raise DuplexError(f"{type(self).__name__} must define scorer() or score_terms()")
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_blocks(self, states: int) -> ScoreBlocks | None:

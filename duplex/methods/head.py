@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from duplex.errors import DuplexError
 from duplex.labels import Ints
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
@@ -36,7 +37,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
 
         prepared: what `self.prepare` returned for these candidates, such as their text features.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define score()")
+        raise DuplexError(f"{type(self).__name__} must define score()")
 
     def cross_entropies(self, names: Iterable[str], logits: Iterable[Tensor], own: Tensor) -> dict[str, Tensor]:
         """Return three cross-entropies by name, of logits over training candidates [B, C], states [B, M] and objects
@@ -146,7 +147,7 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
     def embed_images(self, z: Tensor) -> Tensor:
         """Return the embeddings f(x) [B, e] of features [B, d]."""
-        raise NotImplementedError(f"{type(self).__name__} must define embed_images()")
+        raise DuplexError(f"{type(self).__name__} must define embed_images()")
 
     def logits(self, images: Tensor, compositions: Tensor) -> Tensor:
         """Return scaled dot products [B, C] of image embeddings [B, e] and composition embeddings [C, e]."""

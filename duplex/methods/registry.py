@@ -75,7 +75,9 @@ def report_exits(kind: str) -> Iterator[None]:
         raise
     except BaseException as error:  # `sys.exit` would end the program without a word
         call = f"{type(error).__name__}({', '.join(map(repr, error.args))})"
-        raise DuplexError(f"method kind {kind!r} raised {call}; its code must not call sys.exit()") from error
+        raise DuplexError(
+            f"method kind {kind!r}, or a function given to fit, raised {call}; it must not call sys.exit()"
+        ) from error
 
 
 @contextmanager

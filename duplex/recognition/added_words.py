@@ -37,18 +37,22 @@ COLUMNS = ("state", "object")
 def read_compositions(path: Path) -> list[Pair]:
     """Return the (state, object) pairs in a CSV file with the heading `state,object`."""
     try:
-        rows = list(csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True))
+        reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
+        rows = [(reader.line_num, row) for row in reader]
     except (DuplexError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read as a list of compositions ({error})") from error
     if not rows:
         raise UsageError(f"{path} is empty; expected the heading state,object and one line per composition")
-    heading = list(map(str, rows[0]))
+    heading = list(map(str, reader.fieldnames or ()))
     if sorted(heading) != sorted(COLUMNS):
         raise UsageError(f"{path} has the columns {', '.join(heading)}; expected state,object and no others")
-    pairs = [(str(row["state"] or "").strip(), str(row["object"] or "").strip()) for row in rows]
-    for number, pair in enumerate(pairs, 2):
-        if not all(pair):
-            raise UsageError(f"{path}, line {number}, is {','.join(pair)!r}; expected a state and an object")
+    pairs = []
+    for line, row in rows:
+        pair = str(row["state"] or "").strip(), str(row["object"] or "").strip()
+        if not all(pair) or None in row:
+            text = ",".join([*pair, *row.get(None, ())])
+            raise UsageError(f"{path}, line {line}, is {text!r}; expected a state and an object")
+        pairs.append(pair)
     return pairs
 
 

@@ -10,14 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from duplex.data.image_tree import describe_skipped, suffix_of
+from duplex.data.image_tree import IMAGE_SUFFIXES, describe_skipped, suffix_of
 from duplex.data.text_files import LINE_END
 from duplex.errors import UsageError
 
-ENDINGS = (
-    *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".jp2", ".j2k", ".avif"),
-)
 INTERVAL = 2.0  # seconds between lines of progress
 
 
@@ -54,7 +50,7 @@ class _Folders:
         for root, folders, files in os.walk(folder):
             folders.sort()
             for file in sorted(files):
-                if suffix_of(file) in ENDINGS:
+                if suffix_of(file) in IMAGE_SUFFIXES:
                     self._images += 1
                     yield Path(root) / file
                 elif not file.startswith("."):

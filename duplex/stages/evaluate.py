@@ -16,7 +16,9 @@ from duplex.config.params import Params
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError
 from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_deterministic
+from duplex.library.members import find_members
 from duplex.library.run_evaluation import calibration_for, evaluate_world, group_accuracies, term_metrics
+from duplex.library.run_training import MethodSpec
 from duplex.methods.registry import find_method, method_source, report_exits
 from duplex.options import AutoFinetune, CombinedOptions
 from duplex.system.files import sha256, write_json, write_text
@@ -42,7 +44,7 @@ def run(
     out = out or paths.run(dataset, method, seed)
     training, settings, worlds = params.training(dataset, method), params.evaluation, params.worlds(method)
     record = read_record(out.checkpoint)
-    if difference := _difference(record, params, dataset, method, seed, paths):
+    if difference := run_difference(record, params, dataset, method, seed, paths):
         raise DuplexError(
             f"{out.checkpoint} is not of {method} with seed {seed} as params.yaml has it: {difference}; "
             f"`duplex train --dataset {dataset} --method {method} --seed {seed}` writes it again"
@@ -79,7 +81,7 @@ def run(
     return metrics
 
 
-def _difference(record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> str:
+def run_difference(record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> str:
     """Return the first setting of a checkpoint that differs from a run of params.yaml, as text; "" if none does.
 
     Members of a product and blocks of `finetune: auto` are found in training, so params.yaml has no value for them.
@@ -89,6 +91,8 @@ def _difference(record: Record, params: Params, dataset: str, method: str, seed:
     wanted = {"kind": entry.kind, "seed": seed, "world": entry.trained_for, **vars(options)}
     if isinstance(options, CombinedOptions):
         wanted.pop("members")
+        if _other_members(record, params, dataset, method, seed, paths):
+            return "a run that it combines was trained again"
     elif isinstance(finetune, AutoFinetune):
         stored["finetune"], wanted["finetune"] = "auto" if record.recipes else record.finetune, "auto"
     else:
@@ -103,6 +107,19 @@ def _difference(record: Record, params: Params, dataset: str, method: str, seed:
         if stored.get(name) != value:
             return f"{name} is {stored.get(name)!r} instead of {value!r}"
     return ""
+
+
+def _other_members(record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> bool:
+    """Return whether a run that combines others was made from other checkpoints than those on disk.
+
+    Runs that are not on disk are not missed: the checkpoint contains what it needs of them.
+    """
+    spec = MethodSpec.of(params, dataset, method)
+    try:
+        _, members = find_members(spec, dataset, seed, params.run.seeds, paths)
+    except DuplexError:
+        return False
+    return record.training.get("members") not in (None, members.fingerprints)
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:

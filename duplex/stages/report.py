@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Set
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,15 +17,18 @@ from duplex.config.params import Params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
 from duplex.features.checks import open_cache, read_identity
+from duplex.labels import WORLDS
 from duplex.report.aggregate import Aggregate, Tree, aggregate, headlines
 from duplex.report.blocks import ReportPart
 from duplex.report.page import write_report
 from duplex.report.page_sections import build_report, find_provenance
 from duplex.report.results import DatasetResults, Results, read_run, read_tree
 from duplex.report.run_table import run_table
+from duplex.stages.evaluate import run_difference
 from duplex.stages.report_images import image_parts
 from duplex.system.files import replace_file, write_json, write_text
 from duplex.system.progress import track
+from duplex.training.checkpoint import read_record
 
 VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validation AUC of a run for it
 
@@ -42,6 +47,7 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
         by_method, missing = read_metrics_of(params, dataset, paths)
         runs |= {(dataset, method): records for method, records in by_method.items()}
         not_evaluated |= {dataset: missing} if missing else {}
+    warn_of_outdated(params, paths)
     summary = aggregate(runs)
     write_json(paths.summary, summary)
     if write_metrics:
@@ -62,6 +68,33 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
         with replace_file(paths.plots / f"{name}.csv") as scratch:
             table.to_csv(scratch, index=False, lineterminator="\n", float_format="%.4f")
     return page
+
+
+def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
+    """Print a line per method whose runs were trained or evaluated with other settings than those of params.yaml."""
+    for dataset, method in product(params.run.datasets, params.run.methods):
+        for seed in params.run.seeds:
+            run = paths.run(dataset, method, seed)
+            metrics = read_tree(run.metrics)
+            if metrics is None or not run.checkpoint.is_file():
+                continue
+            with suppress(DuplexError):  # a damaged checkpoint is reported where it is used
+                difference = run_difference(read_record(run.checkpoint), params, dataset, method, seed, paths)
+                if not difference and any(_is_exact(metrics[world]) != (params.evaluation.protocol == "exact")
+                                          for world in WORLDS if world in metrics):  # fmt: skip
+                    difference = "evaluation.protocol was another one"
+                if difference:
+                    print(
+                        f"duplex: {run.metrics} is not of {method} as params.yaml has it: {difference}; the report "
+                        "shows it as it is, and `dvc repro` makes it again",
+                        file=sys.stderr,
+                    )
+                    break
+
+
+def _is_exact(metrics: Tree) -> bool:
+    """Return whether metrics of one world were computed by the exact protocol, which counts ties."""
+    return "tied" in metrics
 
 
 def with_datasets(params: Params, evaluated: Set[str]) -> Params:

@@ -11,7 +11,8 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.data.manifest import read_manifest
+from duplex.data.manifest import check_labels, read_manifest
+from duplex.data.prepared_source import require_prepared
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.features.store import Features, open_features
@@ -30,8 +31,8 @@ def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = Non
     way: "run" scores labels by a trained run's features, "knn" by the labels of images with the nearest cached
     features. run: folder of the run; by default the best one of the data set.
     """
-    params.dataset(dataset)
     paths = ArtifactPaths()
+    require_prepared(params.dataset(dataset).source, paths.source(dataset))
     manifest, labels = read_manifest(paths.manifest(dataset)), LabelSpace.load(paths.labels(dataset))
     cache = open_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     rows = np.flatnonzero(~cache.bad)
@@ -98,10 +99,13 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
     return [features, *(factor.numpy() for factor in inspectable.factors(inputs))]
 
 
-def relabelled_manifest(params: Params, dataset: str, edited: Path) -> tuple[pd.DataFrame, int]:
-    """Return the manifest with labels replaced by those in the table `edited`, by image, and the number of images whose
-    label changed; other columns are ignored. Raises `UsageError` if no label changes."""
-    params.dataset(dataset)
+def relabelled_manifest(params: Params, dataset: str, edited: Path) -> tuple[pd.DataFrame, int, list[str]]:
+    """Return the manifest with labels replaced by those in the table `edited`, by image; the number of images whose
+    label changed; and the states and objects that the manifest did not have before.
+
+    Other columns are ignored. Raises `UsageError` if no label changes, and for text that cannot be a label.
+    """
+    require_prepared(params.dataset(dataset).source, ArtifactPaths().source(dataset))
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
     try:
         table = read_table(edited)
@@ -118,4 +122,10 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> tuple[pd.
     changed = int((out[["state", "object"]] != manifest[["state", "object"]]).any(axis=1).sum())
     if not changed:
         raise UsageError(f"{edited} changes no label of {dataset}; correct its columns state and object")
-    return out, changed
+    new = [word for name in ("state", "object") for word in sorted(set(out[name]) - set(manifest[name]))]
+    try:
+        for name in ("state", "object"):
+            check_labels(out[name], name, edited)
+    except DuplexError as error:
+        raise UsageError(str(error)) from None
+    return out, changed, new

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -64,6 +65,9 @@ def run(
                 trained = train_chosen_blocks(spec, auto, runs, partial(print, file=sys.stderr))
             else:
                 trained = train_method(spec, inputs, seed, device, params.evaluation, resume, TrainingHooks(log=log))
+            if members.headers:
+                training = {**trained.record.training, "members": members.fingerprints}
+                trained = replace(trained, record=replace(trained.record, training=training))
             before = sha256(out.checkpoint) if out.checkpoint.is_file() else None
             trained.save(out.root)
             if sha256(out.checkpoint) != before:

@@ -28,13 +28,26 @@ def make_optimiser(
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     if hooks.optimiser is not None:
         with_rates = [{"lr": settings.learning_rate, **group} for group in groups]
-        return checked_instance("the function given as `optimiser`", hooks.optimiser(with_rates), torch.optim.Optimizer)
+        place = "the function given as `optimiser`"
+        optimiser = checked_instance(place, hooks.optimiser(with_rates), torch.optim.Optimizer)
+        _check_parameters(place, optimiser, groups)
+        return optimiser
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
         "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum),
     }
     return kinds[settings.optimiser](groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+
+
+def _check_parameters(place: str, optimiser: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Raise `DuplexError` if an optimiser would not train all parameters, or needs a function of the loss."""
+    if isinstance(optimiser, torch.optim.LBFGS):
+        raise DuplexError(f"{place} returned LBFGS, which computes losses itself; expected an optimiser such as Adam")
+    trained = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
+    wanted = {id(parameter) for group in groups for parameter in group["params"]}
+    if missing := len(wanted - trained):
+        raise DuplexError(f"{place} returned an optimiser without {missing} of the {len(wanted)} trained parameters")
 
 
 def make_schedule(

@@ -104,7 +104,7 @@ def test_other_features_make_the_extraction_run_again(project: Path, command: Co
     ("change", "message"),
     [
         (lambda X, names: {"features": X[:-1]}, "rows and the manifest"),
-        (lambda X, names: {"features": X[:, 0]}, "must hold one array of numbers"),
+        (lambda X, names: {"features": X[:, 0]}, "must hold one array of floating-point numbers"),
         (lambda X, names: {"features": X * 1e6}, "float16 cannot hold"),
         (lambda X, names: {"features": X[:9], "images": names[:9]}, "has no features of"),
         (lambda X, names: {"features": X, "images": names[:-1]}, "expected"),

@@ -112,3 +112,20 @@ def test_a_file_that_is_no_python_is_hashed_as_it_is(package):
     before = code_hash("elsewhere.kind")
     (package / "late.py").write_text("def (x")
     assert code_hash("elsewhere.kind") != before
+
+
+def test_a_file_beside_the_method_is_followed_unless_it_is_installed(tmp_path, monkeypatch):
+    (tmp_path / "my_probe.py").write_text("import json\nfrom my_helper import SCALE\n")
+    (tmp_path / "my_helper.py").write_text("SCALE = 1\n")
+    (tmp_path / "my_other.py").write_text("SCALE = 1\n")
+    monkeypatch.chdir(tmp_path)
+    assert set(imported_modules("my_probe")) == {"my_probe", "my_helper"}
+    before = code_hash("my_probe")
+    change(tmp_path / "my_helper.py", "SCALE = 1", "SCALE = 2")
+    assert code_hash("my_probe") != before
+    site = tmp_path / "lib" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "my_installed.py").write_text("import my_neighbour\n")
+    (site / "my_neighbour.py").touch()
+    monkeypatch.syspath_prepend(site)
+    assert set(imported_modules("my_installed")) == {"my_installed"}

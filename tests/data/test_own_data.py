@@ -20,6 +20,7 @@ from duplex.data.source_options import SourceOptions, SplitOptions
 from duplex.data.stats import statistics
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
+from duplex.fitting.labelled_folder import read_labelled_folder
 from tests.data.makers import make_folder, make_table, rows
 from tests.subprocesses import ENVIRONMENT
 
@@ -220,8 +221,19 @@ def test_names_with_spaces_dots_hyphens_and_accents_become_labels(tmp_path: Path
     for state, thing in names:
         (tmp_path / state / thing).mkdir(parents=True)
         (tmp_path / state / thing / "Bild 1.2-é.JPG").touch()
-    frame = read_folder(tmp_path)
+    frame, notes = read_folder(tmp_path)
+    assert notes == {}
     assert sorted(zip(frame["state"], frame["object"], strict=True)) == sorted(names)
+
+
+def test_files_that_are_no_images_are_counted_wherever_a_folder_is_read(tmp_path: Path) -> None:
+    make_folder(tmp_path, "nested")
+    folder = next(path for path in sorted(tmp_path.rglob("*")) if path.is_file()).parent
+    for name in ("a.heic", "b.HEIC", "noname", "list.txt", ".hidden"):
+        (folder / name).touch()
+    note = "files skipped (2 .heic, 1 without a suffix)"
+    assert load_source(SourceOptions("folder", tmp_path)).notes[note] == 3
+    assert f"{note}: 3" in read_labelled_folder(tmp_path).notes
 
 
 def test_folder_names_that_are_not_text_are_refused(tmp_path: Path) -> None:

@@ -12,14 +12,16 @@ import pytest
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.config.run_key import dataset_records
+from duplex.data.manifest import read_manifest
 from duplex.data.prepared_source import require_prepared, source_record, write_source
 from duplex.data.source_options import SourceOptions
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.library.inputs import load_inputs
 from duplex.stages import doctor
 from duplex.stages.doctor import DoctorFinding
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
+from duplex.stages.suspects import rank_suspects, relabelled_manifest
 from tests.data.makers import make_folder, make_standard, make_table
 
 
@@ -109,3 +111,29 @@ def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_agai
 def cache_finding(params: Params) -> DoctorFinding:
     """Return what `duplex doctor` finds about the feature cache of the data set `own`."""
     return list(doctor._dataset(params, "own"))[-1]
+
+
+def test_lists_of_suspects_and_corrections_need_the_current_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = make_table(tmp_path / "csv", ".csv", split=True)
+    shipped = load_params(Path(__file__).parents[2] / "params.yaml")
+    own = shipped.dataset("shapes").model_copy(update={"source": SourceOptions("table", table.parent, table)})
+    params = shipped.model_copy(update={"datasets": {"own": own}})
+    prepare(params, "own")
+    manifest = read_manifest(ArtifactPaths().manifest("own"))
+    first = manifest.iloc[:1][["image", "state", "object"]]
+    first.assign(state="misspelt").to_csv("edited.csv", index=False)
+    corrected, changed, new = relabelled_manifest(params, "own", Path("edited.csv"))
+    assert changed == 1 and new == ["misspelt"] and corrected["state"].iloc[0] == "misspelt"
+    first.assign(state="x" * 999).to_csv("long.csv", index=False)
+    with pytest.raises(UsageError, match="999 characters"):
+        relabelled_manifest(params, "own", Path("long.csv"))
+    edit(SourceOptions("table", table.parent, table))
+    for work in (
+        lambda: relabelled_manifest(params, "own", Path("edited.csv")),
+        lambda: rank_suspects(params, "own", "knn"),
+    ):
+        with pytest.raises(DuplexError, match="has changed since `duplex prepare` read it"):
+            work()

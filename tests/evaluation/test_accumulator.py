@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation import accumulator, topk
 from duplex.evaluation.accumulator import ScoreAccumulator, TopCompetitors, refuse_inexact
+from duplex.evaluation.metrics import measure
 from tests.evaluation.twins import problem
 from tests.pretended import Pretended
 
@@ -242,3 +243,16 @@ def test_whole_numbers_are_exact_up_to_two_to_the_53():
     for beyond in (2**53 + 1, -(2**53) - 1):
         with pytest.raises(DuplexError):
             refuse_inexact(np.array([0, beyond]))
+
+
+def test_arrays_of_the_caller_are_copied():
+    target, seen = np.array([0, 1]), np.array([True, False])
+    accumulator = ScoreAccumulator(target, seen)
+    target[:], seen[:] = 1, True
+    assert accumulator.target.tolist() == [0, 1] and accumulator.seen.tolist() == [True, False]
+
+
+def test_a_negative_number_of_bootstrap_rounds_is_refused():
+    statistics = ScoreAccumulator([0, 1], [True, False]).add(np.eye(2)).competitors()
+    with pytest.raises(UsageError, match="rounds is -1"):
+        measure(statistics, rounds=-1)

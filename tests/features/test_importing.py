@@ -40,7 +40,10 @@ def test_imported_features_become_a_cache(tmp_path: Path, monkeypatch, dtype: ty
         (np.full((7, 5), 1e6, np.float32), "above 65504"),
         (np.full((7, 5), -65_505, np.float32), "above 65504"),
         (np.array([None] * 7), "not an array"),
-        (np.zeros((7, 0), np.float32), r"must hold one array of numbers \[rows, width\]; it has \(7, 0\) float32"),
+        (
+            np.zeros((7, 0), np.float32),
+            r"must hold one array of floating-point numbers \[rows, width\]; it has \(7, 0\) float32",
+        ),
         (np.zeros((7, 5, 1), np.float32), "must hold one array"),
     ],
 )
@@ -85,3 +88,20 @@ def test_an_import_that_fails_leaves_no_file(tmp_path: Path, monkeypatch) -> Non
     with pytest.raises(OSError, match="no"):
         import_features(tmp_path / "x.npy", 4, "0", tmp_path / "c.h5")
     assert [path.name for path in tmp_path.iterdir() if path.suffix not in (".npy", ".lock")] == []
+
+
+def test_too_many_unusable_rows_leave_the_earlier_cache(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((4, 3), np.float32))
+    import_features(tmp_path / "x.npy", 4, "0", tmp_path / "c.h5")
+    before = (tmp_path / "c.h5").read_bytes()
+    np.save(tmp_path / "y.npy", np.array([[1.0] * 3, [np.nan] * 3, [0.0] * 3, [1.0] * 3], np.float32))
+    with pytest.raises(DuplexError, match="2 of 4 rows are zero or not finite, the first that of b"):
+        import_features(tmp_path / "y.npy", 4, "0", tmp_path / "c.h5", ["a", "b", "c", "d"], max_bad=0.25)
+    assert (tmp_path / "c.h5").read_bytes() == before
+    import_features(tmp_path / "y.npy", 4, "0", tmp_path / "c.h5", ["a", "b", "c", "d"], max_bad=0.5)
+
+
+def test_names_saved_as_objects_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", features=np.ones((2, 3), np.float32), images=np.array(["a", "b"], dtype=object))
+    with pytest.raises(UsageError, match=r"images holds Python objects; save `images\.astype\(str\)`"):
+        import_features(tmp_path / "x.npz", 2, "0", tmp_path / "c.h5", ["a", "b"])

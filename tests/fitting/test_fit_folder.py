@@ -374,3 +374,36 @@ def test_images_with_equal_pixels_are_in_one_split(drawn, tmp_path):
     rows = read_labelled_folder(shop).manifest
     stem = rows["image"].str.replace(r"(-copy)?\.\w+$", "", regex=True)
     assert (rows.groupby(stem)["split"].agg(["size", "nunique"]) == [2, 1]).all(axis=None)
+
+
+def test_a_page_of_someone_else_is_not_replaced(drawn, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe_runs, "train_method", None)
+    page = tmp_path / "model-page.html"
+    page.write_text("<html>my own page</html>")
+    with pytest.raises(UsageError, match=r"model-page\.html exists and is not a page of duplex"):
+        fit_folder.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lambda _: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["model-page.html"] and "my own" in page.read_text()
+
+
+def test_folders_that_are_no_recipes_stay_in_the_cache(fitted, drawn):
+    model, _ = fitted
+    cache = fit_folder.cache_folder(model)
+    (cache / "recipes-of-grandma").mkdir()
+    (cache / "recipes-0123abcd").mkdir()
+    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None)
+    assert (cache / "recipes-of-grandma").is_dir() and not (cache / "recipes-0123abcd").exists()
+    (cache / "recipes-of-grandma").rmdir()
+
+
+@pytest.mark.parametrize(("name", "folder", "model"), [("a.v1", True, "a.v1-model"), ("a.v1.csv", False, "a.v1-model")])
+def test_the_default_name_of_a_model_is_that_of_its_source(name, folder, model, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from duplex.cli import app
+
+    places = []
+    monkeypatch.setattr(fit_folder, "fit_folder", lambda source, out, **_: places.append(out) or out)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir() if folder else (tmp_path / name).touch()
+    assert CliRunner().invoke(app, ["fit", name]).exit_code == 0
+    assert [str(place) for place in places] == [model]

@@ -144,9 +144,7 @@ EXITS = ("__init__", "start", "losses", "after_step", "scorer", "likelihood", "t
 def test_a_method_that_exits_is_an_error_that_names_it(function: str) -> None:
     faulty = type("Faulty", (Probe,), {function: leave})
     for work in (fit, check_method):
-        with pytest.raises(
-            (DuplexError, MethodFault), match=r"Faulty'? raised SystemExit\(0\); its code must not call"
-        ):
+        with pytest.raises((DuplexError, MethodFault), match=r"Faulty'?.* raised SystemExit\(0\); it must not call"):
             work(faulty)
 
 

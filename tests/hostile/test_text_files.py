@@ -15,7 +15,7 @@ from duplex.data.download import download_archive
 from duplex.data.manifest import write_manifest
 from duplex.data.mirrors import BENCHMARKS, BenchmarkArchive
 from duplex.data.shapes import shapes_manifest
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace
 from duplex.recognition.added_words import read_compositions
 from duplex.report.aggregate import aggregate, metrics_table
@@ -273,3 +273,17 @@ def test_devices_are_not_read_as_lists(pics: Path, command: Command, device: str
 def test_a_licence_cannot_inject_lines_into_a_model_card(pics: Path, command: Command, licence: str) -> None:
     assert command("export", "run", "out", "--licence", licence).refused("--licence is", "cc-by-4.0")
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("state,object\nred,heart\nred,square,extra\n", r"line 3, is 'red,square,extra'; expected a state"),
+        ("state,object,state\nred,heart,blue\n", "has the columns state, object, state"),
+        ("state,object\n\nred\n", "line 3, is 'red,'"),
+    ],
+)
+def test_lists_of_compositions_with_other_cells_are_refused(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(UsageError, match=says):
+        read_compositions(tmp_path / "list.csv")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from duplex.errors import DuplexError
 from duplex.methods.base import Batch, Inspectable, Method
 from duplex.methods.head import EmbeddingHead, SeenMethod, WordTable, next_allowed_partner
 from tests.methods.field import batch, task
@@ -70,7 +71,7 @@ def test_the_defaults_train_all_parameters_and_offer_nothing_else():
     scores = torch.tensor([[1.0, 2.0, -torch.inf]])
     assert torch.equal(plain.probabilities(scores), scores.softmax(1))
     for name, arguments in (("losses", (batch(2), ())), ("scorer", ([0],))):
-        with pytest.raises(NotImplementedError, match=rf"Plain must define {name}\(\)"):
+        with pytest.raises(DuplexError, match=rf"Plain must define {name}\(\)"):
             getattr(plain, name)(*arguments)
 
 
@@ -80,7 +81,7 @@ def test_a_function_that_a_base_class_lacks_is_named(name):
         score = SeenMethod.score
 
     head = Bare(task(), Bare.Options(), trained_words=False)
-    with pytest.raises(NotImplementedError, match=rf"Bare must define {name}\(\)"):
+    with pytest.raises(DuplexError, match=rf"Bare must define {name}\(\)"):
         getattr(head, name)(*[None] * (3 if name == "score" else 1))
 
 

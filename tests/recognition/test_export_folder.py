@@ -100,6 +100,19 @@ def test_recognize_prints_the_best_compositions(trained, exported, features, tmp
     assert output == [answer.best.name for answer in answers]
 
 
+def test_recognize_refuses_other_features_in_one_line(exported, features, tmp_path):
+    unusable = features.copy()
+    unusable[1] = np.nan
+    arrays = {"narrow": features[:, :3], "nan": unusable, "zero": 0 * features, "cube": features[None]}
+    for name, values in arrays.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    (tmp_path / "text.npy").write_text("no array")
+    script = str(exported["duplex"] / "recognize.py")
+    for arguments in ([], ["-h"], *([str(tmp_path / f"{name}.npy")] for name in [*arrays, "text", "none"])):
+        done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), (arguments, done.stderr)
+
+
 @pytest.mark.parametrize("method", ["duplex", "dual"])
 def test_onnxruntime_gives_the_same_scores(trained, exported, features, method):
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -45,7 +45,7 @@ def test_answers_equal_the_recognizers(trained):
     for (record, feature), path, top in zip(good, paths, tops, strict=True):
         answer = recognizer(path, top=top)[0].to_dict(top)
         expected = [guess["score"] for guess in answer["top"]]
-        assert [guess["score"] for guess in record["top"]] == pytest.approx(expected, abs=1e-5)
+        assert [guess["score"] for guess in record["top"]] == pytest.approx(expected, abs=2e-4)
         assert len(record["states"]) == len(answer["states"]) and (feature is not None) == (top == 2)
 
 

@@ -186,3 +186,18 @@ def test_the_report_leaves_out_data_sets_without_runs_and_metrics_alone(project)
     assert "shapes" not in [e.text for e in Page(text).all("dd")]
     assert project.paths.metrics.read_bytes() == before
     report.run(project.params, project.paths)
+
+
+def test_the_report_names_runs_of_other_settings(project, capsys) -> None:
+    report.run(project.params, project.paths, write_metrics=False)
+    assert capsys.readouterr().err == ""
+    method = project.params.run.methods[0]
+    entry = replace(project.params.methods[method], training={"learning_rate": 0.123})
+    changed = project.params.model_copy(update={"methods": {**project.params.methods, method: entry}})
+    report.run(changed, project.paths, write_metrics=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert any(f"is not of {method} as params.yaml has it: learning_rate is" in line for line in lines), lines
+    sampled = project.params.evaluation.model_copy(update={"protocol": "sampled"})
+    report.run(project.params.model_copy(update={"evaluation": sampled}), project.paths, write_metrics=False)
+    assert "evaluation.protocol was another one" in capsys.readouterr().err
+    report.run(project.params, project.paths)

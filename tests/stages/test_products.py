@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,23 @@ def test_a_product_has_the_metrics_of_its_members_scores(params: Params) -> None
     assert found["closed"]["auc"] > 0 and found["open"]["auc_all"] > 0
     record = read_record(ArtifactPaths().run("own", "both", 0).checkpoint)
     assert [(m["method"], m["seed"]) for m in record.options.members] == [("csp", 0), ("closed_form", 0)]
+
+
+def test_a_product_of_earlier_runs_is_not_evaluated(params: Params) -> None:
+    train.run(params, "own", "both", 0)
+    evaluate.run(params, "own", "both", 0)
+    training = {**params.methods["csp"].training, "learning_rate": 0.05}
+    changed = {**params.methods, "csp": replace(params.methods["csp"], training=training)}
+    params = params.model_copy(update={"methods": changed})
+    with pytest.raises(DuplexError, match=r"learning_rate is .* instead of 0\.05"):
+        evaluate.run(params, "own", "csp", 0)
+    train.run(params, "own", "csp", 0)
+    with pytest.raises(DuplexError, match="a run that it combines was trained again"):
+        evaluate.run(params, "own", "both", 0)
+    train.run(params, "own", "both", 0)
+    evaluate.run(params, "own", "both", 0)
+    shutil.rmtree(ArtifactPaths().run("own", "csp", 0).root)
+    evaluate.run(params, "own", "both", 0)  # needs no run but its own
 
 
 def test_runs_of_all_seeds_are_multiplied_whatever_the_seed(params: Params) -> None:

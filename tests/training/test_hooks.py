@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -167,3 +168,20 @@ def test_undefined_validation_is_one_line():
     assert isinstance(LABELS, LabelSpace)
     with pytest.raises(DuplexError, match="the validation AUC is undefined"):
         Validation(seen, LABELS, "hm")(small_method(DUPLEX))
+
+
+def test_an_optimiser_that_would_not_train_the_method_is_refused():
+    method = small_method(DUPLEX)
+    for build, message in (
+        (torch.optim.LBFGS, "LBFGS, which computes losses itself"),
+        (lambda _: torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), r"without \d+ of the \d+ trained"),
+    ):
+        with pytest.raises(DuplexError, match=message):
+            make_optimiser(method, SETTINGS, TrainingHooks(optimiser=build))
+
+
+def test_whole_numbers_of_numpy_are_options():
+    assert dataclasses.replace(SETTINGS, epochs=np.int64(3)).epochs == 3
+    assert type(dataclasses.replace(SETTINGS, epochs=np.int64(3)).epochs) is int
+    with pytest.raises(UsageError):
+        dataclasses.replace(SETTINGS, epochs=True)
