@@ -129,7 +129,7 @@ SIZES = {  # block sizes and thresholds between two algorithms: they change memo
     "duplex/evaluation/scores.py": {"BLOCK"},
     "duplex/layers/word_feasibility.py": {"BLOCK", "TABLE", "step"},
     "duplex/features/decoding.py": {"AHEAD"},
-    "duplex/features/importing.py": {"CHUNK", "step"},
+    "duplex/features/importing.py": {"CHUNK"},
     "duplex/training/epoch.py": {"READ_EVERY"},
     "duplex/features/checksums.py": {"BLOCK", "step"},
     "duplex/features/tokens.py": {"ANNOUNCED"},

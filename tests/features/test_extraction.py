@@ -140,7 +140,7 @@ def test_exactly_the_allowed_share_of_bad_images_passes_and_five_are_listed(run,
     for image in images[20:25]:
         (tmp_path / "pictures" / image).unlink()
     assert len(run(max_bad=0.125).bad) == 5
-    with pytest.raises(DuplexError, match=rf"allows: .*{images[24]} \(missing\); fix them") as refused:
+    with pytest.raises(DuplexError, match=rf"allows: .*{images[24]} \(missing\); fix or remove them") as refused:
         run(max_bad=0.124)
     assert opened_in(tmp_path) == [] and refused.traceback  # which keeps the failed frames alive
 

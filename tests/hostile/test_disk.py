@@ -105,7 +105,7 @@ def test_file_modes_follow_the_umask(table: Path, command: Command) -> None:
     before = os.umask(0o027)
     try:
         assert command("prepare", "-d", "pics").code == 0
-        np.save("f.npy", np.ones((12, 4), np.float32))
+        np.save("f.npy", np.ones((12, 128), np.float32))
         assert command("cache", "import", "f.npy", "-d", "pics").code == 0
     finally:
         os.umask(before)

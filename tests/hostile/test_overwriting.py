@@ -53,7 +53,7 @@ def state(path: Path) -> object:
 
 @pytest.mark.parametrize("thing", THINGS)
 def test_caches_do_not_replace_other_files(pics: Path, command: Command, thing: str) -> None:
-    np.save("f.npy", np.ones((12, 4), np.float32))
+    np.save("f.npy", np.ones((12, 128), np.float32))
     for k in range(2):
         assert command("extract", "-d", "pics", "--shard", f"{k}/2", "--out", "mine").code == 0
     THINGS[thing](pics / "mine")
@@ -66,7 +66,7 @@ def test_caches_do_not_replace_other_files(pics: Path, command: Command, thing: 
 @pytest.mark.parametrize("place", ["artifacts/pics/manifest.csv", "params.yaml", "pictures/00000.jpg", "/dev/null"])
 def test_caches_are_not_written_over_other_files_of_a_project(pics: Path, command: Command, place: str) -> None:
     before = state(Path(place))
-    np.save("f.npy", np.ones((12, 4), np.float32))
+    np.save("f.npy", np.ones((12, 128), np.float32))
     for words in WRITING_CACHES[1:3]:
         assert command(*words, place).refused(place)
     assert state(Path(place)) == before
@@ -79,7 +79,7 @@ def test_a_file_with_the_name_of_an_incomplete_cache_is_kept(pics: Path, command
 
 
 def test_caches_and_damaged_caches_are_replaced(pics: Path, command: Command) -> None:
-    np.save("f.npy", np.ones((12, 4), np.float32))
+    np.save("f.npy", np.ones((12, 128), np.float32))
     assert command("cache", "import", "f.npy", "-d", "pics").code == 0
     assert command("extract", "-d", "pics").code == 0
     whole = (pics / CACHE).read_bytes()
