@@ -61,10 +61,10 @@ def require_prepared(source: SourceOptions, file: Path) -> None:
 
 def _content_digest(source: SourceOptions) -> str | None:
     """Return a digest of the content of a source; None if it is drawn, or not on this machine."""
-    if source.kind == "shapes" or not source.root.is_dir():
-        return None
     if source.table is not None:
         return sha256(source.table) if source.table.is_file() else None
+    if source.kind == "shapes" or not source.root.is_dir():
+        return None
     if source.kind == "standard":
         from duplex.data.czsl_layout import list_files
 

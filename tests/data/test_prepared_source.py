@@ -70,6 +70,16 @@ def test_a_source_on_another_machine_keeps_its_record(source: SourceOptions, tmp
     assert source_record(source, file) == before and before["content"] is not None
 
 
+def test_a_changed_table_is_noticed_without_its_images(tmp_path: Path) -> None:
+    table, file = make_table(tmp_path / "csv", ".csv", split=True), tmp_path / "own" / "source.json"
+    source = SourceOptions("table", tmp_path / "images on another machine", table)
+    write_source(source, file)
+    require_prepared(source, file)
+    edit(source)
+    with pytest.raises(DuplexError, match="has changed since"):
+        require_prepared(source, file)
+
+
 def test_images_in_other_bytes_or_other_order_of_listing_are_no_change(tmp_path: Path) -> None:
     make_folder(tmp_path / "a", "nested")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
