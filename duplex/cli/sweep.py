@@ -93,6 +93,8 @@ def parse_seeds(text: str | None) -> list[int] | None:
         ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
         first, last = (int(end or ends[1]) for end in ends.groups()) if ends else (1, 0)
         if last > LARGEST_SEED or not 0 <= last - first < MAX_SEEDS:
-            raise UsageError(f"--seeds has {part!r}; expected whole numbers or a range, such as 0,1,2 or 0-4")
+            raise UsageError(
+                f"--seeds has {part!r}; expected whole numbers, or a range of at most {MAX_SEEDS:,} such as 0-4"
+            )
         seeds += range(first, last + 1)
     return seeds or None

@@ -32,13 +32,23 @@ def rgb(image: Any) -> Any:
     return image.convert("RGB")
 
 
+def open_image(name: str) -> Any:
+    """Return an image file, upright; end the program with one line if it cannot be read."""
+    try:
+        return ImageOps.exif_transpose(Image.open(name))
+    except (OSError, ValueError, SyntaxError) as error:
+        sys.exit(f"see.py: {name} cannot be read as an image: {error}")
+
+
 def main() -> None:
+    if not sys.argv[1:] or sys.argv[1] in ("-h", "--help"):
+        sys.exit("usage: see.py IMAGE [IMAGE ...]")
     folder = Path(__file__).parent
     t = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tower, trained = (onnxruntime.InferenceSession(folder / name) for name in ("encoder.onnx", "trained.onnx"))
     preprocess = json.loads(config["encoder"]["preprocessing"])
-    batch = np.stack([pixels(ImageOps.exif_transpose(Image.open(name)), preprocess) for name in sys.argv[1:]])
+    batch = np.stack([pixels(open_image(name), preprocess) for name in sys.argv[1:]])
     (features,) = tower.run(None, {"pixels": batch})
     (scores,) = trained.run(None, {"features": features})
     ranked = answer_logits(t, scores.astype(np.float64), config["confidence"]["temperature"], np)

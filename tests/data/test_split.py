@@ -237,3 +237,10 @@ def test_copies_stay_apart_if_a_pair_would_lose_its_last_training_image() -> Non
     rows = ROWS.copy()
     _unite(rows, rows.loc[[2, 3]])
     assert rows["split"].tolist() == ROWS["split"].tolist()
+
+
+def test_copies_of_seen_pairs_move_to_training() -> None:
+    rows = ROWS.copy()
+    rows.loc[1, "split"] = "test"
+    _unite(rows, rows.loc[[1, 3]])
+    assert rows["split"].tolist() == ["train", "train", "val", "train"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from duplex.layers.factors import Fusion, Mlp, unit
+from duplex.layers.factors import Bottleneck, Fusion, Mlp, unit
 from tests.methods.loops import close, mlp
 from tests.methods.world import features
 
@@ -39,3 +39,14 @@ def test_fusion_equals_loops(rectified):
         kept = [max(0.0, value) for value in joined] if rectified else joined
         length = sum(value * value for value in kept) ** 0.5
         torch.testing.assert_close(row, torch.tensor([value / length for value in kept], dtype=torch.float64))
+
+
+def test_a_bottleneck_treats_each_cell_alike_in_maps_and_in_lists_of_tokens():
+    torch.manual_seed(0)
+    layer = Bottleneck(4, 3, 0.5).eval()
+    torch.nn.init.normal_(layer.up.weight)
+    tokens = torch.randn(2, 6, 4)
+    expected = torch.stack([layer.up(torch.relu(layer.down(row))) for image in tokens for row in image]).view(2, 6, 4)
+    torch.testing.assert_close(layer(tokens), expected)
+    maps = tokens.view(2, 2, 3, 4).movedim(-1, 1)  # [B, C, h, w]
+    torch.testing.assert_close(layer(maps), expected.view(2, 2, 3, 4).movedim(-1, 1))

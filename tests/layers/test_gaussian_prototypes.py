@@ -15,7 +15,7 @@ from duplex.errors import DuplexError
 from duplex.layers import additive
 from duplex.layers.additive import PairMeans
 from duplex.layers.class_statistics import ClassStatistics
-from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings, GroupPosterior
+from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings, GroupPosterior, _fit_means
 from tests.layers import twin_closed_form as twin
 from tests.pretended import Pretended
 
@@ -313,3 +313,23 @@ def test_support_is_the_same_on_an_accelerator(pretended: Pretended) -> None:
     there = model.to(torch.float64, pretended.name).log_support()
     assert there.device == torch.device(pretended.name)
     torch.testing.assert_close(there.cpu(), model.log_support())
+
+
+def test_a_given_variance_is_kept_while_the_other_is_chosen() -> None:
+    z, own, m, n = world(images=80)[:4]
+    means = seen_means(z, own, m, n)
+    words = torch.randn(m, 6, dtype=torch.float64), torch.randn(n, 6, dtype=torch.float64)
+    _, interactions, v, tau = _fit_means(means, FitSettings(shrinkage=2.0), words)
+    assert interactions is not None and v == 0.5 and tau > 0
+    _, _, v, tau = _fit_means(means, FitSettings(interactions=0.25), words)
+    assert v > 0 and tau == 0.25
+
+
+def test_statistics_keep_their_pairs_in_a_larger_label_space() -> None:
+    z, own, m, n = world()[:4]
+    statistics = ClassStatistics.of(z, own, m, n)
+    states, objects = torch.arange(m) + 1, torch.arange(n) * 2
+    larger = statistics.relabelled(states, objects, (m + 2, 2 * n))
+    wanted = [int(states[c // n]) * 2 * n + int(objects[c % n]) for c in statistics.pairs.tolist()]
+    assert larger.pairs.tolist() == wanted and (larger.states, larger.objects) == (m + 2, 2 * n)
+    assert torch.equal(larger.sums, statistics.sums)

@@ -113,6 +113,15 @@ def test_recognize_refuses_other_features_in_one_line(exported, features, tmp_pa
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), (arguments, done.stderr)
 
 
+def test_see_refuses_what_is_no_image_in_one_line(exported, tmp_path):
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "text.png").write_text("no image")
+    for arguments in ([], ["-h"], [str(tmp_path / "text.png")], [str(tmp_path / "none.png")], [str(tmp_path)]):
+        command = [sys.executable, str(exported["duplex"] / "see.py"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), (arguments, done.stderr)
+
+
 @pytest.mark.parametrize("method", ["duplex", "dual"])
 def test_onnxruntime_gives_the_same_scores(trained, exported, features, method):
     onnxruntime = pytest.importorskip("onnxruntime")
