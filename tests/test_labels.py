@@ -201,8 +201,8 @@ def test_a_candidate_set_equals_its_list(m, n, seed):
 
 def test_compositions_that_do_not_exist_have_no_name() -> None:
     labels = LabelSpace.from_pairs({"train": [("red", "star"), ("blue", "moon")]})
-    assert labels.names([0, 3]) == [labels.name(0), labels.name(3)]
-    assert labels.composition([1], [0]).tolist() == [2]
+    assert labels.names([0, 3]) == [labels.name(0), labels.name(3)]  # type: ignore[arg-type]
+    assert labels.composition([1], [0]).tolist() == [2]  # type: ignore[arg-type]
     for wrong in (-1, 4):
         with pytest.raises(UsageError, match="does not exist"):
             labels.name(wrong)

@@ -181,7 +181,8 @@ def test_an_optimiser_that_would_not_train_the_method_is_refused():
 
 
 def test_whole_numbers_of_numpy_are_options():
-    assert dataclasses.replace(SETTINGS, epochs=np.int64(3)).epochs == 3
-    assert type(dataclasses.replace(SETTINGS, epochs=np.int64(3)).epochs) is int
+    three: Any = np.int64(3)
+    changed = dataclasses.replace(SETTINGS, epochs=three)
+    assert changed.epochs == 3 and type(changed.epochs) is int
     with pytest.raises(UsageError):
         dataclasses.replace(SETTINGS, epochs=True)
