@@ -89,14 +89,19 @@ def test_images_in_other_bytes_or_other_order_of_listing_are_no_change(tmp_path:
     assert records[0]["content"] == records[1]["content"]
 
 
+def table_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Path]:
+    """Change to `folder`; return parameters with one data set `own`, and its table there."""
+    monkeypatch.chdir(folder)
+    table = make_table(folder / "csv", ".csv", split=True)
+    shipped = load_params(Path(__file__).parents[2] / "params.yaml")
+    own = shipped.dataset("shapes").model_copy(update={"source": SourceOptions("table", table.parent, table)})
+    return shipped.model_copy(update={"datasets": {"own": own}}), table
+
+
 def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    table = make_table(tmp_path / "csv", ".csv", split=True)
-    shipped = load_params(Path(__file__).parents[2] / "params.yaml")
-    own = shipped.dataset("shapes").model_copy(update={"source": SourceOptions("table", table.parent, table)})
-    params = shipped.model_copy(update={"datasets": {"own": own}})
+    params, table = table_project(tmp_path, monkeypatch)
     paths = ArtifactPaths()
     prepare(params, "own", paths)
     extract(params, "own", paths)
@@ -126,11 +131,7 @@ def cache_finding(params: Params) -> DoctorFinding:
 def test_lists_of_suspects_and_corrections_need_the_current_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    table = make_table(tmp_path / "csv", ".csv", split=True)
-    shipped = load_params(Path(__file__).parents[2] / "params.yaml")
-    own = shipped.dataset("shapes").model_copy(update={"source": SourceOptions("table", table.parent, table)})
-    params = shipped.model_copy(update={"datasets": {"own": own}})
+    params, table = table_project(tmp_path, monkeypatch)
     prepare(params, "own")
     manifest = read_manifest(ArtifactPaths().manifest("own"))
     first = manifest.iloc[:1][["image", "state", "object"]]
