@@ -66,7 +66,7 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command()
 def prepare(dataset: Dataset) -> None:
-    """Write a data set's manifest, labels, statistics and source record; the images of `shapes` are drawn first."""
+    """Write a data set's manifest, labels, statistics and source record. For `shapes`, draw its images first."""
     from duplex.artifacts import ArtifactPaths
     from duplex.stages import prepare as stage
 

@@ -1,8 +1,8 @@
 """Hash the code that a stage or a method uses: all modules that its own module imports, found without running it.
 
-Imports are followed, also inside functions, except under `if TYPE_CHECKING`, into this package, those of the entry
-modules, and modules in the folders of those. Syntax trees without docstrings are hashed: comments, docstrings and
-formatting change no hash.
+Imports are followed, also inside functions but not under `if TYPE_CHECKING`: into this package, into the package of
+the method or stage, and into files in the same folder. Syntax trees without docstrings are hashed: comments,
+docstrings and formatting change no hash.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def plugin_hash(module: str) -> str | None:
 def imported_modules(*entries: str, ignored: Collection[str] = ()) -> dict[str, Path]:
     """Return, by name, the files of the modules `entries`, of all modules that they import, and of parent packages.
 
-    Imports are followed into this package, into the packages of the entry modules, and into modules in the same folder
-    as these, unless they are installed: a method in the project's folder may import another file there.
+    Imports are followed into this package, into the packages of `entries`, and into files in the same folder as an
+    entry module, which a method in the project's folder may import. Installed packages are not followed.
     """
     packages = {PACKAGE, *(name.partition(".")[0] for name in entries)}
     folders = {_own_folder(name) for name in packages - {PACKAGE}} - {None}

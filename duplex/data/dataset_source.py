@@ -83,7 +83,7 @@ FORMS = "`state/object/image.jpg` or `state object/image.jpg`"
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """Return a table of image, state and object for every image below `root`, labelled by the folder names.
 
-    Also return notes on files that were skipped, with their number.
+    Also return a note on the kinds of files that were skipped, with the number of these files; empty if there are none.
     """
     rows = []
     tree = ImageTree(root)

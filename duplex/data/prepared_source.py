@@ -25,8 +25,8 @@ CONTENT = "content"  # key of the digest
 def source_record(source: SourceOptions, file: Path) -> Record:
     """Return a source's options and the digest of its content.
 
-    file: record that `write_source` wrote. Its digest is used if the source is not on this machine, where features may
-    have been copied without images.
+    file: record that `write_source` wrote. The digest in it is used if the source is not on this machine, for example
+        if only its features were copied here.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
     digest = _content_digest(source)
@@ -60,7 +60,7 @@ def require_prepared(source: SourceOptions, file: Path) -> None:
 
 
 def _content_digest(source: SourceOptions) -> str | None:
-    """Return a digest of the content of a source; None if it is drawn, or not on this machine."""
+    """Return a digest of the content of a source; None for the drawn benchmark, or if it is not on this machine."""
     if source.table is not None:
         return sha256(source.table) if source.table.is_file() else None
     if source.kind == "shapes" or not source.root.is_dir():

@@ -137,9 +137,9 @@ class ScoreAccumulator:
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield the score statistics with no unseen group, the first one, the first two ... and all of them feasible.
+        """Yield the score statistics with the first 0, 1, 2 ... groups of unseen candidates feasible, up to all groups.
 
-        The other unseen columns score -inf.
+        Unseen candidates of the other groups score -inf.
         """
         feasible = int((self.groups != INFEASIBLE).sum())
         wrong = np.flatnonzero(self._read != feasible)

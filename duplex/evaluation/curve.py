@@ -90,12 +90,12 @@ class Curve:
 
     @cached_property
     def seen_accuracies(self) -> Floats:
-        """Accuracy on seen images [P + 1], falling along the curve; NaN if no image is seen."""
+        """Accuracy on images of seen pairs at the P + 1 points of the curve, falling; NaN without such images."""
         return share_right_until(self.seen_until, self.breakpoints.size)
 
     @cached_property
     def unseen_accuracies(self) -> Floats:
-        """Accuracy on unseen images [P + 1], rising along the curve; NaN if no image is unseen."""
+        """Accuracy on images of unseen pairs at the P + 1 points of the curve, rising; NaN without such images."""
         return share_right_from(self.unseen_from, self.breakpoints.size)
 
     @cached_property

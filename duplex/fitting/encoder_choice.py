@@ -85,7 +85,7 @@ def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encoder
 
 
 def check_words(name: str, texts: Sequence[str], advice: str = "choose another --encoder") -> None:
-    """Raise `UsageError`, with advice, if an encoder's text tower has no embedding for a word in `texts`."""
+    """Raise `UsageError`, ending with `advice`, if an encoder with a fixed word list lacks a word of `texts`."""
     if unknown := unknown_words(name, texts):
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; {advice}")
 

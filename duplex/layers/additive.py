@@ -116,7 +116,8 @@ def marginal_log_likelihood(normal: NormalEquations, matrix: Tensor, right: Tens
 
     for the pairs' means `x_c [d]` of weight `w_c`.
 
-    log_prior: log-determinant of the prior covariance of the coefficients that `matrix` has beyond `beta`'s own.
+    matrix, right: H and r. normal: the equations of the effects alone, which hold w_c and x_c.
+    log_prior: log-determinant of the prior covariance of further coefficients in H, such as interactions.
     """
     seen, w = normal.seen, normal.w
     factor = torch.linalg.cholesky(matrix)

@@ -240,7 +240,8 @@ def _fit_means(
 ) -> tuple[AdditiveEffects, Interactions | None, float, float]:
     """Fit effects of states and objects, and their interactions, to the pairs' means.
 
-    Return both, the variance `v` that they leave unexplained, and the variance `tau` of the interactions.
+    Return the effects, the interactions (None without `words`), the unexplained variance `v`, and the variance `tau` of
+    the interactions.
     """
     v = None if settings.shrinkage is None else 1 / settings.shrinkage
     if words is None or settings.interactions == 0:

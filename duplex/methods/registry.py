@@ -43,7 +43,7 @@ def installed_methods() -> dict[str, EntryPoint]:
 
 
 def require_text_kind(kind: object) -> str:
-    """Return `kind` if it is text; else raise `UsageError`."""
+    """Return `kind` if it is a string; else raise `UsageError`."""
     if isinstance(kind, str):
         return kind
     name = getattr(kind, "__name__", None) if isinstance(kind, type) else None

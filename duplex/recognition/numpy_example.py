@@ -18,7 +18,7 @@ def scores(t: Any, features: Any) -> Any:
 
 
 def read_features(path: str, width: int) -> Any:
-    """Return the features [B, width] in a file of numpy; end the program with one line if it has others."""
+    """Return the features [B, width] in a NumPy file; end the program with one line if it holds anything else."""
     try:
         features = np.atleast_2d(np.load(path))
     except (OSError, ValueError, EOFError) as error:

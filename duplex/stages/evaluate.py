@@ -84,7 +84,8 @@ def run(
 def run_difference(record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> str:
     """Return the first setting of a checkpoint that differs from a run of params.yaml, as text; "" if none does.
 
-    Members of a product and blocks of `finetune: auto` are found in training, so params.yaml has no value for them.
+    The members of a product and the blocks of `finetune: auto` are chosen in training. params.yaml has no values for
+    them, so they are not compared.
     """
     entry, options, finetune = params.entry(method), params.method(method, dataset), params.finetune(method, dataset)
     stored = {"kind": record.kind, "seed": record.seed, "world": record.world, **vars(record.options)}
@@ -112,7 +113,7 @@ def run_difference(record: Record, params: Params, dataset: str, method: str, se
 def _other_members(record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> bool:
     """Return whether a run that combines others was made from other checkpoints than those on disk.
 
-    Runs that are not on disk are not missed: the checkpoint contains what it needs of them.
+    Runs that are not on disk are ignored: the checkpoint contains what it needs of them.
     """
     spec = MethodSpec.of(params, dataset, method)
     try:

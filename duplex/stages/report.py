@@ -93,7 +93,7 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
 
 
 def _is_exact(metrics: Tree) -> bool:
-    """Return whether metrics of one world were computed by the exact protocol, which counts ties."""
+    """Return whether metrics of one world come from `protocol: exact`; only these have the share of ties."""
     return "tied" in metrics
 
 
