@@ -5,8 +5,8 @@ python -m benchmarks.feasibility --datasets shapes,shapes-split1 --methods cso,d
 Reads the checkpoints of these runs in `artifacts/` and trains nothing; missing runs are skipped. A threshold excludes
 unseen pairs whose feasibility `f` is below it. A penalty adds `w z` to `log p(c|x)` of unseen pairs, where `z` is `f`
 standardised over the unseen pairs. Threshold and weight `w` have the best validation AUC; with `auto` they are used
-only if their cross-fitted gain exceeds its standard error (duplex/evaluation/crossfit.py). The test split is scored
-once per run, for all rules.
+only if their cross-fitted gain exceeds twice its standard error (duplex/evaluation/crossfit.py). The test split is
+scored once per run, for all rules.
 """
 
 from __future__ import annotations

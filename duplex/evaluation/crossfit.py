@@ -19,6 +19,7 @@ from duplex.evaluation.uncertainty import Components
 from duplex.labels import Bools, Ints
 
 HALVINGS = 100  # number of random halves
+ERRORS = 2  # standard errors that a gain must exceed: with one, a sixth of thresholds without effect would pass
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class CrossFitGain:
     pairs: int  # number of unseen pairs
 
     @property
-    def exceeds_error(self) -> bool:
-        """Whether the gain exceeds its standard error."""
-        return self.standard_error is not None and self.value > self.standard_error
+    def is_clear(self) -> bool:
+        """Whether the gain exceeds twice its standard error."""
+        return self.standard_error is not None and self.value > ERRORS * self.standard_error
 
 
 def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
@@ -79,6 +80,6 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bo
 
 
 def largest_gain(gains: Sequence[CrossFitGain]) -> int | None:
-    """Return the index of the largest gain that exceeds its standard error; None if no gain does."""
-    paying = [place for place, gain in enumerate(gains) if gain.exceeds_error]
-    return max(paying, key=lambda place: gains[place].value, default=None)
+    """Return the index of the largest gain that exceeds twice its standard error; None if no gain does."""
+    clear = [place for place, gain in enumerate(gains) if gain.is_clear]
+    return max(clear, key=lambda place: gains[place].value, default=None)

@@ -93,8 +93,8 @@ def calibrate(
     words: word vectors, from which feasibility is computed.
     points: number of thresholds tried.
     rule: source of feasibility whose threshold is used: "words" or "likelihood" (words for methods without one) use the
-    threshold with the best validation AUC; "auto" uses a threshold only if its cross-fitted gain exceeds the gain's
-    standard error, of two sources the one with the larger gain; "none" uses no threshold.
+    threshold with the best validation AUC; "auto" uses a threshold only if its cross-fitted gain exceeds twice the
+    gain's standard error, of two sources the one with the larger gain; "none" uses no threshold.
     """
     task = ScoringTask.of(method, CandidateSet.of(labels, world, "val"))
     sources: dict[FeasibilitySource, FeasibilityValues] = {}

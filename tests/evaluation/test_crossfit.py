@@ -92,7 +92,7 @@ def test_a_threshold_that_only_rules_out_compositions_without_images_pays() -> N
     scores = np.eye(5)[target] + np.array([0, 0, 0, 0, 2.0])  # the last composition is always scored best
     steps = thresholds(feasible, seen, 2)
     chosen = choose_threshold(ScoreAccumulator(target, seen, bucket=buckets(feasible, steps)).add(scores), steps)
-    assert chosen.value == 1.0 and chosen.gain == CrossFitGain(1.0, 0.0, 3) and chosen.gain.exceeds_error
+    assert chosen.value == 1.0 and chosen.gain == CrossFitGain(1.0, 0.0, 3) and chosen.gain.is_clear
 
 
 def test_a_threshold_that_rules_out_a_pair_left_out_does_not_pay() -> None:
@@ -102,7 +102,7 @@ def test_a_threshold_that_rules_out_a_pair_left_out_does_not_pay() -> None:
     scores = np.eye(4)[target] + np.array([0, 0, 0, 0.5])
     steps = thresholds(feasible, seen, 3)
     chosen = choose_threshold(ScoreAccumulator(target, seen, bucket=buckets(feasible, steps)).add(scores), steps)
-    assert not chosen.gain.exceeds_error
+    assert not chosen.gain.is_clear
 
 
 def test_one_pair_has_a_gain_without_standard_error_that_never_pays() -> None:
@@ -113,14 +113,14 @@ def test_one_pair_has_a_gain_without_standard_error_that_never_pays() -> None:
         np.array([[1, 0, 2.0], [0, 1, 2]])
     )
     chosen = choose_threshold(accumulator, steps)
-    assert chosen.gain == CrossFitGain(0.0, None, 1) and not chosen.gain.exceeds_error
+    assert chosen.gain == CrossFitGain(0.0, None, 1) and not chosen.gain.is_clear
 
 
-def test_the_largest_gain_among_those_that_pay_is_found() -> None:
+def test_the_largest_gain_beyond_twice_its_standard_error_is_found() -> None:
     gains = [
-        CrossFitGain(0.2, 0.1, 5),
-        CrossFitGain(0.3, 0.4, 5),
-        CrossFitGain(0.25, 0.2, 5),
+        CrossFitGain(0.2, 0.08, 5),
+        CrossFitGain(0.3, 0.2, 5),  # not twice its standard error
+        CrossFitGain(0.25, 0.1, 5),
         CrossFitGain(0.9, None, 1),
     ]
     assert largest_gain(gains) == 2 and largest_gain(gains[:1]) == 0

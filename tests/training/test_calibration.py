@@ -163,13 +163,13 @@ def test_auto_keeps_the_choices_that_do_not_pay_beside_a_calibration_of_all_comp
 @pytest.mark.parametrize(
     ("gains", "used"),
     [
-        ([(0.02, 0.01), (0.03, 0.02)], "likelihood"),
-        ([(0.02, 0.01), (0.03, 0.03)], "words"),
-        ([(0.01, 0.01), (-0.1, 0.0)], None),
+        ([(0.03, 0.01), (0.05, 0.02)], "likelihood"),
+        ([(0.03, 0.01), (0.05, 0.03)], "words"),
+        ([(0.02, 0.01), (-0.1, 0.0)], None),
         ([(0.5, None), (0.1, 0.01)], "likelihood"),
     ],
 )
-def test_auto_uses_the_source_with_the_largest_gain_beyond_its_standard_error(
+def test_auto_uses_the_source_with_the_largest_gain_beyond_twice_its_standard_error(
     monkeypatch: pytest.MonkeyPatch, gains: list[tuple[float, float | None]], used: str | None
 ) -> None:
     alone = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "words")
