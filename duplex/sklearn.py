@@ -42,7 +42,9 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Self = TypeVar("Self", bound="CompositionClassifier")
 BLOCK = 1 << 24  # number of scores computed at a time
-TOO_LARGE = "the features are so large that their squares overflow; scale them, as Normalizer does"
+TOO_LARGE = "the features are so large that products of them overflow; scale them, as Normalizer does"
+LEAST = 1e-5  # smaller features may have a variance below 1e-12, which `shared_whitening` counts as none
+TOO_SMALL = "the features are so small that their variance vanishes; multiply them by a large number"
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,9 @@ class EstimatorOptions(Options):
 class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Classifier of states and objects by prototypes in closed form; it also predicts pairs without training images.
 
-    Features are not normalised: put `Normalizer()` before the classifier for CLIP features. With a single column of
-    labels, it is linear discriminant analysis with shrunken means.
+    Features are not normalised: put `Normalizer()` before the classifier for CLIP features. Training features whose
+    variance vanishes or overflows are refused: those of about 1e75 and more, and those that are all smaller than 1e-5,
+    but not all zero. With a single column of labels, it is linear discriminant analysis with shrunken means.
 
     candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: every state with every object.
     ridge: number of images at which the effect of a state or an object is shrunk by half.
@@ -72,6 +75,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     closed_form_: ClosedForm | None
     statistics_: ClassStatistics  # of the features less `origin_`
     origin_: Floats  # mean of the first images [d], subtracted against cancellation in the moment
+    largest_: float  # largest absolute value of the features
 
     def __init__(
         self,
@@ -131,12 +135,13 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             old = _two_names(before)
             m, n = (torch.from_numpy(np.searchsorted(*each)) for each in ((states, old[0]), (objects, old[1])))
             statistics = self.statistics_.relabelled(m, n, shape) + statistics
-        if not statistics.moment.isfinite().all():
+        if not statistics.moment.trace().square().isfinite():  # the covariance is shrunk by its squared trace
             raise OptionError(TOO_LARGE, "X")
         candidates = self._numbered_candidates(names, statistics.pairs.numpy())
         self.settings_ = FitSettings(ridge=options.ridge, shrinkage=options.shrinkage, prior=options.prior)
         self.closed_form_ = None
         self.origin_, self.statistics_, self.single_column_ = origin, statistics, y.ndim == 1
+        self.largest_ = max(float(np.abs(X).max()), 0.0 if first else self.largest_)
         self.classes_ = names if len(names) == 2 else names[0]
         self.candidate_numbers_ = torch.from_numpy(candidates)  # m N + n [C]
         pairs = np.column_stack([states[candidates // len(objects)], objects[candidates % len(objects)]])
@@ -146,6 +151,8 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Return the model fitted in closed form to all images so far; fit it now if it is out of date."""
         check_is_fitted(self)
         if self.closed_form_ is None:
+            if 0 < self.largest_ < LEAST:
+                raise OptionError(TOO_SMALL, "X")
             try:
                 self.closed_form_ = ClosedForm.fit(self.statistics_, self.settings_)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]

@@ -200,7 +200,8 @@ def test_wrong_parameters_are_one_line(parameters, message):
         ({"classes": [["red"], ["star"]]}, "y: labels are numbers in one place and text in another"),
         ({"y": np.array([["red", 1]] * 80, dtype=object)}, "y: labels are of different types"),
         ({"X": np.full((80, 6), np.nan)}, "contains NaN"),
-        ({"X": 1e200 * drawn()[0]}, "X: the features are so large that their squares overflow"),
+        ({"X": 1e200 * drawn()[0]}, "X: the features are so large that products of them overflow"),
+        ({"X": 1e100 * drawn()[0]}, "X: the features are so large"),
         ({"y": np.array([["red", pd.NA]] * 80, dtype=object)}, r"y: a label is missing \(NA\)"),
         ({"classes": 5}, "classes: expected a list of two arrays"),
     ],
@@ -209,6 +210,28 @@ def test_wrong_images_are_refused(change, message):
     X, y = drawn()
     with pytest.raises(ValueError, match=message):
         CompositionClassifier().partial_fit(**{"X": X, "y": y, **change})
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e-10, 1e-6])
+def test_features_too_small_to_differ_are_refused(scale):
+    X, y = drawn()
+    with pytest.raises(duplex.DuplexError, match="X: the features are so small that their variance vanishes; multiply"):
+        CompositionClassifier().fit(scale * X, y)
+    pieces = CompositionClassifier().partial_fit(scale * X[:40], y[:40])
+    with pytest.raises(duplex.DuplexError, match="X: the features are so small"):
+        pieces.predict(X)
+    pieces.partial_fit(X[40:], y[40:])
+    whole = CompositionClassifier().fit(np.concatenate([0 * X[:40], X[40:]]), y)
+    assert np.allclose(pieces.composition_scores(X), whole.composition_scores(X), atol=1e-3)
+    assert np.array_equal(whole.predict(1e-200 * X), whole.predict(0 * X)), "when predicting, tiny means zero"
+
+
+def test_features_without_differences_leave_the_numbers_of_images_to_decide():
+    X, y = drawn()
+    pairs, counts = np.unique(y, axis=0, return_counts=True)
+    for constant in (0 * X, np.ones_like(X)):
+        predicted = CompositionClassifier().fit(constant, y).predict(constant)
+        assert (predicted == pairs[counts.argmax()]).all()
 
 
 @pytest.mark.parametrize(

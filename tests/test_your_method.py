@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -17,6 +18,7 @@ from duplex.data.shapes import render_images, shapes_manifest
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Method, TaskContext
 from duplex.testing import check_method, small_batch, small_task
+from tests.library.test_ten_lines import arrays, small
 from tests.projects import inside
 from tests.subprocesses import ROOT
 
@@ -72,6 +74,21 @@ def test_a_method_that_keeps_all_training_images_works_at_the_first_try(plugin, 
     candidates = data.labels.index([state for state, _ in pairs], [thing for _, thing in pairs])
     expected = run.method.scorer(candidates)({"cls": torch.from_numpy(features)})
     assert np.allclose(recognizer.scores(features, world="closed"), expected.numpy(), atol=1e-6)
+
+
+def test_a_recognizer_says_that_the_code_changed_since_training(plugin, tmp_path, capsys):
+    features = np.random.default_rng(0).normal(size=(len(arrays()["features"]), 128)).astype(np.float32)
+    folder = duplex.fit(small(features=features, encoder="tiny"), plugin.Neighbours, epochs=1).save(tmp_path / "run")
+    capsys.readouterr()
+    duplex.Recognizer.load(folder)
+    assert capsys.readouterr().err == ""
+    line = f"the code of 'neighbours:Neighbours' has changed since {folder / 'checkpoint.safetensors'} was trained"
+    try:
+        Path(plugin.__file__ or "").write_text(f"{MEMORY}\nCHANGED = 1\n")
+        duplex.Recognizer.load(folder)
+    finally:
+        Path(plugin.__file__ or "").write_text(MEMORY)
+    assert capsys.readouterr().err == f"duplex: {line}\n"
 
 
 def test_an_image_is_left_out_of_its_own_neighbours(plugin):

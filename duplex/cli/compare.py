@@ -124,14 +124,15 @@ def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
     """Return a run's predictions in one world, one line per image in the order of the feature cache."""
     import pandas as pd
 
-    from duplex.report.results import read_table
+    from duplex.report.results import read_table, require_own
 
     table = read_table(file)
     if table is None:
         raise DuplexError(f"{file} does not exist; `duplex train {run}` and `duplex evaluate {run}` write it")
-    missing = [column for column in (*SHARED_COLUMNS, "margin", "world") if column not in table]
+    missing = [column for column in (*SHARED_COLUMNS, "right", "margin", "world") if column not in table]
     if missing:
         raise DuplexError(f"{file} has no column {missing[0]!r}; `duplex evaluate {run}` writes it again")
+    require_own(table, file, f"`duplex evaluate {run}` writes both again")
     images = table[table["world"] == world]
     if images.empty:
         raise DuplexError(

@@ -68,13 +68,10 @@ def extract(
     tag = weights if encoder is None or weights else ""
     overrides = {"name": encoder, "weights": tag, "precision": precision, "bits": bits}
     workers = None if num_workers is None else _parse_workers(num_workers)
-    settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, "tokens": tokens}
-    settings["block_inputs"] = block_inputs
+    stored = {"tokens": tokens, "block_inputs": block_inputs}
+    settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, **stored}
     params = load_params()
-    encoding = {**overrides, "tokens": tokens, "block-inputs": block_inputs, "shard": shard, "limit": limit}
-    if params.dataset(dataset).features is not None and (given := [key for key, value in encoding.items() if value]):
-        option = {"name": "encoder"}.get(given[0], given[0])
-        raise UsageError(f"--{option} is for images, and {dataset} has features of its own; leave it out")
+    _check_images(params, dataset, {**overrides, **stored, "shard": shard, "limit": limit})
     params = _override(params, dataset, overrides, settings, device)
     _check_precision(params, dataset)
     options: dict[str, Any] = {"limit": limit, "fresh": fresh}
@@ -208,6 +205,13 @@ def convert(
 def _list_by_default(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is None:
         list_encoders(as_json)
+
+
+def _check_images(params: Params, dataset: str, options: dict[str, Any]) -> None:
+    """Raise `UsageError` if an option of encoding images is given for a data set with features of its own."""
+    if params.dataset(dataset).features is not None and (given := [key for key, value in options.items() if value]):
+        option = {"name": "encoder"}.get(given[0], given[0].replace("_", "-"))
+        raise UsageError(f"--{option} is for images, and {dataset} has features of its own; leave it out")
 
 
 def _override(

@@ -10,6 +10,7 @@ import typer
 from duplex.cli import app
 from duplex.cli.formatting import print_json
 from duplex.cli.options import AsJson, Dataset, load_params, seed_option
+from duplex.errors import DuplexError
 
 Method = Annotated[str, typer.Option("--method", "-m", help="A method or an ablation of params.yaml.")]
 Seed = Annotated[int, seed_option("Seed of initial values, batches and dropout.")]
@@ -122,12 +123,20 @@ def headline(values: Mapping[str, Any]) -> str:
 def metrics(as_json: AsJson = False) -> None:
     """Print the metrics of all runs, averaged over seeds, and the path of the report."""
     from duplex.artifacts import ArtifactPaths
-    from duplex.report.aggregate import metrics_table, read_metrics
+    from duplex.report.aggregate import NO_RUN, metrics_table, read_metrics
 
     paths = ArtifactPaths()
+    runs = [path.stat().st_mtime for path in paths.root.glob("*/*/*/metrics.json")]
+    if not paths.summary.is_file():
+        load_params()  # raises in a folder that is no project's
+        if not runs:
+            raise DuplexError(NO_RUN)
     table = read_metrics(paths.summary, "dvc repro report")
     written = paths.summary.stat().st_mtime
-    if any(path.stat().st_mtime > written for path in paths.root.glob("*/*/*/metrics.json")):
+    is_outdated = any(time > written for time in runs)
+    if not table and not is_outdated:
+        raise DuplexError(NO_RUN)
+    if is_outdated:
         typer.echo(f"some runs are newer than {paths.summary}; `duplex report` writes it again", err=True)
     if as_json:
         print_json(table)

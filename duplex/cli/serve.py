@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import socket
@@ -51,7 +52,7 @@ def serve(
     try:
         import uvicorn
 
-        from duplex.recognition.limits import Limits, timed_protocol
+        from duplex.recognition.limits import Limits, RareWarnings, timed_protocol
         from duplex.recognition.server import HEADERS, application
         from duplex.recognition.workers import image_workers
     except ImportError as error:
@@ -78,6 +79,7 @@ def serve(
             limit_concurrency=limits.connections,
             timeout_graceful_shutdown=round(limits.seconds),
         )
+        logging.getLogger("uvicorn.error").addFilter(RareWarnings())
         address = f"[{host}]" if ":" in host else host
         print(f"http://{address}:{bound.getsockname()[1]}/", file=sys.stderr, flush=True)  # the socket listens
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` sets it

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duplex.encoders.encoder_source import EncoderSource
 from duplex.encoders.openclip import PreprocessCfg, image_transform_v2, open_clip, transforms
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import DuplexError, UsageError, shown
 from duplex.system.precision import dtype_of
 
 LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]
@@ -60,6 +60,8 @@ class FrozenEncoder:
         self.precision = precision
         self.dtype = dtype_of(precision)
         self.image_transform = ImageTransform(source.preprocess)
+        size = source.preprocess["size"]
+        self._pixel_shape = (3, size, size) if isinstance(size, int) else (3, *size)  # of one image
         self._visual: Any = None
         self._text: Any = None
         mean, std = (torch.tensor(source.preprocess[key], device=self.device) for key in ("mean", "std"))
@@ -95,8 +97,15 @@ class FrozenEncoder:
         return count, width
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Return uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize."""
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
-            found = f"{list(pixels.shape)} {str(pixels.dtype).removeprefix('torch.')}"
-            raise UsageError(f"pixels are {found}; expected [B, 3, R, R] uint8, as `image_transform` returns")
+        """Return uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize.
+
+        Raise `UsageError` for pixels of another type or shape than `image_transform` returns.
+        """
+        is_tensor = isinstance(pixels, Tensor)
+        if not is_tensor or pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1:] != self._pixel_shape:
+            found = f"{list(pixels.shape)} {pixels.dtype}".replace("torch.", "") if is_tensor else shown(pixels)
+            expected = f"[B, {', '.join(map(str, self._pixel_shape))}] uint8"
+            raise UsageError(
+                f"pixels are {found}; encoder {self.name!r} expects {expected}, as its `image_transform` returns"
+            )
         return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)

@@ -82,11 +82,19 @@ def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
     return tuple(inputs[0].shape[1:])
 
 
+def require_blocks(encoder: Any, count: int) -> None:
+    """Raise UsageError unless an encoder's image tower has `count` blocks."""
+    _select(encoder, count)
+
+
 def _select(encoder: Any, count: int) -> TowerBlocks:
     trunk, layout = _trunk(encoder)
     blocks = layout.blocks(trunk)
     if not 1 <= count <= len(blocks):
-        raise UsageError(f"encoder {encoder.name!r} has {len(blocks)} blocks; its last {count} cannot be taken")
+        raise UsageError(
+            f"encoder {encoder.name!r} has {len(blocks)} blocks; its last {count} cannot be taken; set finetune.blocks "
+            f"and block_inputs to 1–{len(blocks)}"
+        )
     return blocks[len(blocks) - count :]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from duplex.data.image_errors import MachineFault, machine_fault
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, shown
 from duplex.features.image_files import BadImageFile, read_image
 from duplex.features.layout import ENCODED, status_of_reason
 
@@ -40,7 +40,7 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
     transform: Callable[[Image.Image], Tensor]
 
     def __post_init__(self) -> None:
-        self.black = torch.zeros_like(self.transform(Image.new("RGB", (8, 8))))
+        self.black = torch.zeros_like(transformed(Image.new("RGB", (8, 8)), self.transform))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -65,6 +65,20 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
             return self.transform(image)
         except (ValueError, ZeroDivisionError, MemoryError) as error:
             raise machine_fault(path, error) or BadImageFile("cannot be resized") from error
+
+
+def transformed(image: Image.Image, transform: Callable[[Image.Image], Tensor]) -> Tensor:
+    """Return the pixels of an RGB image by an encoder's `image_transform`.
+
+    Raise `DuplexError` unless `transform` is a function that returns pixels: encoders may come from other packages.
+    """
+    if not callable(transform):
+        raise DuplexError(f"the encoder's image_transform is {shown(transform)}; expected a function of an RGB image")
+    pixels = transform(image)
+    if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8 or pixels.ndim != 3 or len(pixels) != 3:
+        found = f"{list(pixels.shape)} {pixels.dtype}" if isinstance(pixels, Tensor) else shown(pixels)
+        raise DuplexError(f"the encoder's image_transform returned {found}; expected a tensor [3, R, R] of torch.uint8")
+    return pixels
 
 
 def decoding_workers(wanted: int | Literal["auto"]) -> int:

@@ -38,7 +38,7 @@ from duplex.features.layout import REQUIRED, Span, partial_path, value_names
 from duplex.features.shards import CHUNK, row_types
 from duplex.features.store import Features, PartialCache, claim_cache, open_features
 from duplex.features.tokens import DiskTokens, read_tokens
-from duplex.labels import Ints, LabelSpace
+from duplex.labels import Bools, Ints, LabelSpace
 from duplex.layers.finetuned_blocks import finetuned_blocks_factory
 from duplex.library.inputs import InputRequest, RunInputs, encoder_record, load_text_tower
 from duplex.system.files import sha256, write_text
@@ -201,6 +201,11 @@ class ContentInputs:
         return replace(self, manifest=manifest, labels=labels)
 
     @property
+    def bad(self) -> Bools:
+        """Mask of the images that cannot be read."""
+        return self.features.stored.bad[self.rows]
+
+    @property
     def block_inputs(self) -> int:
         """Number of the image tower's last blocks whose inputs the cache holds."""
         return int(self.features.stored.identity.get("block_inputs", 0))
@@ -218,11 +223,18 @@ class ContentInputs:
             arrays["block_inputs"], blocks = self._block_inputs(request, request.finetune.blocks)
             record["block_inputs"] = str(blocks)
             make_blocks = finetuned_blocks_factory(record, request.finetune, resolve_device(self.device))
-        bad = stored.bad[self.rows]
-        examples = join(self.manifest, self.labels, arrays, bad)
+        examples = join(self.manifest, self.labels, arrays, self.bad)
         cache["rows"] = hashlib.sha256(self.rows.tobytes()).hexdigest()
         return RunInputs(
-            self.manifest, self.labels, examples, tower, record, cache, int(bad.sum()), self.word_vectors, make_blocks
+            self.manifest,
+            self.labels,
+            examples,
+            tower,
+            record,
+            cache,
+            int(self.bad.sum()),
+            self.word_vectors,
+            make_blocks,
         )
 
     def _block_inputs(self, request: InputRequest, blocks: int) -> tuple[np.ndarray | DiskTokens, int]:

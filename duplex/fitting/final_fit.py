@@ -41,7 +41,13 @@ class EveryEpochBetter:
 
 
 def fit_chosen(recipes: FolderRecipes, recipe: Recipe) -> Run:
-    """Train the chosen recipe on all labelled images, save the run among the files of the recipe, and return it."""
+    """Train the final model of `duplex fit` and return it as a run.
+
+    Each recipe tried before was trained on the training split alone and measured on the validation split. Here the
+    chosen recipe is trained once more, on the images of all splits together, with what validation chose: number of
+    epochs, tuned options, bias and thresholds. The run is saved in the folder `all` beside the files of that earlier
+    training; an interrupted training continues from there.
+    """
     record, method, _ = recipes.runs.load(recipe)
     files = recipes.final_files(recipe)
     resume = ResumePoint("all images", files.unfinished_training, recipes.runs.files(recipe).root.name)

@@ -114,7 +114,7 @@ def _fit(recipes: FolderRecipes, out: Path) -> Path:
     say(f"chosen: {choice.recipe.name}")
     measured, answers = _measure(recipes, choice.recipe)
     say(_summary(measured))
-    say(f"fitting all {len(recipes.data.manifest):,} labelled images")
+    say(f"fitting all {len(recipes.readable.manifest):,} labelled images")
     _write_model(out, recipes, fit_chosen(recipes, choice.recipe), choice, measured)
     for other in recipes.cache.glob("recipes-*"):
         if other != recipes.runs.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
@@ -163,7 +163,7 @@ def _write_model(out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoi
     """Write the trained model to the folder `out`, with what was tried and measured (fit.json) and the statistics that
     `duplex update` needs to add images."""
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
-    counts = statistics(recipes.data.labels, recipes.data.manifest).to_dict()
+    counts = statistics(recipes.readable.labels, recipes.readable.manifest).to_dict()
     facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
     fitted = run.method.fitted_statistics()
 
@@ -179,7 +179,7 @@ def _fit_record(
     recipes: FolderRecipes, choice: RecipeChoice, measured: dict[str, Any], counts: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the content of fit.json, without times, so that equal fits have equal files."""
-    images = recipes.data.manifest["split"].value_counts()
+    images = recipes.readable.manifest["split"].value_counts()
     return {
         "encoder": recipes.choice.entry.model_dump(exclude_defaults=True),
         "counts": counts,
@@ -187,7 +187,7 @@ def _fit_record(
         "recipes": list(choice.table),
         "chosen": choice.recipe.name,
         "measured": measured,
-        "contents": sorted(recipes.data.digests),  # which an update does not count twice
+        "contents": sorted(recipes.readable.digests),  # which an update does not count twice
     }
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -94,10 +95,16 @@ class FolderRecipes:
         cache = ContentCache(self.cache, entry, self.tower, room.depth)
         features = cache.fill(data.root, dict(zip(data.digests, data.manifest["image"], strict=True)))
         rows = features.at(data.digests)
-        bad = data.manifest["image"][features.stored.bad[rows]].tolist()
-        if bad:
+        inputs = ContentInputs(data.manifest, data.labels, rows, features, entry, str(self.device))
+        if bad := data.manifest["image"][inputs.bad].tolist():
             self.say(f"{len(bad):,} images cannot be read and are left out: {', '.join(bad[:3])}")
-        return ContentInputs(data.manifest, data.labels, rows, features, entry, str(self.device))
+        return inputs
+
+    @cached_property
+    def readable(self) -> LabelledFolder:
+        """The data set without the images that cannot be read; encodes what is not in the cache."""
+        kept = ~self.inputs.bad
+        return replace(self.data, manifest=self.data.manifest[kept], digests=list(compress(self.data.digests, kept)))
 
     @cached_property
     def runs(self) -> RecipeRuns:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from duplex.data.check import alike_labels, check_labels_of
+from duplex.data.check import DataIssue, alike_labels, check_labels_of
 from duplex.data.contents import content_keys
 from duplex.data.dataset import LabelledImages, from_rows
 from duplex.data.dataset_source import detect_source, load_source, read_folder
@@ -71,15 +71,16 @@ def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:
 
 
 def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.DataFrame, list[str], list[str]]:
-    """Return one row per image content, the sha256 of each row's file, and notes on the rows left out.
+    """Return one row per image content, the sha256 of each row's file, and notes that name the first rows left out.
 
     Images whose copies have another label are all left out; more than one in a hundred raise `UsageError`.
     """
-    digests = pd.Series(content_digests(root, frame["image"].tolist()), index=frame.index, dtype=object)
+    images = frame["image"]
+    digests = pd.Series(content_digests(root, images.tolist()), index=frame.index, dtype=object)
     missing = digests == ""
     if missing.all():
         raise UsageError(
-            f"{source}: none of its {len(frame):,} images exists below {root}, such as {frame['image'].iloc[0]!r}; "
+            f"{source}: none of its {len(frame):,} images exists below {root}, such as {images.iloc[0]!r}; "
             "correct the paths or give --images FOLDER"
         )
     frame, digests = frame[~missing], digests[~missing]
@@ -87,7 +88,7 @@ def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.D
     frame, digests = frame[~contradicted], digests[~contradicted]
     repeated = digests.duplicated()
     notes = [
-        f"{text}: {int(mask.sum()):,}"
+        str(DataIssue(text, int(mask.sum()), tuple(images[mask.index[mask]]), True))
         for text, mask in (
             ("images that are missing", missing),
             ("images whose copies have another label", contradicted),

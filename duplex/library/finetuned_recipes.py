@@ -1,8 +1,11 @@
-"""Training recipes with fine-tuned blocks: how many blocks are possible, how long they take, and which ones to try.
+"""Plan which training recipes with fine-tuned blocks a search tries within a time limit.
 
-The choice does not depend on the clock: before any block is fine-tuned, `plan_search` takes the times of a few steps
-and lists the recipes that fit into the time limit. Callers store this plan, so that a resumed search makes the same
-choice.
+A recipe is one way to train: a number of last blocks of the encoder's image tower to fine-tune together with the
+method, and the blocks' learning rate. `block_room` finds how many blocks can be fine-tuned at all, `block_cost` times
+them on a few random images, and `plan_search` chooses from these times the recipes that fit into the limit.
+
+The times are measured once, before any training, and callers store the plan. Thus an interrupted search continues with
+the same recipes, even if the machine is faster or slower then.
 """
 
 from __future__ import annotations
@@ -34,7 +37,11 @@ TIMED_IMAGES = 64
 
 
 def finetuned_recipes(spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES) -> list[list[Recipe]]:
-    """Return the levels of recipes that train a method together with 1, 2, 4 … blocks of the image tower."""
+    """Return the recipes that train a method together with the last blocks of the image tower.
+
+    The result has one list per number of blocks in `depths`, with one recipe per learning rate in `rates`. Recipes
+    train as `spec` does, except for the schedule: at most `EPOCHS` epochs, along half a cosine.
+    """
     training = replace(spec.training, epochs=EPOCHS, schedule="cosine", warm_up=0, patience=PATIENCE)
     levels = []
     for blocks in depths:
@@ -57,11 +64,14 @@ class BlockRoom:
 
 
 def block_room(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
-    """Return how many of the image tower's last blocks can be fine-tuned.
+    """Return the largest number of last blocks of the image tower that can be fine-tuned, and what limits it.
 
-    The tower must be one that can be cut before these blocks, and the blocks' inputs for all `images` must fit into
-    half of the free space on the disk of `folder`, which need not exist. `depths`: numbers of blocks to consider, the
-    smallest first.
+    Fine-tuning reads what enters these blocks from a cache, computed once per image. So the tower must be of a kind
+    that can be cut before the blocks, and the cache of all images must fit into half of the disk's free space.
+
+    images: number of images.
+    folder: where the cache will be; it need not exist.
+    depths: numbers of blocks to consider, the smallest first.
     """
     free = shutil.disk_usage(_existing(folder)).free
     room = BlockRoom(0, 0, "")
@@ -93,10 +103,12 @@ class BlockCost:
 
 
 def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
-    """Return the seconds per image of fine-tuning an encoder's last `blocks` blocks, the fastest of three timed passes.
+    """Measure how many seconds per image it takes to fine-tune an encoder's last `blocks` blocks, and to apply them.
 
-    cached: number of last blocks whose inputs the cache holds, so that each pass runs that many blocks.
-    images: number of images per pass, all random numbers.
+    Random numbers stand in for images. The fastest of three passes counts.
+
+    cached: number of last blocks that a pass runs, at least `blocks`: it starts at the inputs that the cache holds.
+    images: number of images per pass.
     """
     cut = last_blocks(encoder, cached)
     x = torch.randn(images, *block_input_shape(encoder, cached), device=encoder.device)
@@ -155,16 +167,17 @@ def plan_search(
     epoch_seconds: float,
     rates: Sequence[float] = RATES,
 ) -> SearchPlan:
-    """Return the plan of the recipes that can all be tried, with a final fit of the last one, in `budget` seconds.
+    """Return the plan with the most thorough search that is predicted to take `budget` seconds at most.
 
-    The plan reaches the largest number of blocks that the time allows. Among such plans, one that tries all smaller
-    numbers of blocks is preferred to one that skips some, and then one with all rates to one with the first rate only.
+    The predicted time is that of training every recipe of the plan, and of a final fit with the last recipe. The plan
+    goes up to the largest number of blocks that the time allows. It also tries all smaller numbers if there is time for
+    them, and all learning rates rather than only the first.
 
-    depth: the largest possible number of blocks.
-    cost: returns the time of a number of last blocks of the image tower.
+    depth: the largest number of blocks that can be fine-tuned (`block_room`).
+    cost: function that returns the `BlockCost` of a number of blocks.
     sizes: numbers of images.
     epoch_seconds: duration of an epoch without fine-tuned blocks.
-    rates: learning rates to try at the smallest number of blocks.
+    rates: learning rates to try at the smallest number of blocks of the plan.
     """
     costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}
 
@@ -192,9 +205,12 @@ def plan_search(
 
 
 def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return the possible choices that end with the last of `depths`, the most thorough first.
+    """Return the searches that try the last number of blocks in `depths`, the most thorough first.
 
-    A choice is (numbers of blocks to try, number of learning rates to try at the first of them).
+    A search is (numbers of blocks to try, number of learning rates to try at the first of them). The first search tries
+    all of `depths`, later ones fewer, down to the last alone.
+
+    rates: number of learning rates to choose from.
     """
     choices = [(depths, rates), (depths, 1)]
     if len(depths) > 2:

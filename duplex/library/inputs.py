@@ -19,6 +19,7 @@ from duplex.config.params import EncoderParams, Params
 from duplex.data.manifest import read_manifest
 from duplex.data.prepared_source import require_prepared
 from duplex.encoders import load_encoder, resolve_device
+from duplex.encoders.image_blocks import require_blocks
 from duplex.encoders.text_tower import TextTower
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.glove import read_word_vectors
@@ -162,7 +163,7 @@ class DatasetFiles:
         features = open_features(self.features, expect=expected)
         cache_identity = {key: str(value) for key, value in features.identity.items()}
         try:
-            examples = join(manifest, labels, _read_arrays(features, request), features.bad)
+            examples = join(manifest, labels, _read_arrays(features, self.encoder, request), features.bad)
             fits = all(np.isin(each.compositions, labels.pairs[split]).all() for split, each in examples.items())
         except UnknownLabel:
             fits = False
@@ -214,17 +215,26 @@ def load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[
     return encoder.text, encoder.identity.to_dict()
 
 
-def _read_arrays(features: Features, request: InputRequest) -> Arrays:
-    """Read the arrays that a run needs from a feature cache; if patch tokens are missing, the method reports it."""
-    limit = int(request.memory * 2**30)
+def _read_arrays(features: Features, encoder: EncoderParams, request: InputRequest) -> Arrays:
+    """Read the arrays that a run needs from a feature cache; raise `UsageError` for tokens that the cache lacks.
+
+    encoder: the encoder of the cache, whose image tower is loaded to count its blocks for an error message.
+    """
+    limit, dataset = int(request.memory * 2**30), features.path.parent.name
     arrays: dict[str, Any] = {"cls": features.cls}
     patches = read_tokens(features.path, "patch", limit) if "patch" in request.needs else None
     if patches is not None:
         arrays["patch"] = patches
+    elif "patch" in request.needs:
+        raise UsageError(
+            f"the method needs patch tokens, and {features.path} has none; set extraction.tokens to patch in "
+            f"params.yaml and run `duplex extract --dataset {dataset}`"
+        )
     if request.finetune is not None:
-        dataset = features.path.parent.name
         wanted, stored = request.finetune.blocks, int(features.identity.get("block_inputs", 0))
         if wanted > stored:
+            if encoder.name != IMPORTED:
+                require_blocks(load_encoder(encoder.name, encoder.weights, towers="image"), wanted)
             raise UsageError(
                 f"finetune.blocks is {wanted} and {features.path} holds the inputs of {stored} blocks; set "
                 f"datasets.{dataset}.encoder.block_inputs to {wanted} in params.yaml and run "

@@ -25,8 +25,8 @@ HINTS = {
     "text": "needs prompts, and the encoder of these features has no text tower; choose a kind without `text` "
     "(`duplex methods`), or an encoder with a text tower in params.yaml",
     "words": "needs word vectors; set evaluation.word_vectors in params.yaml to a file in GloVe format",
-    "patch": "needs patch tokens, and this cache has none; set extraction.tokens to patch in params.yaml and run "
-    "`duplex extract --dataset NAME` again",
+    "patch": "needs patch tokens, and this cache has none; set extraction.tokens to patch in params.yaml and "
+    "extract the data set's features again (`duplex extract`)",
 }
 
 

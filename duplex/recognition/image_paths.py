@@ -63,7 +63,10 @@ class _Folders:
 def _expand(name: str, stdin: TextIO, folders: _Folders) -> Iterator[Path]:
     path = Path(name)
     if name == "-":
-        yield from (Path(line) for line in LINE_END.split(stdin.read()) if line.strip())
+        text = stdin.read()
+        if "\0" in text:
+            raise UsageError("stdin holds zero bytes, as UTF-16 does; expected UTF-8 text, one path per line")
+        yield from (Path(line) for line in LINE_END.split(text) if line.strip())
     elif path.is_dir():
         images = list(folders.images(path))
         if not images:

@@ -67,9 +67,10 @@ def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], 
 
 
 def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Return the share [B, K] of each class in a vote of the nearest images in `features`, for `queries` [B, d].
+    """Return the share [B, K] of the votes that each class gets for `queries` [B, d].
 
-    An image's vote has the weight `exp(20 cosine)`; a class without images gets -inf.
+    The 20 images in `features` that are most similar to a query vote for their own labels, each with the weight
+    `exp(20 cosine)`, so that nearer images count more. A class without images gets -inf.
     """
     votes = np.zeros((len(queries), count))
     k = min(NEIGHBOURS, len(features))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +44,24 @@ def receive_limited(request: Request, limit: int) -> Callable[[], Awaitable[Mess
         return message
 
     return receive
+
+
+class RareWarnings(logging.Filter):
+    """Filter of log records in which each warning passes once in `seconds`: any client can cause thousands of them."""
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._last: dict[str, float] = {}  # text of a warning -> when it passed
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text, now = str(record.msg), time.monotonic()
+        if record.levelno > logging.WARNING:
+            return True
+        if now - self._last.get(text, -math.inf) < self._seconds:
+            return False
+        self._last[text] = now
+        return True
 
 
 def timed_protocol(seconds: float) -> type[H11Protocol]:

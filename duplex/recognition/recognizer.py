@@ -7,19 +7,21 @@ for answer in recognizer(["kettle.jpg"], top=3):
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError, UsageError, require, require_type, require_whole
+from duplex.features.decoding import transformed
 from duplex.features.encoding import BATCH_MULTIPLE
 from duplex.features.identity import LIBRARIES, check_identity
 from duplex.features.layout import FIRST_BAD, status_reason
@@ -79,6 +81,18 @@ class Recognizer:
         """
         trained = open_trained(where, torch.device(resolve_device(device)), word_vectors)
         return cls(trained, exact=exact, new_share=new_share)
+
+    def __copy__(self) -> Recognizer:
+        return self.with_compositions(())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recognizer:
+        other = self.with_compositions(())
+        other.trained = copy.deepcopy(self.trained, memo)
+        return other
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        where = repr(self.trained.where)
+        raise UsageError(f"a Recognizer cannot be pickled; call Recognizer.load({where}) in the other process instead")
 
     @property
     def labels(self) -> LabelSpace:
@@ -217,7 +231,7 @@ class Recognizer:
         listed = images if isinstance(images, (list, tuple)) else [images]
         for start in range(0, len(listed), batch_size):
             opened = [open_image(image) for image in listed[start : start + batch_size]]
-            yield self.encode([self.encoder.image_transform(image) for image in opened])
+            yield self.encode([transformed(image, self.encoder.image_transform) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
         """Return a method's inputs for images, as a feature cache would hold them.

@@ -22,6 +22,7 @@ TABLES = {*WORLDS, *SPLITS, *SOURCES, *GROUPINGS, "shares", "validation"}  # nam
 TERMS, PREFIXES = "terms_", ("terms_", "top_", "recipe_")  # prefixes of further nested tables
 LISTS = {"bad_images"}
 LARGEST = 1e30
+NO_RUN = "no run of params.yaml is evaluated yet; `dvc repro` trains and evaluates them"
 HEADLINE = ("seen", "unseen", "hm", "auc")
 ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
 BY_SOURCE = ("hm", "auc", "auc_low", "auc_high")  # metrics that are averaged for each source of feasibility too

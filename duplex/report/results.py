@@ -86,7 +86,24 @@ def read_tree(path: Path, *, names: int = 0) -> Tree | None:
 
 def read_predictions(path: Path) -> pd.DataFrame | None:
     """Read a run's `predictions.csv`; None if it does not exist."""
-    return _checked(path, ("image", "label", "world", "top1"), ("row", "seen", "right", "margin"))
+    table = _checked(path, ("image", "label", "world", "top1"), ("row", "seen", "right", "margin"))
+    if table is not None:
+        require_own(table, path, "`dvc repro -f` writes it again")
+    return table
+
+
+def require_own(predictions: pd.DataFrame, path: Path, advice: str) -> None:
+    """Raise `DuplexError` for predictions of another run: with other accuracies than the metrics.json beside `path`.
+
+    Runs that agree in all accuracies at the bias are not told apart. Without metrics.json nothing is checked.
+    """
+    metrics = read_tree(path.with_name("metrics.json")) or {}
+    for world, (is_seen, name) in product(WORLDS, enumerate(("unseen_at_val_bias", "seen_at_val_bias"))):
+        right = predictions["right"][(predictions["world"] == world) & (predictions["seen"] == is_seen)]
+        stated = metrics.get(world, {}).get(name)
+        measured = 100 * pd.to_numeric(right, errors="coerce").mean()
+        if len(right) and stated is not None and not abs(measured - stated) < 1e-6:
+            raise DuplexError(f"{path} is of another run than the metrics.json beside it; {advice}")
 
 
 def read_tsne_maps(path: Path) -> pd.DataFrame | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pandas as pd
 import torch
 
 from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.config.code_hash import plugin_hash
 from duplex.config.params import Params
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError
@@ -19,10 +17,9 @@ from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_de
 from duplex.library.members import find_members
 from duplex.library.run_evaluation import calibration_for, evaluate_world, group_accuracies, term_metrics
 from duplex.library.run_training import MethodSpec
-from duplex.methods.registry import find_method, method_source, report_exits
+from duplex.methods.registry import find_method, report_exits
 from duplex.options import AutoFinetune, CombinedOptions
 from duplex.system.files import sha256, write_json, write_text
-from duplex.system.plugins import module_of
 from duplex.system.threads import threads
 from duplex.training.checkpoint import Record, load_checkpoint, read_record
 
@@ -49,9 +46,6 @@ def run(
             f"{out.checkpoint} is not of {method} with seed {seed} as params.yaml has it: {difference}; "
             f"`duplex train --dataset {dataset} --method {method} --seed {seed}` writes it again"
         )
-    plugin = record.training.get("plugin")
-    if plugin is not None and plugin != plugin_hash(module_of(method_source(record.kind))):
-        print(f"duplex: the code of {record.kind!r} has changed since {out.checkpoint} was trained", file=sys.stderr)
     make_deterministic()
     device = torch.device(resolve_device(params.device))
     needs = find_method(record.kind).needs(record.options)

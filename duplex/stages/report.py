@@ -18,7 +18,7 @@ from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
 from duplex.features.checks import open_cache, read_identity
 from duplex.labels import WORLDS
-from duplex.report.aggregate import Aggregate, Tree, aggregate, headlines
+from duplex.report.aggregate import NO_RUN, Aggregate, Tree, aggregate, headlines
 from duplex.report.blocks import ReportPart
 from duplex.report.page import write_report
 from duplex.report.page_sections import build_report, find_provenance
@@ -48,6 +48,8 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
         runs |= {(dataset, method): records for method, records in by_method.items()}
         not_evaluated |= {dataset: missing} if missing else {}
     warn_of_outdated(params, paths)
+    if not runs:
+        print(f"duplex: {NO_RUN}", file=sys.stderr)
     summary = aggregate(runs)
     write_json(paths.summary, summary)
     if write_metrics:

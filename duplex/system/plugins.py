@@ -14,10 +14,15 @@ from duplex.errors import DuplexError
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
     """Return a group's entry points by name, sorted.
 
-    If a name is used twice, the built-in entry point wins, else the one whose target comes first in the alphabet.
+    If a name is used twice, the built-in entry point wins, else the one whose target comes first in the alphabet, which
+    `load_plugin` refuses.
     """
-    points = sorted(entry_points(group=group), key=lambda point: (not point.value.startswith("duplex."), point.value))
+    points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.value))
     return dict(sorted({point.name: point for point in reversed(points)}.items()))
+
+
+def _is_built_in(point: EntryPoint) -> bool:
+    return point.value.startswith("duplex.")
 
 
 def module_of(point: EntryPoint) -> str:
@@ -35,8 +40,16 @@ def load_plugin(
 ) -> Any:
     """Import an entry point's class. Raise `error`, naming the provider, if that fails or it is no subclass of `base`.
 
+    A name that two other distributions use for different classes is refused: either could be meant.
+
     kind: what the entry point is, for messages, such as "encoder family". advice: what else the user can do.
     """
+    others = [each for each in entry_points(group=point.group, name=point.name) if each.value != point.value]
+    if others and not _is_built_in(point):
+        raise error(
+            f"{kind} {point.name!r} is both of {provider(point)} and of {provider(others[0])}; "
+            f"uninstall one of them{advice}"
+        )
     module, _, attributes = point.value.partition(":")
     try:
         plugin = reduce(getattr, attributes.split("."), importlib.import_module(module))

@@ -179,9 +179,11 @@ def best_bias(margins: Margins) -> float:
 
 
 def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Confidence:
-    """Fit the temperature and the log-odds of unseen pairs on validation images and closed-world candidates.
+    """Fit the two numbers that turn a method's scores into probabilities, on validation images.
 
-    Evenly spaced images are used, no more than fit into one block of scores, which is enough to fit two numbers.
+    These are the temperature, by which log probabilities are divided, and the log-odds added to pairs without training
+    images. Candidates are those of the closed world. Of many images, evenly spaced ones are used, as many as fit into
+    one block of scores: enough for two numbers.
     """
     candidates = labels.candidates("closed", "val")
     images = len(val.rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,13 +19,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from duplex.config.code_hash import plugin_hash
 from duplex.errors import DuplexError
 from duplex.evaluation.confidence import UNFITTED, Confidence
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Method, TaskContext
-from duplex.methods.registry import make_method, parse_options
+from duplex.methods.registry import make_method, method_source, parse_options
 from duplex.options import FinetuneOptions, Options
 from duplex.system.files import write_tensors
+from duplex.system.plugins import module_of
 from duplex.training.calibration import Calibration
 from duplex.training.known_images import FIELDS, PREFIX, KnownImages
 
@@ -214,10 +217,14 @@ def load_checkpoint(checkpoint: Path | CheckpointHeader, task: TaskContext, enco
 
     `task`: labels and text tower to use. `encoder`: identity of the encoder of the features to score. Raises
     `DuplexError` if either differs from those of training, or if the tensors are damaged or do not fit the options.
+    Prints a line on stderr if the code of a plug-in method is not that of training.
     """
     header = read_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path, meta, record = header.path, header.metadata, header.record
     check_inputs(path, record, task.labels, encoder)
+    plugin = record.training.get("plugin")
+    if plugin is not None and plugin != plugin_hash(module_of(method_source(record.kind))):
+        print(f"duplex: the code of {record.kind!r} has changed since {path} was trained", file=sys.stderr)
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     limit = max(PLAUSIBLE, sum(tensor.numel() for tensor in tensors.values()))

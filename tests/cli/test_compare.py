@@ -43,7 +43,7 @@ def predictions(margin: np.ndarray, world: str = "closed") -> pd.DataFrame:
     rows = np.arange(margin.size)
     names = {"image": [f"{row}.png" for row in rows], "label": "NA 1"}
     return pd.DataFrame(
-        {"row": rows, **names, "seen": is_seen(margin.size).astype(int), "margin": margin, "world": world}
+        {"row": rows, **names, "seen": is_seen(margin.size).astype(int), "right": 1, "margin": margin, "world": world}
     )
 
 
@@ -66,6 +66,17 @@ def check_differences(report: dict[str, Any], expected: dict[str, Difference]) -
         assert report["difference"][name]["value"] == pytest.approx(100 * gain.value)
         assert report["difference"][name]["interval"] == pytest.approx([100 * end for end in gain.interval])
         assert report["difference"][name]["p"] == pytest.approx(gain.p)
+
+
+def test_predictions_copied_from_another_run_are_refused(margins):
+    metrics = ArtifactPaths().run("shapes", "duplex", 0).metrics
+    for rates, fits in (({"seen": 100.0, "unseen": 100.0}, True), ({"seen": 100.0, "unseen": 98.3}, False)):
+        metrics.write_text(json.dumps({"closed": {f"{name}_at_val_bias": rate for name, rate in rates.items()}}))
+        if fits:
+            run()
+            continue
+        with pytest.raises(DuplexError, match=r"duplex/0/predictions\.csv is of another run than the metrics\.json "):
+            run()
 
 
 def test_a_report_equals_the_comparison_of_the_margins(margins):

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,28 @@ from tests.encoders.small import noise_image, write_folder
 @pytest.fixture(scope="module")
 def name(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_folder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "found"),
+    [
+        (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), r"\[2, 3, 16, 16\] uint8"),
+        (torch.zeros(2, 3, 32, 48, dtype=torch.uint8), r"\[2, 3, 32, 48\] uint8"),
+        (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), r"\[2, 1, 32, 32\] uint8"),
+        (torch.zeros(3, 32, 32, dtype=torch.uint8), r"\[3, 32, 32\] uint8"),
+        (torch.zeros(2, 3, 32, 32), r"\[2, 3, 32, 32\] float32"),
+        (np.zeros((1, 3, 2, 2), np.uint8), r"array\(.*"),
+        (None, "None"),
+    ],
+)
+def test_pixels_of_another_shape_are_refused(name: str, pixels: Any, found: str) -> None:
+    encoder = load_encoder(name, towers="image")
+    for encode in (encoder.encode_images, encoder.encode_patches):
+        with pytest.raises(
+            UsageError, match=rf"pixels are {found}; encoder '.*' expects \[B, 3, 32, 32\] uint8"
+        ) as caught:
+            encode(pixels)
+        assert "\n" not in str(caught.value)
 
 
 @settings(max_examples=25, deadline=None)

@@ -64,6 +64,16 @@ def test_a_broken_family_is_named_with_its_distribution(distribution: Path, name
         load_encoder(name)
 
 
+def test_a_family_of_two_distributions_is_refused(distribution: Path) -> None:
+    info = distribution / "more_encoders-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-encoders\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[duplex.encoders]\nother = more_encoders:Other\n")
+    with pytest.raises(DuplexError, match=r"'other' is both of more-encoders 1\.0 and of other-encoders 0\.3; uninst"):
+        load_encoder("other:folder")
+    assert load_encoder("tiny").name == "tiny"
+
+
 def test_built_in_families_win_and_take_all_other_names(distribution: Path) -> None:
     assert {"blip", "clip", "timm", "tiny", "other"} <= set(installed_plugins(GROUP))
     assert family_module("tiny") == "duplex.encoders.tiny.family"

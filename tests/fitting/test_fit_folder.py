@@ -241,14 +241,40 @@ def test_duplicates_within_a_label_are_used_once(tmp_path):
     shutil.copy(tmp_path / "shop" / "red" / "star" / "0000.png", tmp_path / "shop" / "red" / "star" / "copy.png")
     data = read_labelled_folder(tmp_path / "shop")
     assert len(data.manifest) == len(set(data.digests)) == 4 * (len(STATES) * len(OBJECTS) - len(LACKING))
-    assert data.notes == ("images with the content of another: 1",)
+    assert data.notes == ("1 images with the content of another: red/star/copy.png",)
+
+
+def test_missing_images_of_a_table_are_named(tmp_path):
+    paths = sorted(draw_folder(tmp_path / "shop", images=4).glob("*/*/*.png"))
+    names = [path.relative_to(tmp_path / "shop") for path in paths]
+    rows = [f"{name},{name.parts[0]},{name.parts[1]}\n" for name in names]
+    (tmp_path / "shop.csv").write_text("image,state,object\n" + "".join([*rows, "no.png,red,star\n"]))
+    assert read_labelled_folder(tmp_path / "shop.csv", tmp_path / "shop").notes == (
+        "1 images that are missing: no.png",
+    )
+
+
+def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
+    folder, images = tmp_path / "shop", 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
+    shutil.copytree(drawn, folder)
+    (folder / "red" / "star" / "0003.png").write_bytes(b"no image")
+    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    lines: list[str] = []
+    model = fit_folder.fit_folder(folder, tmp_path / "model", encoder="tiny", say=lines.append)
+    record = read_fit(model)
+    counted = [record["counts"][split]["images"] for split in ("train", "val", "test")]
+    assert sum(counted) == sum(record["images"].values()) == len(record["contents"]) == images - 1
+    assert f"fitting all {images - 1} labelled images" in lines
+    card = (model / "README.md").read_text(encoding="utf-8")
+    listed = [line.split("|")[2] for line in card.splitlines() if line.startswith("|") and "images" in line]
+    assert sum(map(float, listed)) == images - 1
 
 
 def test_few_contents_with_two_labels_are_left_out(tmp_path):
     draw_folder(tmp_path / "shop", images=16)
     shutil.copy(tmp_path / "shop" / "red" / "star" / "0000.png", tmp_path / "shop" / "blue" / "heart" / "copy.png")
     data = read_labelled_folder(tmp_path / "shop")
-    assert data.notes == ("images whose copies have another label: 2",)
+    assert data.notes == ("2 images whose copies have another label: blue/heart/copy.png, red/star/0000.png",)
     assert not {"red/star/0000.png", "blue/heart/copy.png"} & set(data.manifest["image"])
 
 

@@ -245,8 +245,8 @@ def test_missing_and_repeated_images_of_a_table_are_reported(model, further, tmp
     lines: list[str] = []
     update_model(model, further / "new.csv", tmp_path / "out", say=lines.append)
     assert lines[:3] == [
-        "left out: images that are missing: 1",
-        "left out: images with the content of another: 1",
+        "left out: 1 images that are missing: red/star/none.png",
+        "left out: 1 images with the content of another: copy.png",
         "1 images added; 22 pairs have images now, 22 had before",
     ]
 

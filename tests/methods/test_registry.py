@@ -98,7 +98,7 @@ class NeedsAll(Method[Options]):
     [
         ("duplex", DuplexOptions(), {"text": None}, r"'duplex' needs prompts, .* no text tower.*`duplex methods`"),
         ("prompts", PromptOptions(), {"inputs": {"patch": (4, 8)}}, "needs the input 'cls', .* holds patch"),
-        (f"{__name__}:NeedsAll", Options(), {}, r"patch tokens.*extraction.tokens to patch.*`duplex extract --dataset"),
+        (f"{__name__}:NeedsAll", Options(), {}, r"patch tokens.*extraction.tokens to patch.*`duplex extract`"),
         (f"{__name__}:NeedsAll", Options(), {"inputs": {"cls": (8,), "patch": (4, 8)}}, r"evaluation\.word_vectors"),
     ],
 )  # fmt: skip
@@ -155,6 +155,15 @@ def test_of_two_kinds_with_one_name_the_built_in_one_counts(monkeypatch):
     assert module_of(kinds["prompts"]) == "duplex.methods.prompts"
     assert provider(kinds["prompts"]) == f"{DISTRIBUTION} {version(DISTRIBUTION)}"
     assert (module_of(kinds["b"]), kinds["b"].value, provider(kinds["b"])) == ("alien", "alien:B", "alien")
+
+
+def test_a_kind_of_two_distributions_is_refused(monkeypatch):
+    points = [EntryPoint("b", "z:Z", "duplex.methods"), EntryPoint("b", "alien:B", "duplex.methods")]
+    monkeypatch.setattr(plugins, "entry_points", lambda group, name="b": points if name == "b" else [])
+    find_method.cache_clear()
+    with pytest.raises(BrokenMethod, match=r"^method kind 'b' is both of alien and of z; uninstall one of them, or"):
+        find_method("b")
+    assert "uninstall one of them" in describe_method("b")["error"]
 
 
 def test_only_module_and_class_are_looked_up_in_the_current_folder(tmp_path, monkeypatch):

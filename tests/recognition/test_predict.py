@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from duplex.artifacts import ArtifactPaths
 from duplex.errors import UsageError
+from duplex.recognition.image_paths import list_images
 from duplex.training.checkpoint import with_checksum
 from tests.recognition.test_recognizer import damaged
 from tests.subprocesses import duplex
@@ -61,6 +63,26 @@ def test_paths_on_stdin_may_hold_any_bytes(project, tmp_path):
     env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
     done = subprocess.run(line, input=name + b"\n", capture_output=True, env=env, check=False)
     assert done.returncode == 0 and rb"caf\udce9" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_a_list_on_stdin_in_another_encoding_is_refused(encoding):
+    stdin = io.TextIOWrapper(io.BytesIO("a.png\nb.png\n".encode(encoding)), "utf-8", errors="surrogateescape")
+    with pytest.raises(UsageError, match=r"^stdin holds zero bytes, as UTF-16 does; expected UTF-8 text, one path per"):
+        list_images(["-"], stdin)
+
+
+def with_another_plugin(tensors, meta):
+    record = json.loads(meta["duplex"])
+    record["training"]["plugin"] = "0" * 64
+    meta["duplex"] = json.dumps(with_checksum(record))
+
+
+def test_code_that_changed_since_training_is_reported(project, tmp_path):
+    run = damaged(project, tmp_path, with_another_plugin)
+    line = f"duplex: the code of 'duplex' has changed since {run / 'checkpoint.safetensors'} was trained\n"
+    done = predict(project.images()[0], "--model", run, "--num-workers", 0)
+    assert done.returncode == 0 and done.stderr == line
 
 
 @pytest.mark.parametrize("share", ["nan", "0", "1.5"])

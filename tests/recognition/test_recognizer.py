@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -127,6 +129,33 @@ def test_a_larger_share_of_new_pairs_raises_their_odds_by_its_own(trained):
         assert odds[1] / odds[0] == pytest.approx(9, rel=1e-4)
         order = [[guess.name for guess in answer.top if guess.seen] for answer in (one, other)]
         assert order[0] == order[1]
+
+
+def test_an_encoder_whose_transform_gives_no_pixels_is_refused(trained):
+    model, path = Recognizer.load(trained.run(), device="cpu"), trained.images()[0]
+    for wrong, message in ((5, "image_transform is 5; expected a function"), (np.asarray, r"returned array.*expected")):
+        model.encoder.image_transform = wrong
+        for call in (lambda: model(path), lambda: list(model.stream(path, num_workers=0))):
+            with pytest.raises(DuplexError, match=message) as caught:
+                call()
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copy_gives_the_same_answers(trained, duplicate):
+    model, path = Recognizer.load(trained.run(), device="cpu", exact=True, new_share=0.3), trained.images()[0]
+    wider = model.with_compositions(["dark picture"])
+    for one in (model, wider):
+        answers = one(path, top=1000)
+        other = duplicate(one)
+        assert [answer.to_dict() for answer in other(path, top=1000)] == [answer.to_dict() for answer in answers]
+        assert (other.trained is one.trained) == (duplicate is copy.copy)
+
+
+def test_a_recognizer_is_not_pickled(trained, recognizer):
+    message = f"cannot be pickled; call Recognizer.load('{trained.run()}') in the other process instead"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        pickle.dumps(recognizer)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import io
 import json
+import logging
 import os
 import random
 import shutil
@@ -29,7 +30,7 @@ from starlette.requests import Request
 
 from duplex import Recognizer
 from duplex.cli.serve import _listen, _training_images
-from duplex.recognition.limits import Limits
+from duplex.recognition.limits import Limits, RareWarnings
 from duplex.recognition.server import _uploaded_files
 from tests.recognition.serving import BOUNDARY, RunningServer, form, form_headers
 from tests.recognition.test_label_margins import identify
@@ -199,6 +200,30 @@ def test_a_thousand_hostile_requests_are_refused(trained, server):
     assert not wrong
     assert server.predict(good)[0] == 200
     assert server.resident - before < 100 * 2**20
+
+
+def test_warnings_that_clients_cause_are_printed_once(trained):
+    """Of requests that are no HTTP, and of clients that reset their connections."""
+    linger = struct.pack("ii", 1, 0)
+    with RunningServer(trained.run(), trained.folder, "--workers", "1") as server:
+        for data in [b"\x16\x03\x01 not http\r\n\r\n"] * 20 + [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 50] * 20:
+            with socket.create_connection(("127.0.0.1", server.port)) as line:
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                line.sendall(data)
+                if not data.startswith(b"GET"):
+                    line.recv(4096)
+        assert server.ask("GET", "/health")[0] == 200
+        server.process.send_signal(signal.SIGTERM)
+        lines = server.process.stderr.read().splitlines()
+    assert lines == ["WARNING:  Invalid HTTP request received.", "stopped"]
+
+
+def test_rare_warnings_keep_errors_and_other_texts():
+    rare, level = RareWarnings(), logging.WARNING
+    passed = [rare.filter(logging.makeLogRecord({"msg": text, "levelno": level})) for text in ("a", "a", "b")]
+    assert passed == [True, False, True]
+    assert all(rare.filter(logging.makeLogRecord({"msg": "a", "levelno": logging.ERROR})) for _ in range(2))
+    assert RareWarnings(0.0).filter(logging.makeLogRecord({"msg": "a", "levelno": level}))
 
 
 def test_fifty_megabytes_are_refused(trained, server):
