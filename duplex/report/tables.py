@@ -131,7 +131,7 @@ def feasibility_table(data: DatasetResults) -> Table | None:
     titles = "threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold", "gain on pairs left out"
     note = (
         "Unseen pairs with a feasibility below the threshold, which has the best validation AUC, are excluded; with "
-        "evaluation.feasibility: auto only if the gain on unseen validation pairs that had no part in the choice exceeds "
+        "evaluation.feasibility: auto only if the gain on unseen validation pairs without a part in the choice exceeds "
         "twice its standard error. Feasibility comes from word vectors (the published protocol) or from the method's "
         "likelihood. “Used” counts runs; the others use another source, or no threshold. Mean over seeds."
     )
