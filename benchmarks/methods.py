@@ -27,7 +27,6 @@ from benchmarks.measure import emit, say
 from benchmarks.products import by_onednn
 from benchmarks.result_tables import write_csv
 from duplex.artifacts import RunPaths
-from duplex.config.code_hash import code_hash
 from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
@@ -37,6 +36,7 @@ from duplex.methods.registry import method_source
 from duplex.report.aggregate import standard_error
 from duplex.stages import evaluate, train
 from duplex.system.allocator import keep_freed_memory
+from duplex.system.code_hash import code_hash
 from duplex.system.plugins import module_of
 from duplex.training.checkpoint import read_record
 

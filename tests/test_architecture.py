@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.code_hash import imported_names
+from duplex.system.code_hash import imported_names
 from tests.subprocesses import ROOT
 
 PACKAGE = ROOT / "duplex"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from duplex.evaluation.curve import Margins
 
 SHARED_COLUMNS = ["row", "image", "label", "seen"]  # must agree between both runs
+ROUNDING = 0.01  # percentage points by which nine digits of a margin may change an AUC
 NAMES = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
 
 
@@ -96,8 +97,40 @@ def _margins_of_runs(
                 raise UsageError(f"{first[0]} and {path} have different images; `duplex evaluate` both runs again")
             is_seen = table["seen"].to_numpy(dtype=bool)
             margin = table["margin"].to_numpy(dtype=float)
-            margins_by_seed.append(Margins(margin[is_seen], margin[~is_seen], is_seen))
+            found = Margins(margin[is_seen], margin[~is_seen], is_seen)
+            _check_run(params, dataset, entry, run_seed, path, world, found)
+            margins_by_seed.append(found)
     return seeds, margins[0], margins[1]
+
+
+def _check_run(
+    params: Params, dataset: str, entry: str, seed: int, predictions: Path, world: str, margins: Margins
+) -> None:
+    """Warn if a run was trained with other settings than params.yaml has now.
+
+    Raise `DuplexError` if the AUC computed from its stored margins differs from that in its metrics.json.
+    """
+    from duplex.artifacts import ArtifactPaths, RunPaths
+    from duplex.evaluation.uncertainty import Components
+    from duplex.report.results import read_tree
+    from duplex.stages.evaluate import metrics_difference, run_difference
+    from duplex.training.checkpoint import read_record
+
+    paths, files = ArtifactPaths(), RunPaths(predictions.parent)
+    metrics = read_tree(files.metrics) or {}
+    if files.root == paths.run(dataset, entry, seed).root and files.checkpoint.is_file():
+        record = read_record(files.checkpoint)
+        difference = run_difference(record, params, dataset, entry, seed, paths)
+        if difference := difference or metrics_difference(record, metrics):
+            message = f"{files.root} is not {entry} with seed {seed} as params.yaml has it: {difference}"
+            typer.echo(f"duplex: {message}; `dvc repro` makes it again", err=True)
+    stated, auc = metrics.get(world, {}), Components.of(margins).auc
+    if "tied" in stated and auc is not None and abs(100 * auc - stated["auc"]) > ROUNDING:
+        run = f"--dataset {dataset} --method {entry} --seed {seed}"
+        raise DuplexError(
+            f"the margins in {predictions} give an AUC of {100 * auc:.2f} and metrics.json has {stated['auc']:.2f}; "
+            f"`duplex evaluate {run}` writes both again"
+        )
 
 
 def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
@@ -142,6 +175,8 @@ def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
     margin, row = (pd.to_numeric(images[name], errors="coerce") for name in ("margin", "row"))
     if (margin.isna() & images["margin"].notna()).any() or row.isna().any():
         raise DuplexError(f"{file} has cells that are no numbers; `duplex evaluate {run}` writes it again")
+    if row.duplicated().any():
+        raise DuplexError(f"{file} has two lines of one image; `duplex evaluate {run}` writes it again")
     return images.assign(margin=margin, row=row).sort_values("row", kind="stable").reset_index(drop=True)
 
 

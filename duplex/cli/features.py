@@ -84,6 +84,9 @@ def extract(
         reports = [stage.extract(params, dataset, out=out, **options)]
     for report in reports:
         typer.echo("\n".join(report.lines()), err=True)
+    if fresh and out is None and _is_in_dvc_lock(f"extract@{dataset}"):
+        commit = f"`dvc commit -f extract@{dataset}`"
+        typer.echo(f"DVC has earlier features: `dvc repro` restores them, unless {commit} keeps the new ones", err=True)
     if as_json:
         print_json([{"path": str(report.path), **report.to_dict()} for report in reports])
 
@@ -207,8 +210,13 @@ def _list_by_default(context: typer.Context, as_json: AsJson = False) -> None:
         list_encoders(as_json)
 
 
+def _is_in_dvc_lock(stage: str) -> bool:
+    lock = Path("dvc.lock")
+    return lock.is_file() and f"\n  {stage}:\n" in lock.read_text(encoding="utf-8", errors="replace")
+
+
 def _check_images(params: Params, dataset: str, options: dict[str, Any]) -> None:
-    """Raise `UsageError` if an option of encoding images is given for a data set with features of its own."""
+    """Raise `UsageError` if an option for encoding images is given for a data set that has imported features."""
     if params.dataset(dataset).features is not None and (given := [key for key, value in options.items() if value]):
         option = {"name": "encoder"}.get(given[0], given[0].replace("_", "-"))
         raise UsageError(f"--{option} is for images, and {dataset} has features of its own; leave it out")

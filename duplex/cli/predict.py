@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "jsonl", "csv")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
-FIRST_BYTES = (b'{"image": "', ",".join(COLUMNS).encode())  # of jsonl and CSV answers
+FIRST_BYTES = re.compile(  # of answers in CSV and jsonl
+    rb'%s\n|\{"image": "(?:[^"\\]|\\.)*", (?:"top": \[\{"state": "|"error": "[^"]*"\}\n)' % ",".join(COLUMNS).encode()
+)
 SOME_UNREADABLE = 3  # exit code
 World = Annotated[
     str | None,
@@ -163,7 +166,7 @@ def _check_output(out: Path) -> None:
         with suppress(OSError):
             if out.is_file() and not out.is_symlink():
                 with out.open("rb") as file:
-                    if file.read(100).startswith(FIRST_BYTES):
+                    if FIRST_BYTES.match(file.read(1 << 16)):  # a path has at most 4,096 bytes
                         return
         raise UsageError(f"{out} exists and holds no answers in CSV or jsonl; move it or choose another --out")
 

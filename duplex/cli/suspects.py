@@ -73,6 +73,7 @@ def relabel(
     out: Annotated[Path | None, typer.Option(help="File to write; default: NAME-relabelled.csv.")] = None,
 ) -> None:
     """Write a table of a data set's images with corrected labels to a new file. The original stays unchanged."""
+    from duplex.data.check import SHOWN
     from duplex.data.manifest import write_manifest
     from duplex.stages.suspects import relabelled_manifest
 
@@ -81,10 +82,14 @@ def relabel(
     if target.exists() or target.suffix.lower() != ".csv":
         reason = "exists" if target.exists() else "is not named .csv"
         raise UsageError(f"{target} {reason}; choose another --out")
-    table, changed, new = relabelled_manifest(params, name, edited)
-    write_manifest(table, target)
+    result = relabelled_manifest(params, name, edited)
+    write_manifest(result.manifest, target)
     root = params.dataset(name).source.root
     hint = f"`duplex data add {name}-relabelled {target} --images {root}` adds it"
-    typer.echo(f"wrote {target} with {changed} corrected labels; {hint}", err=True)
-    if new:
-        typer.echo(f"new states or objects, perhaps misspelt: {', '.join(new)}", err=True)
+    typer.echo(f"wrote {target} with {result.changed} corrected labels; {hint}", err=True)
+    if result.outdated:
+        why = f"{name} has other labels than those that the list was made from"
+        named = ", ".join(result.outdated[:SHOWN]) + (", ..." if len(result.outdated) > SHOWN else "")
+        typer.echo(f"{len(result.outdated):,} images keep their labels, since {why}: {named}", err=True)
+    if result.new:
+        typer.echo(f"new states or objects, perhaps misspelt: {', '.join(result.new)}", err=True)

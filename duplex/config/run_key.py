@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config.code_hash import code_hash
 from duplex.config.params import Params
 from duplex.data.prepared_source import source_record
 from duplex.encoders.families import family_module
 from duplex.errors import UsageError
 from duplex.methods.registry import method_source
+from duplex.system.code_hash import code_hash
 from duplex.system.files import sha256
 from duplex.system.plugins import module_of
 

@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -112,21 +112,31 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
         results = pool.map(lambda image: verify_image(root / image), present)
         opened = list(zip(present, track(results, "opening images", len(present)), strict=True))
     unreadable = [f"{image} ({reason})" for image, (reason, _) in opened if reason]
-    content = pd.Series({image: digest for image, (reason, digest) in opened if not reason}, dtype=object)
     repeated = manifest["image"][manifest["image"].duplicated()]
-    known = manifest.assign(content=manifest["image"].map(content))
-    same = content[content.duplicated(keep=False)].sort_values(kind="stable")
     unlisted = [path for path in tree.images(refuse_links=False) if path not in present]
     kinds = describe_skipped({kind: len(names) for kind, names in tree.skipped.items()})
     return [
         _issue("images are missing", (image for image in images if image not in present), True),
         _issue("images cannot be read", unreadable, True),
         _issue("images are listed more than once", repeated.drop_duplicates(), True),
-        _issue("images have the content of another", same.index[same.duplicated()], False),
         _issue("images are in two splits (a leak)", _in_two_splits(manifest, "image"), True),
-        _issue("image contents are in two splits (a leak)", _in_two_splits(known.dropna(), "content"), True),
+        *content_issues(manifest, {image: digest for image, (reason, digest) in opened if not reason}),
         _issue("images are on disk but not listed", unlisted, False),
         _issue(f"files are skipped ({kinds})", chain.from_iterable(tree.skipped.values()), False),
+    ]
+
+
+def content_issues(manifest: pd.DataFrame, digests: Mapping[str, str | bytes]) -> list[DataIssue]:
+    """Return one issue per kind of problem with images whose files have equal bytes, also for kinds that do not occur.
+
+    digests: image -> digest of its file; images that are missing or unreadable have none.
+    """
+    content = pd.Series(digests, dtype=object)
+    known = manifest.assign(content=manifest["image"].map(content))
+    same = content[content.duplicated(keep=False)].sort_values(kind="stable")
+    return [
+        _issue("images have the content of another", same.index[same.duplicated()], False),
+        _issue("image contents are in two splits (a leak)", _in_two_splits(known.dropna(), "content"), True),
     ]
 
 

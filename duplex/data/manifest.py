@@ -24,7 +24,13 @@ COLUMNS = ["image", "state", "object", "split"]
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
     """Write a manifest, its rows in their order; equal rows give equal bytes on every machine."""
     with replace_file(path) as scratch:
-        frame[COLUMNS].to_csv(scratch, index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL, encoding="utf-8")
+        scratch.write_bytes(manifest_bytes(frame))
+
+
+def manifest_bytes(frame: pd.DataFrame) -> bytes:
+    """Return the bytes of the file that stores a manifest."""
+    text: str = frame[COLUMNS].to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
+    return text.encode("utf-8")
 
 
 def read_manifest(path: Path) -> pd.DataFrame:

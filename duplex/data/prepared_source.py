@@ -22,7 +22,7 @@ Record = dict[str, Any]
 CONTENT = "content"  # key of the digest
 
 
-def source_record(source: SourceOptions, file: Path) -> Record:
+def source_record(source: SourceOptions, file: Path | None = None) -> Record:
     """Return a source's options and the digest of its content.
 
     file: record that `write_source` wrote. The digest in it is used if the source is not on this machine, for example
@@ -30,14 +30,14 @@ def source_record(source: SourceOptions, file: Path) -> Record:
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
     digest = _content_digest(source)
-    if digest is None and file.is_file():
-        digest = json.loads(file.read_text(encoding="utf-8")).get(CONTENT)
+    if digest is None and file is not None and file.is_file():
+        digest = _read_record(file).get(CONTENT)
     return {**record, CONTENT: digest}
 
 
 def write_source(source: SourceOptions, file: Path) -> None:
     """Write the record of a source as JSON."""
-    write_json(file, source_record(source, file))
+    write_json(file, source_record(source))
 
 
 def require_prepared(source: SourceOptions, file: Path) -> None:
@@ -47,7 +47,7 @@ def require_prepared(source: SourceOptions, file: Path) -> None:
     """
     if not file.is_file():
         return
-    name, expected, prepared = file.parent.name, source_record(source, file), json.loads(file.read_text("utf-8"))
+    name, expected, prepared = file.parent.name, source_record(source, file), _read_record(file)
     changed = sorted(key for key in prepared.keys() | expected.keys() if prepared.get(key) != expected.get(key))
     if not changed:
         return
@@ -57,6 +57,16 @@ def require_prepared(source: SourceOptions, file: Path) -> None:
         f"{name}: {what} has changed since `duplex prepare` read it; `duplex prepare --dataset {name}` reads it again, "
         "and `dvc repro` runs everything that depends on it"
     )
+
+
+def _read_record(file: Path) -> Record:
+    try:
+        record = json.loads(file.read_text("utf-8"))
+        if isinstance(record, dict):
+            return record
+    except ValueError:
+        pass
+    raise DuplexError(f"{file} is damaged; `duplex prepare --dataset {file.parent.name}` writes it again")
 
 
 def _content_digest(source: SourceOptions) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,14 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in CSV + PARQUET
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """Read and check a table; the result has a column `split` if every row has a split."""
+def read_table(path: Path, optional: Collection[str] = ()) -> pd.DataFrame:
+    """Read and check a table; the result has a column `split` if every row has a split.
+
+    optional: further columns to read if they are there; their cells may be empty.
+    """
     if not is_table(path):
         raise UsageError(f"{path} is not a table; expected a name that ends in one of {', '.join(CSV + PARQUET)}")
-    columns, rows = _csv(path) if path.suffix.lower() in CSV else _parquet(path)
+    columns, rows = (_csv if path.suffix.lower() in CSV else _parquet)(path, optional)
     frame = pd.DataFrame([_checked(columns, *row) for row in rows], columns=columns, dtype=str)
     if frame.empty:
         raise DuplexError(f"{path} has no rows")
@@ -41,9 +44,9 @@ def read_table(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _columns(header: list[str], path: Path) -> list[str]:
+def _columns(header: list[str], path: Path, optional: Collection[str]) -> list[str]:
     """Return the names of the columns to read, in a fixed order; further columns are ignored."""
-    columns = [*NEEDED, "split"] if "split" in header else list(NEEDED)
+    columns = [*NEEDED, *(name for name in ("split", *optional) if name in header)]
     for name in columns:
         if header.count(name) != 1:
             count = "no column" if name not in header else "two columns"
@@ -68,18 +71,18 @@ def _checked(columns: list[str], place: str, cells: list[Any]) -> list[str]:
     """Return a row's cells without surrounding spaces; raise DuplexError unless they are text and have values."""
     values = []
     for name, cell in zip(columns, cells, strict=True):
-        value = "" if cell is None and name == "split" else cell
+        value = "" if cell is None and name not in NEEDED else cell
         if not isinstance(value, str):
             raise DuplexError(f"{place}: {name} is {cell!r:.80}; it must be text")
         values.append(value.strip())
-        if name != "split" and not values[-1]:
+        if name in NEEDED and not values[-1]:
             raise DuplexError(f"{place}: {name} is empty")
         if name == "split" and values[-1] not in (*SPLITS, ""):
             raise DuplexError(f"{place}: the split {values[-1]!r} is not one of {', '.join(SPLITS)}")
     return [relative_path(values[0], place), *values[1:]]
 
 
-def _csv(path: Path) -> tuple[list[str], Iterable[Row]]:
+def _csv(path: Path, optional: Collection[str]) -> tuple[list[str], Iterable[Row]]:
     """Read CSV with commas, semicolons or tabs, whichever is most frequent in the header."""
     text = read_text(path)
     first = text.lstrip("\r\n").split("\n", 1)[0]
@@ -96,7 +99,7 @@ def _csv(path: Path) -> tuple[list[str], Iterable[Row]]:
     if not rows:
         raise DuplexError(f"{path} is empty; it needs a header with {', '.join(NEEDED)} and may have split")
     names = [cell.strip() for cell in rows[0][1]]
-    columns = _columns(names, path)
+    columns = _columns(names, path, optional)
     for place, cells in rows[1:]:
         if len(cells) != len(names):
             raise DuplexError(f"{place} has {len(cells)} cells; the header has {len(names)}")
@@ -104,7 +107,7 @@ def _csv(path: Path) -> tuple[list[str], Iterable[Row]]:
     return columns, ((place, [cells[i] for i in chosen]) for place, cells in rows[1:])
 
 
-def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
+def _parquet(path: Path, optional: Collection[str]) -> tuple[list[str], Iterable[Row]]:
     try:
         from pyarrow import ArrowException, BufferReader, parquet
     except ImportError as error:
@@ -113,7 +116,7 @@ def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
     source = BufferReader(read_bytes(path))  # of a Python file, Arrow's threads abort the program at its exit
     try:
         file = parquet.ParquetFile(source)
-        columns = _columns(file.schema_arrow.names, path)
+        columns = _columns(file.schema_arrow.names, path, optional)
         table = file.read(columns=columns, use_threads=False)
         cells = [table.column(name).to_pylist() for name in columns]
     except (ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from duplex.encoders.families import MissingWeights, find_family
+from duplex.encoders.families import EncoderFamily, MissingWeights, family_code, find_family
 from duplex.errors import UsageError, require
 from duplex.system.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
+
+    from duplex.encoders.encoder_source import EncoderSource
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm in notebooks; no bar here needs its widget
 PACKAGED = "tiny"  # the encoder that ships with the package
@@ -39,15 +41,16 @@ class EncoderIdentity:
     torch: str  # versions of the libraries that decide a feature's last bits
     open_clip_torch: str
     pillow: str
+    code: str | None = None  # hash of the code of a family outside of this package
 
     def to_dict(self) -> dict[str, str]:
-        return {key: str(value) for key, value in asdict(self).items()}
+        return {key: str(value) for key, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, str]) -> EncoderIdentity:
         """Return the encoder identity stored in a dict by `to_dict`; other keys of the dict are ignored."""
-        values = {field.name: record[field.name] for field in fields(cls) if field.name != "dim"}
-        return cls(**values, dim=int(record["dim"]))
+        values = {field.name: record[field.name] for field in fields(cls) if field.name not in ("dim", "code")}
+        return cls(**values, dim=int(record["dim"]), code=record.get("code"))
 
 
 class Encoder(Protocol):
@@ -96,15 +99,21 @@ def load_encoder(
     """
     require(towers, TOWERS, "towers")
     require(precision, PRECISIONS, "precision")
-    family = find_family(name)
-    source = family.find(name, weights)
+    family, source = _find(name, weights)
     return family.load(source, towers=towers, device=resolve_device(device), precision=precision)
 
 
 def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> EncoderIdentity:
     """Return the `EncoderIdentity` of an encoder without building the encoder."""
     require(precision, PRECISIONS, "precision")
-    return find_family(name).find(name, weights).identity(precision)
+    return _find(name, weights)[1].identity(precision)
+
+
+def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]:
+    """Return the family of an encoder and where its weights are; for a plug-in family also the hash of its code."""
+    family, code = find_family(name), family_code(name)
+    source = family.find(name, weights)
+    return family, source if code is None else replace(source, code=code)
 
 
 def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:

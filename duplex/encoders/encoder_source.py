@@ -30,6 +30,7 @@ class EncoderSource:
     weights: Path
     folder: Path | None = None  # with the tokenizer's files, where it has its own
     seed: int | None = None  # of random weights, in place of the file
+    code: str | None = None  # hash of the family's code; None: of this package
 
     def __post_init__(self) -> None:
         if self.seed is None and not self.weights.is_file():
@@ -51,6 +52,7 @@ class EncoderSource:
             torch=_version("torch"),
             open_clip_torch=_version("open_clip_torch"),
             pillow=_version("pillow"),
+            code=self.code,
         )
 
 

@@ -16,6 +16,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from duplex.errors import DuplexError, require_type
+from duplex.system.code_hash import plugin_hash
 from duplex.system.plugins import installed_plugins, load_plugin, module_of
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ class EncoderFamily(ABC):
 def family_module(encoder: str) -> str:
     """Return the name of the module that defines an encoder's family, without importing it."""
     return module_of(_entry_point(encoder))
+
+
+def family_code(encoder: str) -> str | None:
+    """Return the hash of the code of an encoder's family; None for a family of this package."""
+    return plugin_hash(family_module(encoder))
 
 
 def find_family(encoder: str) -> EncoderFamily:

@@ -83,7 +83,7 @@ def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
 
 
 def require_blocks(encoder: Any, count: int) -> None:
-    """Raise UsageError unless an encoder's image tower has `count` blocks."""
+    """Raise UsageError if an encoder's image tower has fewer than `count` blocks."""
     _select(encoder, count)
 
 

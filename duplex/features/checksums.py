@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,11 @@ def stored_checksums(file: Any, name: str, rows: Any = slice(None)) -> Checksums
     """Return the checksums that an open cache holds for rows of its data set `name`."""
     checksums: Checksums = file[CHECKSUMS][rows, value_names(file).index(name)]
     return checksums
+
+
+def contents_digest(file: Any) -> str:
+    """Return a digest of the CLS features of all rows of an open cache, and of the status of each row."""
+    return hashlib.sha256(stored_checksums(file, "cls").tobytes()).hexdigest()
 
 
 def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:

@@ -16,6 +16,7 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
     "encoder": "encoder",
     "architecture": "encoder architecture",
     "weights": "weights file",
+    "code": "code of its encoder family",
     "preprocessing": "preprocessing",
     "precision": "precision",
     "manifest": "manifest",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
 from duplex.features.checks import check_layout, open_cache, read_identity, read_span, refuse_foreign
-from duplex.features.checksums import read_rows, row_checksums
+from duplex.features.checksums import contents_digest, read_rows, row_checksums
 from duplex.features.identity import Identity, check_identity, repair_hint
 from duplex.features.layout import (
     CHECKSUMS,
@@ -49,6 +49,7 @@ class Features:
     identity: Identity
     cls: NDArray[np.float32]  # [N, d], not normalised; zero where bad
     statuses: Statuses  # [N]
+    contents: str  # digest of `cls` and `statuses`
 
     @cached_property
     def bad(self) -> NDArray[np.bool_]:
@@ -73,7 +74,13 @@ def open_features(path: Path | str, expect: Mapping[str, str | None] | None = No
         pending = int((statuses == PENDING).sum())
         if pending:
             raise DuplexError(f"{path} has {pending} rows that were never encoded; {repair_hint(path)}")
-        return Features(path, identity, read_rows(file, "cls").astype(np.float32), statuses)
+        return Features(path, identity, read_rows(file, "cls").astype(np.float32), statuses, contents_digest(file))
+
+
+def read_contents_digest(path: Path) -> str:
+    """Return the digest of the features in a finished cache, from its stored checksums; the features are not read."""
+    with open_cache(path) as file:
+        return contents_digest(file)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def fit_chosen(recipes: FolderRecipes, recipe: Recipe) -> Run:
     resume = ResumePoint("all images", files.unfinished_training, recipes.runs.files(recipe).root.name)
     inputs = recipes.all_images(recipe)
     run = fit_all_images(recipe.spec, record, method.tuned_options(), inputs, recipes.device, resume)
-    run.save(files.root)
+    run.write(files)
     return run
 
 

@@ -35,7 +35,7 @@ from duplex.library.run_evaluation import evaluate_world
 from duplex.library.run_training import Run
 from duplex.recognition.card import RunFacts
 from duplex.recognition.export_folder import export, refuse_other_files
-from duplex.recognition.fitted_files import refuse_lost_updates, write_fit, write_statistics
+from duplex.recognition.fitted_files import refuse_lost_updates, sole_model_writer, write_fit, write_statistics
 from duplex.recognition.listed_answers import listed_answers
 from duplex.recognition.sources import TENSORS
 from duplex.recognition.trained import TrainedRun
@@ -115,7 +115,10 @@ def _fit(recipes: FolderRecipes, out: Path) -> Path:
     measured, answers = _measure(recipes, choice.recipe)
     say(_summary(measured))
     say(f"fitting all {len(recipes.readable.manifest):,} labelled images")
-    _write_model(out, recipes, fit_chosen(recipes, choice.recipe), choice, measured)
+    run = fit_chosen(recipes, choice.recipe)
+    with sole_model_writer(out, "then run the same command again"):
+        refuse_lost_updates(out, recipes.data.digests)  # an update may have ended during the fit
+        _write_model(out, recipes, run, choice, measured)
     for other in recipes.cache.glob("recipes-*"):
         if other != recipes.runs.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
             shutil.rmtree(other, ignore_errors=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from duplex.artifacts import RunPaths
-from duplex.config.code_hash import code_hash
 from duplex.config.method_entries import MethodEntry
 from duplex.config.params import EvaluationParams, load_params, shipped_project
 from duplex.data.dataset import labels_of
@@ -38,6 +37,7 @@ from duplex.library.run_training import MethodSpec, Run
 from duplex.methods.registry import method_source, parse_options
 from duplex.options import TrainingOptions
 from duplex.recognition.listed_answers import listed_answers
+from duplex.system.code_hash import code_hash
 from duplex.system.files import json_digest
 
 NOTHING_TRAINED, PROMPTS = "closed_form", "dual"  # methods of the package's params.yaml
@@ -102,7 +102,7 @@ class FolderRecipes:
 
     @cached_property
     def readable(self) -> LabelledFolder:
-        """The data set without the images that cannot be read; encodes what is not in the cache."""
+        """The data set without unreadable images; images that are not in the cache are encoded first, to find these."""
         kept = ~self.inputs.bad
         return replace(self.data, manifest=self.data.manifest[kept], digests=list(compress(self.data.digests, kept)))
 

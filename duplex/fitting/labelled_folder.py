@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -50,7 +49,7 @@ def read_labelled_folder(source: Path, images: Path | None = None, seed: int = S
             frame, digests, notes = distinct_images(frame, description.root, source)
             notes += skipped
             require_words(frame, source)
-            data = from_rows(frame, description.split, source, partial(content_keys, description.root))
+            data = from_rows(frame, description.split, source)  # no two rows have the same content
         require_splits(data, source)
     except UsageError:
         raise
@@ -73,7 +72,8 @@ def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:
 def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.DataFrame, list[str], list[str]]:
     """Return one row per image content, the sha256 of each row's file, and notes that name the first rows left out.
 
-    Images whose copies have another label are all left out; more than one in a hundred raise `UsageError`.
+    Files have the same content if their bytes or their pixels are equal. Images whose copies have another label are all
+    left out; more than one in a hundred raise `UsageError`.
     """
     images = frame["image"]
     digests = pd.Series(content_digests(root, images.tolist()), index=frame.index, dtype=object)
@@ -84,9 +84,10 @@ def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.D
             "correct the paths or give --images FOLDER"
         )
     frame, digests = frame[~missing], digests[~missing]
-    contradicted = _contradicted(frame, digests, source)
+    contents = _contents(frame, digests, root)
+    contradicted = _contradicted(frame, contents, source)
     frame, digests = frame[~contradicted], digests[~contradicted]
-    repeated = digests.duplicated()
+    repeated = contents[~contradicted].duplicated()
     notes = [
         str(DataIssue(text, int(mask.sum()), tuple(images[mask.index[mask]]), True))
         for text, mask in (
@@ -99,16 +100,22 @@ def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.D
     return frame[~repeated].reset_index(drop=True), digests[~repeated].tolist(), notes
 
 
-def _contradicted(frame: pd.DataFrame, digests: pd.Series, source: Path) -> pd.Series:
+def _contents(frame: pd.DataFrame, digests: pd.Series, root: Path) -> pd.Series:
+    """Return the key of each row's image content; for a file that is no image, the sha256 in `digests`."""
+    keys = pd.Series(content_keys(root, frame["image"].tolist()), index=frame.index, dtype=object)
+    return keys.where(keys != frame["image"], digests)
+
+
+def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.Series:
     """Return the mask of rows whose content has two labels; raise `UsageError` for more than `MOST_CONTRADICTED`."""
-    kinds = frame.assign(content=digests).drop_duplicates(["content", "state", "object"])
+    kinds = frame.assign(content=contents).drop_duplicates(["content", "state", "object"])
     twice = kinds.loc[kinds["content"].duplicated(keep=False), "content"]
-    mask = digests.isin(twice)
+    mask = contents.isin(twice)
     if mask.sum() > MOST_CONTRADICTED * len(frame):
         copies = kinds[kinds["content"] == twice.iloc[0]].head(2).itertuples()
         named = " and ".join(f"{row.image} ({row.state} {row.object})" for row in copies)
         raise UsageError(
-            f"{source}: {twice.nunique():,} images have two labels, first {named}, whose files are equal; "
+            f"{source}: {twice.nunique():,} images have two labels, first {named}, whose pixels are equal; "
             "keep one label of each"
         )
     return mask

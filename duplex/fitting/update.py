@@ -45,19 +45,22 @@ from duplex.recognition.fitted_files import (
     read_fit,
     read_statistics,
     refuse_lost_updates,
+    sole_model_writer,
     write_fit,
     write_statistics,
 )
 from duplex.recognition.image_inputs import encode_files
+from duplex.recognition.onnx_files import EXAMPLE as ONNX_EXAMPLE
+from duplex.recognition.onnx_files import TRAINED
 from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.sources import CONFIG, TENSORS
 from duplex.recognition.trained import ExportedModel
 from duplex.system.files import save_tensors, with_own_name
-from duplex.system.lock import sole_writer
 from duplex.training.checkpoint import digest, with_checksum
 from duplex.training.known_images import KnownImages
 
 BATCH = 64
+STALE = (TRAINED, ONNX_EXAMPLE)  # what holds or reads the scores of before; encoder.onnx stays as it is
 Say = Callable[[str], None]
 
 
@@ -93,8 +96,7 @@ def update_model(
     model, out = with_own_name(model), with_own_name(out)
     read_fit(model)  # refuses other folders before anything is made
     refuse_other_files(out)
-    lock = out.with_name(f"{out.name}.update")
-    with sole_writer(lock, "update", "or give this one another --out"):
+    with sole_model_writer(out, "or give this one another --out"):
         return _update(model, source, out, images, device, say)
 
 
@@ -116,8 +118,11 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     updated = updated_model(trained, stored, fitted, new)
     for line in describe_changes(trained.labels, updated.labels, new.rows):
         say(line)
-    before = _right(recognizer, new)
+    before, stale = _right(recognizer, new), [name for name in STALE if (model / name).is_file()]
     write_update(model, out, updated, record, new)
+    if stale:
+        option = "--onnx-encoder" if ONNX_EXAMPLE in stale else "--onnx"
+        say(f"left out, as scores change: {', '.join(stale)}; `duplex export {out} FOLDER {option}` writes new ones")
     after = _right(Recognizer.load(out, device=device, exact=True), new)
     say(f"answered right: {before} of these {len(new.rows)} before, {after} now that the model has them")
     return out
@@ -254,7 +259,7 @@ def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[
     metrics = record["measured"]["metrics"]
     remark = f"The numbers were measured before {len(new.rows)} images were added without training."
     facts = RunFacts(out.name, metrics=metrics, counts=record["counts"], remark=remark)
-    changed = {CONFIG, TENSORS, README}
+    changed = {CONFIG, TENSORS, README, *STALE}
 
     def fill(folder: Path) -> None:
         for path in model.iterdir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from duplex.config.params import EncoderParams
 from duplex.data.dataset import LabelledImages
-from duplex.data.manifest import COLUMNS
+from duplex.data.manifest import COLUMNS, manifest_bytes
 from duplex.data.table import refuse_misspelt
 from duplex.errors import UsageError
 from duplex.features.examples import join
@@ -37,7 +38,8 @@ class ArrayFeatures:
         manifest, labels = self.data.manifest, self.data.labels
         tower, identity = load_text_tower(self.encoder, self.device, request.precision)
         examples = join(manifest, labels, {"cls": self.features}, np.zeros(len(manifest), dtype=bool))
-        cache = {"weights": f"arrays of width {self.features.shape[1]}"}
+        table = hashlib.sha256(manifest_bytes(manifest)).hexdigest()
+        cache = {"weights": f"arrays of width {self.features.shape[1]}", "manifest": table}
         encoder = encoder_record(self.encoder, identity, cache, request, self.word_vectors)
         return RunInputs(manifest, labels, examples, tower, encoder, cache, 0, self.word_vectors)
 

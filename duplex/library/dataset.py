@@ -16,7 +16,7 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, EvaluationParams, Params, load_params, shipped_project
-from duplex.data.check import alike_labels
+from duplex.data.check import alike_labels, content_issues
 from duplex.data.dataset import LabelledImages, from_rows
 from duplex.data.dataset_source import detect_source, load_source
 from duplex.data.manifest import read_manifest, write_manifest
@@ -61,7 +61,7 @@ class Dataset:
         self.evaluation = project.evaluation if project else EvaluationParams()
         # Training options where neither the method nor the caller sets others
         self.training = project.dataset(name).training if project else TrainingOptions.from_dict(DEFAULT_TRAINING)
-        self.inputs = InputsByRequest(source.read)
+        self.inputs = InputsByRequest(source.read, manifest)
         self.device = source.device
         offers = {"cls": True, "text": source.encoder.name != IMPORTED, "patch": patches}
         offers["words"] = offers["text"] or source.word_vectors is not None
@@ -174,16 +174,30 @@ def load_dataset(
         print(f"{place.name}: {line}", file=sys.stderr)
     entry, words = _known_encoder(encoder, weights, data.labels), _word_file(word_vectors)
     folder = checked_path(cache, "cache").resolve() if cache is not None else _user_cache()
-    files = replace(_encode_images(data, description.root, folder, entry, tokens, device), word_vectors=words)
+    digests = _file_digests(data.manifest, description.root)
+    for issue in content_issues(data.manifest, digests):
+        if issue.count:
+            print(f"{place.name}: {issue}", file=sys.stderr)
+    files = _encode_images(data, digests, description.root, folder, entry, tokens, device)
+    files = replace(files, word_vectors=words)
     return Dataset(place.stem, data.manifest, data.labels, files, patches=tokens == "patch")
 
 
 def _encode_images(
-    data: LabelledImages, root: Path, cache: Path, encoder: EncoderParams, tokens: str, device: str
+    data: LabelledImages,
+    digests: Mapping[str, str],
+    root: Path,
+    cache: Path,
+    encoder: EncoderParams,
+    tokens: str,
+    device: str,
 ) -> DatasetFiles:
-    """Write manifest, labels and features of images under `root` to a folder of the cache, named by their content."""
+    """Write manifest, labels and features of images under `root` to a folder of the cache, named by their content.
+
+    digests: image -> sha256 of its file.
+    """
     names = data.manifest["image"].tolist()
-    folder = cache / _content_digest(data.manifest, root, [encoder.name, encoder.weights or "", tokens])
+    folder = cache / _content_digest(data.manifest, digests, [encoder.name, encoder.weights or "", tokens])
     manifest, labels, features = (folder / name for name in ("manifest.csv", "labels.json", "features.h5"))
     write_manifest(data.manifest, manifest)
     data.labels.save(labels)
@@ -239,11 +253,16 @@ def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encode
     return EncoderParams(name=name, weights=weights)
 
 
-def _content_digest(manifest: pd.DataFrame, root: Path, encoder: Sequence[str]) -> str:
+def _file_digests(manifest: pd.DataFrame, root: Path) -> dict[str, str]:
+    """Return, by image, the sha256 of the files that are there."""
+    return {image: sha256(root / image) for image in manifest["image"] if (root / image).is_file()}
+
+
+def _content_digest(manifest: pd.DataFrame, digests: Mapping[str, str], encoder: Sequence[str]) -> str:
     """Return the digest of labels, split, image files and encoder; a file that is missing counts as empty."""
     digest = hashlib.sha256(repr([list(encoder), *manifest.to_numpy().tolist()]).encode())
     for image in manifest["image"]:
-        digest.update((sha256(root / image) if (root / image).is_file() else "-").encode())
+        digest.update(digests.get(image, "-").encode())
     return digest.hexdigest()[:32]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import torch
@@ -42,6 +43,13 @@ def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "
             check_inputs(f"the run {run.name}", record, inputs.labels, inputs.encoder)
         except DuplexError as error:
             raise UsageError(str(error)) from None
+        trained_on, here = record.training.get("manifest"), inputs.identity.get("manifest")
+        if trained_on is not None and here != trained_on:
+            print(
+                f"the run {run.name} was trained with another table or split of images than {data.name} has; its "
+                "numbers are too high if it was trained on some of these images",
+                file=sys.stderr,
+            )
         require_both_groups(inputs, split, data.name)
         device = torch.device(resolve_device(data.device))
         on_device = replace(inputs, examples={**inputs.examples, split: inputs.examples[split].to(device)})

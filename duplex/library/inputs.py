@@ -16,7 +16,7 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
-from duplex.data.manifest import read_manifest
+from duplex.data.manifest import manifest_bytes, read_manifest
 from duplex.data.prepared_source import require_prepared
 from duplex.encoders import load_encoder, resolve_device
 from duplex.encoders.image_blocks import require_blocks
@@ -55,7 +55,7 @@ class RunInputs:
     examples: dict[str, Examples]  # split -> features and labels
     tower: TextTower | None  # None for an encoder without text tower, and for imported features
     encoder: dict[str, str]  # identity of the encoder and its name in params.yaml, for checkpoints
-    identity: dict[str, str]  # of the feature cache
+    identity: dict[str, str]  # of the feature cache; `features`: digest of its content
     bad: int  # number of unreadable images, which are left out
     glove: Path | None = None  # file of word vectors
     make_blocks: Callable[[], FinetunedBlocks] | None = None
@@ -99,16 +99,23 @@ class InputsCache:
 
 
 class InputsByRequest:
-    """Callable that returns the inputs of one data set, read once per request."""
+    """Callable that returns the inputs of one data set, and keeps them, so that equal requests read them only once.
 
-    def __init__(self, read: Callable[[InputRequest], RunInputs]) -> None:
+    manifest: the table of images that all inputs must have; None: no check.
+    """
+
+    def __init__(self, read: Callable[[InputRequest], RunInputs], manifest: pd.DataFrame | None = None) -> None:
         self._read = read
+        self._manifest = manifest
         self._inputs: dict[InputRequest, RunInputs] = {}
 
     def __call__(self, request: InputRequest) -> RunInputs:
         key = replace(request, needs=request.needs & {"patch"})
         if key not in self._inputs:
-            self._inputs[key] = self._read(request)
+            inputs = self._read(request)
+            if self._manifest is not None and manifest_bytes(inputs.manifest) != manifest_bytes(self._manifest):
+                raise UsageError("the data set was prepared again after it was loaded; load it again")
+            self._inputs[key] = inputs
         return self._inputs[key]
 
 
@@ -162,6 +169,7 @@ class DatasetFiles:
             expected["precision"] = self.encoder.precision
         features = open_features(self.features, expect=expected)
         cache_identity = {key: str(value) for key, value in features.identity.items()}
+        cache_identity["features"] = features.contents
         try:
             examples = join(manifest, labels, _read_arrays(features, self.encoder, request), features.bad)
             fits = all(np.isin(each.compositions, labels.pairs[split]).all() for split, each in examples.items())

@@ -24,8 +24,8 @@ from duplex.library.inputs import InputRequest, RunInputs
 from duplex.library.recipe_search import Recipe, RecipeResult
 from duplex.library.run_training import Run, train_method
 from duplex.methods.base import Method
-from duplex.system.files import json_digest, write_text
-from duplex.training.checkpoint import Record, load_checkpoint, read_checkpoint, read_known_images
+from duplex.system.files import json_digest, sha256, write_text
+from duplex.training.checkpoint import CheckpointHeader, Record, load_checkpoint, read_checkpoint, read_known_images
 from duplex.training.loop import ResumePoint
 from duplex.training.scoring import validation_margins
 
@@ -61,7 +61,11 @@ class RecipeRuns:
         if not result.is_file():
             self._train(recipe, files, result, margins)
         with report_damage(files.root), np.load(margins) as arrays:
-            return RecipeResult(recipe.name, Margins(**arrays), **json.loads(result.read_text(encoding="utf-8")))
+            record = json.loads(result.read_text(encoding="utf-8"))
+            for name, digest in self._digests(recipe, margins).items():
+                if record.pop(name, None) != digest:
+                    raise DuplexError(f"{result.name} is of another {name}")
+            return RecipeResult(recipe.name, Margins(**arrays), **record)
 
     def _train(self, recipe: Recipe, files: RunPaths, result: Path, margins: Path) -> None:
         start, inputs = time.monotonic(), self.read(recipe.spec.request)
@@ -77,15 +81,29 @@ class RecipeRuns:
             "accuracy": accuracy,
             "seconds": time.monotonic() - start,
             "seconds_per_epoch": run.result.timing["seconds_per_epoch"],
+            **self._digests(recipe, margins),
         }
         write_text(result, json.dumps(record) + "\n")
         files.unfinished_training.unlink(missing_ok=True)
+
+    def _header(self, recipe: Recipe) -> CheckpointHeader:
+        """Read the metadata of a recipe's checkpoint; raise `DuplexError` if it is of another recipe."""
+        header, spec = read_checkpoint(self.files(recipe).checkpoint), recipe.spec
+        record, training = header.record, spec.training.result_settings()
+        stored = [record.kind, record.options, record.finetune, record.seed, dict(record.training) | training]
+        if stored != [spec.kind, spec.options, spec.finetune, self.seed, record.training]:
+            raise DuplexError(f"{header.path.name} is of another recipe")
+        return header
+
+    def _digests(self, recipe: Recipe, margins: Path) -> dict[str, str]:
+        """Return digests of a recipe's checkpoint and margins; stored with its result, they reveal files of others."""
+        return {"checkpoint": self._header(recipe).fingerprint, "margins": sha256(margins)}
 
     def load(self, recipe: Recipe) -> tuple[Record, Method[Any], RunInputs]:
         """Return the record, the method and the inputs of a recipe that was tried."""
         files, inputs = self.files(recipe), self.read(recipe.spec.request)
         with report_damage(files.root):
-            header = read_checkpoint(files.checkpoint)
+            header = self._header(recipe)
             method = load_checkpoint(header, inputs.task(), inputs.encoder).to(self.device)
             record = replace(header.record, known_images=read_known_images(header, self.device))
         return record, method, inputs

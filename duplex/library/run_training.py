@@ -12,26 +12,28 @@ import pandas as pd
 import torch
 
 from duplex.artifacts import RunPaths
-from duplex.config.code_hash import plugin_hash
 from duplex.config.method_entries import MethodEntry
 from duplex.config.params import EvaluationParams, Params
-from duplex.errors import require
+from duplex.errors import UsageError, require
 from duplex.features.examples import Examples
 from duplex.labels import World
 from duplex.library.inputs import InputRequest, RunInputs
 from duplex.methods.base import Batch, Inspectable, Method, TaskContext
 from duplex.methods.registry import find_method, make_method, method_source, parse_options
 from duplex.options import FinetuneOptions, Options, TrainingOptions
-from duplex.system.files import checked_path, write_json, write_text
+from duplex.system.code_hash import plugin_hash
+from duplex.system.files import checked_path, sha256, write_json, write_text
 from duplex.system.plugins import module_of, provider
 from duplex.training.calibration import FEWEST_PAIRS, Calibration, calibrate, fit_confidence, unseen_pairs
-from duplex.training.checkpoint import Record, save_checkpoint
+from duplex.training.checkpoint import Record, is_checkpoint, save_checkpoint
 from duplex.training.hooks import TrainingHooks
 from duplex.training.known_images import KnownImages
 from duplex.training.loop import ResumePoint, TrainingResult, train
 from duplex.training.method_checks import checked_instance, read_only
 from duplex.training.scoring import tune, validation_auc
 from duplex.training.selection import ChooseBy, Validation, metric_name
+
+EXPORTED_MODEL = "config.json"  # a folder with this file is read as an exported model
 
 
 @dataclass(frozen=True)
@@ -119,18 +121,38 @@ class Run:
     def save(self, folder: str | Path) -> Path:
         """Write checkpoint, history and timing into a folder that `Recognizer.load` reads; return the folder.
 
-        folder: made if it does not exist; files of an earlier run are replaced.
+        folder: made if it does not exist; files of an earlier run are replaced, and its metrics are removed. Raises
+            `UsageError` if it holds an exported model or files of other programs with the names of those.
         """
         files = RunPaths(checked_path(folder, "folder"))
+        _require_free(files)
+        self.write(files)
+        return files.root
+
+    def write(self, files: RunPaths) -> None:
+        """Write a run's files without the checks of `save`, and remove the metrics of an earlier run."""
+        before = sha256(files.checkpoint) if files.checkpoint.is_file() else None
         save_checkpoint(files.checkpoint, self.method, self.record)
         write_text(files.history, self.history.to_csv(index=False, lineterminator="\n"))
         write_json(files.timing, self.result.timing)
-        return files.root
+        if sha256(files.checkpoint) != before:
+            for outdated in (files.metrics, files.curve, files.predictions):
+                outdated.unlink(missing_ok=True)
 
     def __repr__(self) -> str:
         chosen = "" if self.selected_by == "auc" else f" by {self.selected_by}"
         epoch = f"epoch {self.record.epoch}{chosen}"
         return f"Run({self.name}, seed {self.record.seed}, {epoch}, val AUC {self.val_auc:.2f})"
+
+
+def _require_free(files: RunPaths) -> None:
+    """Raise `UsageError` if a run's files would hide an exported model or replace files of other programs."""
+    if (files.root / EXPORTED_MODEL).is_file():
+        raise UsageError(f"{files.root} holds an exported model, which would hide the run; choose another folder")
+    if is_checkpoint(files.checkpoint):
+        return
+    if foreign := [file for file in (files.checkpoint, files.history, files.timing) if file.exists()]:
+        raise UsageError(f"{foreign[0]} is not of a run of duplex; choose another folder")
 
 
 def train_method(
@@ -176,10 +198,17 @@ def train_method(
         training=spec.training.result_settings()
         | {
             "manifest": inputs.identity.get("manifest"),
+            "features": inputs.identity.get("features"),
+            "calibration": calibration_settings(settings),
             "plugin": plugin_hash(module_of(source)),
         },
     )
     return Run(spec.name, method, record, spec.training, result)
+
+
+def calibration_settings(settings: EvaluationParams) -> dict[str, Any]:
+    """Return the settings by which training chooses a feasibility threshold."""
+    return {"feasibility": settings.feasibility, "thresholds": settings.thresholds}
 
 
 def start_method(

@@ -56,6 +56,15 @@ def read_compositions(path: Path) -> list[Pair]:
     return pairs
 
 
+def as_pairs(compositions: Iterable[object], labels: LabelSpace) -> list[Pair]:
+    """Return compositions as (state, object) names; raise `UsageError` for a single pair that is no list of pairs."""
+    match compositions:
+        case (str(state), str(name)) if all(len(word.replace(",", " ").split()) == 1 for word in (state, name)):
+            pair = f"({state!r}, {name!r})"
+            raise UsageError(f"{pair} is one pair; give a list of pairs: [{pair}]")
+    return [as_pair(composition, labels) for composition in compositions]
+
+
 def as_pair(composition: object, labels: LabelSpace) -> Pair:
     """Return a composition, given as one text or as a pair of texts, as (state, object) names."""
     if isinstance(composition, str):

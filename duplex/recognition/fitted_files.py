@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from torch import Tensor
 from duplex.errors import UsageError
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.gaussian_prototypes import FitSettings, FittedStatistics
+from duplex.recognition.sources import CONFIG, read_config
+from duplex.recognition.trained import code_changed
 from duplex.system.files import require_file, save_tensors
+from duplex.system.lock import sole_writer
 from duplex.training.checkpoint import digest, with_checksum
 
 FIT, STATISTICS = "fit.json", "statistics.safetensors"
@@ -51,6 +55,14 @@ def read_fit(folder: Path) -> dict[str, Any]:
 def contents_of(record: Mapping[str, Any]) -> set[str]:
     """Return the sha256 of the files of all images in a model, by its fit.json: those of the fit and of updates."""
     return {digest for part in (record, *record.get("updates", [])) for digest in part["contents"]}
+
+
+def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
+    """Return the lock that `duplex update` and the end of `duplex fit` share, so that neither undoes the other's work.
+
+    folder: the model's. instead: what the user can do instead of waiting, for the message.
+    """
+    return sole_writer(folder.with_name(f"{folder.name}.update"), "update or fit", instead)
 
 
 def refuse_lost_updates(folder: Path, contents: Collection[str]) -> None:
@@ -86,9 +98,15 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
 def read_statistics(folder: Path, model: Mapping[str, Tensor]) -> FittedStatistics:
     """Read the feature statistics in a model's folder.
 
-    Raises `UsageError` if there are none, or if they belong to other tensors than the model's, `model`.
+    Raises `UsageError` if there are none, or if they belong to other tensors than the model's, `model`, or to features
+    of a plug-in encoder whose code has changed since.
     """
-    path = folder / STATISTICS
+    path, encoder = folder / STATISTICS, read_config(folder / CONFIG)["encoder"]
+    if code_changed(encoder):
+        raise UsageError(
+            f"the code of {encoder['name']!r} has changed since {folder} was fitted, so new features do not add to its "
+            "statistics; run `duplex fit` again with all images"
+        )
     try:
         require_file(path)
         with safe_open(path, "pt") as file:

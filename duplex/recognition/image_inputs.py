@@ -113,6 +113,8 @@ def open_image(image: ImageLike) -> Image.Image:
         else:
             kind = f"an array {array.shape} of {array.dtype}"
     except BadImageFile as error:
+        if isinstance(image, (str, Path)) and Path(image).is_dir():
+            raise UsageError(f"{image} is a folder; give a list of the image files in it") from error
         name = image if isinstance(image, (str, Path)) else f"the {type(image).__name__}"
         raise UsageError(f"{name} cannot be used: {error.reason}") from error
     except (OSError, ValueError) as error:  # a PIL image that is closed, cut off or of a rare mode

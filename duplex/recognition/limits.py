@@ -47,7 +47,7 @@ def receive_limited(request: Request, limit: int) -> Callable[[], Awaitable[Mess
 
 
 class RareWarnings(logging.Filter):
-    """Filter of log records in which each warning passes once in `seconds`: any client can cause thousands of them."""
+    """Log filter that lets the same warning pass once in `seconds`: a client could cause thousands of them."""
 
     def __init__(self, seconds: float = 60.0) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
 """Print the composition that an exported model finds for each feature, with numpy alone: recognize.py FEATURES.npy"""
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -15,6 +16,28 @@ def scores(t: Any, features: Any) -> Any:
     """Return the scores [B, C] of features [B, d]: the sum of the model's terms."""
     x = unit(np.asarray(features, np.float32), np)
     return sum(term for _, term in score_terms(t, x, np))
+
+
+def digest(t: Any) -> str:
+    """Return the sha256 of the names, types, shapes and values of tensors, which config.json has as `tensors`."""
+    sha256 = hashlib.sha256()
+    for name in sorted(t):
+        sha256.update(f"{name} torch.{t[name].dtype} {t[name].shape}\n".encode())
+        sha256.update(t[name].tobytes())
+    return sha256.hexdigest()
+
+
+def load_model(folder: Path) -> tuple[Any, Any]:
+    """Return the tensors and the config of an exported model; print one line and exit if either was changed."""
+    t = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    fields = {key: value for key, value in config.items() if key != "checksum"}
+    checksum = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    whole = {"config.json": config.get("checksum") == checksum, "model.safetensors": config.get("tensors") == digest(t)}
+    for name, is_whole in whole.items():
+        if not is_whole:
+            sys.exit(f"{Path(sys.argv[0]).name}: {folder / name} is damaged or of another model; export the run again")
+    return t, config
 
 
 def read_features(path: str, width: int) -> Any:
@@ -34,9 +57,7 @@ def read_features(path: str, width: int) -> Any:
 def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
         sys.exit("usage: recognize.py FEATURES.npy (one feature per row; README.md names the encoder)")
-    folder = Path(__file__).parent
-    t = load_file(folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    t, config = load_model(Path(__file__).parent)
     states, objects = config["labels"]["states"], config["labels"]["objects"]
     features = read_features(sys.argv[1], int(config["encoder"]["dim"]))
     totals = scores(t, features).astype(np.float64)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
-from safetensors.numpy import load_file
 
 from duplex.layers.score_formula import answer_logits
+from duplex.recognition.numpy_example import load_model
 
 RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
@@ -44,8 +44,7 @@ def main() -> None:
     if not sys.argv[1:] or sys.argv[1] in ("-h", "--help"):
         sys.exit("usage: see.py IMAGE [IMAGE ...]")
     folder = Path(__file__).parent
-    t = load_file(folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    t, config = load_model(folder)
     tower, trained = (onnxruntime.InferenceSession(folder / name) for name in ("encoder.onnx", "trained.onnx"))
     preprocess = json.loads(config["encoder"]["preprocessing"])
     batch = np.stack([pixels(open_image(name), preprocess) for name in sys.argv[1:]])

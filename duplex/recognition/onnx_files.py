@@ -17,6 +17,7 @@ from duplex.encoders import Encoder
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.layers import portable, score_formula
+from duplex.recognition import numpy_example
 from duplex.recognition.trained import TrainedModel
 
 TRAINED, TOWER, EXAMPLE = "trained.onnx", "encoder.onnx", "see.py"
@@ -74,7 +75,9 @@ def write_tower(folder: Path, model: TrainedModel) -> None:
     visual.float().cpu()
     _export(OnnxImageTower(encoder, preprocess, model), blank, folder / TOWER, "pixels", "features")
     example = Path(__file__).with_name("onnx_example.py").read_text(encoding="utf-8")  # importing it needs onnxruntime
-    (folder / EXAMPLE).write_text(example.replace(score_formula.__name__, "score_formula"), encoding="utf-8")
+    for module, name in ((score_formula, "score_formula"), (numpy_example, "recognize")):
+        example = example.replace(module.__name__, name)
+    (folder / EXAMPLE).write_text(example, encoding="utf-8")
 
 
 def _export(module: nn.Module, example: Tensor, path: Path, input_name: str, output_name: str) -> None:

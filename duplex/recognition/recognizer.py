@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from duplex.encoders import resolve_device
-from duplex.errors import DuplexError, UsageError, require, require_type, require_whole
+from duplex.errors import DuplexError, UsageError, require, require_type, require_whole, shown
 from duplex.features.decoding import transformed
 from duplex.features.encoding import BATCH_MULTIPLE
 from duplex.features.identity import LIBRARIES, check_identity
@@ -28,7 +28,7 @@ from duplex.features.layout import FIRST_BAD, status_reason
 from duplex.features.store import Features
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Inputs
-from duplex.recognition.added_words import Pair, as_pair, with_added_compositions
+from duplex.recognition.added_words import Pair, as_pairs, with_added_compositions
 from duplex.recognition.answers import Answer, UnreadableImage
 from duplex.recognition.candidates import Candidates
 from duplex.recognition.image_inputs import as_features, as_inputs, encode, encode_files, open_image
@@ -51,7 +51,9 @@ class Recognizer:
     def __init__(
         self, trained: TrainedModel, added: Sequence[Pair] = (), *, exact: bool = False, new_share: float | None = None
     ) -> None:
-        if new_share is not None and not (isinstance(new_share, Real) and 0 < new_share < 1):
+        if new_share is not None and not isinstance(new_share, Real):
+            raise UsageError(f"new_share is {shown(new_share)}, a {type(new_share).__name__}; expected a float")
+        if new_share is not None and not 0 < new_share < 1:
             raise UsageError(f"new_share is {new_share}; expected a number between 0 and 1")
         self.trained, self.added, self.new_share = trained, tuple(added), new_share
         self._batch_multiple = BATCH_MULTIPLE if exact else 1
@@ -118,8 +120,7 @@ class Recognizer:
         compositions: such as `"rusty kettle"` or `("rusty", "kettle")`; words may be new.
         """
         require_type(compositions, Iterable, "compositions")
-        listed = [compositions] if isinstance(compositions, str) else compositions
-        pairs = [as_pair(composition, self.labels) for composition in listed]
+        pairs = as_pairs([compositions] if isinstance(compositions, str) else compositions, self.labels)
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
 

@@ -35,6 +35,8 @@ def open_trained(where: str | Path, device: torch.device, words: Path | None = N
 
 
 def _checkpoint(path: Path) -> Path:
+    if path.name == CONFIG and path.is_file():
+        raise UsageError(f"{path} is not a checkpoint of duplex; of an exported model, name the folder")
     if path.is_file():
         return path
     if (path / CHECKPOINT).is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from duplex.encoders import Encoder, load_encoder
+from duplex.encoders.families import family_code
 from duplex.encoders.image_blocks import block_input_shape
 from duplex.errors import UsageError
 from duplex.evaluation.confidence import Confidence
@@ -53,6 +55,7 @@ class Backbone:
         """Return the encoder with its "image" or "text" tower; raise `UsageError` if training used another.
 
         Both towers are loaded together if they have the same precision, since one file holds the weights of both.
+        Prints a line on stderr, once, if the code of a plug-in encoder is not that of training.
         """
         if which not in self.towers:
             name, tag = self.record["name"], self.record["tag"] or None
@@ -66,12 +69,19 @@ class Backbone:
                         f"the model was trained on features of {key} {self.record.get(key)!r}; the encoder named "
                         f"{name!r} on this machine has {identity[key]!r}"
                     )
+            if not self.towers and code_changed(self.record):
+                print(f"duplex: the code of {name!r} has changed since the model was trained", file=sys.stderr)
             self.towers |= dict.fromkeys(("image", "text") if both else (which,), encoder)
         return self.towers[which]
 
     @property
     def dim(self) -> int:
         return int(self.record["dim"])
+
+
+def code_changed(record: Mapping[str, str]) -> bool:
+    """Return whether the code of a model's plug-in encoder has changed since training; False for built-in encoders."""
+    return "code" in record and record["code"] != family_code(record["name"])
 
 
 class TrainedModel(ABC):

@@ -29,6 +29,8 @@ def sweep_ablations(
     refuse_duplicates("ablation", names)
     report = SweepReport(len(names) * len(settings.datasets) * len(settings.seeds))
     repo = DvcRepo.at(paths.ablations)
+    if repo:
+        repo.require_free(paths.ablations)
     ablate.plan(params, paths)
     for dataset in settings.datasets:
         ablate.write_inputs(params, dataset, paths)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from duplex.errors import DuplexError
+from duplex.system.files import is_running
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,23 @@ class DvcRepo:
         status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
+    def require_free(self, path: Path) -> None:
+        """Raise `DuplexError` if a running DVC command reads or writes files below `path`.
+
+        DVC lists them in `.dvc/tmp/rwlock`: {"read": {path: [holder, ...]}, "write": {path: holder}}.
+        """
+        place = self.folder.resolve()
+        root = next(parent for parent in (place, *place.parents) if (parent / ".dvc").is_dir())
+        try:
+            locks = json.loads((root / ".dvc" / "tmp" / "rwlock").read_text(encoding="utf-8"))
+            listed = [*locks.get("read", {}).items(), *locks.get("write", {}).items()]
+            for file, holders in listed:
+                for holder in holders if isinstance(holders, list) else [holders]:
+                    if Path(file).is_relative_to(path.resolve()) and is_running(int(holder["pid"])):
+                        raise _in_use(str(holder["cmd"]), int(holder["pid"]))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return  # no lock, or one of another version of DVC, which refuses to commit the sweep's runs
+
     def repro(self, targets: Iterable[str]) -> None:
         """Run stages and the stages that they depend on."""
         self._dvc("repro", *targets, quiet=False)
@@ -52,11 +70,15 @@ class DvcRepo:
         )
         if process.returncode:
             if holder := re.search(r"\(PID (\d+)\): *(.*)", process.stderr or ""):
-                raise DuplexError(
-                    f"`{holder[2].strip() or 'dvc'}` (process {holder[1]}) is using the files of this pipeline; "
-                    "wait until it ends, or stop it, and run the same command again"
-                )
+                raise _in_use(holder[2].strip() or "dvc", int(holder[1]))
             errors = [line for line in (process.stderr or "").splitlines() if line.startswith("ERROR:")]
             reason = errors[-1].removeprefix("ERROR:").strip() if errors else f"exit code {process.returncode}"
             raise DuplexError(f"`dvc {words[0]}` failed: {reason}; fix this and run the same command again")
         return process.stdout if quiet else ""
+
+
+def _in_use(command: str, process: int) -> DuplexError:
+    return DuplexError(
+        f"`{command}` (process {process}) is using the files of this pipeline; wait until it ends, or stop it, and run "
+        "the same command again"
+    )

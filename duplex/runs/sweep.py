@@ -254,6 +254,7 @@ def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths:
     absent = [f"extract@{name}" for name in datasets if not paths.features(name).exists()]
     if absent:
         repo.repro(absent)
+    repo.require_free(paths.plan)  # a stage that is running would be recorded under the new plan
     plan.run(params, paths)
     earlier = [f"{stage}@{name}" for name in datasets for stage in ("prepare", "extract")]
     products = ["product"] if params.run.products else []

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.config.code_hash import code_hash
 from duplex.config.params import Params
 from duplex.config.run_key import Record, run_records
 from duplex.errors import require
@@ -21,6 +20,7 @@ from duplex.labels import LabelSpace
 from duplex.report.aggregate import aggregate, read_metrics
 from duplex.stages import evaluate, train
 from duplex.stages.plan import check_options, write_json_folder
+from duplex.system.code_hash import code_hash
 from duplex.system.files import write_json
 
 
@@ -72,7 +72,7 @@ def write_inputs(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPa
     """Write a small file that identifies the labels and features of a data set, which all its runs read."""
     features = open_features(paths.features(dataset))
     record = {
-        "features": features.identity,
+        "features": {**features.identity, "features": features.contents},
         "bad": np.flatnonzero(features.bad).tolist(),
         "labels": LabelSpace.load(paths.labels(dataset)).to_dict(),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError
+from duplex.features.store import read_contents_digest
 from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_deterministic
 from duplex.library.members import find_members
 from duplex.library.run_evaluation import calibration_for, evaluate_world, group_accuracies, term_metrics
-from duplex.library.run_training import MethodSpec
+from duplex.library.run_training import MethodSpec, calibration_settings
 from duplex.methods.registry import find_method, report_exits
 from duplex.options import AutoFinetune, CombinedOptions
 from duplex.system.files import sha256, write_json, write_text
@@ -98,10 +100,22 @@ def run_difference(record: Record, params: Params, dataset: str, method: str, se
     manifest, trained_on = paths.manifest(dataset), record.training.get("manifest")
     if trained_on is not None and manifest.is_file() and trained_on != sha256(manifest):
         return "its images, labels or splits were others"
+    features, trained_on = paths.features(dataset), record.training.get("features")
+    if trained_on is not None and features.is_file() and trained_on != read_contents_digest(features):
+        return "its features were others"
+    chosen_by = record.training.get("calibration")
+    if chosen_by is not None and "open" in (record.calibration or {}):
+        stored["calibration"], wanted["calibration"] = chosen_by, calibration_settings(params.evaluation)
     for name, value in wanted.items():
         if stored.get(name) != value:
             return f"{name} is {stored.get(name)!r} instead of {value!r}"
     return ""
+
+
+def metrics_difference(record: Record, metrics: Mapping[str, Any]) -> str:
+    """Return a sentence if a run's metrics were measured on another checkpoint than `record`'s; else ""."""
+    measured, of_record = (metrics.get("epoch"), metrics.get("val_auc")), (record.epoch, 100 * record.val_auc)
+    return "" if measured == of_record else "its metrics.json is of another checkpoint"
 
 
 def _other_members(record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> bool:

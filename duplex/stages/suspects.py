@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,18 @@ from duplex.methods.with_finetuning import WithFinetuning
 from duplex.recognition.label_margins import LabelMargins, Way, margins
 from duplex.stages.trained_runs import best_run
 from duplex.system.files import sha256
+
+OLD = {"state": "old_state", "object": "old_object"}  # columns with the labels that a list was made from
+
+
+@dataclass(frozen=True)
+class Relabelled:
+    """A manifest with corrected labels, and what was corrected."""
+
+    manifest: pd.DataFrame
+    changed: int  # number of images whose label changed
+    new: list[str]  # states and objects that the manifest did not have before
+    outdated: list[str]  # images left out, since their labels are no longer those that the list was made from
 
 
 def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = None) -> pd.DataFrame:
@@ -52,7 +65,7 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
 
     margins_by_kind: margins of the labels `composition`, `state` and `object`. Images are ordered by the sum of the
     three margins, each divided by its standard deviation. The better state or object is the label itself unless its
-    margin is negative.
+    margin is negative. The labels are listed twice: one copy is for editing, `relabelled_manifest` compares the other.
     """
     out = table[["image", "state", "object", "split"]].copy()
     for name, kind in margins_by_kind.items():
@@ -60,6 +73,7 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
     state, thing = margins_by_kind["state"], margins_by_kind["object"]
     out["better_state"] = np.where(state.margin < 0, np.array(labels.states)[state.better], out["state"])
     out["better_object"] = np.where(thing.margin < 0, np.array(labels.objects)[thing.better], out["object"])
+    out = out.assign(**{old: out[name] for name, old in OLD.items()})
     total = sum(kind.margin / max(float(kind.margin.std()), 1e-12) for kind in margins_by_kind.values())
     order = np.argsort(total, kind="stable")
     out = out.iloc[order].reset_index(drop=True)
@@ -99,16 +113,16 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
     return [features, *(factor.numpy() for factor in inspectable.factors(inputs))]
 
 
-def relabelled_manifest(params: Params, dataset: str, edited: Path) -> tuple[pd.DataFrame, int, list[str]]:
-    """Return the manifest with labels replaced by those in the table `edited`, by image; the number of images whose
-    label changed; and the states and objects that the manifest did not have before.
+def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelled:
+    """Return the manifest with labels replaced by those in the table `edited`, by image.
 
+    Rows whose columns `old_state` and `old_object` differ from the manifest are left out: they may undo a correction.
     Other columns are ignored. Raises `UsageError` if no label changes, and for text that cannot be a label.
     """
     require_prepared(params.dataset(dataset).source, ArtifactPaths().source(dataset))
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
     try:
-        table = read_table(edited)
+        table = read_table(edited, OLD.values())
     except DuplexError as error:
         raise UsageError(str(error)) from None
     if unknown := sorted(set(table["image"]) - set(manifest["image"])):
@@ -116,10 +130,17 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> tuple[pd.
     if table["image"].duplicated().any():
         raise UsageError(f"{edited} lists {table['image'][table['image'].duplicated()].iloc[0]!r} twice")
     corrected = table.set_index("image")
+    outdated = _outdated(corrected, manifest.set_index("image").loc[corrected.index])
+    corrected = corrected.drop(index=outdated)
     out = manifest.copy()
     for name in ("state", "object"):
         out[name] = out["image"].map(corrected[name]).fillna(out[name])
     changed = int((out[["state", "object"]] != manifest[["state", "object"]]).any(axis=1).sum())
+    if not changed and outdated:
+        raise UsageError(
+            f"{edited} was made from other labels than {dataset} has, first of {outdated[0]!r}; "
+            f"`duplex data suspects {dataset}` makes a new list"
+        )
     if not changed:
         raise UsageError(f"{edited} changes no label of {dataset}; correct its columns state and object")
     new = [word for name in ("state", "object") for word in sorted(set(out[name]) - set(manifest[name]))]
@@ -128,4 +149,18 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> tuple[pd.
             check_labels(out[name], name, edited)
     except DuplexError as error:
         raise UsageError(str(error)) from None
-    return out, changed, new
+    return Relabelled(out, changed, new, outdated)
+
+
+def _outdated(corrected: pd.DataFrame, present: pd.DataFrame) -> list[str]:
+    """Return the images whose label in the data set has changed since the list of corrections was made.
+
+    corrected, present: state and object by image; `corrected` may also have the columns of `OLD`. Images that already
+    have the corrected label are left out.
+    """
+    other = pd.Series(False, corrected.index)
+    for name, old in OLD.items():
+        if old in corrected:
+            other |= (corrected[old] != "") & (corrected[old] != present[name])
+    wanted = (corrected[list(OLD)] != present[list(OLD)]).any(axis=1)
+    return corrected.index[other & wanted].tolist()

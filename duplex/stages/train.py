@@ -22,7 +22,7 @@ from duplex.library.requirements import require_inputs
 from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.registry import report_exits
 from duplex.options import AutoFinetune
-from duplex.system.files import json_digest, sha256, write_json
+from duplex.system.files import json_digest, write_json
 from duplex.system.lock import sole_writer
 from duplex.system.threads import threads
 from duplex.training.checkpoint import WORD_VECTORS, read_checkpoint
@@ -68,11 +68,7 @@ def run(
             if members.headers:
                 training = {**trained.record.training, "members": members.fingerprints}
                 trained = replace(trained, record=replace(trained.record, training=training))
-            before = sha256(out.checkpoint) if out.checkpoint.is_file() else None
-            trained.save(out.root)
-            if sha256(out.checkpoint) != before:
-                for outdated in (out.metrics, out.curve, out.predictions):
-                    outdated.unlink(missing_ok=True)
+            trained.write(out)
             out.unfinished_training.unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
             if out.root == paths.run(dataset, method, seed).root and not members.headers:

@@ -210,12 +210,13 @@ def _remove_abandoned(path: Path) -> None:
     for name in os.listdir(path.parent):
         if name.startswith(path.name + ".") and name.endswith(SCRATCH):
             writer = name[len(path.name) + 1 : -len(SCRATCH)]
-            if writer.isdecimal() and not _alive(int(writer)):
+            if writer.isdecimal() and not is_running(int(writer)):
                 with suppress(OSError):
                     path.with_name(name).unlink()
 
 
-def _alive(process: int) -> bool:
+def is_running(process: int) -> bool:
+    """Return whether a process with this number exists."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

@@ -19,13 +19,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from duplex.config.code_hash import plugin_hash
 from duplex.errors import DuplexError
 from duplex.evaluation.confidence import UNFITTED, Confidence
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Method, TaskContext
 from duplex.methods.registry import make_method, method_source, parse_options
 from duplex.options import FinetuneOptions, Options
+from duplex.system.code_hash import plugin_hash
 from duplex.system.files import write_tensors
 from duplex.system.plugins import module_of
 from duplex.training.calibration import Calibration
@@ -34,7 +34,7 @@ from duplex.training.known_images import FIELDS, PREFIX, KnownImages
 FORMAT = 7
 PLAUSIBLE = 100_000  # larger whole numbers among the options must be backed by tensors of that size
 # Fields of an encoder's identity that change features or prompts
-COMPARED = ("encoder", "architecture", "weights", "preprocessing", "precision", "text_precision")
+COMPARED = ("encoder", "architecture", "weights", "code", "preprocessing", "precision", "text_precision")
 WORD_VECTORS = "words"  # field of `Record.encoder`: sha256 of the file of word vectors, if one was used
 Value = TypeVar("Value")
 
@@ -173,6 +173,15 @@ def read_checkpoint(path: Path) -> CheckpointHeader:
         return CheckpointHeader(path, meta, Record.from_dict(meta))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DuplexError(f"{path} is not a valid checkpoint ({error}); train again") from error
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a file is a checkpoint of this program, of any version."""
+    try:
+        with safe_open(path, "pt") as file:
+            return "duplex" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
 
 def read_known_images(header: CheckpointHeader, device: torch.device) -> KnownImages | None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from duplex.config import run_key
-from duplex.config.code_hash import imported_modules
 from duplex.config.params import Params, load_params
 from duplex.config.run_key import dataset_records, report_record, run_records
-from tests.config.test_code_hash import change
+from duplex.system.code_hash import imported_modules
 from tests.subprocesses import ENVIRONMENT, ROOT
+from tests.system.test_code_hash import change
 
 
 def records(params: Params) -> dict[str, object]:

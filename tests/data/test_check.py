@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+import duplex
 from duplex.data.check import DataIssue, check_dataset, verify_image
 from duplex.data.czsl_layout import read_pair_lists
 from duplex.data.dataset import LabelledImages, labels_of
@@ -149,3 +150,16 @@ def test_statistics_row_and_shares() -> None:
     assert counted.shares and counted.shares["test"] == {"head": 0, "medium": 0, "tail": 0.5, "unseen": 0.5}
     text = statistics_text("mine", counted)
     assert "70.0%" in text and " ".join(text.splitlines()[1].split()) == "mine 10 2 20 10 100 1 1 2 1 1 2"
+
+
+def test_load_dataset_says_once_what_check_finds_about_equal_contents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_table(tmp_path, ".csv", split=True)
+    dataset = load_source(SourceOptions("table", tmp_path, path))
+    by_split = {split: rows["image"].tolist() for split, rows in dataset.manifest.groupby("split")}
+    shutil.copy(tmp_path / by_split["test"][0], tmp_path / by_split["train"][0])
+    duplex.load_dataset(path, encoder="tiny", cache=tmp_path / "cache")
+    said = [line for line in capsys.readouterr().err.splitlines() if "content" in line]
+    expected = [str(finding) for what, finding in found(dataset, tmp_path).items() if "content" in what]
+    assert len(expected) == 2 and sorted(said) == sorted(f"{path.name}: {line}" for line in expected)

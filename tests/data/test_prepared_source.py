@@ -7,12 +7,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.config.run_key import dataset_records
-from duplex.data.manifest import read_manifest
+from duplex.data.manifest import read_manifest, write_manifest
 from duplex.data.prepared_source import require_prepared, source_record, write_source
 from duplex.data.source_options import SourceOptions
 from duplex.errors import DuplexError, UsageError
@@ -45,6 +46,19 @@ def edit(source: SourceOptions) -> None:
         return
     file = source.table or next(source.root.rglob("val_pairs.txt"))
     file.write_text(file.read_text() + "\n")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "{"])
+def test_a_damaged_record_is_refused_until_it_is_written_again(
+    source: SourceOptions, tmp_path: Path, content: str
+) -> None:
+    file = tmp_path / "own" / "source.json"
+    write_source(source, file)
+    file.write_text(content)
+    with pytest.raises(DuplexError, match=r"source\.json is damaged; `duplex prepare --dataset own` writes it again"):
+        require_prepared(source, file)
+    write_source(source, file)
+    require_prepared(source, file)
 
 
 def test_a_changed_source_is_refused_until_it_is_prepared_again(source: SourceOptions, tmp_path: Path) -> None:
@@ -136,8 +150,8 @@ def test_lists_of_suspects_and_corrections_need_the_current_source(
     manifest = read_manifest(ArtifactPaths().manifest("own"))
     first = manifest.iloc[:1][["image", "state", "object"]]
     first.assign(state="misspelt").to_csv("edited.csv", index=False)
-    corrected, changed, new = relabelled_manifest(params, "own", Path("edited.csv"))
-    assert changed == 1 and new == ["misspelt"] and corrected["state"].iloc[0] == "misspelt"
+    result = relabelled_manifest(params, "own", Path("edited.csv"))
+    assert result.changed == 1 and result.new == ["misspelt"] and result.manifest["state"].iloc[0] == "misspelt"
     first.assign(state="x" * 999).to_csv("long.csv", index=False)
     with pytest.raises(UsageError, match="999 characters"):
         relabelled_manifest(params, "own", Path("long.csv"))
@@ -148,3 +162,28 @@ def test_lists_of_suspects_and_corrections_need_the_current_source(
     ):
         with pytest.raises(DuplexError, match="has changed since `duplex prepare` read it"):
             work()
+
+
+def test_an_older_list_of_suspects_undoes_no_correction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, table = table_project(tmp_path, monkeypatch)
+    prepare(params, "own")
+    extract(params, "own", ArtifactPaths())
+    listed = rank_suspects(params, "own", "knn")
+    first, second = listed["image"][0], listed["image"][1]
+
+    def corrected(rows: pd.DataFrame, image: str) -> pd.DataFrame:
+        return rows.assign(state=rows["state"].where(rows["image"] != image, "corrected"))
+
+    corrected(listed[:1], first).to_csv("fix.csv", index=False)
+    write_manifest(relabelled_manifest(params, "own", Path("fix.csv")).manifest, table)
+    prepare(params, "own")
+    corrected(listed, second).to_csv("old.csv", index=False)
+    result = relabelled_manifest(params, "own", Path("old.csv"))
+    assert result.changed == 1 and result.outdated == [first]
+    states = result.manifest.set_index("image")["state"]
+    assert states[first] == states[second] == "corrected" and (states == "corrected").sum() == 2
+    listed.to_csv("old.csv", index=False)
+    with pytest.raises(UsageError, match=rf"other labels than own has, first of '{first}'; `duplex data suspects own`"):
+        relabelled_manifest(params, "own", Path("old.csv"))
+    listed.drop(columns=["old_state", "old_object"])[1:3].pipe(corrected, second).to_csv("plain.csv", index=False)
+    assert relabelled_manifest(params, "own", Path("plain.csv")).changed == 1, "a list of one's own needs no old labels"

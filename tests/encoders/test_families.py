@@ -93,6 +93,6 @@ def test_the_catalog_and_the_usage_lines_name_all_encoders() -> None:
 def test_an_identity_survives_as_a_record() -> None:
     identity = encoder_identity("tiny", precision="bf16")
     record = identity.to_dict()
-    assert list(record) == [field.name for field in fields(EncoderIdentity)]
+    assert list(record) == [field.name for field in fields(EncoderIdentity) if field.name != "code"]
     assert all(isinstance(value, str) for value in record.values())
     assert EncoderIdentity.from_dict({**record, "manifest": "m"}) == identity

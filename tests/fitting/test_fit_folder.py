@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -19,6 +22,7 @@ from duplex.fitting.labelled_folder import read_labelled_folder
 from duplex.library import recipe_runs
 from duplex.library.recipe_search import Recipe
 from duplex.recognition.fitted_files import read_fit
+from duplex.training.checkpoint import read_record
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_folder, draw_pair
 from tests.subprocesses import duplex, start_duplex
 
@@ -137,6 +141,65 @@ def test_a_damaged_file_of_a_recipe_is_one_line_that_says_what_to_delete(fitted,
     with pytest.raises(DuplexError, match=r"has a damaged file .*; delete the folder and run the same command again"):
         fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
     assert not out.exists()
+
+
+OF_A_RECIPE = "checkpoint.safetensors margins.npz attempt.json"
+
+
+@pytest.mark.parametrize(
+    ("names", "source"), [*((name, 1e-4) for name in [*OF_A_RECIPE.split(), OF_A_RECIPE]), (OF_A_RECIPE, "untrained")]
+)
+def test_files_of_another_recipe_are_refused(fitted, drawn, tmp_path, names, source):
+    """Of one with another learning rate alone, or with other options alone."""
+    model, _ = fitted
+    out = tmp_path / "model"
+    cache = Path(shutil.copytree(fit_folder.cache_folder(model), fit_folder.cache_folder(out)))
+    records = {path.parent: read_record(path) for path in cache.glob("recipes-*/*/checkpoint.safetensors")}
+    folders = {
+        record.training["learning_rate"] if record.options.to_dict()["losses"] else "untrained": folder
+        for folder, record in records.items()
+        if record.finetune is None
+    }
+    for name in names.split():
+        shutil.copyfile(folders[source] / name, folders[1e-3] / name)
+    with pytest.raises(DuplexError, match=rf"{folders[1e-3].name} has a damaged file \(.* is of another"):
+        fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+    assert not out.exists()
+
+
+def test_an_update_that_ends_during_a_fit_is_kept(fitted, drawn, tmp_path, monkeypatch):
+    model, _ = fitted
+    out = Path(shutil.copytree(model, tmp_path / "model"))
+    shutil.copytree(fit_folder.cache_folder(model), fit_folder.cache_folder(out))
+    fit_chosen, update = fit_folder.fit_chosen, partial(duplex, "update", out, tmp_path / "more", "--in-place")
+    draw_pair(tmp_path / "more", "red", "star", range(8, 11))
+
+    def updated_meanwhile(*arguments: Any) -> Any:
+        assert update().returncode == 0
+        return fit_chosen(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="was updated with 3 images"):
+        patch.setattr(fit_folder, "fit_chosen", updated_meanwhile)
+        fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+    assert [each["images"] for each in read_fit(out)["updates"]] == [3]
+
+
+def test_an_update_and_the_end_of_a_fit_exclude_each_other(fitted, drawn, tmp_path, monkeypatch):
+    model, _ = fitted
+    out = Path(shutil.copytree(model, tmp_path / "model"))
+    shutil.copytree(fit_folder.cache_folder(model), fit_folder.cache_folder(out))
+    before, write = model_bytes(out), fit_folder._write_model
+    draw_pair(tmp_path / "more", "red", "star", range(8, 11))
+    refused = []
+
+    def write_during_an_update(*arguments: Any) -> None:
+        refused.append(duplex("update", out, tmp_path / "more", "--in-place"))
+        write(*arguments)
+
+    monkeypatch.setattr(fit_folder, "_write_model", write_during_an_update)
+    fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+    assert refused[0].returncode == 1 and "another update or fit" in refused[0].stderr
+    assert model_bytes(out) == before
 
 
 def test_a_folder_in_the_place_of_the_page_is_refused_before_training(drawn, tmp_path, monkeypatch):
@@ -391,15 +454,36 @@ def test_words_longer_than_the_context_are_refused_before_anything_is_encoded(dr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shop"]
 
 
-def test_images_with_equal_pixels_are_in_one_split(drawn, tmp_path):
+def save_as_bmp(image: Path, copy: Path) -> None:
+    with Image.open(image) as pixels:
+        pixels.save(copy)
+
+
+def test_images_with_equal_pixels_are_used_once(drawn, tmp_path):
     shop = tmp_path / "shop"
     shutil.copytree(drawn, shop)
+    before = read_labelled_folder(shop)
     for path in list(shop.rglob("*.png")):
-        with Image.open(path) as image:
-            image.save(path.with_name(f"{path.stem}-copy.bmp"))
+        save_as_bmp(path, path.with_name(f"{path.stem}.z.bmp"))
+    data = read_labelled_folder(shop)
+    assert data.manifest.equals(before.manifest) and data.digests == before.digests
+    assert data.notes[0].startswith(f"{len(before.digests)} images with the content of another: ")
+
+
+def test_equal_pixels_with_another_label_or_in_another_split_are_no_images_of_their_own(drawn, tmp_path):
+    shop = tmp_path / "shop"
+    shutil.copytree(drawn, shop)
+    save_as_bmp(shop / "red" / "star" / "0000.png", shop / "red" / "star" / "copy.bmp")
     rows = read_labelled_folder(shop).manifest
-    stem = rows["image"].str.replace(r"(-copy)?\.\w+$", "", regex=True)
-    assert (rows.groupby(stem)["split"].agg(["size", "nunique"]) == [2, 1]).all(axis=None)
+    table = rows[rows["image"] != "red/star/copy.bmp"]
+    copy = table[table["image"] == "red/star/0000.png"].assign(image="red/star/copy.bmp", split="test")
+    pd.concat([table, copy]).to_csv(tmp_path / "shop.csv", index=False)
+    data = read_labelled_folder(tmp_path / "shop.csv", shop)
+    assert "red/star/copy.bmp" not in set(data.manifest["image"]) and len(data.manifest) == len(table)
+    for number in range(8):
+        save_as_bmp(shop / "red" / "star" / f"{number:04d}.png", shop / "blue" / "heart" / f"{number}.bmp")
+    with pytest.raises(UsageError, match=r"8 images have two labels, first .*, whose pixels are equal; keep one label"):
+        read_labelled_folder(shop)
 
 
 def test_a_page_of_someone_else_is_not_replaced(drawn, tmp_path, monkeypatch):

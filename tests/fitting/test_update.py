@@ -238,6 +238,22 @@ def test_an_update_inside_of_the_model_holds_its_files_alone(model, further, tmp
     assert {path.name for path in (place / "new").iterdir()} == {path.name for path in model.iterdir()}
 
 
+@pytest.mark.parametrize(
+    ("names", "option"), [(["trained.onnx", "see.py", "encoder.onnx"], "--onnx-encoder"), (["trained.onnx"], "--onnx")]
+)
+def test_onnx_files_with_the_scores_of_before_are_left_out(model, further, tmp_path, names, option):
+    place = shutil.copytree(model, tmp_path / "model")
+    for name in names:
+        (place / name).write_bytes(b"of before")
+    lines: list[str] = []
+    update_model(place, further, place, say=lines.append)
+    stale = [name for name in names if name != "encoder.onnx"]
+    command = f"`duplex export {place} FOLDER {option}`"
+    assert f"left out, as scores change: {', '.join(stale)}; {command} writes new ones" in lines
+    kept = {path.name for path in model.iterdir()} | set(names) - set(stale)
+    assert {path.name for path in place.iterdir()} == kept
+
+
 def test_missing_and_repeated_images_of_a_table_are_reported(model, further, tmp_path):
     shutil.copy(further / "red/star/0020.png", further / "copy.png")
     rows = ["red/star/0020.png,red,star", "copy.png,red,star", "red/star/none.png,red,star"]

@@ -46,7 +46,7 @@ def kill(folder: Path, words: list[str], seconds: float, number: signal.Signals)
     )
     time.sleep(seconds)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)  # DVC ends its stage first
     return process.returncode, err
 
 
@@ -56,7 +56,7 @@ COMMANDS = {
     "script": [[sys.executable, str(ROOT / "pipeline/prepare.py"), "pics"]],
     "import": [
         [*DUPLEX, "prepare", "-d", "pics"],
-        [sys.executable, "-c", "import numpy; numpy.save('f.npy', numpy.ones((64, 500), 'f4'))"],
+        [sys.executable, "-c", "import numpy; numpy.save('f.npy', numpy.ones((64, 128), 'f4'))"],
         [*DUPLEX, "cache", "import", "f.npy", "-d", "pics"],
     ],
     "add": [[*DUPLEX, "data", "add", "more", "pictures", "--encoder", "tiny"]],

@@ -139,6 +139,26 @@ def test_predict_does_not_replace_other_files(fake_model: Path, command: Command
     assert not list(fake_model.glob("*.partial"))
 
 
+LIKE_ANSWERS = [
+    '{"image": "a.jpg", "label": "red star"}\n',
+    '{"image": "a.jpg", "error": "blurred", "label": "red star"}\n',
+    '{"image": "a.jpg", "top": ["red", "blue"]}\n',
+    "image,rank,state,object,score,probability,error,note\n",
+    "image,rank,state,object,score,probability,errors\n",
+]
+
+
+@pytest.mark.parametrize("text", LIKE_ANSWERS)
+def test_predict_does_not_replace_tables_that_resemble_its_answers(
+    fake_model: Path, command: Command, text: str
+) -> None:
+    (fake_model / "mine").write_text(text)
+    for form in ("csv", "jsonl"):
+        words = ["predict", "pictures/00000.jpg", "--model", "m", "--format", form, "--out", "mine"]
+        assert command(*words).refused("mine", "holds no answers")
+    assert (fake_model / "mine").read_text() == text
+
+
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_predict_replaces_its_own_files(fake_model: Path, command: Command, form: str) -> None:
     words = ["predict", "--model", "m", "--format", form, "--out", "mine"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,22 @@ def test_a_busy_pipeline_is_reported_with_its_process(tmp_path: Path, monkeypatc
         DuplexError, match=r"`dvc repro --force` \(process 123\) is using .* wait until it ends, or stop"
     ):
         dvc_repo.DvcRepo(tmp_path).changed(["plan"])
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+@pytest.mark.parametrize(
+    ("file", "process", "refused"),
+    [("plan/own/a.json", 1, True), ("plan/own/a.json", 2**22 + 1, False), ("own/x", 1, False)],
+)
+def test_the_plan_of_a_running_dvc_command_is_not_free(
+    tmp_path: Path, mode: str, file: str, process: int, refused: bool
+) -> None:
+    holder = {"pid": process, "cmd": "dvc repro"}
+    locks = {mode: {str(tmp_path / "artifacts" / file): [holder] if mode == "read" else holder}}
+    (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
+    (tmp_path / ".dvc" / "tmp" / "rwlock").write_text(json.dumps(locks))
+    with pytest.raises(DuplexError, match=r"`dvc repro` \(process 1\) is using") if refused else nullcontext():
+        dvc_repo.DvcRepo(tmp_path).require_free(tmp_path / "artifacts" / "plan")
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_an_export_gives_the_answers_of_its_run(trained, exported, features, met
 def test_numpy_alone_gives_the_same_scores(trained, exported, features, method, tmp_path):
     np.save(tmp_path / "features.npy", features)
     script = (
-        "import recognize, numpy; t = recognize.load_file('model.safetensors')\n"
+        "import recognize, numpy; t, _ = recognize.load_model(recognize.Path())\n"
         "numpy.save(sys.argv[2], recognize.scores(t, numpy.load(sys.argv[1])))"
     )
     run_alone(script, exported[method], tmp_path / "features.npy", tmp_path / "scores.npy")
@@ -111,6 +111,29 @@ def test_recognize_refuses_other_features_in_one_line(exported, features, tmp_pa
     for arguments in ([], ["-h"], *([str(tmp_path / f"{name}.npy")] for name in [*arrays, "text", "none"])):
         done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), (arguments, done.stderr)
+
+
+@pytest.mark.parametrize("script", ["recognize.py", "see.py"])
+@pytest.mark.parametrize("changed", ["config.json", "model.safetensors"])
+def test_scripts_refuse_files_that_do_not_belong_together_in_one_line(
+    trained, exported, features, tmp_path, script, changed
+):
+    if script == "see.py":
+        pytest.importorskip("onnxruntime")
+    np.save(tmp_path / "features.npy", features)
+    folder = shutil.copytree(exported["duplex"], tmp_path / "copy")
+    if changed == "config.json":
+        config = json.loads((folder / changed).read_text())
+        config["labels"]["states"].reverse()
+        (folder / changed).write_text(json.dumps(config))
+    else:
+        tensors = load_file(folder / changed)
+        save_file({**tensors, "state_of": tensors["state_of"].flip(0)}, folder / changed)
+    given = trained.images()[0] if script == "see.py" else tmp_path / "features.npy"
+    command = [sys.executable, str(folder / script), str(given)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    message = f"{script}: {folder / changed} is damaged or of another model; export the run again\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
 
 
 def test_see_refuses_what_is_no_image_in_one_line(exported, tmp_path):

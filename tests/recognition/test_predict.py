@@ -43,6 +43,14 @@ def test_a_folder_a_pattern_and_stdin_name_the_same_files(project):
         assert {"state", "object", "score", "probability"} <= set(record["top"][0])
 
 
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_answers_of_images_are_replaced_by_later_ones(project, tmp_path, form):
+    image = shutil.copy(project.images()[0], tmp_path / 'a "quoted" name, \\.png')
+    words = (image, "--model", project.run(), "--num-workers", 0, "--format", form, "--out", tmp_path / "answers")
+    for _ in range(2):
+        assert predict(*words).returncode == 0
+
+
 @pytest.mark.slow
 def test_the_default_model_is_the_best_run(project):
     from duplex.training.checkpoint import read_record

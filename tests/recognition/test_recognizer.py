@@ -158,6 +158,26 @@ def test_a_recognizer_is_not_pickled(trained, recognizer):
         pickle.dumps(recognizer)
 
 
+def test_a_mistaken_argument_is_named(trained, recognizer, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    load = cast(Any, partial(Recognizer.load, trained.run(), device="cpu"))
+    calls = {
+        f"{tmp_path} is a folder; give a list of the image files in it": partial(recognizer, str(tmp_path)),
+        "new_share is tensor(0.9000), a Tensor; expected a float": partial(load, new_share=torch.tensor(0.9)),
+        "new_share is '0.5', a str; expected a float": partial(load, new_share="0.5"),
+        "('hollow', 'star') is one pair; give a list of pairs: [('hollow', 'star')]": partial(
+            recognizer.with_compositions, ("hollow", "star")
+        ),
+        "config.json is not a checkpoint of duplex; of an exported model, name the folder": partial(
+            Recognizer.load, tmp_path / "config.json"
+        ),
+    }
+    for message, call in calls.items():
+        with pytest.raises(UsageError, match=re.escape(message)):
+            call()
+    assert recognizer.with_compositions(("red star", "blue heart")).added == (("red", "star"), ("blue", "heart"))
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
 def test_a_share_of_new_pairs_lies_between_0_and_1(trained, share):
     with pytest.raises(UsageError, match=f"new_share is {share}; expected a number between 0 and 1"):

@@ -11,8 +11,8 @@ from duplex.errors import UsageError
 from duplex.methods.registry import parse_options
 from duplex.options import FinetuneOptions, OptionError
 from duplex.system.renamed import COMMAND_OPTIONS, METHODS, REMOVED, VALUES, renamed_option
-from tests.config.test_code_hash import change
 from tests.subprocesses import ROOT
+from tests.system.test_code_hash import change
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.code_hash import IGNORED_MODULES, code_hash, imported_modules
+from duplex.system.code_hash import IGNORED_MODULES, code_hash, imported_modules
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 

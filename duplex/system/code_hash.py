@@ -26,6 +26,7 @@ IGNORED_MODULES = tuple(
         "config",
         "errors",
         "system.allocator",
+        "system.code_hash",
         "system.error_report",
         "system.files",
         "system.lock",

@@ -1,0 +1,94 @@
+"""Runs, metrics and predictions that do not belong to params.yaml or to each other are refused or reported."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from duplex.artifacts import ArtifactPaths
+from duplex.cli import app
+from duplex.config.params import load_params
+from duplex.errors import DuplexError
+from duplex.features.store import read_contents_digest
+from duplex.library.inputs import load_inputs
+from duplex.stages import evaluate, report
+from duplex.stages.extract import extract
+from tests.projects import make_project
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    make_project(folder, seeds=(0, 1), methods=("clip", "csp"), epochs=1)
+    return folder
+
+
+@pytest.fixture
+def project(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a project with evaluated runs, as the current folder."""
+    folder = tmp_path / "project"
+    shutil.copytree(made, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def compare(capfd: pytest.CaptureFixture[str]) -> str:
+    """Return what `duplex compare` prints on stderr."""
+    done = CliRunner().invoke(app, ["compare", "--dataset", "own", "--methods", "clip", "csp"])
+    if done.exception is not None:
+        raise done.exception.__context__ or done.exception
+    return done.stderr
+
+
+def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project: Path) -> None:
+    params, paths = load_params(), ArtifactPaths()
+    before, contents = load_inputs(params, "own", paths), read_contents_digest(paths.features("own"))
+    evaluate.run(params, "own", "csp", 0)
+    pictures = sorted(project.glob("pictures/**/*.png"))
+    for first, second in zip(pictures[:40], pictures[-40:], strict=True):
+        shutil.copyfile(second, first)
+    extract(params, "own", fresh=True)
+    assert read_contents_digest(paths.features("own")) != contents
+    with pytest.raises(
+        DuplexError, match=r"is not of csp with seed 0 as params\.yaml has it: its features were others"
+    ):
+        evaluate.run(params, "own", "csp", 0)
+    after = load_inputs(params, "own", paths)  # part of the key by which interrupted training continues
+    assert before.identity != after.identity and before.identity["manifest"] == after.identity["manifest"]
+
+
+@pytest.mark.parametrize("change", [{"feasibility": "words"}, {"feasibility": "none"}, {"thresholds": 7}])
+def test_a_run_calibrated_by_another_rule_is_not_evaluated(project: Path, change: dict[str, object]) -> None:
+    params = load_params()
+    params = params.model_copy(update={"evaluation": params.evaluation.model_copy(update=change)})
+    with pytest.raises(DuplexError, match=f"calibration is .* instead of .*{next(iter(change.values()))!r}"):
+        evaluate.run(params, "own", "csp", 0)
+
+
+def test_the_files_of_another_run_are_reported(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert compare(capfd) == ""
+    own = ArtifactPaths().run("own", "csp", 1).root
+    for name in ("metrics.json", "predictions.csv", "curve.csv"):
+        shutil.copy(ArtifactPaths().run("own", "clip", 1).root / name, own / name)
+    assert "own/csp/1 is not csp with seed 1 as params.yaml has it: its metrics.json is of another" in compare(capfd)
+    report.run(load_params())
+    assert "is not of csp as params.yaml has it: its metrics.json is of another checkpoint" in capfd.readouterr().err
+    shutil.rmtree(own)
+    shutil.copytree(own.with_name("0"), own)
+    assert "own/csp/1 is not csp with seed 1 as params.yaml has it: seed is 0 instead of 1" in compare(capfd)
+
+
+def test_doubled_lines_and_rounded_margins_are_not_compared(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = ArtifactPaths().run("own", "csp", 0).predictions
+    table = pd.read_csv(file)
+    for changed, message in (
+        (pd.concat([table, table]), "has two lines of one image"),
+        (table.assign(margin=table["margin"].round(0)), r"the margins in .* give an AUC of .* and metrics\.json has"),
+    ):
+        changed.to_csv(file, index=False)
+        with pytest.raises(DuplexError, match=message):
+            compare(capfd)
