@@ -70,7 +70,10 @@ def _read_record(file: Path) -> Record:
 
 
 def _content_digest(source: SourceOptions) -> str | None:
-    """Return a digest of the content of a source; None for the drawn benchmark, or if it is not on this machine."""
+    """Return a digest of the table, lists or file names that a data set is read from.
+
+    None for the drawn benchmark, or if the data set is not on this machine.
+    """
     if source.table is not None:
         return sha256(source.table) if source.table.is_file() else None
     if source.kind == "shapes" or not source.root.is_dir():

@@ -31,7 +31,7 @@ def stored_checksums(file: Any, name: str, rows: Any = slice(None)) -> Checksums
 
 
 def contents_digest(file: Any) -> str:
-    """Return a digest of the CLS features of all rows of an open cache, and of the status of each row."""
+    """Return one digest of all images' CLS features in an open cache, and of which images could not be read."""
     return hashlib.sha256(stored_checksums(file, "cls").tobytes()).hexdigest()
 
 

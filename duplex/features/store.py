@@ -78,7 +78,7 @@ def open_features(path: Path | str, expect: Mapping[str, str | None] | None = No
 
 
 def read_contents_digest(path: Path) -> str:
-    """Return the digest of the features in a finished cache, from its stored checksums; the features are not read."""
+    """Return a digest of the features in a finished cache. It is computed from their stored checksums, hence fast."""
     with open_cache(path) as file:
         return contents_digest(file)
 

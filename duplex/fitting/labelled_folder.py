@@ -101,7 +101,7 @@ def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.D
 
 
 def _contents(frame: pd.DataFrame, digests: pd.Series, root: Path) -> pd.Series:
-    """Return the key of each row's image content; for a file that is no image, the sha256 in `digests`."""
+    """Return a key for each row that is equal for images with equal pixels; for other files, the sha256."""
     keys = pd.Series(content_keys(root, frame["image"].tolist()), index=frame.index, dtype=object)
     return keys.where(keys != frame["image"], digests)
 

@@ -37,7 +37,7 @@ TIMED_IMAGES = 64
 
 
 def finetuned_recipes(spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES) -> list[list[Recipe]]:
-    """Return the recipes that train a method together with the last blocks of the image tower.
+    """Return training recipes in which a method and the last blocks of the image tower are trained together.
 
     The result has one list per number of blocks in `depths`, with one recipe per learning rate in `rates`. Recipes
     train as `spec` does, except for the schedule: at most `EPOCHS` epochs, along half a cosine.
@@ -103,7 +103,7 @@ class BlockCost:
 
 
 def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
-    """Measure how many seconds per image it takes to fine-tune an encoder's last `blocks` blocks, and to apply them.
+    """Measure the seconds per image of training and of applying an encoder's last blocks, `blocks` of them trained.
 
     Random numbers stand in for images. The fastest of three passes counts.
 

@@ -31,7 +31,7 @@ class RunFacts:
 
 
 def read_notes(card: Path) -> str:
-    """Return the text that the user wrote after the last generated line of a model card; empty without a card."""
+    """Return what the user wrote below the generated text of a model card; empty if there is no card."""
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     return text.partition(NOTES)[2]
 

@@ -216,7 +216,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Return whether a process with this number exists."""
+    """Return whether a process with the number `process` (its PID) exists on this machine."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

@@ -179,11 +179,11 @@ def best_bias(margins: Margins) -> float:
 
 
 def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Confidence:
-    """Fit the two numbers that turn a method's scores into probabilities, on validation images.
+    """Fit temperature and log-odds of new pairs, which turn a method's scores into probabilities.
 
-    These are the temperature, by which log probabilities are divided, and the log-odds added to pairs without training
-    images. Candidates are those of the closed world. Of many images, evenly spaced ones are used, as many as fit into
-    one block of scores: enough for two numbers.
+    Log probabilities are divided by the temperature; the log-odds are added to those of pairs without training images.
+    Both are fitted on validation images, among the candidates of the closed world. Of many images, evenly spaced ones
+    are used, as many as fit into one block of scores: enough for two numbers.
     """
     candidates = labels.candidates("closed", "val")
     images = len(val.rows)

@@ -41,7 +41,10 @@ def make_optimiser(
 
 
 def _check_parameters(place: str, optimiser: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Raise `DuplexError`, naming `place`, for an optimiser that lacks a trained parameter or needs a closure."""
+    """Raise `DuplexError` if a user's optimiser misses a parameter that is to be trained, or is LBFGS.
+
+    place: where the optimiser comes from, for the message.
+    """
     if isinstance(optimiser, torch.optim.LBFGS):
         raise DuplexError(f"{place} returned LBFGS, which computes losses itself; expected an optimiser such as Adam")
     trained = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
