@@ -78,6 +78,7 @@ def detect_source(path: Path, split: SplitOptions | None = None, root: Path | No
 
 
 FORMS = "`state/object/image.jpg` or `state object/image.jpg`"
+SPLIT_FOLDERS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
 
 
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
@@ -101,6 +102,12 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     if frame["depth"].nunique() > 1:
         deep, flat = (frame.loc[frame["depth"] == depth, "image"].iloc[0] for depth in (3, 2))
         raise DuplexError(f"{root} mixes {deep!r} and {flat!r}; use one of {FORMS} for all")
+    if frame["state"].nunique() > 1 and set(frame["state"].str.lower()) <= SPLIT_FOLDERS:
+        found = ", ".join(sorted(frame["state"].unique()))
+        raise DuplexError(
+            f"{root}: its folders {found} are splits and no states; list the images in a table with the columns image, "
+            "state, object and split"
+        )
     notes = {f"files skipped ({skipped})": sum(counts.values())} if skipped else {}
     return frame[["image", "state", "object"]].astype(str), notes
 

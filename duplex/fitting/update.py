@@ -253,7 +253,9 @@ def _known_images(known: KnownImages, before: ClassStatistics, cls: Tensor, comp
 def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[str, Any], new: NewImages) -> None:
     """Write the updated model: its own files, and copies of those that an update does not change."""
     config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
-    config = with_checksum({**config, "labels": updated.labels.to_dict(), "tensors": digest(updated.tensors)})
+    files = {name: checksum for name, checksum in config.get("files", {}).items() if name not in STALE}
+    changes = {"labels": updated.labels.to_dict(), "tensors": digest(updated.tensors), "files": files}
+    config = with_checksum({**config, **changes})
     entry = {"images": len(new.rows), "contents": new.digests}
     fit = {**record, "updates": [*record.get("updates", []), entry]}
     metrics = record["measured"]["metrics"]

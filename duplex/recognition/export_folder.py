@@ -23,7 +23,7 @@ from duplex.recognition.onnx_files import EXAMPLE as ONNX_EXAMPLE
 from duplex.recognition.onnx_files import TOWER, TRAINED
 from duplex.recognition.sources import CONFIG, FINETUNED_FORMAT, FORMAT, TENSORS, first_line, read_config
 from duplex.recognition.trained import TrainedModel
-from duplex.system.files import replace_folder, save_tensors
+from duplex.system.files import replace_folder, save_tensors, sha256
 from duplex.training.checkpoint import digest, with_checksum
 
 README, EXAMPLE, FORMULA = "README.md", "recognize.py", "score_formula.py"
@@ -42,8 +42,11 @@ def export(
         raise UsageError(f"{trained.where} has an encoder with random weights, for trials; train with a pretrained one")
     tensors = exported_tensors(trained, world)
     options = None if trained.finetuned is None else trained.finetuned.options.to_dict()
-    config = with_checksum(
-        {
+    with replace_export(out) as folder:
+        save_tensors(folder / TENSORS, tensors)
+        (folder / TENSORS).chmod(0o644)  # safetensors writes files that their owner alone may read
+        add_files(folder)
+        fields = {
             "format": FORMAT if options is None else FINETUNED_FORMAT,
             "kind": trained.kind,
             "world": world,
@@ -53,11 +56,9 @@ def export(
             "confidence": trained.confidence.to_dict(),
             **({} if options is None else {"finetune": options}),
             "tensors": digest(tensors),
+            "files": {name: sha256(folder / name) for name in (TRAINED, TOWER) if (folder / name).is_file()},
         }
-    )
-    with replace_export(out) as folder:
-        save_tensors(folder / TENSORS, tensors)
-        (folder / TENSORS).chmod(0o644)  # safetensors writes files that their owner alone may read
+        config = with_checksum(fields)
         (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         (folder / README).write_text(model_card(config, tensors, facts, read_notes(out / README)), encoding="utf-8")
         shutil.copyfile(score_formula.__file__, folder / FORMULA)
@@ -65,7 +66,6 @@ def export(
         (folder / EXAMPLE).write_text(
             example.replace(score_formula.__name__, FORMULA.removesuffix(".py")), encoding="utf-8"
         )
-        add_files(folder)
 
 
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from duplex.layers.score_formula import answer_logits, score_terms, unit
@@ -29,8 +30,11 @@ def digest(t: Any) -> str:
 
 def load_model(folder: Path) -> tuple[Any, Any]:
     """Return the tensors and the config of an exported model; print one line and exit if either was changed."""
-    t = load_file(folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        t = load_file(folder / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, SafetensorError) as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {folder} has no readable model ({error}); export the run again")
     fields = {key: value for key, value in config.items() if key != "checksum"}
     checksum = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     whole = {"config.json": config.get("checksum") == checksum, "model.safetensors": config.get("tensors") == digest(t)}
@@ -38,6 +42,14 @@ def load_model(folder: Path) -> tuple[Any, Any]:
         if not is_whole:
             sys.exit(f"{Path(sys.argv[0]).name}: {folder / name} is damaged or of another model; export the run again")
     return t, config
+
+
+def require_exported(path: Path, config: Any) -> Path:
+    """Return the path of a file of the export; print one line and exit unless it is the file that was exported."""
+    expected = config["files"].get(path.name)
+    if expected is None or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+        sys.exit(f"{Path(sys.argv[0]).name}: {path} is missing, damaged or of another model; export the run again")
+    return path
 
 
 def read_features(path: str, width: int) -> Any:

@@ -10,7 +10,7 @@ import onnxruntime
 from PIL import Image, ImageOps
 
 from duplex.layers.score_formula import answer_logits
-from duplex.recognition.numpy_example import load_model
+from duplex.recognition.numpy_example import load_model, require_exported
 
 RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
@@ -45,7 +45,8 @@ def main() -> None:
         sys.exit("usage: see.py IMAGE [IMAGE ...]")
     folder = Path(__file__).parent
     t, config = load_model(folder)
-    tower, trained = (onnxruntime.InferenceSession(folder / name) for name in ("encoder.onnx", "trained.onnx"))
+    files = [require_exported(folder / name, config) for name in ("encoder.onnx", "trained.onnx")]
+    tower, trained = map(onnxruntime.InferenceSession, files)
     preprocess = json.loads(config["encoder"]["preprocessing"])
     batch = np.stack([pixels(open_image(name), preprocess) for name in sys.argv[1:]])
     (features,) = tower.run(None, {"pixels": batch})

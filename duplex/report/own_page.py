@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from duplex.evaluation.answered_images import AnsweredImages
@@ -47,6 +48,13 @@ class OwnData:
         """Whether every split has features, from which the closed form is fitted and measured."""
         return all(split in self.examples and len(self.examples[split]) for split in SPLITS)
 
+    @property
+    def readable(self) -> pd.DataFrame:
+        """The rows of the manifest without images that could not be read; all rows if there are no features."""
+        if not self.has_features:
+            return self.manifest
+        return self.manifest.iloc[np.sort(np.concatenate([self.examples[split].rows for split in SPLITS]))]
+
 
 def write_page(data: OwnData, path: Path) -> Path:
     """Write the page of a data set to the file `path`, with thumbnails embedded, and return `path`."""
@@ -58,7 +66,7 @@ def own_report(data: OwnData) -> Report:
     """Build the report of one data set; sections without data are left out."""
     labels, manifest, answered = data.labels, data.manifest, data.answered
     thumbnails = _thumbnails(data)
-    train = manifest[manifest["split"] == "train"]
+    train = data.readable[data.readable["split"] == "train"]
     sections: list[tuple[str, str, Sequence[ReportPart | None]]] = []
     if answered is not None and len(answered):
         codes = labels.index(train["state"].tolist(), train["object"].tolist())
@@ -88,10 +96,10 @@ def _thumbnails(data: OwnData) -> Thumbnails | None:
 
 def _facts(data: OwnData) -> list[tuple[str, str]]:
     """Return the numbers at the top of the page as (name, text): counts of the data set, accuracy of the model."""
-    counts = data.manifest["split"].value_counts()
-    pairs = len(data.manifest[["state", "object"]].drop_duplicates())
+    counts = data.readable["split"].value_counts()
+    pairs = len(data.readable[["state", "object"]].drop_duplicates())
     facts = [
-        ("images", f"{len(data.manifest):,}"),
+        ("images", f"{len(data.readable):,}"),
         ("train / val / test", " / ".join(f"{int(counts.get(split, 0)):,}" for split in SPLITS)),
         ("states", f"{len(data.labels.states):,}"),
         ("objects", f"{len(data.labels.objects):,}"),

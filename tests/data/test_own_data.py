@@ -203,6 +203,7 @@ def test_parquet_cells_must_be_text(tmp_path: Path, column: list[object], says: 
         (["x.jpg"], "does not lie in"),
         (["a/b/c/x.jpg"], "does not lie in"),
         (["red car/x.jpg", "red/car/y.jpg"], "mixes"),
+        (["train/car/x.jpg", "Val/car/y.jpg"], "are splits and no states"),
         (["very red car/x.jpg"], "is not two words"),
         (["car/x.jpg"], "is not two words"),
         (["red/---/x.jpg", "__/car/x.jpg"], "no word for a prompt"),

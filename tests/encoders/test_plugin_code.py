@@ -16,7 +16,7 @@ from duplex.features import extraction
 from duplex.features.store import PartialCache, open_features
 from duplex.fitting import fit_folder, folder_recipes
 from duplex.fitting.update import update_model
-from tests.fitting.test_fit_folder import only_the_first
+from tests.fitting.searches import only_the_first
 from tests.recognition.drawn_folder import draw_folder, draw_pair
 
 MODULE = """

@@ -1,4 +1,4 @@
-"""`duplex fit`: from a folder to a model, killed and continued, with corrected labels, and for data that do not fit."""
+"""`duplex fit`: from a folder to a model, killed and continued, and with corrected labels."""
 
 from __future__ import annotations
 
@@ -9,29 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
-from PIL import Image
 
 from duplex import Recognizer
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extraction
-from duplex.fitting import encoder_choice, fit_folder, folder_recipes
-from duplex.fitting.encoder_choice import choose_encoder
-from duplex.fitting.labelled_folder import read_labelled_folder
+from duplex.fitting import fit_folder, folder_recipes
 from duplex.library import recipe_runs
-from duplex.library.recipe_search import Recipe
 from duplex.recognition.fitted_files import read_fit
 from duplex.training.checkpoint import read_record
-from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_folder, draw_pair
+from tests.fitting.searches import only_the_first
+from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
 from tests.subprocesses import duplex, start_duplex
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw_folder(tmp_path_factory.mktemp("drawn") / "shop")
 
 
 @pytest.fixture(scope="module")
@@ -242,81 +233,6 @@ def test_further_images_alone_are_encoded(fitted, drawn, tmp_path, monkeypatch):
     assert report.rows - report.resumed == 3
 
 
-def only_the_first(self: folder_recipes.FolderRecipes, began: float):
-    """Levels of a search that trains nothing."""
-    yield [Recipe("nothing trained", self._spec(folder_recipes.NOTHING_TRAINED))]
-
-
-# -- data and machines that do not fit ------------------------------------------------------------------------------
-
-
-def one_state(root: Path) -> None:
-    for thing in OBJECTS:
-        draw_pair(root, "red", thing, range(4))
-
-
-def one_object(root: Path) -> None:
-    for state in STATES:
-        draw_pair(root, state, "star", range(4))
-
-
-def one_image_per_pair(root: Path) -> None:
-    draw_folder(root, images=1)
-
-
-def no_unseen_pair_possible(root: Path) -> None:
-    for state, thing in (("red", "star"), ("blue", "moon"), ("green", "heart")):
-        draw_pair(root, state, thing, range(4))
-
-
-def duplicates_across_labels(root: Path) -> None:
-    draw_folder(root, images=2)
-    shutil.copy(root / "red" / "star" / "0000.png", root / "blue" / "heart" / "copy.png")
-
-
-def nothing(root: Path) -> None:
-    root.mkdir()
-
-
-BAD = {
-    one_state: "has one state, 'red'",
-    one_object: "has one object, 'star'",
-    one_image_per_pair: "has no image of a seen pair",
-    no_unseen_pair_possible: "can be held out",
-    duplicates_across_labels: "have two labels, first",
-    nothing: "holds no images",
-}
-
-
-@pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
-def test_data_that_cannot_be_fitted_are_one_line_and_leave_nothing(tmp_path, make):
-    make(tmp_path / "shop")
-    done = duplex("fit", tmp_path / "shop", "--encoder", "tiny", cwd=tmp_path)
-    assert done.returncode in (1, 2)
-    lines = [line for line in done.stderr.splitlines() if "reading images" not in line]
-    assert len(lines) == 1, done.stderr
-    assert BAD[make] in lines[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["shop"]
-
-
-def test_duplicates_within_a_label_are_used_once(tmp_path):
-    draw_folder(tmp_path / "shop", images=4)
-    shutil.copy(tmp_path / "shop" / "red" / "star" / "0000.png", tmp_path / "shop" / "red" / "star" / "copy.png")
-    data = read_labelled_folder(tmp_path / "shop")
-    assert len(data.manifest) == len(set(data.digests)) == 4 * (len(STATES) * len(OBJECTS) - len(LACKING))
-    assert data.notes == ("1 images with the content of another: red/star/copy.png",)
-
-
-def test_missing_images_of_a_table_are_named(tmp_path):
-    paths = sorted(draw_folder(tmp_path / "shop", images=4).glob("*/*/*.png"))
-    names = [path.relative_to(tmp_path / "shop") for path in paths]
-    rows = [f"{name},{name.parts[0]},{name.parts[1]}\n" for name in names]
-    (tmp_path / "shop.csv").write_text("image,state,object\n" + "".join([*rows, "no.png,red,star\n"]))
-    assert read_labelled_folder(tmp_path / "shop.csv", tmp_path / "shop").notes == (
-        "1 images that are missing: no.png",
-    )
-
-
 def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
     folder, images = tmp_path / "shop", 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
     shutil.copytree(drawn, folder)
@@ -331,14 +247,6 @@ def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
     card = (model / "README.md").read_text(encoding="utf-8")
     listed = [line.split("|")[2] for line in card.splitlines() if line.startswith("|") and "images" in line]
     assert sum(map(float, listed)) == images - 1
-
-
-def test_few_contents_with_two_labels_are_left_out(tmp_path):
-    draw_folder(tmp_path / "shop", images=16)
-    shutil.copy(tmp_path / "shop" / "red" / "star" / "0000.png", tmp_path / "shop" / "blue" / "heart" / "copy.png")
-    data = read_labelled_folder(tmp_path / "shop")
-    assert data.notes == ("2 images whose copies have another label: blue/heart/copy.png, red/star/0000.png",)
-    assert not {"red/star/0000.png", "blue/heart/copy.png"} & set(data.manifest["image"])
 
 
 def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):
@@ -360,130 +268,9 @@ def test_a_full_disk_is_one_line_and_leaves_no_model(tmp_path, drawn, monkeypatc
     assert not (tmp_path / "model").exists()
 
 
-def test_words_that_the_encoder_lacks_are_named(tmp_path):
-    draw_folder(tmp_path / "shop", images=4)
-    (tmp_path / "shop" / "red").rename(tmp_path / "shop" / "rusty")
-    with pytest.raises(UsageError, match="does not know the words rusty"):
-        fit_folder.fit_folder(tmp_path / "shop", tmp_path / "model", encoder="tiny", say=lambda _: None)
-
-
-@pytest.mark.parametrize(
-    ("encoder", "weights", "message"),
-    [(None, "openai", "the weights 'openai' are of no encoder; name it with --encoder"),
-     ("ViT-B-32", "random:1", "the weights random:1 are random, for trials of a project")],
-)  # fmt: skip
-def test_weights_that_make_no_model_are_refused_before_any_work(tmp_path, drawn, encoder, weights, message):
-    with pytest.raises(UsageError, match=message):
-        fit_folder.fit_folder(drawn, tmp_path / "out", encoder=encoder, weights=weights, say=lambda _: None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_images_that_are_nowhere_are_named(tmp_path, drawn):
-    (drawn.parent / "t.csv").write_text("image,state,object\nred\\star\\0.png,red,star\n")
-    with pytest.raises(UsageError, match=r"none of its 1 images exists below .*, such as 'red\\\\star\\\\0.png'"):
-        fit_folder.fit_folder(drawn.parent / "t.csv", tmp_path / "out", say=lambda _: None)
-
-
 def test_time_must_be_more_than_nothing(tmp_path, drawn):
     with pytest.raises(UsageError, match="minutes is 0"):
         fit_folder.fit_folder(drawn, tmp_path / "model", minutes=0)
-
-
-# -- the encoder ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def offers(monkeypatch):
-    """Set which weights are on disk and whether others are within reach."""
-
-    def set_to(on_disk: set[str], reachable: bool) -> None:
-        from duplex.encoders.families import MissingWeights
-
-        def missing(name: str, _: str) -> MissingWeights | None:
-            return None if name in on_disk else MissingWeights("https://example.org", 10**9)
-
-        monkeypatch.setattr(encoder_choice, "missing_weights", missing)
-        monkeypatch.setattr(encoder_choice, "is_reachable", lambda _: reachable)
-
-    return set_to
-
-
-@pytest.mark.parametrize(
-    ("gpu", "images", "name"),
-    [(True, 100_000, "ViT-L-14-quickgelu"), (False, 1_000, "ViT-L-14-quickgelu"),
-     (False, 10_000, "ViT-B-16-quickgelu"), (False, 1_000_000, "ViT-B-32-quickgelu")],
-)  # fmt: skip
-def test_the_best_encoder_that_fits_the_device_and_the_images_is_chosen(offers, drawn, gpu, images, name):
-    offers({offer.name for offer in encoder_choice.OFFERS}, reachable=False)
-    labels = read_labelled_folder(drawn).labels
-    choice = choose_encoder(labels, images, gpu=gpu, cores=2)
-    assert choice.entry.name == name
-    assert "weights on disk" in choice.reason
-
-
-def test_weights_on_disk_come_before_better_ones_within_reach(offers, drawn):
-    offers({"ViT-B-32-quickgelu"}, reachable=True)
-    labels = read_labelled_folder(drawn).labels
-    assert choose_encoder(labels, 10, gpu=True, cores=2).entry.name == "ViT-B-32-quickgelu"
-
-
-def test_the_packaged_encoder_is_taken_where_it_knows_the_words(offers, drawn):
-    offers(set(), reachable=True)
-    assert choose_encoder(read_labelled_folder(drawn).labels, 10, gpu=False, cores=2).entry.name == "tiny"
-
-
-def test_without_any_encoder_one_line_says_what_to_do(offers, tmp_path):
-    draw_folder(tmp_path / "shop", images=4)
-    (tmp_path / "shop" / "red").rename(tmp_path / "shop" / "rusty")
-    offers(set(), reachable=False)
-    with pytest.raises(UsageError, match="--encoder local-dir:FOLDER") as caught:
-        fit_folder.fit_folder(tmp_path / "shop", tmp_path / "model", say=lambda _: None)
-    assert "\n" not in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["shop"]
-    offers(set(), reachable=True)
-    choice = choose_encoder(read_labelled_folder(tmp_path / "shop").labels, 10, gpu=False, cores=2)
-    assert "1.0 GB to download" in choice.reason
-
-
-def test_words_longer_than_the_context_are_refused_before_anything_is_encoded(drawn, tmp_path):
-    shop = tmp_path / "shop"
-    shutil.copytree(drawn, shop)
-    (shop / "red").rename(shop / " ".join(["red"] * 12))
-    with pytest.raises(UsageError, match="pairs have a longer prompt than tiny reads, the first 'red red"):
-        fit_folder.fit_folder(shop, tmp_path / "model", encoder="tiny", say=lambda line: None)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["shop"]
-
-
-def save_as_bmp(image: Path, copy: Path) -> None:
-    with Image.open(image) as pixels:
-        pixels.save(copy)
-
-
-def test_images_with_equal_pixels_are_used_once(drawn, tmp_path):
-    shop = tmp_path / "shop"
-    shutil.copytree(drawn, shop)
-    before = read_labelled_folder(shop)
-    for path in list(shop.rglob("*.png")):
-        save_as_bmp(path, path.with_name(f"{path.stem}.z.bmp"))
-    data = read_labelled_folder(shop)
-    assert data.manifest.equals(before.manifest) and data.digests == before.digests
-    assert data.notes[0].startswith(f"{len(before.digests)} images with the content of another: ")
-
-
-def test_equal_pixels_with_another_label_or_in_another_split_are_no_images_of_their_own(drawn, tmp_path):
-    shop = tmp_path / "shop"
-    shutil.copytree(drawn, shop)
-    save_as_bmp(shop / "red" / "star" / "0000.png", shop / "red" / "star" / "copy.bmp")
-    rows = read_labelled_folder(shop).manifest
-    table = rows[rows["image"] != "red/star/copy.bmp"]
-    copy = table[table["image"] == "red/star/0000.png"].assign(image="red/star/copy.bmp", split="test")
-    pd.concat([table, copy]).to_csv(tmp_path / "shop.csv", index=False)
-    data = read_labelled_folder(tmp_path / "shop.csv", shop)
-    assert "red/star/copy.bmp" not in set(data.manifest["image"]) and len(data.manifest) == len(table)
-    for number in range(8):
-        save_as_bmp(shop / "red" / "star" / f"{number:04d}.png", shop / "blue" / "heart" / f"{number}.bmp")
-    with pytest.raises(UsageError, match=r"8 images have two labels, first .*, whose pixels are equal; keep one label"):
-        read_labelled_folder(shop)
 
 
 def test_a_page_of_someone_else_is_not_replaced(drawn, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from duplex.recognition.fitted_files import STATISTICS, read_fit, read_statistic
 from duplex.recognition.trained import ExportedModel
 from duplex.system.files import sha256
 from duplex.system.lock import sole_writer
-from tests.fitting.test_fit_folder import only_the_first
+from tests.fitting.searches import only_the_first
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.subprocesses import duplex
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from duplex.errors import UsageError
+from duplex.features.examples import Examples
 from duplex.report.own_page import own_report, write_page
 from duplex.report.page import render_markdown
 from duplex.stages import own_page, report
@@ -47,6 +48,15 @@ def test_the_page_has_every_section_and_its_numbers(data, written) -> None:
     assert "This is an extrapolation" in text and "Gain = e V / (1 + V)" in text
     assert len(page.all("img")) > 20 and all(e.attributes["src"].startswith("data:") for e in page.all("img"))
     assert not [e for e in page.elements if e.attributes.get("href", "#")[0] not in "#d"]
+
+
+def test_images_that_could_not_be_read_are_not_counted(data) -> None:
+    train = data.examples["train"]
+    read = Examples(train.rows[2:], {"cls": train.cls[2:]}, train.compositions[2:])
+    report = own_report(replace(data, examples={**data.examples, "train": read}))
+    counts = data.manifest["split"].value_counts()
+    assert dict(report.facts)["images"] == f"{len(data.manifest) - 2:,}"
+    assert dict(report.facts)["train / val / test"].startswith(f"{counts['train'] - 2:,} / ")
 
 
 def test_confusion_matrices_hold_the_counts_of_all_test_images(data, written) -> None:
