@@ -6,6 +6,7 @@ modules of all commands (tests/warm.py): for tests of what a command does, not o
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -72,7 +73,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its exit code is on its way
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
