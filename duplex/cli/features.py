@@ -47,7 +47,10 @@ def extract(
     block_inputs: Annotated[
         int | None, typer.Option(min=0, help="Number of last blocks of the image tower whose inputs are stored.")
     ] = None,
-    bits: Annotated[int | None, typer.Option(help="Bits per stored number of the block inputs: 16 or 8.")] = None,
+    bits: Annotated[
+        int | None,
+        typer.Option(help="Bits per number of the block inputs (stored inputs of blocks to fine-tune): 16 or 8."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Encode only this many images, the first ones.")] = None,
     shard: Annotated[str | None, typer.Option(help="k/N: encode only shard k of N, counted from 0.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: the data set's own cache.")] = None,

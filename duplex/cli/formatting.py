@@ -20,7 +20,7 @@ def print_json(record: object) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """Return one line per issue of a data set, per note of its reader and per difference from published counts."""
+    """Return one line per issue of a data set, per note from reading it and per difference from published counts."""
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"left out or short: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]

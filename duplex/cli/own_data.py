@@ -60,7 +60,9 @@ def add(
         str | None,
         typer.Option(help="auto: choose the number of fine-tuned encoder blocks by validation; default: none."),
     ] = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the data set to run.datasets.")] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Do not add the data set to run.datasets of params.yaml.")
+    ] = False,
 ) -> None:
     """Check a data set, print its statistics, and add it to params.yaml.
 
@@ -134,7 +136,9 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
 def split(
     name: DatasetName,
     splits: Annotated[int, typer.Option(min=1, max=100, help="Number of re-splits.")] = 5,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the new data sets to run.datasets.")] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Do not add the new data sets to run.datasets of params.yaml.")
+    ] = False,
 ) -> None:
     """Add data sets NAME-split1, NAME-split2, … to params.yaml, each with another random choice of unseen pairs.
 
@@ -197,7 +201,7 @@ def remove(
 def _encoder_entry(
     name: str | None, weights: str | None, known: DatasetParams | None, features: Path | None
 ) -> dict[str, Any]:
-    """Return a data set's `encoder` entry: from the options, else the existing entry, else the paper's encoder.
+    """Return a data set's `encoder` entry: from the options, else the existing entry, else the Duplex paper's encoder.
 
     Features of an unknown encoder (--encoder none, or no --encoder) get the encoder name `imported`.
     """
@@ -231,7 +235,7 @@ def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], ima
     from duplex.artifacts import ArtifactPaths
     from duplex.encoders import load_encoder, missing_weights
     from duplex.features.identity import IMPORTED
-    from duplex.library.finetuned_recipes import block_room
+    from duplex.library.finetuned_recipes import finetunable_blocks
 
     require(finetune, ("auto",), "--finetune")
     name, weights = encoder["name"], encoder.get("weights")
@@ -241,7 +245,7 @@ def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], ima
         raise UsageError("--finetune auto is for images; the encoder of imported features is unknown")
     if missing_weights(name, weights) is not None:
         raise UsageError(f"--finetune auto loads {name}, whose weights are not on disk; download them first")
-    room = block_room(load_encoder(name, weights, towers="image"), images, ArtifactPaths.root)
+    room = finetunable_blocks(load_encoder(name, weights, towers="image"), images, ArtifactPaths.root)
     found = f"up to {room.depth} blocks" if room.depth else "none"
     typer.echo(f"fine-tuning: {found}; {room.reason}", err=True)
     return room.depth

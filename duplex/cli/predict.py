@@ -53,7 +53,9 @@ def predict(
         str | None,
         typer.Option("--model", "-m", help="A run's folder, an exported one, or hf-hub:OWNER/NAME; default: best run."),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of compositions per image.")] = 3,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="Number of compositions to print per image, the most probable first.")
+    ] = 3,
     world: World = None,
     new_share: NewShare = None,
     add: Add = None,

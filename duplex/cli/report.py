@@ -56,7 +56,7 @@ def retrieve(
     dataset: Dataset,
     method: Method = None,
     seed: Seed = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of images per prototype.")] = 4,
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of nearest images to show per prototype.")] = 4,
     as_json: AsJson = False,
 ) -> None:
     """Print the test images nearest to a pair's semantic and visual prototypes, side by side."""
@@ -83,7 +83,7 @@ def swap(
     dataset: Dataset,
     method: Method = None,
     seed: Seed = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of test images to print.")] = 5,
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of test images to print answers of.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Print the test images nearest to the state of one image combined with the object of another."""

@@ -22,7 +22,9 @@ MAX_SEEDS = 10_000  # of a range
 @app.command()
 def sweep(
     datasets: Annotated[str | None, typer.Option(help="Data sets, comma-separated; default: run.datasets.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Methods, comma-separated; default: run.methods.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, comma-separated; default: run.methods of params.yaml.")
+    ] = None,
     seeds: Annotated[
         str | None, typer.Option(help="Seeds, comma-separated, or a range such as 0-4; default: run.seeds.")
     ] = None,

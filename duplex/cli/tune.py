@@ -21,7 +21,9 @@ def tune(
     grid: Annotated[
         list[str], typer.Option(help="Setting and values to try, such as learning_rate=3e-4,1e-3; can be repeated.")
     ],
-    methods: Annotated[str | None, typer.Option(help="Methods, comma-separated; default: run.methods.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, comma-separated; default: run.methods of params.yaml.")
+    ] = None,
     dataset: Annotated[
         str | None, typer.Option("--dataset", "-d", help="Data set; default: the first of run.datasets.")
     ] = None,
@@ -29,7 +31,10 @@ def tune(
         str, typer.Option(help="Seeds, comma-separated, or a range such as 100-104; do not reuse run.seeds.")
     ] = "100,101",
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Number of worker processes; default: as for `duplex sweep`.")
+        int | None,
+        typer.Option(
+            min=1, help="Number of worker processes; default: one per GPU; without GPU, by cores and threads."
+        ),
     ] = None,
     write: Annotated[bool, typer.Option("--write", help="Write each method's best settings to params.yaml.")] = False,
     as_json: AsJson = False,

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from duplex.errors import UsageError
 from duplex.labels import WORLDS, World
-from duplex.system.renamed import renamed_key, renamed_method
+from duplex.system.renamed import renamed_key, renamed_method_hint
 
 DEFAULT_KIND = "duplex"
 SHARED_KEYS = {"kind", "extends", "world", "shown_as", "per_dataset"}  # cannot be in a table of `per_dataset`
@@ -93,7 +93,7 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
         return record
     base = record["extends"]
     if not isinstance(base, str) or base not in methods:
-        hint = renamed_method(str(base)) or f"known methods: {', '.join(methods)}"
+        hint = renamed_method_hint(str(base)) or f"known methods: {', '.join(methods)}"
         raise UsageError(f"{place}.extends is {base!r}; {hint}")
     if base in path:
         raise UsageError(f"{place}.extends: {' -> '.join((*path, base))} is a circle; remove one `extends`")

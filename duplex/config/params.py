@@ -32,7 +32,7 @@ from duplex.options import (
     finetune_options,
 )
 from duplex.system.precision import Precision
-from duplex.system.renamed import renamed_key, renamed_method
+from duplex.system.renamed import renamed_key, renamed_method_hint
 
 PACKAGE = Path(__file__).parents[1]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$"
@@ -290,7 +290,7 @@ def shipped_project() -> Path:
 
 def require_method(name: str, known: Mapping[str, MethodEntry], where: str = "") -> str:
     """Return `name` if it is among `known`. Raises UsageError, with `where` after the word "method" in its message."""
-    if name not in known and (hint := renamed_method(name)):
+    if name not in known and (hint := renamed_method_hint(name)):
         raise UsageError(hint)
     return require(name, known, f"method{where}")
 

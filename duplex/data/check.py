@@ -49,8 +49,8 @@ def check_dataset(dataset: LabelledImages, root: Path) -> list[DataIssue]:
 def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
     """Check a data set's labels without opening images; return all issues, also those with a count of 0.
 
-    The issues are pairs without images, states and objects that training lacks, labels that prompts write alike, and
-    splits that cannot be evaluated.
+    The issues are: pairs without images; states and objects absent from training; different labels with the same text
+    in prompts; and splits that cannot be evaluated.
     """
     labels, manifest = dataset.labels, dataset.manifest
     issues = [_check_splits(dataset)]

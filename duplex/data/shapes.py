@@ -43,7 +43,9 @@ HEAD, SLOPE, TAIL = 240, 0.7, 8  # training images of the r-th pair: max(TAIL, H
 
 
 def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
-    """Return the benchmark's manifest. `scale` in (0, 1] multiplies the images of every pair (at least 1 remains)."""
+    """Return the manifest of the drawn benchmark `shapes`.
+
+    scale: share in (0, 1] of the images of each pair to list; at least one image remains."""
     if not 0 < scale <= 1:
         raise DuplexError(f"scale {scale} is not in (0, 1]; leave it out for the whole benchmark")
     rng = random_stream(seed, "manifest")

@@ -47,7 +47,7 @@ def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
 
 
-def halves(pairs: int, count: int = HALVINGS) -> Bools:
+def pair_halves(pairs: int, count: int = HALVINGS) -> Bools:
     """Return masks [count, pairs] of random halves of the pairs; the same at every call."""
     rng = np.random.default_rng(0)
     ranks = np.array([rng.permutation(pairs) for _ in range(count)])
@@ -66,7 +66,7 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bo
         gain = sum_p g_p / N_u,   SE = sqrt(P / (P - 1) sum_p (g_p - n_p gain)^2) / N_u
     """
     pairs, unseen_images = images.size, int(images.sum())
-    first = halves(pairs) if first_halves is None else first_halves  # [R, P]
+    first = pair_halves(pairs) if first_halves is None else first_halves  # [R, P]
     by_first = wins @ first.T  # [T, R] whole numbers, hence exact
     by_second = wins.sum(axis=1, keepdims=True) - by_first
     threshold = np.where(first, by_second.argmax(axis=0)[:, None], by_first.argmax(axis=0)[:, None])  # [R, P]

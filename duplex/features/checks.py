@@ -102,7 +102,7 @@ def read_identity(file: Any) -> Identity:
     return identity
 
 
-def read_span(file: Any) -> layout.Span:
+def read_row_span(file: Any) -> layout.Span:
     """Return the range of manifest rows that an open cache holds. Raises `InvalidHDF5` if the range is not valid."""
     numbers = [read_attribute(file, key) for key in ("start", "stop", "total")]
     if not all(isinstance(number, int | np.integer) for number in numbers):
@@ -142,7 +142,7 @@ def check_layout(file: Any, path: Path, *, virtual: bool, unfinished: bool = Fal
         unknown = sorted(set(file) - {*names, "identity"})
         if unknown:
             raise InvalidHDF5(f"it holds {unknown[0]!r}, which is no part of a cache")
-        rows = read_span(file).rows
+        rows = read_row_span(file).rows
         for name in names:
             data = find_dataset(file, name, virtual=virtual)
             dimensions, dtype = layout.DATASETS[name]
@@ -185,7 +185,7 @@ def _check_shards(file: Any, path: Path, names: list[str]) -> None:
     for source in file["status"].virtual_sources():
         (start,), (last,) = source.vspace.get_select_bounds()
         with open_cache(path.parent / source.file_name, joined=False) as shard:
-            span, key = read_span(shard), first_difference(read_identity(shard), read_identity(file))
+            span, key = read_row_span(shard), first_difference(read_identity(shard), read_identity(file))
         if key is not None or (span.start, span.stop) != (start, last + 1):
             raise DuplexError(
                 f"{path} joins {source.file_name}, which was extracted again with another {key or 'set of rows'}; "

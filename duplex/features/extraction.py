@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from duplex.errors import DuplexError, UsageError, require
-from duplex.features.checks import check_values, open_cache, read_identity, read_span
+from duplex.features.checks import check_values, open_cache, read_identity, read_row_span
 from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths, split_rows
 from duplex.features.encoding import OutputSpec, encode_batches, report_memory_shortage
 from duplex.features.identity import Identity, cache_identity, first_difference
@@ -179,7 +179,7 @@ def statuses_if_finished(path: Path, identity: Identity, span: Span) -> Statuses
         with open_cache(path) as file:
             key = first_difference(read_identity(file), identity)
             statuses: Statuses = file["status"][...]
-            if key is None and read_span(file) == span and not (statuses == PENDING).any():
+            if key is None and read_row_span(file) == span and not (statuses == PENDING).any():
                 check_values(file, path)
                 return statuses
         why = f"{path} was made with another {key or 'set of rows'}"

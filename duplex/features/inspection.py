@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError, UsageError
-from duplex.features.checks import check_values, open_cache, read_identity, read_span
+from duplex.features.checks import check_values, open_cache, read_identity, read_row_span
 from duplex.features.checksums import read_blocks
 from duplex.features.decoding import ImageRows
 from duplex.features.identity import check_identity, repair_hint
@@ -31,7 +31,7 @@ Vector = NDArray[np.float32]
 def inspect(path: Path) -> dict[str, Any]:
     """Return a cache's identity and its numbers of rows: all, bad by reason, NaN, zero and repeated."""
     with open_cache(path) as file:
-        identity, span, statuses = read_identity(file), read_span(file), file["status"][...]
+        identity, span, statuses = read_identity(file), read_row_span(file), file["status"][...]
         good = statuses == ENCODED
         norms, hashes, nan = np.empty(len(statuses)), np.empty(len(statuses), np.int64), 0
         for rows, values in read_blocks(file, "cls"):
@@ -78,7 +78,7 @@ def verify(
         identity = read_identity(file)
         limit = {key: identity[key] for key in ("limit",) if key in identity}
         check_identity(identity, {**encoder.identity.to_dict(), "manifest": manifest_sha256, **limit}, path)
-        span, statuses = read_span(file), file["status"][...]
+        span, statuses = read_row_span(file), file["status"][...]
         if span.total > len(images):
             raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair_hint(path)}")
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.checks import open_cache, read_identity, read_span
+from duplex.features.checks import open_cache, read_identity, read_row_span
 from duplex.features.checksums import read_rows
 from duplex.features.identity import Identity, extract_command, first_difference
 from duplex.features.layout import PENDING, REQUIRED, Span, partial_path, value_names
@@ -88,7 +88,7 @@ def _read_headers(paths: list[Path]) -> tuple[Identity, list[Span], RowTypes]:
     types: RowTypes = {}
     for path in paths:
         with open_cache(path, joined=False) as file:
-            identity, span = read_identity(file), read_span(file)
+            identity, span = read_identity(file), read_row_span(file)
             if first is not None and (key := first_difference(first, identity)):
                 raise DuplexError(f"{path} was made with another {key} than {paths[0]}; extract it again with --fresh")
             if span.start != (spans[-1].stop if spans else 0) or (file["status"][...] == PENDING).any():
@@ -145,7 +145,7 @@ def copy_matching_cache(source: Path, expected: Identity, out: Path, identity: I
         return False
     try:
         with open_cache(source) as file:
-            span, types = read_span(file), row_types(file)
+            span, types = read_row_span(file), row_types(file)
             finished = span.whole and not (file["status"][...] == PENDING).any()
             if not finished or first_difference(read_identity(file), expected):
                 return False

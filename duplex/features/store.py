@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
-from duplex.features.checks import check_layout, open_cache, read_identity, read_span, refuse_foreign
+from duplex.features.checks import check_layout, open_cache, read_identity, read_row_span, refuse_foreign
 from duplex.features.checksums import contents_digest, read_rows, row_checksums
 from duplex.features.identity import Identity, check_identity, repair_hint
 from duplex.features.layout import (
@@ -64,7 +64,7 @@ def open_features(path: Path | str, expect: Mapping[str, str | None] | None = No
     """
     path = checked_path(path, "the feature cache")
     with open_cache(path) as file:
-        identity, span, statuses = read_identity(file), read_span(file), file["status"][...]
+        identity, span, statuses = read_identity(file), read_row_span(file), file["status"][...]
         if expect is not None:
             check_identity(identity, expect, path)
         if not span.whole:
@@ -111,7 +111,7 @@ class PartialCache:
         with _open_partial(self.partial) as file, hdf5_errors_as_invalid():
             check_layout(file, self.partial, virtual=False, unfinished=True)
             self.identity = read_identity(file)
-            self.span = read_span(file)
+            self.span = read_row_span(file)
             self.statuses: Statuses = file["status"][...]
             self._offset = {name: file[name].id.get_offset() for name in file if name != "identity"}
             self._shape = {name: file[name].shape[1:] for name in self._offset}

@@ -40,10 +40,11 @@ class EncoderChoice:
 
 
 def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> EncoderChoice:
-    """Return the most accurate encoder that encodes the images in half an hour at most.
+    """Choose an encoder that encodes the images in half an hour at most.
 
-    An encoder with weights on disk comes first, then the packaged one if it knows all words of the labels, then one
-    whose weights can be downloaded. Raises `UsageError` if there is none.
+    If there are encoders with weights on disk, the most accurate of them is returned; else the packaged one if it knows
+    all words of the labels; else the most accurate one whose weights can be downloaded. Raises `UsageError` if there is
+    none.
 
     images: number of images.
     gpu: whether a GPU encodes them, for which no time limit holds.

@@ -25,7 +25,7 @@ from duplex.training.resume import saved_epoch
 
 
 @dataclass
-class EveryEpochBetter:
+class LastEpochValidation:
     """Replacement for validation when no image is left for it: every epoch counts as better than the one before.
 
     auc: validation AUC of an earlier run, to be displayed.
@@ -76,7 +76,7 @@ def fit_all_images(
     images = inputs.examples["train"].to(device)
     if chosen.epoch:
         begun = saved_epoch(resume.path) if resume.path is not None else 0
-        result = train(method, images, training, chosen.seed, EveryEpochBetter(chosen.val_auc, begun), resume)
+        result = train(method, images, training, chosen.seed, LastEpochValidation(chosen.val_auc, begun), resume)
     else:  # the untrained method was the best
         result = TrainingResult(0, chosen.val_auc, [], {})
     bias = next(iter((chosen.calibration or {}).values())).bias

@@ -26,7 +26,7 @@ from duplex.library.finetuned_recipes import (
     ImageCounts,
     SearchPlan,
     block_cost,
-    block_room,
+    finetunable_blocks,
     finetuned_recipes,
     plan_search,
 )
@@ -88,7 +88,7 @@ class FolderRecipes:
     def inputs(self) -> ContentInputs:
         """The data set with its split, and the features of its images; encodes what is not in the cache."""
         data, entry = self.data, self.choice.entry
-        room = block_room(self.tower, len(data.manifest), self.cache)
+        room = finetunable_blocks(self.tower, len(data.manifest), self.cache)
         self.say(
             f"fine-tuning: up to {room.depth} blocks; {room.reason}" if room.depth else f"no fine-tuning: {room.reason}"
         )

@@ -36,7 +36,7 @@ def read_labelled_folder(source: Path, images: Path | None = None, seed: int = S
     """Read the labelled images of a folder `state/object/*.jpg`, a table, or a benchmark's folder, and split them.
 
     Copies of an image with the same label are used once; images with two labels are left out. Raises `UsageError` if
-    more than one image in a hundred has two labels, and for data that have no compositional split.
+    more than one image in a hundred has two labels, and for data that cannot be split into seen and unseen pairs.
     """
     description = detect_source(source, SplitOptions(seed=seed), images)
     notes: list[str] = []
@@ -115,7 +115,7 @@ def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.
         copies = kinds[kinds["content"] == twice.iloc[0]].head(2).itertuples()
         named = " and ".join(f"{row.image} ({row.state} {row.object})" for row in copies)
         raise UsageError(
-            f"{source}: {twice.nunique():,} images have two labels, first {named}, whose pixels are equal; "
+            f"{source}: {twice.nunique():,} images occur with two labels, such as {named}, whose pixels are equal; "
             "keep one label of each"
         )
     return mask

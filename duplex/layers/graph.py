@@ -171,7 +171,7 @@ def message_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return sums of weighted messages of one kind into each candidate [C, d], and of their weights [C, 1].
 
-    fusion: learned fusion of factors; None: counterfactuals are sums of features.
+    fusion: module that joins a state and an object feature to the feature of a counterfactual pair; None: their sum.
     """
     m, n = candidates.row, candidates.column  # place of each candidate in the grid [C]
     if kind == "state":
@@ -236,7 +236,7 @@ def refine(
 
     compositions: labels of the batch [B].
     target: all candidates of the world.
-    fusion: learned fusion of factors; None: counterfactuals are sums of features.
+    fusion: module that joins a state and an object feature to the feature of a counterfactual pair; None: their sum.
     messages: kinds of messages to use.
     momentum: weight of the old prototypes, lambda.
     """

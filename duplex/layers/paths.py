@@ -181,5 +181,5 @@ class Paths(nn.Module):
 
     @torch.no_grad()
     def semantic(self, compositions: Ints) -> Tensor:
-        """Return the semantic prototypes of `compositions` [C, d]."""
+        """Return the semantic prototypes (text features of prompts) of `compositions` [C, d]."""
         return self.prompts.encode(np.asarray(compositions)).compositions

@@ -1,8 +1,8 @@
 """Plan which training recipes with fine-tuned blocks a search tries within a time limit.
 
 A recipe is one way to train: a number of last blocks of the encoder's image tower to fine-tune together with the
-method, and the blocks' learning rate. `block_room` finds how many blocks can be fine-tuned at all, `block_cost` times
-them on a few random images, and `plan_search` chooses from these times the recipes that fit into the limit.
+method, and the blocks' learning rate. `finetunable_blocks` finds how many blocks can be fine-tuned at all, `block_cost`
+times them on a few random images, and `plan_search` chooses from these times the recipes that fit into the limit.
 
 The times are measured once, before any training, and callers store the plan. Thus an interrupted search continues with
 the same recipes, even if the machine is faster or slower then.
@@ -63,7 +63,7 @@ class BlockRoom:
     reason: str
 
 
-def block_room(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
+def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
     """Return the largest number of last blocks of the image tower that can be fine-tuned, and what limits it.
 
     Fine-tuning reads what enters these blocks from a cache, computed once per image. So the tower must be of a kind
@@ -173,7 +173,7 @@ def plan_search(
     goes up to the largest number of blocks that the time allows. It also tries all smaller numbers if there is time for
     them, and all learning rates rather than only the first.
 
-    depth: the largest number of blocks that can be fine-tuned (`block_room`).
+    depth: the largest number of blocks that can be fine-tuned (`finetunable_blocks`).
     cost: function that returns the `BlockCost` of a number of blocks.
     sizes: numbers of images.
     epoch_seconds: duration of an epoch without fine-tuned blocks.

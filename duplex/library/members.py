@@ -74,7 +74,9 @@ def _check(spec: MethodSpec, header: CheckpointHeader, seed: int) -> None:
             f"{header.path} is not for the {missing[0]} world, which {spec.name} is for; set `world` of {spec.name}"
         )
     if isinstance(record.options, CombinedOptions):
-        raise UsageError(f"{header.path} combines runs itself; list its methods in `of` of {spec.name} instead")
+        raise UsageError(
+            f"{header.path} combines runs and cannot be combined again; list its methods in `of` of {spec.name} instead"
+        )
 
 
 def _member(method: str, header: CheckpointHeader) -> dict[str, Any]:

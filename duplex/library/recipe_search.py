@@ -73,7 +73,8 @@ def search_recipes(
     """Try training recipes, the cheapest first, and return the chosen one.
 
     levels: lists of recipes of equal cost, such as two learning rates. Within a list the first recipe counts, unless
-        another one is better by more than the error; by the same rule, a later list replaces the choice so far.
+        another one is better by more than the standard error; by the same rule, a later list replaces the choice so
+        far.
     attempt: trains and validates a recipe.
     report: called with one line per recipe.
     """

@@ -137,7 +137,7 @@ def build_member(member: dict[str, Any], task: TaskContext) -> Method[Any]:
         options, make_blocks = FinetuneOptions.from_dict(member["finetune"]), task.member_blocks
         if make_blocks is None:
             raise UsageError(
-                f"{member['method']} has fine-tuned blocks, and this task has no image tower to build them"
+                f"{member['method']} has fine-tuned blocks, and no image tower is loaded that could run them"
             )
         blocks = lambda: make_blocks(options)  # noqa: E731
     own = replace(task, world=member["world"], finetuned_blocks=blocks, members=(), member_blocks=None)

@@ -52,7 +52,9 @@ def require_text_kind(kind: object) -> str:
 
 
 def method_source(kind: str) -> EntryPoint:
-    """Return the entry point of an installed kind or of a class `module:Class`; raise `UsageError` for other kinds."""
+    """Return the entry point of an installed kind of method, or of a class given as `module:Class`.
+
+    Raises `UsageError` for other kinds."""
     if ":" in require_text_kind(kind):
         return EntryPoint(kind, kind, GROUP)
     known = installed_methods()

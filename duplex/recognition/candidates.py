@@ -23,7 +23,10 @@ BLOCK_SCORES = 2**22  # scores in memory at once, per score term: 16 MiB
 
 @dataclass(frozen=True)
 class Candidates:
-    """`C` compositions to choose from, with the function that scores them and the prior of their probabilities."""
+    """`C` compositions to choose from, the function that scores them, and the prior of their probabilities.
+
+    The prior of a composition is its probability before the image is seen.
+    """
 
     states: tuple[str, ...]  # names
     objects: tuple[str, ...]

@@ -70,7 +70,8 @@ def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tu
 def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int]) -> Floats:
     """Return the posterior variance `V` [M*N] of the mean of every composition, given image counts [M*N].
 
-    k: inverse of the interactions' variance, counted in images. ridge: penalty on the effects of states and objects.
+    k: inverse variance of the pairs' interactions (deviations from state effect + object effect), counted in images.
+    ridge: penalty on the effects of states and objects.
     shape: (M, N), numbers of states and of objects.
     """
     m, n = shape
@@ -111,7 +112,8 @@ def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
 def _errors_by_variance(variance: Floats, right: Bools) -> tuple[float, float] | None:
     """Return the percentage of wrong answers on images with a variance above the median, and on the others.
 
-    None if a group is empty. variance: of the mean of each image's pair [N]. right: whether the answer is right [N].
+    None if a group is empty. variance: for each image, the posterior variance of its pair's mean feature [N].
+    right: whether the answer is right [N].
     """
     larger = variance > np.median(variance)
     if larger.all() or not larger.any():

@@ -23,7 +23,7 @@ from duplex.report.own_sections import (
     next_part,
     probability_part,
     recipe_part,
-    wrong_part,
+    wrong_answers_part,
 )
 from duplex.report.page import render_page
 from duplex.report.thumbnails import Thumbnails, thumbnails_under
@@ -80,7 +80,7 @@ def own_report(data: OwnData) -> Report:
         parts = [None if curve is None else curve_part(curve), next_part(NextImages.of(data.examples, labels), labels)]
         sections.append(("more-images", "More images", parts))
     if answered is not None and len(answered):
-        sections.append(("wrong", "Wrong answers", [wrong_part(answered, manifest, thumbnails)]))
+        sections.append(("wrong", "Wrong answers", [wrong_answers_part(answered, manifest, thumbnails)]))
     if data.recipes:
         sections.append(("recipes", "Training", [recipe_part(data.recipes)]))
     filled = [(ident, title, [part for part in parts if part is not None]) for ident, title, parts in sections]

@@ -268,7 +268,9 @@ def next_part(next_images: NextImages, labels: LabelSpace) -> ReportPart:
     return ReportPart("Next images", blocks)
 
 
-def wrong_part(answered: AnsweredImages, manifest: pd.DataFrame, thumbnails: Thumbnails | None) -> ReportPart | None:
+def wrong_answers_part(
+    answered: AnsweredImages, manifest: pd.DataFrame, thumbnails: Thumbnails | None
+) -> ReportPart | None:
     """Return a gallery of the wrong answers with the highest probability; None without images or wrong answers."""
     places = answered.wrong(WRONG)
     if thumbnails is None or not len(places):

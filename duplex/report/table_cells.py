@@ -73,9 +73,10 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Return a table cell with the mean of one number per run, in the format of `run_cell`.
+    """Return a table cell with the mean of one number per run.
 
     places: each run with the keys that lead to its number, which may differ between runs.
+    form, part, scale: as for `run_cell`.
     """
     values = [value_at(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]

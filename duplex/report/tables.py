@@ -177,7 +177,9 @@ TERMS_NOTE = (
 
 
 def term_tables(results: Results, data: DatasetResults) -> list[Block]:
-    """Return a note, and a table per method of its metrics by single score terms and their sums; or empty."""
+    """Return a note, and for each method a table of the metrics of its single score terms and of their sums.
+
+    Empty if no method has several score terms."""
     tables: list[Block] = []
     for method, summary in data.summary.items():
         sums = {name.removeprefix(TERMS).replace("+", " + "): name for name in summary if name.startswith(TERMS)}
@@ -194,7 +196,7 @@ def term_tables(results: Results, data: DatasetResults) -> list[Block]:
 
 
 def efficiency_table(results: Results, data: DatasetResults) -> Table:
-    """Return a table per method of trained parameters, memory, seconds per epoch and for the test split, HM and AUC."""
+    """Return a table of costs per method: parameters, memory, seconds per epoch and for testing; with HM and AUC."""
     rows = []
     for method, runs in data.runs.items():
         seeds = list(runs.values())

@@ -92,7 +92,9 @@ def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int
 
 
 def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """Return a data set's image paths and the keyword arguments for encoding them; draw missing images of `shapes`."""
+    """Return a data set's image paths and the keyword arguments for encoding them.
+
+    Missing images of the drawn data set `shapes` are drawn first."""
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
     require_prepared(entry.source, paths.source(dataset))

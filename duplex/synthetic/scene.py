@@ -98,7 +98,7 @@ class _Place:
         bent = turned if look.bend is None else bend_contour(turned, look.bend, phase)
         return bent * self.pixels + self.centre
 
-    def frame(self) -> tuple[Plane, Plane]:
+    def object_coordinates(self) -> tuple[Plane, Plane]:
         """Return every pixel's coordinates (u, v) in the object's frame."""
         inverse = np.linalg.inv(self.matrix).astype(np.float32)
         x, y = _COLUMNS - np.float32(self.centre[0]), _ROWS - np.float32(self.centre[1])
@@ -205,7 +205,7 @@ def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Canvas, *, 
     """Return the object's colour [H, W, 3] at every pixel, inside and outside of its outline."""
     outline = OUTLINES[kind]
     ink = _colour(kind, look, style, ground.mean(axis=(0, 1)), rng)
-    u, v = place.frame()
+    u, v = place.object_coordinates()
     sheet: Canvas = np.broadcast_to(ink, (SIDE, SIDE, 3))
     if look.pattern is not None:
         second = _colour(kind, Look(), style, ink, rng)

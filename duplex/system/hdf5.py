@@ -61,7 +61,7 @@ def find_dataset(file: Any, name: str, *, virtual: bool = False) -> Any:
         if link is None:
             raise InvalidHDF5(f"there is no {name!r}")
         if not isinstance(link, h5py.HardLink):
-            raise InvalidHDF5(f"{name!r} is a link to something else; store the array itself")
+            raise InvalidHDF5(f"{name!r} is a link to another place; store the array itself")
         data = file.get(name)
         if not isinstance(data, h5py.Dataset) or data.shape is None:
             raise InvalidHDF5(f"{name!r} is a folder or empty, not an array")

@@ -61,7 +61,7 @@ def renamed_value(value: object, allowed: Collection[object]) -> str | None:
     return name if name in allowed else None
 
 
-def renamed_method(name: str) -> str | None:
+def renamed_method_hint(name: str) -> str | None:
     """Return the error message for a method of an earlier version; None for other names."""
     return f"method {name} was renamed: write {METHODS[name]}" if name in METHODS else None
 

@@ -56,7 +56,8 @@ def _check_parameters(place: str, optimiser: torch.optim.Optimizer, groups: list
 def make_schedule(
     optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Return the schedule that multiplies the learning rates by `rate_share(epoch)`, or by `hooks.schedule(epoch)`."""
+    """Return a schedule that multiplies the learning rates by `hooks.schedule(epoch)`; without this hook, by the share
+    that `settings.schedule` gives (`rate_share`)."""
 
     def share(epoch: int) -> float:
         if hooks.schedule is None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.evaluation.accumulator import ScoreAccumulator
-from duplex.evaluation.crossfit import HALVINGS, CrossFitGain, halves, largest_gain
+from duplex.evaluation.crossfit import HALVINGS, CrossFitGain, largest_gain, pair_halves
 from duplex.evaluation.feasibility import buckets, choose_threshold, thresholds
 
 
@@ -41,7 +41,7 @@ def naive_gain(scores, target, seen, feasible, steps) -> tuple[float, float]:
     by_step = [won_halves(scores, target, seen, feasible >= step) for step in steps]
     pairs, seen_images = sorted(by_step[0]), int(seen[target].sum())
     measured: dict[int, list[float]] = {pair: [] for pair in pairs}
-    for mask in halves(len(pairs)):
+    for mask in pair_halves(len(pairs)):
         first = [pair for pair, inside in zip(pairs, mask, strict=True) if inside]
         second = [pair for pair in pairs if pair not in first]
         for choosing, left_out in ((first, second), (second, first)):
@@ -60,9 +60,9 @@ def naive_gain(scores, target, seen, feasible, steps) -> tuple[float, float]:
 
 @pytest.mark.parametrize("pairs", [1, 2, 7, 24])
 def test_halves_are_halves_and_the_same_at_every_call(pairs: int) -> None:
-    masks = halves(pairs)
+    masks = pair_halves(pairs)
     assert masks.shape == (HALVINGS, pairs) and (masks.sum(1) == pairs // 2).all()
-    assert np.array_equal(masks, halves(pairs))
+    assert np.array_equal(masks, pair_halves(pairs))
     assert pairs == 1 or len(np.unique(masks, axis=0)) > 1
 
 

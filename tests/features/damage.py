@@ -108,7 +108,7 @@ LAYOUT: dict[str, tuple[Change, str]] = {
     "a soft link": (soft_link, "it holds 'elsewhere', which is no part of a cache"),
     "an external link": (
         instead("cls", lambda f: f.__setitem__("cls", h5py.ExternalLink("other.h5", "/cls"))),
-        "'cls' is a link to something else",
+        "'cls' is a link to another place",
     ),
     "raw bytes of another file": (
         instead("cls", lambda f: f.create_dataset("cls", (12, 128), "f2", external=[("/etc/passwd", 0, 12 * 128 * 2)])),

@@ -51,7 +51,7 @@ BAD = {
     one_object: "has one object, 'star'",
     one_image_per_pair: "has no image of a seen pair",
     no_unseen_pair_possible: "can be held out",
-    duplicates_across_labels: "have two labels, first",
+    duplicates_across_labels: "occur with two labels, such as",
     nothing: "holds no images",
 }
 
@@ -127,5 +127,7 @@ def test_equal_pixels_with_another_label_or_in_another_split_are_no_images_of_th
     assert "red/star/copy.bmp" not in set(data.manifest["image"]) and len(data.manifest) == len(table)
     for number in range(8):
         save_as_bmp(shop / "red" / "star" / f"{number:04d}.png", shop / "blue" / "heart" / f"{number}.bmp")
-    with pytest.raises(UsageError, match=r"8 images have two labels, first .*, whose pixels are equal; keep one label"):
+    with pytest.raises(
+        UsageError, match=r"8 images occur with two labels, such as .*, whose pixels are equal; keep one"
+    ):
         read_labelled_folder(shop)

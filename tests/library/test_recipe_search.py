@@ -18,7 +18,7 @@ from duplex.library.finetuned_recipes import (
     BlockCost,
     ImageCounts,
     block_cost,
-    block_room,
+    finetunable_blocks,
     finetuned_recipes,
     plan_search,
 )
@@ -150,11 +150,11 @@ def test_a_plan_without_time_names_what_it_would_take():
 
 def test_block_inputs_must_fit_the_disk_and_the_tower_must_have_the_blocks(tmp_path, monkeypatch):
     encoder = load_encoder("tiny", towers="image")
-    room = block_room(encoder, 100, tmp_path / "absent" / "cache")
+    room = finetunable_blocks(encoder, 100, tmp_path / "absent" / "cache")
     assert room.depth == 4  # the packaged tower has four blocks
     free = 100 * room.image_bytes
     monkeypatch.setattr("duplex.library.finetuned_recipes.shutil.disk_usage", lambda _: type("", (), {"free": free})())
-    smaller = block_room(encoder, 100, tmp_path)
+    smaller = finetunable_blocks(encoder, 100, tmp_path)
     assert smaller.depth < 4
     assert "GB" in smaller.reason
 
