@@ -25,6 +25,7 @@ class RunPaths:
         self.evaluation_timing = root / "evaluation_timing.json"
         self.curve = root / "curve.csv"
         self.predictions = root / "predictions.csv"
+        self.settings = root / "settings.json"  # of an ablation's run, whose checkpoint is not kept
         self.unfinished_training = root / "training.partial"  # state from which interrupted training continues
         self.sweep_mark = root / "swept.partial"  # keys and hashes of the files of a sweep, until DVC tracks them
 

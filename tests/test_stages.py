@@ -87,6 +87,7 @@ def test_every_method_goes_from_features_to_metrics(params, paths, method):
     assert not list(run.root.glob("*.writing"))
 
 
+@pytest.mark.slow
 def test_a_resplit_copies_the_features_of_its_data_set(params, paths, tmp_path, capsys):
     """The first of both is encoded; the other's cache has the same bytes as if it had been encoded."""
     params, alone = with_resplit(params, 0), ArtifactPaths(tmp_path / "alone")
@@ -181,6 +182,7 @@ def test_a_run_of_other_params_or_images_is_neither_evaluated_nor_reported(folde
     assert not run.metrics.exists() and not run.curve.exists() and not run.predictions.exists()
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_training_ends_with_the_same_bytes(folder, paths):
     """SIGKILL at random moments of `duplex train`, then the same command again."""
     shipped = (folder / "params.yaml").read_text()
@@ -295,6 +297,7 @@ def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
         Recognizer.load(model, device="cpu").candidates("open")
 
 
+@pytest.mark.slow
 def test_interrupted_training_does_not_continue_with_other_word_vectors(folder, params, paths, capsys, monkeypatch):
     """Vectors of the same width would fit, and give other results."""
     first, *others = (write_vectors(folder / f"{n}.txt", paths, width, n) for n, width in enumerate((8, 8, 9)))
@@ -323,6 +326,7 @@ def test_imported_features_are_not_encoded(params, paths):
         extract(params.model_copy(update={"datasets": {"own": theirs}}), "own", paths)
 
 
+@pytest.mark.slow
 def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(params, paths, capsys):
     """Methods without a likelihood use words, and print that."""
     found = {}
@@ -347,6 +351,7 @@ def open_metrics(params, paths, **changes):
     return evaluate.run(asked, "own", "closed_form", 0, paths)["open"]
 
 
+@pytest.mark.slow
 def test_every_rule_of_feasibility_has_the_auc_over_all_pairs_and_auto_those_of_both_sources(params, paths):
     rules = ("auto", "words", "likelihood", "none")
     auto, words, likelihood, none = (open_metrics(params, paths, feasibility=rule) for rule in rules)

@@ -82,8 +82,11 @@ def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
     """Return the seeds and, per method, a list of `Margins`, one per seed. Raises `UsageError` if images differ."""
+    from duplex.artifacts import ArtifactPaths
+    from duplex.data.prepared_source import require_prepared
     from duplex.evaluation.curve import Margins
 
+    require_prepared(params.dataset(dataset).source, ArtifactPaths().source(dataset))
     entries = [params.method_for_world(method, world) for method in methods]  # type: ignore[arg-type]
     seeds = [seed] if seed is not None else _common_seeds(params, dataset, entries)
     margins: list[list[Margins]] = [[], []]
@@ -113,6 +116,7 @@ def _check_run(
     from duplex.artifacts import ArtifactPaths, RunPaths
     from duplex.evaluation.uncertainty import Components
     from duplex.report.results import read_tree
+    from duplex.stages.ablate import is_outdated
     from duplex.stages.evaluate import metrics_difference, run_difference
     from duplex.training.checkpoint import read_record
 
@@ -124,6 +128,10 @@ def _check_run(
         if difference := difference or metrics_difference(record, metrics):
             message = f"{files.root} is not {entry} with seed {seed} as params.yaml has it: {difference}"
             typer.echo(f"duplex: {message}; `dvc repro` makes it again", err=True)
+    elif files.root == paths.ablation_run(entry, dataset, seed).root and is_outdated(params, entry, dataset, files):
+        typer.echo(
+            f"duplex: {files.root} was run with other settings of {entry}; `make ablations` runs it again", err=True
+        )
     stated, auc = metrics.get(world, {}), Components.of(margins).auc
     if "tied" in stated and auc is not None and abs(100 * auc - stated["auc"]) > ROUNDING:
         run = f"--dataset {dataset} --method {entry} --seed {seed}"

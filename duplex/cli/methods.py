@@ -123,21 +123,17 @@ def headline(values: Mapping[str, Any]) -> str:
 def metrics(as_json: AsJson = False) -> None:
     """Print the metrics of all runs, averaged over seeds, and the path of the report."""
     from duplex.artifacts import ArtifactPaths
-    from duplex.report.aggregate import NO_RUN, metrics_table, read_metrics
+    from duplex.report.aggregate import NO_RUN, aggregate, metrics_table, read_metrics
+    from duplex.stages.report import evaluated_runs, warn_of_outdated
 
-    paths = ArtifactPaths()
-    runs = [path.stat().st_mtime for path in paths.root.glob("*/*/*/metrics.json")]
-    if not paths.summary.is_file():
-        load_params()  # raises in a folder that is no project's
-        if not runs:
-            raise DuplexError(NO_RUN)
-    table = read_metrics(paths.summary, "dvc repro report")
-    written = paths.summary.stat().st_mtime
-    is_outdated = any(time > written for time in runs)
-    if not table and not is_outdated:
+    paths, params = ArtifactPaths(), load_params()
+    table = read_metrics(paths.summary, "dvc repro report") if paths.summary.is_file() else {}
+    runs, _ = evaluated_runs(params, paths)
+    if not table and not runs:
         raise DuplexError(NO_RUN)
-    if is_outdated:
-        typer.echo(f"some runs are newer than {paths.summary}; `duplex report` writes it again", err=True)
+    if aggregate(runs) != table:
+        typer.echo(f"{paths.summary} is not of the runs in {paths.root}; `duplex report` writes it again", err=True)
+    warn_of_outdated(params, paths)
     if as_json:
         print_json(table)
         return

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -200,6 +201,7 @@ class Params(ParamsSection):
                 if isinstance(values, tuple) and len(set(values)) != len(values):
                     raise UsageError(f"params.yaml: {section}.{key} has a value twice: {list(values)}; remove one")
         self._check_products()
+        self._check_stage_names()
         words = self.evaluation.word_vectors
         if words is not None and not words.is_file():
             raise UsageError(
@@ -210,6 +212,18 @@ class Params(ParamsSection):
         for name in sorted(set(self.methods) & set(self.ablations)):
             raise UsageError(f"params.yaml: {name!r} is both a method and an ablation; rename one of them")
         self._check_shown_as()
+
+    def _check_stage_names(self) -> None:
+        """Check that no two runs have the same name in dvc.yaml, where data set and method are joined by a hyphen."""
+        for methods in (self.run.methods, self.run.products):
+            joined: dict[str, tuple[str, str]] = {}
+            for dataset, method in product(self.run.datasets, methods):
+                other = joined.setdefault(f"{dataset}-{method}", (dataset, method))
+                if other != (dataset, method):
+                    raise UsageError(
+                        f"params.yaml: {method} on {dataset} and {other[1]} on {other[0]} have the same name in "
+                        f"dvc.yaml, {dataset}-{method}; rename a method or a data set"
+                    )
 
     def _check_products(self) -> None:
         """Check that methods that combine runs are under `run.products`, and their members under `run.methods`."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config.params import Params
+from duplex.config.params import EncoderParams, Params
 from duplex.data.prepared_source import source_record
 from duplex.encoders.families import family_module
 from duplex.errors import UsageError
 from duplex.methods.registry import method_source
 from duplex.system.code_hash import code_hash
-from duplex.system.files import sha256
+from duplex.system.files import sha256, sha256_once
 from duplex.system.plugins import module_of
 
 Record = dict[str, Any]
@@ -29,7 +29,7 @@ def dataset_records(params: Params, dataset: str, paths: ArtifactPaths = Artifac
     entry, settings = params.dataset(dataset), params.extraction
     other_images = () if entry.source.kind == "shapes" else DRAWN
     extraction: Record = {
-        "encoder": entry.encoder.model_dump(mode="json"),
+        **_encoder_record(entry.encoder),
         "batch_size": settings.batch_size,
         "max_bad": settings.max_bad,
         "tokens": settings.tokens,
@@ -68,7 +68,8 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
     common = {
         "kind": entry.kind,
         "world": entry.world,
-        "encoder": params.dataset(dataset).encoder.model_dump(mode="json"),
+        **_encoder_record(params.dataset(dataset).encoder),
+        **_words_record(params),
     }
     train: Record = {
         **common,
@@ -88,6 +89,28 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
         members = {name: run_records(params, dataset, name)["train"] for name in entry.members}
         train |= {"members": members, "seeds": list(params.run.seeds)}
     return {"train": train, "evaluate": evaluate}
+
+
+def _encoder_record(encoder: EncoderParams) -> Record:
+    """Return the entry of an encoder and, if its weights are a file or its name has a folder, digests of the files."""
+    folder = Path(encoder.name.partition(":")[2]).expanduser()
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()] if _is_own_folder(encoder.name) else []
+    if encoder.weights is not None and Path(encoder.weights).expanduser().is_file():
+        files.append(Path(encoder.weights).expanduser())
+    digests = {path.name: sha256_once(path) for path in files}
+    return {"encoder": encoder.model_dump(mode="json"), **({"encoder_files": digests} if digests else {})}
+
+
+def _is_own_folder(encoder: str) -> bool:
+    """Return whether an encoder's name is `FAMILY:FOLDER` with an existing folder."""
+    folder = encoder.partition(":")[2]
+    return bool(folder) and Path(folder).expanduser().is_dir()
+
+
+def _words_record(params: Params) -> Record:
+    """Return the digest of the file of word vectors; empty if none is used."""
+    words = params.evaluation.word_vectors
+    return {} if words is None else {"word_vectors": sha256_once(words) if words.is_file() else None}
 
 
 def _digest(features: Path, dataset: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from duplex.encoders import EncoderIdentity
 from duplex.encoders.openclip import PreprocessCfg, load_state_dict, merge_preprocess_dict
 from duplex.errors import DuplexError, UsageError
-from duplex.system.files import sha256
+from duplex.system.files import sha256_once
 
 Config = dict[str, Any]
 
@@ -45,7 +44,7 @@ class EncoderSource:
         return EncoderIdentity(
             encoder=self.name,
             architecture=config_hash(self.architecture, 16),
-            weights=_digest(self.weights) if self.seed is None else f"random:{self.seed}",
+            weights=sha256_once(self.weights) if self.seed is None else f"random:{self.seed}",
             preprocessing=stable_json({**self.preprocess, "orientation": "exif"}),  # see `features.image_files`
             precision=precision,
             dim=self.dim,
@@ -115,14 +114,3 @@ def _version(library: str) -> str:
         return version(library)
     except PackageNotFoundError:
         return "unknown"
-
-
-def _digest(weights: Path) -> str:
-    stat = weights.stat()
-    return _sha256(weights, stat.st_size, stat.st_mtime_ns)
-
-
-@lru_cache(maxsize=64)
-def _sha256(path: Path, size: int, modified: int) -> str:
-    """Return the sha256 of a file, cached by path, size and time, so that a replaced file is hashed again."""
-    return sha256(path)

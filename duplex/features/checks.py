@@ -60,11 +60,11 @@ def open_cache(path: Path, *, joined: bool = True) -> Iterator[Any]:
     try:
         file = h5py.File(path, "r", locking="best-effort")
     except HDF5_ERRORS as error:
-        raise DuplexError(f"{path} is not an HDF5 file ({describe_error(error)}); {repair_hint(path)}") from error
+        raise DuplexError(f"{path} is not an HDF5 file ({describe_error(error)}); {_hint(path)}") from error
     try:
         version = as_text(read_attribute(file, "format")) or ""
         if not version.startswith(layout.FORMATS):
-            raise DuplexError(f"{path} is not a feature cache of duplex; {repair_hint(path)}")
+            raise DuplexError(f"{path} is not a feature cache of duplex; {_hint(path)}")
         if version != layout.FORMAT:
             raise DuplexError(
                 f"{path} has the format {version} of another version, expected {layout.FORMAT}; {repair_hint(path)}"
@@ -76,6 +76,12 @@ def open_cache(path: Path, *, joined: bool = True) -> Iterator[Any]:
     finally:
         with suppress(*HDF5_ERRORS):
             file.close()
+
+
+def _hint(path: Path) -> str:
+    """Return how to make a cache again; for a file whose name is not that of a cache, which files are caches."""
+    is_named_so = {".h5", ".hdf5"}.intersection(path.suffixes)
+    return repair_hint(path) if is_named_so else "name a file that `duplex extract` wrote"
 
 
 def require_cache_file(path: Path) -> None:

@@ -84,6 +84,11 @@ def repair_hint(path: Path, *, imported: bool = False) -> str:
     return f"`{command}` makes it again"
 
 
+def fresh_hint(path: Path) -> str:
+    """Return the end of an error message: the command that encodes all images of the cache at `path` again."""
+    return f"`{extract_command(path)} --fresh` encodes all images again"
+
+
 def extract_command(path: Path, shard: str | None = None) -> str:
     """Return the command that writes the cache at `path`, or its shard `k/n`."""
     target = _dataset(path) or f"NAME --out {path}"

@@ -15,7 +15,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.checks import check_values, open_cache, read_identity, read_row_span
 from duplex.features.checksums import read_blocks
 from duplex.features.decoding import ImageRows
-from duplex.features.identity import check_identity, repair_hint
+from duplex.features.identity import check_identity, fresh_hint, repair_hint
 from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, status_reason
 from duplex.features.tokens import read_stored, stored_names
 
@@ -92,7 +92,7 @@ def verify(
         pixels, status = decoder.read(row)
         if (status >= FIRST_BAD) != (int(statuses[row]) >= FIRST_BAD):
             now, then = (status_reason(s) if s >= FIRST_BAD else "readable" for s in (status, statuses[row]))
-            raise DuplexError(f"{path}: {image} (row {row}) is {now}, in the cache {then}; {repair_hint(path)}")
+            raise DuplexError(f"{path}: {image} (row {row}) is {now}, in the cache {then}; {fresh_hint(path)}")
         if statuses[row] != ENCODED:
             continue
         with capture_block_input(encoder, int(identity.get("block_inputs", 0))) as entered:
@@ -102,7 +102,7 @@ def verify(
         errors += [_relative_error(a, b) for a, b in zip(cached[1:], again[1:], strict=True)]
         worst = min(cosine, worst)
         if not cosine >= MIN_COSINE:  # NaN is not
-            raise DuplexError(f"{path}: row {row} is not {image} (cosine {cosine:.4f}); {repair_hint(path)}")
+            raise DuplexError(f"{path}: row {row} is not {image} (cosine {cosine:.4f}); {fresh_hint(path)}")
     error = {"block_inputs_error": float(np.mean(errors))} if errors else {}
     return {"path": str(path), "checked": len(rows), "worst_cosine": worst, **error}
 

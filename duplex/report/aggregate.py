@@ -20,7 +20,7 @@ GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}  # in s
 VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # numbers of the table `validation` -> of a run
 TABLES = {*WORLDS, *SPLITS, *SOURCES, *GROUPINGS, "shares", "validation"}  # names of nested tables
 TERMS, PREFIXES = "terms_", ("terms_", "top_", "recipe_")  # prefixes of further nested tables
-LISTS = {"bad_images"}
+BAD_IMAGES = "bad_images"  # key of the unreadable images: their list in extraction.json, their number in metrics.json
 LARGEST = 1e30
 NO_RUN = "no run of params.yaml is evaluated yet; `dvc repro` trains and evaluates them"
 HEADLINE = ("seen", "unseen", "hm", "auc")
@@ -175,7 +175,10 @@ def _check(record: object, names: int, place: str) -> None:
             _check(value, max(0, names - 1), key)
         elif place == "groups" and isinstance(value, Mapping):
             _check(value, 0, key)
-        elif not (value is None or key in LISTS or (isinstance(value, int | float) and abs(value) < LARGEST)):
+        elif key == BAD_IMAGES and isinstance(value, list):
+            if not all(isinstance(each, Mapping) and type(each.get("row")) is int for each in value):
+                raise TypeError(f"{key} is {value!r:.40}, not a list of images with their rows")
+        elif not (value is None or (isinstance(value, int | float) and abs(value) < LARGEST)):
             raise TypeError(f"{key} is {value!r:.40}, not a number")
 
 

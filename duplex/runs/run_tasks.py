@@ -86,6 +86,8 @@ def missing_stages(task: RunTask) -> tuple[str, ...]:
     """Return the stages of a run that no earlier sweep has completed with the same digests and unchanged files."""
     try:
         mark = json.loads(RunPaths(task.out).sweep_mark.read_text(encoding="utf-8"))
+        if mark["run"] != str(task.run):  # copied from another run
+            return STAGES
         complete = [name for name in STAGES if mark[name] == [task.keys[name], _hashes(task.out, name)]]
     except (OSError, ValueError, KeyError, TypeError):
         complete = []
@@ -126,7 +128,7 @@ class RunExecutor:
         return RunResult(task, error=reason)
 
     def _execute(self, task: RunTask) -> None:
-        run, files, mark = task.run, RunPaths(task.out), {}
+        run, files, mark = task.run, RunPaths(task.out), {"run": str(task.run)}
         arguments = (self.params, run.dataset, run.method, run.seed, self.paths, files, self.inputs)
         if task.train:
             files.sweep_mark.unlink(missing_ok=True)

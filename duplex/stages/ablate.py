@@ -64,8 +64,28 @@ def copy_results(params: Params, name: str, folder: Path, paths: ArtifactPaths) 
         target.root.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source.metrics, target.metrics)
         shutil.copyfile(source.predictions, target.predictions)
+        write_json(target.settings, _settings(params, name, dataset))
         metrics.setdefault(dataset, {})[str(seed)] = json.loads(source.metrics.read_text(encoding="utf-8"))
     write_json(paths.ablation(name), metrics)
+
+
+def is_outdated(params: Params, name: str, dataset: str, run: RunPaths) -> bool:
+    """Return whether a run of an ablation was made with other settings than those of params.yaml.
+
+    False for a run without a record of its settings, as earlier versions wrote them.
+    """
+    if not run.settings.is_file():
+        return False
+    try:
+        return bool(json.loads(run.settings.read_text(encoding="utf-8")) != _settings(params, name, dataset))
+    except ValueError:
+        return True
+
+
+def _settings(params: Params, name: str, dataset: str) -> Record:
+    """Return what a run of an ablation depends on, besides code and files of earlier stages."""
+    records = run_records(params, dataset, name)
+    return {stage: {key: value for key, value in each.items() if key != "code"} for stage, each in records.items()}
 
 
 def write_inputs(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:

@@ -21,9 +21,9 @@ from duplex.library.run_evaluation import calibration_for, evaluate_world, group
 from duplex.library.run_training import MethodSpec, calibration_settings
 from duplex.methods.registry import find_method, report_exits
 from duplex.options import AutoFinetune, CombinedOptions
-from duplex.system.files import sha256, write_json, write_text
+from duplex.system.files import sha256, sha256_once, write_json, write_text
 from duplex.system.threads import threads
-from duplex.training.checkpoint import Record, load_checkpoint, read_record
+from duplex.training.checkpoint import WORD_VECTORS, Record, load_checkpoint, read_record
 
 
 def run(
@@ -103,6 +103,8 @@ def run_difference(record: Record, params: Params, dataset: str, method: str, se
     features, trained_on = paths.features(dataset), record.training.get("features")
     if trained_on is not None and features.is_file() and trained_on != read_contents_digest(features):
         return "its features were others"
+    if difference := _encoder_difference(record, params, dataset):
+        return difference
     chosen_by = record.training.get("calibration")
     if chosen_by is not None and "open" in (record.calibration or {}):
         stored["calibration"], wanted["calibration"] = chosen_by, calibration_settings(params.evaluation)
@@ -110,6 +112,17 @@ def run_difference(record: Record, params: Params, dataset: str, method: str, se
         if stored.get(name) != value:
             return f"{name} is {stored.get(name)!r} instead of {value!r}"
     return ""
+
+
+def _encoder_difference(record: Record, params: Params, dataset: str) -> str:
+    """Return how the encoder or the word vectors of a checkpoint differ from those in params.yaml, as text, or ""."""
+    entry, words = params.dataset(dataset).encoder, params.evaluation.word_vectors
+    wanted = {"name": entry.name, "tag": entry.weights or "", "precision": entry.precision}
+    for name, value in wanted.items():
+        if record.encoder.get(name) != value:
+            return f"its encoder's {name} is {record.encoder.get(name)!r} instead of {value!r}"
+    digest = sha256_once(words) if words is not None and words.is_file() else None
+    return "" if record.encoder.get(WORD_VECTORS) == digest else "its word vectors were others"
 
 
 def metrics_difference(record: Record, metrics: Mapping[str, Any]) -> str:

@@ -15,15 +15,17 @@ import pandas as pd
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.data.manifest import read_manifest
+from duplex.data.prepared_source import require_prepared
 from duplex.errors import DuplexError
 from duplex.features.checks import open_cache, read_identity
 from duplex.labels import WORLDS
-from duplex.report.aggregate import NO_RUN, Aggregate, Tree, aggregate, headlines
+from duplex.report.aggregate import BAD_IMAGES, NO_RUN, Aggregate, Tree, aggregate, headlines
 from duplex.report.blocks import ReportPart
 from duplex.report.page import write_report
 from duplex.report.page_sections import build_report, find_provenance
 from duplex.report.results import DatasetResults, Results, read_run, read_tree
 from duplex.report.run_table import run_table
+from duplex.stages.ablate import is_outdated
 from duplex.stages.evaluate import metrics_difference, run_difference
 from duplex.stages.report_images import image_parts
 from duplex.system.files import replace_file, write_json, write_text
@@ -40,13 +42,7 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
 
     write_metrics: also write `artifacts/metrics.json`, which git tracks, as the pipeline's stage does.
     """
-    names = params.run
-    runs: dict[tuple[str, str], list[Tree]] = {}
-    not_evaluated: dict[str, list[str]] = {}
-    for dataset in names.datasets:
-        by_method, missing = read_metrics_of(params, dataset, paths)
-        runs |= {(dataset, method): records for method, records in by_method.items()}
-        not_evaluated |= {dataset: missing} if missing else {}
+    runs, not_evaluated = evaluated_runs(params, paths)
     warn_of_outdated(params, paths)
     if not runs:
         print(f"duplex: {NO_RUN}", file=sys.stderr)
@@ -72,8 +68,37 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
     return page
 
 
+def evaluated_runs(
+    params: Params, paths: ArtifactPaths
+) -> tuple[dict[tuple[str, str], list[Tree]], dict[str, list[str]]]:
+    """Return the metrics of the runs that params.yaml names, by data set and method, with one entry per seed.
+
+    Also return the names of the runs without metrics, by data set.
+    """
+    runs: dict[tuple[str, str], list[Tree]] = {}
+    not_evaluated: dict[str, list[str]] = {}
+    for dataset in params.run.datasets:
+        by_method, missing = read_metrics_of(params, dataset, paths)
+        runs |= {(dataset, method): records for method, records in by_method.items()}
+        not_evaluated |= {dataset: missing} if missing else {}
+    return runs, not_evaluated
+
+
 def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
-    """Print a line per method whose runs were trained or evaluated with other settings than those of params.yaml."""
+    """Print a line per method whose runs were trained or evaluated with other settings than those of params.yaml, and a
+    line per data set whose source has changed since `duplex prepare` read it."""
+    for dataset in params.run.datasets:
+        try:
+            require_prepared(params.dataset(dataset).source, paths.source(dataset))
+        except DuplexError as error:
+            print(f"duplex: {error}; the report shows the earlier runs", file=sys.stderr)
+    for name, dataset, seed in product(params.ablations, params.ablation_run.datasets, params.ablation_run.seeds):
+        ablation = paths.ablation_run(name, dataset, seed)
+        if is_outdated(params, name, dataset, ablation):
+            print(
+                f"duplex: {ablation.root} was run with other settings of {name}; `make ablations` runs it again",
+                file=sys.stderr,
+            )
     for dataset, method in product(params.run.datasets, params.run.methods):
         for seed in params.run.seeds:
             run = paths.run(dataset, method, seed)
@@ -159,7 +184,12 @@ def _check_images(data: DatasetResults, paths: ArtifactPaths) -> None:
     manifest = paths.manifest(data.name)
     if not manifest.is_file():
         return
-    images, bad = read_manifest(manifest), [each["row"] for each in (data.extraction or {}).get("bad_images", [])]
+    listed = (data.extraction or {}).get(BAD_IMAGES, [])
+    if not isinstance(listed, list):
+        raise DuplexError(
+            f"{data.extraction_file}: {BAD_IMAGES} is not a list; `duplex extract -d {data.name}` writes it again"
+        )
+    images, bad = read_manifest(manifest), [each["row"] for each in listed]
     wanted = images[(images["split"] == "test") & ~images.index.isin(bad)]["image"].to_dict()
     for method, runs in data.runs.items():
         for seed, run in runs.items():

@@ -11,6 +11,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -198,6 +199,17 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
+
+
+def sha256_once(path: Path) -> str:
+    """Return the sha256 of a file, read once per process as long as its size and time of change stay the same."""
+    status = path.stat()
+    return _sha256_of_state(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _sha256_of_state(path: Path, size: int, changed: int) -> str:
+    return sha256(path)
 
 
 def json_digest(record: object) -> str:

@@ -220,6 +220,7 @@ def test_remove_deletes_stages_inventory_and_maps_and_keeps_results(project: Pat
     assert not (project / "artifacts/cgqa").exists()
 
 
+@pytest.mark.slow
 def test_finetune_auto_writes_what_it_found(project: Path, command: Command) -> None:
     make_folder(project / "mine", "nested")
     before = (project / "params.yaml").read_text()

@@ -145,6 +145,7 @@ def test_remove_deletes_the_options_of_methods_for_the_data_set(project: Path, e
     assert text.count("#") - Path("params.yaml").read_text().count("#") <= 2  # above the entry, and beside the options
 
 
+@pytest.mark.slow
 def test_stages_of_one_data_set_are_removed_from_the_lock(project: Path) -> None:
     """Names that begin like another data set's stay, and DVC can read what is left."""
     for name in ("dvc.yaml", "params.yaml"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from duplex.cli.features import _override
 from duplex.config.params import load_params
@@ -194,3 +195,15 @@ def test_the_largest_seed_and_whole_numbers_as_fractions_are_valid(tmp_path):
 def test_a_folder_and_a_missing_file_are_reported(tmp_path, name, words):
     with pytest.raises(UsageError, match=words):
         load_params(tmp_path / name)
+
+
+def test_runs_with_equal_names_in_the_pipeline_are_refused(tmp_path):
+    record = YAML(typ="safe").load(SHIPPED.read_text())
+    record["datasets"]["shapes-small"] = record["datasets"]["shapes"]
+    record["methods"]["small-cso"] = {"extends": "cso"}
+    record["run"] |= {"datasets": ["shapes", "shapes-small"], "methods": ["cso", "small-cso"], "products": []}
+    path = tmp_path / "params.yaml"
+    with path.open("w") as file:
+        YAML().dump(record, file)
+    with pytest.raises(UsageError, match=r"have the same name in dvc\.yaml, shapes-small-cso; rename a method"):
+        load_params(path)

@@ -95,3 +95,28 @@ def test_an_edit_of_a_plugin_changes_the_records_of_its_own_methods_alone(params
     after = records(params)
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {"train mine", "evaluate mine", "maps", "report"}
+
+
+def test_replaced_files_of_encoders_and_word_vectors_change_the_records(tmp_path):
+    folder, weights, words = tmp_path / "enc", tmp_path / "weights.pt", tmp_path / "words.txt"
+    folder.mkdir()
+    for path in (folder / "open_clip_model.safetensors", weights, words):
+        path.write_text("before")
+    params = load_params(ROOT / "params.yaml")
+
+    def with_files(**encoder) -> Params:
+        entry = params.datasets["shapes"]
+        entry = entry.model_copy(update={"encoder": entry.encoder.model_copy(update=encoder)})
+        evaluation = params.evaluation.model_copy(update={"word_vectors": words})
+        return params.model_copy(update={"datasets": {"shapes": entry}, "evaluation": evaluation})
+
+    local, file = with_files(name=f"local-dir:{folder}"), with_files(name="ViT-B-32", weights=str(weights))
+    for changed_params, path, stages in (
+        (local, folder / "open_clip_model.safetensors", {"extract", "train", "evaluate"}),
+        (file, weights, {"extract", "train", "evaluate"}),
+        (local, words, {"train", "evaluate"}),
+    ):
+        before = records(changed_params)
+        path.write_text("after, of another size")
+        after = records(changed_params)
+        assert {name.partition(" ")[0] for name in before if before[name] != after[name]} == stages

@@ -57,6 +57,7 @@ read_table(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_read_parquet_beside_torch_ends_well(tmp_path: Path) -> None:
     """Arrow's threads, given a Python file, abort every second process at its exit on a single core."""
     path = make_table(tmp_path, ".parquet", split=True)

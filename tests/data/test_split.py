@@ -150,6 +150,7 @@ def test_fractions_are_carried_to_the_next_pair_but_large_pairs_do_not_make_up_f
     assert list(_divide(sizes, SplitOptions(0, 0.1, 0.1, share, share)).values()) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(LARGER_GRIDS, st.integers(1, 10_000), st.integers(0, 5))
 def test_resplits_keep_shares_and_primitives(grid: dict[tuple[int, int], int], number: int, seed: int) -> None:

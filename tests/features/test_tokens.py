@@ -51,6 +51,7 @@ def test_any_rows_equal_those_in_memory(tmp_path_factory, places, part):
         assert torch.equal(streamed[part], held[part])
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, ROWS - 1), max_size=30))
 def test_any_rows_of_joined_shards_equal_those_in_memory(tmp_path_factory, places):

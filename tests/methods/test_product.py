@@ -140,7 +140,7 @@ def test_a_product_without_runs_and_one_without_its_image_tower_are_refused() ->
         ProductMethod(task(), ProductOptions(of=("a", "b")))
     finetune = FinetuneOptions(blocks=1).to_dict()
     members = (member("a", "prompts", finetune=finetune), member("b", "compcos"))
-    with pytest.raises(UsageError, match="a has fine-tuned blocks, and this task has no image tower"):
+    with pytest.raises(UsageError, match="a has fine-tuned blocks, and no image tower is loaded"):
         ProductMethod(task(), ProductOptions(of=("a", "b"), members=members))
 
 

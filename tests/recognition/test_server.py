@@ -202,6 +202,7 @@ def test_a_thousand_hostile_requests_are_refused(trained, server):
     assert server.resident - before < 100 * 2**20
 
 
+@pytest.mark.slow
 def test_warnings_that_clients_cause_are_printed_once(trained):
     """Of requests that are no HTTP, and of clients that reset their connections."""
     linger = struct.pack("ii", 1, 0)
@@ -327,6 +328,7 @@ def test_head_and_body_of_an_answer_are_sent_together(server):
             assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_under_another_name_is_served(trained, tmp_path):
     shutil.copy(trained.run() / "checkpoint.safetensors", tmp_path / "best.safetensors")
     with RunningServer(tmp_path / "best.safetensors", trained.folder, "--workers", "1") as alone:
@@ -360,6 +362,7 @@ def test_a_port_in_use_is_reported(trained):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_server_keeps_its_model_while_the_run_is_trained_again(trained, tmp_path):
     run = tmp_path / "artifacts/own/duplex/0"
     shutil.copytree(trained.run(), run)

@@ -36,7 +36,7 @@ def test_files_are_those_of_the_stage(project, small):
     report = sweep_ablations(small, None, 2, "local")
     assert (report.runs, report.executed, report.failed) == (4, 4, {})
     assert contents(paths) == by_stage
-    assert len(by_stage) == 2 * 2 * 2 + 2
+    assert len(by_stage) == 2 * 2 * 3 + 2
     again = sweep_ablations(small, ["loss_ct"], 2, "local")
     assert (again.runs, again.complete, again.executed) == (2, 2, 0)
 

@@ -24,6 +24,7 @@ from duplex.runs.dvc_repo import DvcRepo
 from duplex.runs.run_tasks import RunExecutor, RunId, RunResult, RunTask, missing_stages
 from duplex.runs.sweep import commit_targets, grid, missing_tasks, run_in_processes, sweep
 from duplex.stages import evaluate, train
+from duplex.training.checkpoint import read_record
 from tests.subprocesses import ENVIRONMENT, ROOT, duplex
 
 FILES = ("checkpoint.safetensors", "history.csv", "metrics.json", "curve.csv", "predictions.csv")
@@ -84,6 +85,10 @@ def test_only_missing_stages_are_executed(params):
     paths.checkpoint.unlink()
     assert sweep(changed, [run], 1, "local").executed == 1
     assert paths.checkpoint.exists()
+    copy = ArtifactPaths().run("own", "csp", 1)
+    shutil.copytree(paths.root, copy.root)
+    assert sweep(changed, [run, RunId("own", "csp", 1)], 1, "local").executed == 1
+    assert read_record(copy.checkpoint).seed == 1, "a copy of another seed's run is not complete"
 
 
 @pytest.mark.parametrize(
@@ -146,6 +151,7 @@ class KilledBySeed1(RunExecutor):
         return RunResult(task)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_fails_its_current_run_only(params):
     tasks = [RunTask(RunId("own", "csp", seed), Path("out"), {}) for seed in range(4)]
     results = run_in_processes(tasks, KilledBySeed1(params, ArtifactPaths(), 1), 1, [])

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
-from duplex.config.params import load_params
+from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError
 from duplex.features.store import read_contents_digest
 from duplex.library.inputs import load_inputs
-from duplex.stages import evaluate, report
+from duplex.stages import ablate, evaluate, report
 from duplex.stages.extract import extract
 from tests.projects import make_project
 
@@ -92,3 +92,74 @@ def test_doubled_lines_and_rounded_margins_are_not_compared(project: Path, capfd
         changed.to_csv(file, index=False)
         with pytest.raises(DuplexError, match=message):
             compare(capfd)
+
+
+def changed(params: Params, section: str, **values: object) -> Params:
+    """Return params with other values in a section, `evaluation` or the encoder of `own`."""
+    if section == "evaluation":
+        return params.model_copy(update={"evaluation": params.evaluation.model_copy(update=values)})
+    entry = params.datasets["own"]
+    entry = entry.model_copy(update={"encoder": entry.encoder.model_copy(update=values)})
+    return params.model_copy(update={"datasets": {**params.datasets, "own": entry}})
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("encoder", {"name": "ViT-B-32", "weights": "openai"}, "its encoder's name is 'tiny' instead of 'ViT-B-32'"),
+        ("encoder", {"precision": "bf16"}, "its encoder's precision is 'fp32' instead of 'bf16'"),
+        ("evaluation", {"word_vectors": Path("words.txt")}, "its word vectors were others"),
+    ],
+)
+def test_runs_of_another_encoder_are_reported(project: Path, capfd, section, values, message) -> None:
+    (project / "words.txt").write_text("red 0 1\n")
+    params = changed(load_params(), section, **values)
+    report.warn_of_outdated(params, ArtifactPaths())
+    assert message in capfd.readouterr().err
+
+
+def test_results_of_a_changed_source_are_not_compared(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table = pd.read_csv("pictures.csv")
+    table["state"] = table["state"].replace({"red": "blue", "blue": "red"})
+    table.to_csv("pictures.csv", index=False)
+    with pytest.raises(DuplexError, match=r"pictures\.csv has changed since `duplex prepare` read it"):
+        compare(capfd)
+    report.warn_of_outdated(load_params(), ArtifactPaths())
+    assert "pictures.csv has changed since `duplex prepare`" in capfd.readouterr().err
+
+
+def test_metrics_of_runs_that_have_changed_are_reported(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def metrics() -> str:
+        done = CliRunner().invoke(app, ["metrics"])
+        assert done.exit_code == 0
+        return done.stderr + capfd.readouterr().err
+
+    report.run(load_params())
+    capfd.readouterr()
+    assert metrics() == ""
+    shutil.rmtree(ArtifactPaths().run("own", "csp", 1).root)
+    assert "artifacts/summary.json is not of the runs in artifacts; `duplex report` writes it again" in metrics()
+    report.run(load_params())
+    capfd.readouterr()
+    text = Path("params.yaml").read_text()
+    Path("params.yaml").write_text(text.replace("thresholds: 50", "thresholds: 5"))
+    assert "is not of csp as params.yaml has it: calibration is" in metrics()
+
+
+def test_a_damaged_list_of_unreadable_images_is_one_line(project: Path) -> None:
+    for content in ('{"bad_images": [{"x": 1}]}', '{"bad_images": 3}'):
+        Path("artifacts/own/extraction.json").write_text(content)
+        with pytest.raises(DuplexError, match=r"extraction\.json.*bad_images"):
+            report.run(load_params())
+
+
+def test_ablations_run_with_other_settings_are_reported(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    params = load_params()
+    run = params.ablation_run.model_copy(update={"datasets": ("own",), "seeds": (0,)})
+    entry = params.methods["clip"]
+    params = params.model_copy(update={"ablation_run": run, "ablations": {"row": entry}})
+    ablate.run(params, "row")
+    report.warn_of_outdated(params, ArtifactPaths())
+    assert capfd.readouterr().err == ""
+    report.warn_of_outdated(changed(params, "evaluation", bootstrap=21), ArtifactPaths())
+    assert "ablations/runs/row/own/0 was run with other settings of row; `make ablations`" in capfd.readouterr().err
