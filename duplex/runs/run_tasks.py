@@ -128,7 +128,8 @@ class RunExecutor:
         return RunResult(task, error=reason)
 
     def _execute(self, task: RunTask) -> None:
-        run, files, mark = task.run, RunPaths(task.out), {"run": str(task.run)}
+        run, files = task.run, RunPaths(task.out)
+        mark: dict[str, object] = {"run": str(task.run)}
         arguments = (self.params, run.dataset, run.method, run.seed, self.paths, files, self.inputs)
         if task.train:
             files.sweep_mark.unlink(missing_ok=True)
